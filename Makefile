@@ -1,0 +1,47 @@
+# Everything a person or CI does here. Each target makes .venv when it is missing and brings it up to date when
+# pyproject.toml has changed.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format docs bench clean
+
+help:            ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+
+demo: $(STAMP)   ## train a small network on eight virtual devices (or all GPUs); ARGS="--data mnist ..." passes options
+	$(BIN)/replicax demo $(ARGS)
+
+test: $(STAMP)   ## run every test; ARGS="-k name" selects
+	$(BIN)/pytest -n 2 $(ARGS)
+
+lint: $(STAMP)   ## style, types, floors, and the documentation's links
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(MAKE) --no-print-directory docs
+
+format: $(STAMP) ## rewrite the code in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP)   ## build the documentation into site/; every warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+bench: $(STAMP)  ## measure the cost of a step against hand-written JAX
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/scaling.py
+
+clean:           ## remove what the other targets made
+	rm -rf .venv site runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "replicax needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@

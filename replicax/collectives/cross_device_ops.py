@@ -1,0 +1,192 @@
+"""The contract of the cross-device ops: how the replicas' values become one sum on every replica."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.collectives.options import CommunicationOptions
+from replicax.collectives.packing import Packing, packs_by_bytes, packs_by_number
+from replicax.compat import vary, varying_axes
+from replicax.errors import ArgumentError, ContextError, ReduceError
+from replicax.reduce_op import ReduceOp
+
+
+class CrossDeviceOps(abc.ABC):
+    """An algorithm that sums one list of arrays per replica, so that every replica gets the sums.
+
+    It works inside `jax.shard_map`, under `jax.jit` or op by op, manual over the mesh axis that holds the replicas and
+    with replication checking on (`check_vma=True`, the default): there JAX types every array as *varying* over the axis
+    or as *equal* on all its devices.
+
+    A subclass fills in `_all_reduce_sum` and nothing else. Every op can be differentiated, forwards and in reverse, any
+    number of times: a sum is linear, so tangents always take XLA's own sum, whatever algorithm carried the values.
+
+    Attributes:
+        num_packs: Number of packs for the small arrays of one dtype, 0 for none. `CommunicationOptions.bytes_per_pack`
+            wins over it.
+    """
+
+    num_packs: int = 0
+
+    def for_devices(self, devices: Sequence[jax.Device]) -> CrossDeviceOps:
+        """Returns these ops for replicas that live on `devices`, in replica order; a strategy calls it once.
+
+        Raises:
+            DeviceError: The ops name a device that is none of them.
+        """
+        del devices
+        return self
+
+    @final
+    def all_reduce(
+        self,
+        op: ReduceOp | str,
+        values: Sequence[jax.Array],
+        *,
+        axis_name: str,
+        num_replicas: int,
+        options: CommunicationOptions | None = None,
+    ) -> list[jax.Array]:
+        """Combines each array with those of the other replicas.
+
+        Args:
+            op: `"sum"` or `"mean"`. The mean divides the sum by the number of replicas; that of integers is floating.
+            values: This replica's arrays, varying over the axis: numbers of any dtype (not bool) and any shape, scalars
+                and empty arrays too. Every replica passes the same shapes and dtypes.
+            axis_name: The mesh axis that holds the replicas.
+            num_replicas: The size of that axis. With one replica a value need not vary.
+            options: Hints of this call; see `CommunicationOptions`.
+
+        Returns:
+            The combined arrays in the same order and shapes, bitwise equal on all replicas and typed as equal. NaN and
+            infinity pass through; integers wrap around as they do in any sum.
+
+        Raises:
+            ArgumentError: `values` is not a list of arrays, `options` are none, or the axis has another size.
+            ContextError: There is no manual axis of that name here.
+            ReduceError: An unknown op, an array that is not of numbers, or one that is equal on all replicas already.
+        """
+        op, options = ReduceOp.of(op), _checked_options(options)
+        _check_axis(axis_name, num_replicas)
+        arrays = _checked_arrays(values, axis_name, num_replicas)
+        outgoing = [_to_wire(array, op, options, num_replicas) for array in arrays]
+        packing = self._plan(outgoing, options, num_replicas)
+        sums = packing.unpack(self._differentiable_sum(packing.pack(outgoing), axis_name, num_replicas))
+        return [_from_wire(total, array.dtype, op, num_replicas) for total, array in zip(sums, arrays, strict=True)]
+
+    @abc.abstractmethod
+    def _all_reduce_sum(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
+        """Sums each buffer over the axis.
+
+        Args:
+            buffers: Arrays of numbers of any shapes (possibly empty) and dtypes, varying over `axis_name`.
+            axis_name: The mesh axis that holds the replicas.
+            num_replicas: Its size, at least 1.
+
+        Returns:
+            One array per buffer, same shape and dtype, typed as equal over the axis. An algorithm whose results JAX
+            cannot prove equal ends with `compat.assert_equal_over_axis`, and owes that they are, bit by bit.
+        """
+
+    def _sum_tangents(self, tangents: list[jax.Array], axis_name: str) -> list[jax.Array]:
+        """Sums floating tangents over the axis, by operations that JAX can differentiate and transpose."""
+        return jax.lax.psum(tangents, axis_name)
+
+    def _plan(self, arrays: Sequence[jax.Array], options: CommunicationOptions, num_replicas: int) -> Packing:
+        if num_replicas == 1:
+            return packs_by_number(arrays, 0)  # Nothing travels.
+        if options.bytes_per_pack > 0:
+            return packs_by_bytes(arrays, options.bytes_per_pack)
+        return packs_by_number(arrays, self.num_packs)
+
+    def _differentiable_sum(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
+        @jax.custom_jvp
+        def total(buffers: list[jax.Array]) -> list[jax.Array]:
+            return self._all_reduce_sum(buffers, axis_name, num_replicas)
+
+        @total.defjvp
+        def total_jvp(primals: Any, tangents: Any) -> Any:
+            [tangents] = tangents
+            # Integers have tangents of dtype float0, which hold nothing: there is nothing to sum.
+            results: list[Any] = [np.zeros(tangent.shape, jax.dtypes.float0) for tangent in tangents]
+            floating = [i for i, tangent in enumerate(tangents) if tangent.dtype != jax.dtypes.float0]
+            sums = self._sum_tangents([tangents[i] for i in floating], axis_name)
+            for i, tangent in zip(floating, sums, strict=True):
+                results[i] = tangent
+            return total(*primals), results
+
+        return total(buffers) if buffers else []
+
+
+def _checked_options(options: CommunicationOptions | None) -> CommunicationOptions:
+    if options is None:
+        return CommunicationOptions()
+    if not isinstance(options, CommunicationOptions):
+        raise ArgumentError(f"`options` must be an rx.CommunicationOptions or None, got {options!r}.")
+    return options
+
+
+def _check_axis(axis_name: str, num_replicas: int) -> None:
+    try:
+        size = jax.lax.axis_size(axis_name)
+    except NameError:
+        raise ContextError(
+            f"Cross-device ops work inside jax.shard_map, manual over the replicas' axis, but there is no axis "
+            f"{axis_name!r} here. In user code call rx.get_replica_context().all_reduce inside strategy.run."
+        ) from None
+    if size != num_replicas:
+        raise ArgumentError(f"`num_replicas` must be the size of the axis {axis_name!r}, {size}, got {num_replicas!r}.")
+
+
+def _checked_arrays(values: Sequence[Any], axis_name: str, num_replicas: int) -> list[jax.Array]:
+    """Returns `values` as arrays that vary over the axis, or says which one cannot be reduced."""
+    if not isinstance(values, list | tuple):
+        raise ArgumentError(f"`values` must be a list of arrays, got {type(values).__name__}: {values!r}.")
+    return [_checked_array(i, value, axis_name, num_replicas) for i, value in enumerate(values)]
+
+
+def _checked_array(position: int, value: Any, axis_name: str, num_replicas: int) -> jax.Array:
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"Value {position} must be an array, got {type(value).__name__}: {value!r}.") from None
+    if not jnp.issubdtype(array.dtype, jnp.number):
+        raise ReduceError(
+            f"Only numbers can be summed, but value {position} (shape {array.shape}) is of dtype {array.dtype}. "
+            "Convert it first, for example with `.astype('int32')`."
+        )
+    if num_replicas > 1 and axis_name not in varying_axes(array):
+        raise ReduceError(
+            f"Value {position} (shape {array.shape}, dtype {array.dtype}) is equal on all {num_replicas} replicas "
+            f"already: a sum would multiply it by {num_replicas}, a mean would not change it. Use the value as it is, "
+            f"or multiply by {num_replicas} if you mean that. (Inside a jax.shard_map of your own, keep "
+            "check_vma=True: without it JAX does not track which values differ.)"
+        )
+    return vary(array, axis_name)
+
+
+def _to_wire(array: jax.Array, op: ReduceOp, options: CommunicationOptions, num_replicas: int) -> jax.Array:
+    """Converts an array to the dtype in which it is summed."""
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        is_wide = array.dtype.itemsize >= jnp.dtype(jnp.float32).itemsize
+        compresses = options.compression == "bfloat16" and is_wide and num_replicas > 1
+        return array.astype(jnp.bfloat16) if compresses else array
+    # The mean of small integers is a float that always exists, though their sum may not fit in their own dtype.
+    if op is ReduceOp.MEAN and jnp.issubdtype(array.dtype, jnp.integer) and array.dtype.itemsize < 4:
+        return array.astype(jnp.int32)
+    return array
+
+
+def _from_wire(total: jax.Array, dtype: np.dtype, op: ReduceOp, num_replicas: int) -> jax.Array:
+    """Converts a sum back to the dtype of the values and, for a mean, divides it."""
+    if op is ReduceOp.SUM:
+        return total.astype(dtype)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return total / num_replicas
+    return total.astype(dtype) / num_replicas

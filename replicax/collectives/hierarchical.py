@@ -1,0 +1,63 @@
+"""A sum in two levels: inside groups of neighbours, then across the groups."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from replicax.collectives.checks import check_num_packs
+from replicax.collectives.cross_device_ops import CrossDeviceOps
+from replicax.collectives.trees import copy_from_heads, sum_to_heads
+from replicax.compat import assert_equal_over_axis
+from replicax.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class HierarchicalCopyAllReduce(CrossDeviceOps):
+    """Sums inside groups of neighbouring replicas, then the groups' sums, then copies the total back the same way.
+
+    For devices of which some are joined by faster links than others: only one value a group crosses the slow ones.
+    Each level is a binary tree of sends, so any number of replicas will do; the last group may be smaller.
+
+    Attributes:
+        num_packs: Number of packs into which the small values of one dtype are joined, 0 for none. Values above 64 KiB
+            are never joined: copying them costs more than it saves.
+        group_size: Number of neighbours in a group, such as the devices of one machine; by default the power of two
+            next to the square root of the number of replicas (8 replicas: two groups of 4).
+
+    Raises:
+        ArgumentError: `num_packs` is not an int of at least 0, or `group_size` not one of at least 1.
+    """
+
+    num_packs: int = 1
+    group_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_num_packs(self.num_packs)
+        size = self.group_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ArgumentError(f"`group_size` must be an int of at least 1, or None to choose one, got {size!r}.")
+
+    def _all_reduce_sum(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
+        groups = _groups(num_replicas, self.group_size or _default_group_size(num_replicas))
+        heads = [[group[0] for group in groups]]
+
+        def total(buffer: jax.Array) -> jax.Array:
+            buffer = sum_to_heads(buffer, groups, axis_name)
+            buffer = sum_to_heads(buffer, heads, axis_name)
+            buffer = copy_from_heads(buffer, heads, axis_name)
+            buffer = copy_from_heads(buffer, groups, axis_name)
+            # Every replica now holds a copy of what replica 0, the head of the heads, has summed.
+            return assert_equal_over_axis(buffer, axis_name)
+
+        return [total(buffer) for buffer in buffers]
+
+
+def _default_group_size(num_replicas: int) -> int:
+    levels = (num_replicas - 1).bit_length()
+    return 1 << (levels + 1) // 2  # The trees are binary: only a power of two wastes no round.
+
+
+def _groups(num_replicas: int, size: int) -> list[list[int]]:
+    return [list(range(start, min(start + size, num_replicas))) for start in range(0, num_replicas, size)]

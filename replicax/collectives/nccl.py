@@ -1,0 +1,35 @@
+"""XLA's own all-reduce: the default."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from replicax.collectives.checks import check_num_packs
+from replicax.collectives.cross_device_ops import CrossDeviceOps
+from replicax.compat import assert_equal_over_axis
+
+
+@dataclasses.dataclass(frozen=True)
+class NcclAllReduce(CrossDeviceOps):
+    """One `lax.psum` of all values; XLA chooses the algorithm: NCCL on GPUs, ICI on TPUs, Gloo between CPU processes.
+
+    Attributes:
+        num_packs: Number of packs into which the small values of one dtype are joined, 0 for none. Values above 64 KiB
+            are never joined: copying them costs more than it saves.
+
+    Raises:
+        ArgumentError: `num_packs` is not an int of at least 0.
+    """
+
+    num_packs: int = 1
+
+    def __post_init__(self) -> None:
+        check_num_packs(self.num_packs)
+
+    def _all_reduce_sum(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
+        if num_replicas == 1:
+            # XLA's CPU compiler keeps an all-reduce among one.
+            return [assert_equal_over_axis(buffer, axis_name) for buffer in buffers]
+        return jax.lax.psum(buffers, axis_name)

@@ -1,0 +1,109 @@
+"""Hints for how values travel between devices: `CommunicationOptions`."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+
+from replicax.errors import ArgumentError
+
+COMPRESSIONS = (None, "bfloat16")
+
+
+class CommunicationImplementation(enum.Enum):
+    """Which algorithm moves the data, where a strategy is free to choose.
+
+    `AUTO` and `NCCL` mean XLA's own all-reduce (NCCL on GPUs, ICI on TPUs, Gloo between CPU processes); `RING` means
+    `RingAllReduce`. Wherever an implementation is expected its name works too, in any case: `"ring"`, `"NCCL"`.
+    """
+
+    AUTO = "auto"
+    RING = "ring"
+    NCCL = "nccl"
+
+    @classmethod
+    def of(cls, implementation: CommunicationImplementation | str) -> CommunicationImplementation:
+        """Returns the implementation that `implementation` names.
+
+        Raises:
+            ArgumentError: It is neither a `CommunicationImplementation` nor the name of one.
+
+        Example:
+            >>> CommunicationImplementation.of("Ring")
+            <CommunicationImplementation.RING: 'ring'>
+        """
+        if isinstance(implementation, cls):
+            return implementation
+        try:
+            return cls(implementation.lower())  # type: ignore[union-attr]
+        except (AttributeError, ValueError):
+            names = ", ".join(repr(member.value) for member in cls)
+            raise ArgumentError(f"A communication implementation is one of {names}, got {implementation!r}.") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class CommunicationOptions:
+    """Hints for reductions: how values are grouped, how they look on the wire, which algorithm carries them.
+
+    Attributes:
+        bytes_per_pack: Values of one dtype are joined into packs of up to this many bytes, one transfer a pack; a value
+            that is larger travels alone. 0 (the default) leaves the packing to the cross-device ops.
+        timeout_seconds: How long processes may wait for each other. It is for the multi-process runtime: XLA's
+            collectives have no limit per call, so within one process it has no effect. `None` keeps the default.
+        implementation: The algorithm, where the strategy was not given cross-device ops of its own.
+        compression: `"bfloat16"` halves (at least) what float32 and wider floats take on the wire, at 8 bits of
+            precision; the result has the value's own dtype. Other dtypes travel as they are. `None` compresses nothing.
+
+    Raises:
+        ArgumentError: A field has a wrong type or value.
+
+    Example:
+        >>> CommunicationOptions(bytes_per_pack=1 << 20).merge(CommunicationOptions(implementation="ring"))
+        CommunicationOptions(bytes_per_pack=1048576, timeout_seconds=None,
+            implementation=<CommunicationImplementation.RING: 'ring'>, compression=None)
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
+    compression: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int) or self.bytes_per_pack < 0:
+            raise ArgumentError(
+                f"`bytes_per_pack` must be an int of at least 0 (0: no packs), got {self.bytes_per_pack!r}."
+            )
+        if self.timeout_seconds is not None and not _is_positive_time(self.timeout_seconds):
+            raise ArgumentError(
+                f"`timeout_seconds` must be a positive number, or None for no limit of its own, got "
+                f"{self.timeout_seconds!r}."
+            )
+        if self.compression not in COMPRESSIONS:
+            raise ArgumentError(f"`compression` must be None or 'bfloat16', got {self.compression!r}.")
+        object.__setattr__(self, "implementation", CommunicationImplementation.of(self.implementation))
+
+    def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
+        """Returns these options with every field of `other` that is not at its default put over them.
+
+        Args:
+            other: The options that win, such as those of one call over those of the strategy; `None` changes nothing.
+
+        Raises:
+            ArgumentError: `other` is not a `CommunicationOptions`.
+        """
+        if other is None:
+            return self
+        if not isinstance(other, CommunicationOptions):
+            raise ArgumentError(f"Only rx.CommunicationOptions can be merged into these, got {other!r}.")
+        changes = {
+            field.name: getattr(other, field.name)
+            for field in dataclasses.fields(other)
+            if getattr(other, field.name) != field.default
+        }
+        return dataclasses.replace(self, **changes)
+
+
+def _is_positive_time(seconds: object) -> bool:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return is_number and math.isfinite(seconds) and seconds > 0  # type: ignore[arg-type, operator]

@@ -1,0 +1,104 @@
+"""Packing: small values of one dtype joined into one buffer, so that they cost one transfer instead of many.
+
+Only small values are worth it. Joining copies them, and copying a large value costs more than the transfer it saves.
+Measured with two Gloo processes, a step: 20.2 ms with each value alone, 15.3 with small ones packed, 35-50 with all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from replicax.compat import varying_axes
+
+SMALL_VALUE_BYTES = 64 * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """Which of a list's arrays travel together.
+
+    Attributes:
+        packs: For each buffer the positions of its arrays in the list; every position comes exactly once.
+        shapes: The arrays' shapes, by position.
+    """
+
+    packs: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def pack(self, values: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns one buffer per pack: an array that is alone as it is, others joined into one of shape `(size,)`."""
+        return [
+            values[pack[0]] if len(pack) == 1 else jnp.concatenate([values[i].reshape(-1) for i in pack])
+            for pack in self.packs
+        ]
+
+    def unpack(self, buffers: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns the arrays of `buffers` in their own order and shapes: the inverse of `pack`."""
+        values: dict[int, jax.Array] = {}
+        for pack, buffer in zip(self.packs, buffers, strict=True):
+            values.update(zip(pack, self._split(buffer, pack), strict=True))
+        return [values[i] for i in range(len(self.shapes))]
+
+    def _split(self, buffer: jax.Array, pack: tuple[int, ...]) -> Iterator[jax.Array]:
+        if len(pack) == 1:
+            yield buffer
+            return
+        start = 0
+        for i in pack:
+            size = math.prod(self.shapes[i])
+            yield buffer[start : start + size].reshape(self.shapes[i])
+            start += size
+
+
+def packs_by_bytes(values: Sequence[jax.Array], bytes_per_pack: int) -> Packing:
+    """Plans packs of up to `bytes_per_pack` bytes, filled in order; a larger array is a pack of its own.
+
+    Args:
+        values: Arrays of any shapes and dtypes; only those of one dtype come together.
+        bytes_per_pack: The limit; 0 puts every array alone.
+    """
+    if bytes_per_pack == 0:
+        return _packing(([i] for i in range(len(values))), values)
+    packs: list[list[int]] = []
+    for positions in _alike(values, range(len(values))):
+        room = -1
+        for i in positions:
+            if values[i].nbytes > room:
+                packs.append([])
+                room = bytes_per_pack
+            packs[-1].append(i)
+            room -= values[i].nbytes
+    return _packing(packs, values)
+
+
+def packs_by_number(values: Sequence[jax.Array], num_packs: int) -> Packing:
+    """Plans `num_packs` packs a dtype out of the small arrays; those above `SMALL_VALUE_BYTES` stay alone.
+
+    Args:
+        values: Arrays of any shapes and dtypes; only those of one dtype come together.
+        num_packs: Number of packs a dtype (fewer where there are fewer arrays); 0 puts every array alone.
+    """
+    small = [i for i, value in enumerate(values) if num_packs > 0 and value.nbytes <= SMALL_VALUE_BYTES]
+    packs = [[i] for i in range(len(values)) if i not in set(small)]
+    for positions in _alike(values, small):
+        length = -(-len(positions) // num_packs)
+        packs.extend(positions[start : start + length] for start in range(0, len(positions), length))
+    return _packing(packs, values)
+
+
+def _alike(values: Sequence[jax.Array], positions: Iterable[int]) -> list[list[int]]:
+    """Returns `positions`, grouped by which of their values may be joined."""
+    groups: dict[Hashable, list[int]] = {}
+    for i in positions:
+        # Joined arrays take on each other's varying axes, which would blur what JAX knows about them.
+        groups.setdefault((values[i].dtype, varying_axes(values[i])), []).append(i)
+    return list(groups.values())
+
+
+def _packing(packs: Iterable[Iterable[int]], values: Sequence[jax.Array]) -> Packing:
+    return Packing(tuple(tuple(pack) for pack in packs), tuple(value.shape for value in values))

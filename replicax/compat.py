@@ -1,0 +1,76 @@
+"""What differs between JAX versions, and the few JAX facilities that have no finished public spelling.
+
+Everything else in replicax uses documented JAX only. Supported: JAX 0.10 and 0.11.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """Returns the manual mesh axes over which `x` may differ (its "varying manual axes").
+
+    Args:
+        x: Any value that JAX can type; a Python number varies over no axis.
+    """
+    aval = jax.typeof(x)
+    axes = getattr(aval, "vma", None)
+    if axes is None:
+        axes = aval.manual_axis_type.varying  # JAX 0.10
+    return frozenset(axes)
+
+
+def vary(x: jax.Array, axis_name: str) -> jax.Array:
+    """Retypes `x` as varying over `axis_name`; free at run time. A value that varies already is returned as it is."""
+    if axis_name in varying_axes(x):
+        return x
+    return jax.lax.pcast(x, (axis_name,), to="varying")
+
+
+def trace_state() -> Any:
+    """Returns a token of the innermost JAX trace; two equal tokens mean the same trace."""
+    return jex_core.get_opaque_trace_state()
+
+
+# JAX proves equality over an axis only for its own collectives (`psum`, ...). An algorithm built from `ppermute` ends
+# with equal values too, but no rule can see that: this identity states it.
+_assert_equal_p = jex_core.Primitive("replicax_assert_equal_over_axis")
+
+
+@_assert_equal_p.def_impl
+def _assert_equal_impl(x: jax.Array, *, axis_name: str) -> jax.Array:
+    del axis_name
+    return x
+
+
+@_assert_equal_p.def_abstract_eval
+def _assert_equal_abstract(aval: Any, *, axis_name: str) -> Any:
+    if hasattr(aval, "vma"):
+        return aval.update(vma=aval.vma - {axis_name})
+    axis_type = aval.manual_axis_type
+    return aval.update(manual_axis_type=axis_type.update(varying=axis_type.varying - {axis_name}))
+
+
+mlir.register_lowering(_assert_equal_p, lambda context, x, *, axis_name: [x])
+batching.defvectorized(_assert_equal_p)
+
+
+def _assert_equal_transpose(cotangent: Any, x: Any, *, axis_name: str) -> list[Any]:
+    # One value was made of equal copies: each device's copy has an equal share in it.
+    return [vary(cotangent / jax.lax.axis_size(axis_name), axis_name)]
+
+
+ad.deflinear2(_assert_equal_p, _assert_equal_transpose)
+
+
+def assert_equal_over_axis(x: jax.Array, axis_name: str) -> jax.Array:
+    """Retypes `x` as equal over `axis_name`: a promise of the caller, not checked.
+
+    Only for values that a collective algorithm has made bitwise equal on every device of the axis.
+    """
+    return _assert_equal_p.bind(x, axis_name=axis_name)

@@ -1,0 +1,83 @@
+"""The current strategy, replica and program: the only ambient state of the library.
+
+A `Context` is immutable; entering one replaces the current one and leaving puts the old one back. It lives in a
+`contextvars.ContextVar`, so each thread (and each asyncio task) has its own, and a new thread starts outside every
+strategy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+
+class StateFrame(Protocol):
+    """Where the values of variables live while a function is being traced."""
+
+    def read(self, variable: Any) -> Any:
+        """Returns the current value of `variable` inside the trace."""
+
+    def write(self, variable: Any, value: Any) -> Any:
+        """Makes `value` the current value of `variable` inside the trace and returns what was stored."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What surrounds the running code.
+
+    Attributes:
+        strategy: The current strategy; None outside every scope (the default strategy).
+        replica: The replica context inside `strategy.run`, None in cross-replica context.
+        frame: The values of variables inside a traced function, None outside of one.
+        manual_replicas: Number of replicas over which the code runs inside `shard_map`; None outside. It is set in
+            replica context and in the cross-replica functions that run in its middle (`merge_call`, `update`).
+        opened_by_set_strategy: What to close again if `rx.set_strategy` made `strategy` current, otherwise None.
+    """
+
+    strategy: Any = None
+    replica: Any = None
+    frame: StateFrame | None = None
+    manual_replicas: int | None = None
+    opened_by_set_strategy: contextlib.ExitStack | None = None
+
+
+_current: ContextVar[Context] = ContextVar("replicax_context", default=Context())
+_eager: ContextVar[bool] = ContextVar("replicax_run_eagerly", default=False)
+
+
+def current() -> Context:
+    """Returns the context of the running code."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def entered(**changes: Any) -> Iterator[Context]:
+    """Makes the current context with `changes` current for the duration of a `with` block."""
+    context = dataclasses.replace(_current.get(), **changes)
+    token = _current.set(context)
+    try:
+        yield context
+    finally:
+        _current.reset(token)
+
+
+def replace(context: Context) -> None:
+    """Makes `context` current until further notice (for `rx.set_strategy`, which has no `with` block)."""
+    _current.set(context)
+
+
+def run_eagerly(enable: bool = True) -> None:
+    """Makes `rx.function` and `strategy.run` execute operation by operation instead of compiling, for debugging.
+
+    Python then sees real values: `print` shows each replica's part and a debugger can stop at any line. It is slow.
+    The switch holds for the current thread.
+    """
+    _eager.set(bool(enable))
+
+
+def runs_eagerly() -> bool:
+    """Returns whether `run_eagerly` is on."""
+    return _eager.get()

@@ -1,0 +1,72 @@
+"""Every exception that replicax raises on purpose.
+
+Each class derives from `ReplicaxError` and from the built-in exception that a caller would expect (`ValueError` for
+a bad value, `RuntimeError` for a call in the wrong place, ...), so both `except rx.ReplicaxError` and ordinary
+handlers work. A message states the rule, shows the offending value and names the way out. Exceptions survive
+pickling, because they travel between processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ReplicaxError(Exception):
+    """Base class of all errors raised by replicax."""
+
+
+class DeviceError(ReplicaxError, ValueError):
+    """A device was asked for that does not exist, is named twice, or cannot be configured any more."""
+
+
+class ContextError(ReplicaxError, RuntimeError):
+    """A call was made in the wrong context: another strategy's scope, or replica instead of cross-replica context."""
+
+
+class StrategyMismatchError(ContextError):
+    """A variable of one strategy was used under another."""
+
+
+class ArgumentError(ReplicaxError, TypeError, ValueError):
+    """An argument has the wrong type or value."""
+
+
+class ReduceError(ReplicaxError, ValueError):
+    """A reduction was asked for that has no meaning: unknown op, bad axis, or a value that is already reduced."""
+
+
+class ReplicaShapeError(ReplicaxError, ValueError):
+    """The components of a per-replica value do not have the shapes that the operation needs."""
+
+
+class BatchError(ReplicaxError, ValueError):
+    """A global batch cannot be split: it has no rows, its leaves disagree, or it changed its structure."""
+
+
+class VariableError(ReplicaxError, ValueError):
+    """A variable was created or assigned against its declared synchronization and aggregation."""
+
+
+class ProgramError(ReplicaxError, RuntimeError):
+    """A function could not be turned into a compiled program."""
+
+
+class ReplicaDivergenceError(ReplicaxError, ValueError):
+    """A mirrored variable was assigned a value that may differ between replicas.
+
+    Attributes:
+        variable: Name (or Keras path) of the variable.
+    """
+
+    def __init__(self, variable: str):
+        self.variable = variable
+        super().__init__(
+            f"Variable {variable!r} is mirrored: it must hold the same value on every replica, but it was assigned a "
+            "value that is computed from this replica's own data. Make the value equal first (for gradients: "
+            "`rx.value_and_grad(..., aggregation='sum')`; for others: "
+            "`rx.get_replica_context().all_reduce('mean', value)`), or create the variable with an aggregation "
+            "('sum', 'mean' or 'only_first_replica') that says how to combine the replicas' values."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.variable,)

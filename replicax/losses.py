@@ -1,0 +1,97 @@
+"""Loss helpers that make per-replica losses add up to the global one."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.errors import ArgumentError, ContextError
+from replicax.strategies.ambient import get_replica_context, in_cross_replica_context
+
+
+def compute_average_loss(
+    per_example_loss: Any, sample_weight: Any = None, global_batch_size: int | None = None
+) -> jax.Array:
+    """Sums per-example losses and divides by the *global* batch size.
+
+    Each replica returns its share of the global mean, so the sum over replicas (of the losses, and of their
+    gradients) is the mean over the whole batch.
+
+    Args:
+        per_example_loss: Shape `(rows, ...)`, float. All entries are summed.
+        sample_weight: Weights that broadcast against the losses; they do not change the divisor. A tensor of shape
+            `(rows,)` weights whole rows.
+        global_batch_size: Rows in the global batch, at least 0. By default this replica's rows times the number of
+            replicas in the running step. A size of 0 gives 0.
+
+    Returns:
+        Scalar of the losses' dtype.
+
+    Raises:
+        ArgumentError: Scalar losses, or a size that is not a non-negative integer.
+        ContextError: Called in cross-replica context without a size.
+
+    Example:
+        >>> compute_average_loss(jnp.array([1.0, 2.0, 3.0]), global_batch_size=4)
+        Array(1.5, dtype=float32)
+    """
+    losses = jnp.asarray(per_example_loss)
+    if losses.ndim == 0:
+        raise ArgumentError("compute_average_loss needs one loss per example, got a scalar. Use reduction=None/'none'.")
+    if not jnp.issubdtype(losses.dtype, jnp.inexact):
+        losses = losses.astype(float)
+    if sample_weight is not None:
+        losses = losses * _aligned(jnp.asarray(sample_weight, losses.dtype), losses.ndim)
+    size = _global_rows(losses.shape[0]) if global_batch_size is None else _checked_size(global_batch_size)
+    total = jnp.sum(losses)
+    if isinstance(size, jax.Array):
+        return jnp.where(size == 0, jnp.zeros_like(total), total / jnp.where(size == 0, 1, size).astype(total.dtype))
+    return total / size if size else jnp.zeros_like(total)
+
+
+def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
+    """Sums a regularization loss and divides it by the number of replicas, each of which adds it once.
+
+    Raises:
+        ContextError: Called in cross-replica context.
+
+    Example:
+        >>> scale_regularization_loss([1.0, 2.0])
+        Array(3., dtype=float32)
+    """
+    if in_cross_replica_context():
+        raise ContextError("scale_regularization_loss was called in cross-replica context; call it inside strategy.run.")
+    total = sum(jnp.sum(jnp.asarray(part)) for part in jax.tree_util.tree_leaves(regularization_loss))
+    return jnp.asarray(total) / _replicas()
+
+
+def _global_rows(rows: int) -> int:
+    if in_cross_replica_context():
+        raise ContextError(
+            "In cross-replica context the global batch size is unknown: pass global_batch_size to "
+            "compute_average_loss, or call it inside strategy.run."
+        )
+    return rows * _replicas()
+
+
+def _replicas() -> int:
+    replica = get_replica_context()
+    return 1 if replica is None else replica.num_replicas_in_sync
+
+
+def _checked_size(size: Any) -> Any:
+    if isinstance(size, jax.Array) and size.ndim == 0 and jnp.issubdtype(size.dtype, jnp.integer):
+        return size
+    if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 0:
+        raise ArgumentError(f"global_batch_size must be a non-negative integer, got {size!r}.")
+    return int(size)
+
+
+def _aligned(weight: jax.Array, ndim: int) -> jax.Array:
+    """Adds trailing dimensions, so that weights of rows meet losses of shape `(rows, ...)`."""
+    return weight.reshape(weight.shape + (1,) * (ndim - weight.ndim)) if 0 < weight.ndim < ndim else weight
+
+

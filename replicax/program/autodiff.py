@@ -1,0 +1,202 @@
+"""The gradient boundary: derivatives with respect to variables.
+
+All differentiated variables pass through one `jax.custom_vjp`. Going forward it hands each replica the variables as
+values of its own; going backward it receives each replica's gradients together, and makes them equal: in buckets, by
+the strategy's cross-device ops. Variables that the loss does not depend on arrive there as symbolic zeros, so they
+can be told from zero gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import context
+from replicax.compat import vary, varying_axes
+from replicax.errors import ArgumentError
+from replicax.program.frames import OverrideFrame, VariablesCreatedError, variable_name
+from replicax.program.keras_state import keras_scope
+from replicax.program.nest import take_apart_outputs
+from replicax.reduce_op import ReduceOp
+from replicax.runtime.mesh import REPLICA_AXIS
+
+
+def value_and_grad(
+    loss_fn: Callable[..., Any],
+    variables: Any,
+    has_aux: bool = False,
+    aggregation: ReduceOp | str | None = "sum",
+) -> Callable[..., tuple[Any, Any]]:
+    """Makes a function that computes a loss and its gradients with respect to variables.
+
+    Inside `strategy.run` the gradients come back reduced over replicas, ready for any optimizer. Outside of it they
+    are those of the loss itself and `aggregation` has no effect.
+
+    Args:
+        loss_fn: Returns a scalar float loss; with `has_aux`, a pair `(loss, aux)`. It may assign variables.
+        variables: Nest of the variables to differentiate with respect to (`rx.Variable` or Keras), float or complex.
+        has_aux: Whether `loss_fn` returns auxiliary values beside the loss.
+        aggregation: `"sum"` adds the replicas' gradients: right for losses divided by the *global* batch size
+            (`rx.compute_average_loss`). `"mean"` averages them: right for losses that are a mean over the replica's
+            own rows. A loss that is already equal on all replicas (reduced inside `loss_fn`) counts once with either.
+            None leaves each replica its own gradients.
+
+    Returns:
+        A function that takes `loss_fn`'s arguments and returns `(loss, gradients)`, or `((loss, aux), gradients)`.
+        The gradients nest like `variables`, with each variable's shape and dtype, and None for variables that the
+        loss does not depend on. The loss is this replica's own.
+
+    Raises:
+        ArgumentError: `variables` holds something else, or is empty, or the loss is not a scalar float.
+
+    Example:
+        >>> w = Variable(3.0)
+        >>> value_and_grad(lambda: w * w, [w])()
+        (Array(9., dtype=float32, weak_type=True), [Array(6., dtype=float32, weak_type=True)])
+    """
+    if not callable(loss_fn):
+        raise ArgumentError(f"The loss must be a function, got {type(loss_fn).__name__}: {loss_fn!r}.")
+    leaves, treedef = jax.tree_util.tree_flatten(variables)
+    _check_variables(leaves)
+    op = None if aggregation is None else ReduceOp.of(aggregation)
+
+    def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        call = _Differentiation(loss_fn, leaves, has_aux, op)
+        result, gradients = call(args, kwargs)
+        return result, jax.tree_util.tree_unflatten(treedef, gradients)
+
+    return differentiated
+
+
+def grad(
+    loss_fn: Callable[..., Any],
+    variables: Any,
+    has_aux: bool = False,
+    aggregation: ReduceOp | str | None = "sum",
+) -> Callable[..., Any]:
+    """Makes a function that computes gradients only; with `has_aux`, `(gradients, aux)`. See `value_and_grad`.
+
+    Example:
+        >>> w = Variable(3.0)
+        >>> grad(lambda: w * w, w)()
+        Array(6., dtype=float32, weak_type=True)
+    """
+    both = value_and_grad(loss_fn, variables, has_aux, aggregation)
+
+    def differentiated(*args: Any, **kwargs: Any) -> Any:
+        result, gradients = both(*args, **kwargs)
+        return (gradients, result[1]) if has_aux else gradients
+
+    return differentiated
+
+
+class _Differentiation:
+    """One evaluation of a loss and its gradients."""
+
+    def __init__(self, loss_fn: Callable[..., Any], variables: list[Any], has_aux: bool, op: ReduceOp | None):
+        self._loss_fn, self._variables, self._has_aux, self._op = loss_fn, variables, has_aux, op
+        self._replica = context.current().replica if context.current().manual_replicas is not None else None
+        self._loss_is_equal = False
+        self._unconnected = [False] * len(variables)
+        self._written: list[Any] = []
+        self._saw_new = False
+
+    def __call__(self, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+        outer = context.current().frame
+        if not self._variables:
+            self._build_only(args, kwargs)
+        with keras_scope():
+            values = [variable._value if outer is None else outer.read(variable) for variable in self._variables]
+            if self._replica is not None and self._op is None:
+                values = [vary(value, REPLICA_AXIS) for value in values]
+            evaluate = jax.value_and_grad(lambda values: self._loss(values, args, kwargs), has_aux=True)
+            (loss, (aux, new_values)), gradients = evaluate(values)
+        if self._saw_new and outer is not None:
+            raise VariablesCreatedError
+        for variable, value in zip(self._written, new_values, strict=True):
+            if outer is not None:
+                outer.write(variable, value)
+            else:
+                variable.assign(value)
+        result = (loss, self._aux.rebuild(aux)) if self._has_aux else loss
+        connected = [None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)]
+        return result, connected
+
+    def _build_only(self, args: Any, kwargs: Any) -> None:
+        """Calls the loss for the variables that it creates: `model.trainable_variables` of an unbuilt model is empty."""
+        frame = OverrideFrame(context.current().frame, (), ())
+        with context.entered(frame=frame), keras_scope():
+            self._loss_fn(*args, **kwargs)
+        if frame.saw_new and frame.parent is not None:
+            raise VariablesCreatedError
+        raise ArgumentError(
+            "There are no variables to differentiate with respect to: got an empty nest. If a Keras model should have "
+            "some, build it first (model.build(shape), or call it once)."
+        )
+
+    def _loss(self, values: list[Any], args: Any, kwargs: Any) -> Any:
+        values = self._boundary()(values)
+        frame = OverrideFrame(context.current().frame, self._variables, values)
+        with context.entered(frame=frame), keras_scope():
+            result = self._loss_fn(*args, **kwargs)
+        loss, aux = result if self._has_aux else (result, None)
+        loss = _checked_loss(loss)
+        self._loss_is_equal = self._replica is not None and REPLICA_AXIS not in varying_axes(loss)
+        aux_arrays, self._aux = take_apart_outputs(aux)
+        self._written, self._saw_new = list(frame.written.values()), frame.saw_new
+        self._unconnected = [not frame.was_lent(variable) for variable in self._variables]
+        return loss, (aux_arrays, frame.new_values())
+
+    def _boundary(self) -> Callable[[list[Any]], list[Any]]:
+        """Returns the identity on the variables' values whose backward pass reduces their gradients over replicas."""
+        reduces = self._replica is not None and self._op is not None
+        # Op-by-op shard_map has no symbolic zeros; there, what was never read counts as unconnected (see _loss).
+        symbolic = not (self._replica is not None and context.runs_eagerly())
+
+        @jax.custom_vjp
+        def boundary(values: list[Any]) -> list[Any]:
+            return [vary(value, REPLICA_AXIS) for value in values] if reduces else values
+
+        def forward(values: list[Any]) -> tuple[list[Any], None]:
+            return boundary([value.value for value in values] if symbolic else values), None
+
+        def backward(_: None, gradients: Sequence[Any]) -> tuple[list[Any]]:
+            if symbolic:
+                zero = jax.custom_derivatives.SymbolicZero
+                self._unconnected = [isinstance(gradient, zero) for gradient in gradients]
+            connected = [g for g, cut in zip(gradients, self._unconnected, strict=True) if not cut]
+            reduced = iter(self._reduced(connected) if reduces else connected)
+            return ([None if cut else next(reduced) for cut in self._unconnected],)
+
+        boundary.defvjp(forward, backward, symbolic_zeros=symbolic)
+        return boundary
+
+    def _reduced(self, gradients: list[Any]) -> list[Any]:
+        # The parts of a loss that is one number for all replicas add up to its gradient; there is nothing to average.
+        op = ReduceOp.SUM if self._loss_is_equal else self._op
+        assert self._replica is not None and op is not None
+        return self._replica.reduce_gradients(op, gradients)
+
+
+def _checked_loss(loss: Any) -> jax.Array:
+    loss = jnp.asarray(loss)
+    if loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise ArgumentError(
+            f"A loss is a scalar float, got shape {loss.shape} and dtype {loss.dtype}. Reduce the per-example losses, "
+            "for example with rx.compute_average_loss."
+        )
+    return loss
+
+
+def _check_variables(variables: list[Any]) -> None:
+    for variable in variables:
+        if not hasattr(variable, "assign") or not hasattr(variable, "_value"):
+            raise ArgumentError(
+                "rx.value_and_grad differentiates with respect to variables (rx.Variable or keras.Variable), got "
+                f"{type(variable).__name__}. For arrays use jax.value_and_grad."
+            )
+        if not jnp.issubdtype(variable._dtype, jnp.inexact):
+            raise ArgumentError(f"Variable {variable_name(variable)!r} is {variable._dtype}: it has no gradient.")

@@ -1,0 +1,205 @@
+"""Frames: where the values of variables live while a function is being traced.
+
+A traced function must be pure, so reading or assigning a variable inside one touches a frame instead. A program has
+one `ProgramFrame`; each `strategy.run` in it opens a `ReplicaFrame`, and each `rx.value_and_grad` an
+`OverrideFrame` that lends the differentiated variables other values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.compat import trace_state, vary
+from replicax.errors import ProgramError
+from replicax.runtime.mesh import REPLICA_AXIS
+
+
+class VariablesCreatedError(BaseException):
+    """Ends a tracing pass in which a loss created variables: traced again, the function will know them all.
+
+    Not an `Exception`, so that the traced function's own handlers let it pass. It never reaches the user.
+    """
+
+
+class _Frame:
+    """The part all frames share: values written here, in order, and where they came from."""
+
+    def __init__(self) -> None:
+        self.written: dict[int, Any] = {}  # id -> variable; holds the variable, so that ids stay unique
+        self._values: dict[int, Any] = {}
+        self._trace = trace_state()
+
+    def write(self, variable: Any, value: Any) -> Any:
+        """Makes `value` the current value of `variable`.
+
+        Raises:
+            ProgramError: The assignment happens in an inner JAX transformation, from which no value can come out.
+        """
+        if trace_state() != self._trace:
+            raise ProgramError(
+                f"Variable {variable_name(variable)!r} was assigned inside a function that JAX traces on its own "
+                "(the body of jax.lax.scan, cond, while_loop, jax.checkpoint, jax.grad or jax.jit). Values cannot "
+                "leave it by assignment: return the new value from that function and assign it afterwards. To "
+                "differentiate, use rx.value_and_grad."
+            )
+        self.written[id(variable)] = variable
+        self._values[id(variable)] = value
+        return value
+
+    def holds(self, variable: Any) -> bool:
+        """Returns whether `variable` was assigned in this frame."""
+        return id(variable) in self._values
+
+    def new_values(self) -> list[Any]:
+        """Returns the last value of each written variable, in the order of `written`."""
+        return [self._values[key] for key in self.written]
+
+
+class ProgramFrame(_Frame):
+    """The variables of one program, in global (cross-replica) view.
+
+    Without `bound` the frame discovers: it answers reads with placeholders and notes which variables are read. With
+    `bound` it hands out those values and knows no other variable.
+
+    Attributes:
+        read: The variables that were read before they were written: the program's inputs.
+        sites: One record per `strategy.run` in the program, in the order of the calls.
+        strategy: The strategy that the program runs under, once known.
+        replicas: Number of replicas that take part, once known.
+    """
+
+    def __init__(self, bound: Iterable[tuple[Any, Any]] | None = None, sites: list[RunSite] | None = None):
+        super().__init__()
+        self.discovering = bound is None
+        self.inputs: dict[int, Any] = {}
+        self.sites: list[RunSite] = [] if sites is None else sites
+        self.next_site = 0
+        self.strategy: Any = None
+        self.replicas: int | None = None
+        self._bound = {} if bound is None else {id(variable): value for variable, value in bound}
+
+    def read(self, variable: Any) -> Any:
+        """Returns the value of `variable`: the assigned one, the bound one, or a placeholder."""
+        if id(variable) in self._values:
+            return self._values[id(variable)]
+        if self.discovering:
+            self.inputs[id(variable)] = variable
+            return placeholder(variable, stacked_in_program(variable))
+        if id(variable) not in self._bound:
+            raise ProgramError(
+                f"Variable {variable_name(variable)!r} was not used when the function was traced first, but is now. "
+                "A function must use the same variables every time: create layers, optimizers and variables once, "
+                "outside of it."
+            )
+        return self._bound[id(variable)]
+
+
+class RunSite:
+    """What one `strategy.run` inside a program does with variables and results; found out while discovering.
+
+    Attributes:
+        inputs: Variables that the replicas read.
+        outputs: Variables that they assign.
+        varying: For each array in the result, whether it may differ between replicas.
+    """
+
+    def __init__(self, inputs: list[Any], outputs: list[Any], varying: list[bool]):
+        self.inputs, self.outputs, self.varying = inputs, outputs, varying
+
+
+class ReplicaFrame(_Frame):
+    """The variables as one replica sees them, inside `shard_map`.
+
+    Attributes:
+        inputs: The variables that were read before they were written.
+    """
+
+    def __init__(self, bound: Iterable[tuple[Any, Any]] | None):
+        super().__init__()
+        self.inputs: dict[int, Any] = {}
+        self._discovering = bound is None
+        self._bound = {} if bound is None else {id(variable): value for variable, value in bound}
+        self._deferred: dict[int, Callable[[Any], Any]] = {}
+
+    def read(self, variable: Any) -> Any:
+        """Returns this replica's value of `variable`."""
+        if id(variable) in self._values:
+            return self._values[id(variable)]
+        if self._discovering:
+            self.inputs[id(variable)] = variable
+            value = placeholder(variable, None)
+            return vary(value, REPLICA_AXIS) if getattr(variable, "per_replica", False) else value
+        return self._bound[id(variable)]
+
+    def defer(self, variable: Any, aggregate: Callable[[Any], Any]) -> None:
+        """Aggregates `variable` when the replica function ends: until then it is an accumulator of this replica."""
+        self._deferred[id(variable)] = aggregate
+
+    def aggregate_deferred(self) -> None:
+        """Ends the accumulators: makes them equal on all replicas."""
+        for key, aggregate in self._deferred.items():
+            self._values[key] = aggregate(self._values[key])
+
+
+class OverrideFrame(_Frame):
+    """Lends some variables other values (for differentiation); everything else comes from the enclosing frame.
+
+    Attributes:
+        parent: The enclosing frame; None outside of any program.
+        saw_new: Whether a variable was read that has no value yet, because a layer has just created it.
+    """
+
+    def __init__(self, parent: Any, variables: Iterable[Any], values: Iterable[Any]):
+        super().__init__()
+        self.parent = parent
+        self.saw_new = False
+        self._lent = {id(variable): value for variable, value in zip(variables, values, strict=True)}
+        self._taken: set[int] = set()
+
+    def read(self, variable: Any) -> Any:
+        """Returns the value assigned here, the lent one, or the enclosing frame's."""
+        key = id(variable)
+        if key in self._values:
+            return self._values[key]
+        if key in self._lent:
+            self._taken.add(key)
+            return self._lent[key]
+        self.saw_new = self.saw_new or variable._value is None
+        return variable._value if self.parent is None else self.parent.read(variable)
+
+    def was_lent(self, variable: Any) -> bool:
+        """Returns whether the lent value of `variable` was read."""
+        return id(variable) in self._taken
+
+    def holds(self, variable: Any) -> bool:
+        """Returns whether `variable` was assigned here or in an enclosing frame."""
+        return super().holds(variable) or (self.parent is not None and self.parent.holds(variable))
+
+    def defer(self, variable: Any, aggregate: Callable[[Any], Any]) -> None:
+        """Passes the accumulator on to the replica's frame, which aggregates it at the end."""
+        self.parent.defer(variable, aggregate)
+
+
+def variable_name(variable: Any) -> str:
+    """Returns the name for messages: a Keras variable's path, otherwise its name."""
+    return getattr(variable, "path", None) or variable.name
+
+
+def stacked_in_program(variable: Any) -> int | None:
+    """Returns the number of stacked components of a variable that has one per replica, otherwise None."""
+    return variable.strategy.num_replicas_in_sync if getattr(variable, "per_replica", False) else None
+
+
+def placeholder(variable: Any, stacked: int | None) -> jax.Array:
+    """Returns a value of the variable's shape and dtype, to trace with; its numbers mean nothing."""
+    value = variable._value
+    if value is not None and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        shape, keys = value.shape, jax.random.key(0, impl=jax.random.key_impl(value))
+        return jnp.broadcast_to(keys, shape)
+    dtype = variable._dtype if value is None else value.dtype
+    shape = tuple(variable._shape)
+    return jnp.zeros(shape if stacked is None else (stacked, *shape), dtype)

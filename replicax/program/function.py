@@ -1,0 +1,227 @@
+"""`rx.function`: a Python function over variables, compiled once per argument signature."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+import jax
+import numpy as np
+
+from replicax import context
+from replicax.errors import ArgumentError, ProgramError
+from replicax.program.lifting import Program
+from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs
+
+
+class ProgramCache:
+    """The compiled signatures of one function.
+
+    Args:
+        get_fn: Returns the function.
+        donate_argnums: Positions of the arguments that the caller gives away.
+    """
+
+    def __init__(self, get_fn: Callable[[], Callable[..., Any]], donate_argnums: Iterable[int] = ()):
+        self._get_fn = get_fn
+        self._donate_argnums = frozenset(donate_argnums)
+        self._programs: dict[Any, Program] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the function compiled for these arguments, compiling it first if they are of a new kind."""
+        arrays, structure = take_apart_inputs((args, kwargs))
+        key = self._key(arrays, structure)
+        program = self._programs.get(key)
+        if program is None:
+            with self._lock:
+                program = self._programs.get(key)
+                if program is None:
+                    program = self._compile(args, kwargs, arrays, structure)
+                    self._programs[key] = program
+        return program(arrays)
+
+    def _compile(self, args: Any, kwargs: Any, arrays: list[Any], structure: Structure) -> Program:
+        _, replicas = per_replica_arrays((args, kwargs))
+        donate = [False] * len(arrays)
+        if self._donate_argnums:
+            donate = _donated(args, kwargs, self._donate_argnums)
+        return Program(self._get_fn, structure, arrays, donate, replicas)
+
+    def _key(self, arrays: list[Any], structure: Structure) -> Any:
+        strategy = context.current().strategy
+        kinds = tuple([_kind(array) for array in arrays])
+        if not structure.static:
+            return id(strategy), structure.treedef, kinds
+        static = tuple((i, _Static(leaf)) for i, leaf in structure.static)
+        return id(strategy), structure.treedef, kinds, static
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+
+class _Static:
+    """An argument that is no array, as part of a key: by value where it has one, otherwise by identity."""
+
+    __slots__ = ("_hash", "_leaf")
+
+    def __init__(self, leaf: Any):
+        self._leaf = leaf
+        try:
+            self._hash = hash((type(leaf), leaf))
+        except TypeError:
+            self._hash = id(leaf)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Static) or type(self._leaf) is not type(other._leaf):
+            return False
+        if self._leaf is other._leaf:
+            return True
+        try:
+            hash(self._leaf)
+        except TypeError:
+            return False
+        return bool(self._leaf == other._leaf)
+
+
+def _kind(array: Any) -> Any:
+    """What a program is specialised to: shape, dtype and weakness of the type; a Python number has only the last."""
+    if isinstance(array, jax.Array):
+        return array.shape, array.dtype, array.weak_type
+    if isinstance(array, np.ndarray):
+        return array.shape, array.dtype
+    return type(array)
+
+
+def _donated(args: Sequence[Any], kwargs: Any, argnums: frozenset[int]) -> list[bool]:
+    flags: list[bool] = []
+    for i, arg in enumerate(args):
+        arrays, _ = take_apart_inputs(arg)
+        flags += [i in argnums] * len(arrays)
+    arrays, _ = take_apart_inputs(kwargs)
+    return flags + [False] * len(arrays)
+
+
+class Function:
+    """A function that `rx.function` has wrapped; call it like the original.
+
+    Attributes:
+        python_function: The original.
+    """
+
+    def __init__(self, fn: Callable[..., Any], donate_argnums: Sequence[int] = ()):
+        if not callable(fn):
+            raise ArgumentError(f"rx.function wraps a callable, got {type(fn).__name__}: {fn!r}.")
+        self.python_function = fn
+        self._donate_argnums = tuple(donate_argnums)
+        self._cache = ProgramCache(lambda: fn, self._donate_argnums)
+        self._bound: weakref.WeakKeyDictionary[Any, Function] = weakref.WeakKeyDictionary()
+        functools.update_wrapper(self, fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the compiled function; inside another one, and under `rx.config.run_eagerly`, the original."""
+        if context.current().frame is not None or context.runs_eagerly():
+            return self.python_function(*args, **kwargs)
+        return self._cache(args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Binds the function to an instance, so that methods can be decorated; each instance has its own programs."""
+        if instance is None:
+            return self
+        if instance not in self._bound:
+            reference = weakref.ref(instance)
+
+            @functools.wraps(self.python_function)
+            def method(*args: Any, **kwargs: Any) -> Any:
+                return self.python_function(reference(), *args, **kwargs)
+
+            self._bound[instance] = Function(method, [i - 1 for i in self._donate_argnums])
+        return self._bound[instance]
+
+    @property
+    def num_programs(self) -> int:
+        """Number of argument signatures compiled so far."""
+        return len(self._cache)
+
+
+@overload
+def function(fn: Callable[..., Any], *, donate_argnums: Sequence[int] = ()) -> Function: ...
+@overload
+def function(fn: None = None, *, donate_argnums: Sequence[int] = ()) -> Callable[[Callable[..., Any]], Function]: ...
+def function(fn: Any = None, *, donate_argnums: Sequence[int] = ()) -> Any:
+    """Compiles a function that reads and assigns variables; the `tf.function` of this library.
+
+    The function is traced when it is called with a new kind of arguments: its Python runs then, with abstract values,
+    and what it does with arrays is compiled by XLA. Later calls run the compiled program only. Arrays and Python
+    numbers are inputs of the program; a new shape or dtype makes a new program. Any other argument (a flag, a string,
+    a model) is fixed when the program is made; another value makes a new program.
+
+    Python side effects (`print`, appending to a list) happen while tracing only, twice for each kind of arguments:
+    one pass finds the variables, the second makes the program. `jax.debug.print` prints at every call, and
+    `rx.config.run_eagerly(True)` runs the Python itself.
+
+    Args:
+        fn: The function. It may call `strategy.run`, other `rx.function`s and anything that JAX can trace. Variables
+            (of Keras or `rx.Variable`) that it uses may be created in the first call by layers that do so.
+        donate_argnums: Positions of arguments whose buffers the program may reuse for its results; the caller must
+            not use them afterwards. Variables are always updated in place.
+
+    Raises:
+        ProgramError: When called: the function behaves differently each time it is traced, or assigns a variable
+            where JAX cannot see it.
+
+    Example:
+        >>> counter = Variable(0)
+        >>> @function
+        ... def count(step):
+        ...     return counter.assign_add(step)
+        >>> count(2), count(3), counter.numpy()
+        (Array(2, dtype=int32), Array(5, dtype=int32), array(5, dtype=int32))
+    """
+    if fn is None:
+        return functools.partial(function, donate_argnums=donate_argnums)
+    return Function(fn, donate_argnums)
+
+
+class WeakProgramCaches:
+    """Program caches for functions that are passed in anew at every call, kept no longer than the functions live."""
+
+    def __init__(self) -> None:
+        self._caches: dict[Any, tuple[Any, ProgramCache]] = {}
+
+    def get(
+        self, fn: Callable[..., Any], variant: Any, make: Callable[[Callable[[], Any]], ProgramCache]
+    ) -> ProgramCache:
+        """Returns the cache of `fn` for `variant`, or a new one: `make(get_fn)`; `get_fn` does not keep `fn` alive."""
+        bound_to = getattr(fn, "__self__", None)
+        key = (id(bound_to), id(fn.__func__), variant) if hasattr(fn, "__func__") else (id(fn), variant)
+        found = self._caches.get(key)
+        if found is not None:
+            return found[1]
+        forget = functools.partial(self._forget, weakref.ref(self), key)
+        try:
+            reference = weakref.WeakMethod(fn, forget) if hasattr(fn, "__func__") else weakref.ref(fn, forget)
+        except TypeError:  # not everything that can be called can be referred to weakly
+            reference = lambda: fn  # noqa: E731
+        cache = make(lambda: _alive(reference))
+        self._caches[key] = (reference, cache)
+        return cache
+
+    @staticmethod
+    def _forget(caches: Any, key: Any, _: Any) -> None:
+        owner = caches()
+        if owner is not None:
+            owner._caches.pop(key, None)
+
+
+def _alive(reference: Callable[[], Any]) -> Any:
+    fn = reference()
+    if fn is None:
+        raise ProgramError("The function of this program has been deleted.")
+    return fn

@@ -1,0 +1,222 @@
+"""How Keras variables take part in programs: through Keras's own `keras.StatelessScope`.
+
+Keras asks the innermost stateless scope for the value of each variable that is read, and tells it about each one
+that is assigned. `keras_scope` opens a scope that answers from the current frame. Keras is never imported from here
+unless the user has done so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import context
+from replicax.compat import varying_axes
+from replicax.errors import ProgramError
+from replicax.program.frames import VariablesCreatedError, variable_name
+from replicax.program.keras_hooks import install_keras_hooks
+from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.variables import VariableAggregation, aggregate, check_owner, first_replica
+
+_MAX_PASSES = 5
+_GOLDEN_RATIO = 0x9E3779B1  # 2**32 divided by the golden ratio: multiples of it are spread evenly (Knuth, TAOCP 6.4)
+
+
+def keras_is_loaded() -> bool:
+    """Returns whether the user has imported Keras."""
+    return "keras" in sys.modules
+
+
+@contextlib.contextmanager
+def keras_scope() -> Iterator[None]:
+    """Lets Keras variables read from and write to the current frame; does nothing when Keras is not loaded.
+
+    On leaving the outermost scope Keras gives the variables that were created inside it their initial values, so it
+    must be left outside of any JAX trace when variables may be created.
+    """
+    if not keras_is_loaded():
+        yield
+        return
+    with _scope_class()():
+        yield
+
+
+def repeat_while_variables_are_created(trace: Callable[[], Any]) -> Any:
+    """Returns `trace()`, called again for as long as losses in it create variables."""
+    for _ in range(_MAX_PASSES):
+        # Outside of the trace: on leaving it Keras initialises the variables that layers have created meanwhile.
+        with contextlib.suppress(VariablesCreatedError), keras_scope():
+            return trace()
+    raise ProgramError(
+        f"The function has created new variables in each of {_MAX_PASSES} passes. Create layers and variables once, "
+        "outside of it."
+    )
+
+
+@functools.cache
+def _scope_class() -> type:
+    import keras
+
+    if keras.backend.backend() != "jax":
+        raise ProgramError(
+            f"Keras runs on the {keras.backend.backend()!r} backend; replicax needs 'jax'. Set the environment "
+            "variable KERAS_BACKEND=jax before Keras is imported."
+        )
+
+    install_keras_hooks()
+
+    class ReplicaxScope(keras.StatelessScope):
+        """Answers reads from the current frame and hands assignments to it."""
+
+        def get_current_value(self, variable: Any) -> Any:
+            current = context.current()
+            return None if current.frame is None else _read(variable, current)
+
+        def add_update(self, update: tuple[Any, Any]) -> None:
+            variable, value = update
+            _write(variable, value, context.current())
+
+    return ReplicaxScope
+
+
+def _read(variable: Any, current: context.Context) -> Any:
+    check_owner(owner_of(variable), current.strategy, variable.path)
+    value = current.frame.read(variable)  # type: ignore[union-attr]
+    if current.replica is None or current.manual_replicas in (None, 1):
+        return value
+    if _is_seed(variable):
+        return _fold_replica_id(value)
+    if _is_accumulator(variable) and not current.frame.holds(variable):  # type: ignore[union-attr]
+        return _dealt(variable, value)
+    return value
+
+
+def _write(variable: Any, value: Any, current: context.Context) -> None:
+    if current.frame is None:
+        raise ProgramError(f"Variable {variable.path!r} was assigned in a scope that has no program.")
+    check_owner(owner_of(variable), current.strategy, variable.path)
+    if current.replica is not None:
+        value = _made_equal(variable, value, current)
+    current.frame.write(variable, value)
+
+
+def _made_equal(variable: Any, value: jax.Array, current: context.Context) -> jax.Array:
+    replicas = current.manual_replicas or 1
+    if _is_accumulator(variable) and replicas > 1:
+        how = VariableAggregation.of(variable.aggregation)
+        current.frame.defer(variable, functools.partial(_aggregate_accumulator, how))  # type: ignore[union-attr]
+        return value
+    if REPLICA_AXIS not in varying_axes(value):
+        return value
+    return aggregate(value, _aggregation(variable), replicas, variable_name(variable))
+
+
+def _aggregation(variable: Any) -> VariableAggregation:
+    """How differing assignments to a Keras variable are combined.
+
+    Keras marks the state that its layers keep (BatchNorm's statistics, seed generators) with no aggregation at all,
+    so what it is has to be told from its dtype.
+    """
+    declared = VariableAggregation.of(variable.aggregation)
+    if declared is not VariableAggregation.NONE or variable.trainable:
+        return declared
+    if _is_seed(variable):
+        return VariableAggregation.ONLY_FIRST_REPLICA
+    return VariableAggregation.MEAN if jnp.issubdtype(variable._dtype, jnp.inexact) else declared
+
+
+def _is_seed(variable: Any) -> bool:
+    return not variable.trainable and variable.name == "seed_generator_state"
+
+
+def _is_accumulator(variable: Any) -> bool:
+    """Metrics count locally; their sums are combined when the replica function ends, so that reads outside are right."""
+    return variable.synchronization == "on_read" and variable.aggregation in ("sum", "mean")
+
+
+def _fold_replica_id(state: jax.Array) -> jax.Array:
+    """Gives each replica its own random numbers, so that dropout masks differ; replica 0 keeps the state as it is."""
+    offset = jax.lax.axis_index(REPLICA_AXIS).astype(state.dtype) * jnp.asarray(_GOLDEN_RATIO, state.dtype)
+    return state.at[0].add(offset)
+
+
+def _dealt(variable: Any, total: jax.Array) -> jax.Array:
+    """What a replica starts to accumulate from: replica 0 continues the total, the others start at zero.
+
+    The sum over replicas is then the total at every moment, whether the replicas add to it or reset it.
+    """
+    if VariableAggregation.of(variable.aggregation) is VariableAggregation.MEAN:
+        return total
+    return jnp.where(jax.lax.axis_index(REPLICA_AXIS) == 0, total, jnp.zeros_like(total))
+
+
+def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Array:
+    if how is VariableAggregation.MEAN:
+        return jax.lax.pmean(value, REPLICA_AXIS) if REPLICA_AXIS in varying_axes(value) else value
+    return jax.lax.psum(value, REPLICA_AXIS)
+
+
+# Ownership: which strategy's scope a Keras variable was created in.
+
+
+def owner_of(variable: Any) -> Any:
+    """Returns the strategy in whose scope a variable was created, or None."""
+    reference = getattr(variable, "_replicax_strategy", None)
+    return reference() if reference is not None else getattr(variable, "strategy", None)
+
+
+@contextlib.contextmanager
+def keras_ownership(strategy: Any) -> Iterator[None]:
+    """Notes `strategy` as the owner of each Keras variable created inside the `with` block.
+
+    Keras tells its active `keras.distribution.Distribution` about every new variable; ours listens and leaves the
+    variable's placement alone.
+    """
+    if not keras_is_loaded():
+        yield
+        return
+    import keras
+
+    previous = keras.distribution.distribution()
+    keras.distribution.set_distribution(_listener_class()(strategy))
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(previous)
+
+
+@functools.cache
+def _listener_class() -> type:
+    import keras
+
+    (distribution_class,) = keras.distribution.DataParallel.__bases__  # Keras exports its subclasses only
+
+    class VariableListener(distribution_class):
+        """Marks new variables with their strategy; asks for no layout."""
+
+        def __init__(self, strategy: Any):
+            device = strategy.devices[0]
+            mesh = keras.distribution.DeviceMesh((1,), ("replica",), [f"{device.platform}:{device.id}"])
+            super().__init__(mesh)
+            self._strategy = weakref.ref(strategy)
+
+        def get_variable_layout(self, variable: Any) -> None:
+            variable._replicax_strategy = self._strategy
+
+        def get_data_layout(self, data_shape: Any) -> None:
+            return None
+
+        def get_tensor_layout(self, path: str) -> None:
+            return None
+
+        def distribute_dataset(self, dataset: Any) -> Any:
+            return dataset
+
+    return VariableListener

@@ -1,0 +1,189 @@
+"""Lifting: from Python that reads and assigns variables to a compiled pure function.
+
+A function is traced twice. The first pass (`jax.eval_shape`, nothing is computed) finds out which variables it reads
+and assigns, and creates those that layers make on their first call. The second traces it as
+
+    (values of the assigned variables, values of the others, arguments) -> (results, new values)
+
+which is compiled with the first group's buffers donated, so that state is updated in place.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import context
+from replicax.errors import ProgramError
+from replicax.program.frames import ProgramFrame
+from replicax.program.keras_state import keras_scope, repeat_while_variables_are_created
+from replicax.program.nest import Structure, take_apart_outputs
+from replicax.program.replica import variable_is_stacked
+
+
+class Program:
+    """One compiled signature of a function.
+
+    Args:
+        get_fn: Returns the function; a program that a strategy keeps must not keep the function alive.
+        structure: How the function's `(args, kwargs)` are rebuilt from arrays.
+        arrays: The arrays of the first call, for their shapes and dtypes.
+        donate: Which of `arrays` the caller gives away.
+        replicas: Number of replicas if the arguments tell; a partial batch runs on fewer than the strategy has.
+    """
+
+    def __init__(
+        self,
+        get_fn: Callable[[], Callable[..., Any]],
+        structure: Structure,
+        arrays: Sequence[Any],
+        donate: Sequence[bool],
+        replicas: int | None,
+    ):
+        self._get_fn, self._structure, self._donate = get_fn, structure, list(donate)
+        self._any_donated = any(self._donate)
+        frame = self._discover(arrays, replicas)
+        self._sites = frame.sites
+        self.strategy = frame.strategy
+        self.replicas = frame.replicas
+        self._bind(list(frame.inputs.values()), list(frame.written.values()))
+        self._result: Structure | None = None
+        self._compiled = self._jit()
+
+    def _discover(self, arrays: Sequence[Any], replicas: int | None) -> ProgramFrame:
+        frames: list[ProgramFrame] = []
+
+        def trace(arrays: Sequence[Any]) -> list[Any]:
+            frame = ProgramFrame()
+            frame.replicas = replicas
+            frame.strategy = context.current().strategy
+            frames.append(frame)
+            self._call(frame, arrays)
+            return []
+
+        repeat_while_variables_are_created(lambda: jax.eval_shape(trace, list(arrays)))
+        return frames[-1]
+
+    def _bind(self, read: list[Any], written: list[Any]) -> None:
+        self._written = written
+        assigned = {id(variable) for variable in written}
+        # On a sub-mesh the inputs are views of buffers that other replicas keep: those are not ours to give away.
+        in_place = not self._is_partial()
+        self._updated = [variable for variable in read if in_place and id(variable) in assigned]
+        updated = {id(variable) for variable in self._updated}
+        self._constant = [variable for variable in read if id(variable) not in updated]
+        # Empty without a mesh: the default strategy leaves variables where they are.
+        shardings = [(variable, self._sharding(variable)) for variable in read]
+        self._placements = [pair for pair in shardings if pair[1] is not None]
+
+    def _is_partial(self) -> bool:
+        return self.strategy is not None and self.replicas not in (None, self.strategy.num_replicas_in_sync)
+
+    def _sharding(self, variable: Any) -> Any:
+        if self.strategy is None or self.strategy.mesh is None:
+            return None
+        return self.strategy.sharding(stacked=variable_is_stacked(variable), replicas=self.replicas)
+
+    def _jit(self) -> Callable[..., Any]:
+        def pure(updated: list[Any], constant: list[Any], donated: list[Any], kept: list[Any]) -> Any:
+            frame = ProgramFrame(
+                bound=[*zip(self._updated, updated, strict=True), *zip(self._constant, constant, strict=True)],
+                sites=self._sites,
+            )
+            frame.strategy, frame.replicas = self.strategy, self.replicas
+            arrays = self._merged(donated, kept)
+            with keras_scope():
+                leaves = self._call(frame, arrays)
+            if list(frame.written) != [id(variable) for variable in self._written]:
+                raise ProgramError(
+                    "The function assigned other variables when it was traced a second time. A traced function must "
+                    "not depend on Python state that it changes; create variables once, outside of it."
+                )
+            return leaves, frame.new_values()
+
+        name = getattr(self._get_fn(), "__name__", "program")
+        pure.__name__ = pure.__qualname__ = name
+        out_shardings = (None, [self._sharding(variable) for variable in self._written])
+        return jax.jit(pure, donate_argnums=(0, 2), out_shardings=out_shardings)
+
+    def _call(self, frame: ProgramFrame, arrays: Sequence[Any]) -> list[Any]:
+        args, kwargs = self._structure.rebuild(arrays)
+        with context.entered(frame=frame):
+            result = self._get_fn()(*args, **kwargs)
+        leaves, self._result = take_apart_outputs(result)
+        return leaves
+
+    def _merged(self, donated: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
+        given, others = iter(donated), iter(kept)
+        return [next(given) if flag else next(others) for flag in self._donate]
+
+    def __call__(self, arrays: Sequence[Any]) -> Any:
+        """Runs the program on arguments of its signature, updates the variables and returns the result."""
+        donated: list[Any] = []
+        kept = arrays
+        if self._any_donated:
+            donated = [array for array, flag in zip(arrays, self._donate, strict=True) if flag]
+            kept = [array for array, flag in zip(arrays, self._donate, strict=True) if not flag]
+        if self._is_partial():
+            constant = [self.strategy.load(variable, self.replicas) for variable in self._constant]
+        else:
+            self._place()
+            _own(self._updated)
+            constant = [variable._value for variable in self._constant]
+        updated = [variable._value for variable in self._updated]
+        leaves, new_values = self._compiled(updated, constant, donated, kept)
+        if self._written and isinstance(new_values[0], jax.core.Tracer):
+            raise ProgramError(
+                "A function that assigns variables was called inside a function that JAX traces (jax.jit, jax.grad, "
+                "...). Decorate the outer function with @rx.function instead."
+            )
+        if self._is_partial():
+            return self._store_partial(leaves, new_values)
+        for variable, value in zip(self._written, new_values, strict=True):
+            variable._value = value
+        assert self._result is not None
+        return self._result.rebuild(leaves)
+
+    def _store_partial(self, leaves: list[Any], new_values: list[Any]) -> Any:
+        for variable, value in zip(self._written, new_values, strict=True):
+            self.strategy.store(variable, value, self.replicas)
+        assert self._result is not None
+        return self.strategy.rejoined(self._result.rebuild(leaves), self.replicas)
+
+    def _place(self) -> None:
+        """Moves variables onto the mesh that are not there yet: they are new, or were assigned outside of a program."""
+        for variable, sharding in self._placements:
+            current = variable._value.sharding
+            if current is not sharding and current != sharding:
+                variable._value = self.strategy.load(variable, self.replicas)
+
+
+def _own(variables: Sequence[Any]) -> None:
+    """Gives each variable a buffer that nobody else holds: a program is about to overwrite it.
+
+    An array that a user has read from a variable, or that two variables share after `a.assign(b)`, is copied.
+    """
+    alone = _references_when_alone()
+    for variable in variables:
+        if sys.getrefcount(variable._value) > alone:
+            variable._value = jnp.copy(variable._value)
+
+
+@functools.cache
+def _references_when_alone() -> int:
+    """Returns what `sys.getrefcount` says of a value that only its variable holds (it differs between Pythons)."""
+    probe = _Probe()
+    for variable in (probe,):
+        return sys.getrefcount(variable._value)
+    raise AssertionError
+
+
+class _Probe:
+    def __init__(self) -> None:
+        self._value = object()
+

@@ -1,0 +1,233 @@
+"""Running a function on every replica: `jax.shard_map` over the replica axis, with JAX's replication types on.
+
+Inside, JAX knows of each value whether it may differ between replicas. That decides what comes out: values that are
+proven equal are mirrored, the others are stacked, one row a replica.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from replicax import context
+from replicax.compat import varying_axes
+from replicax.errors import ContextError, ProgramError
+from replicax.program.frames import OverrideFrame, ProgramFrame, ReplicaFrame, RunSite, VariablesCreatedError
+from replicax.program.keras_state import repeat_while_variables_are_created
+from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs, take_apart_outputs
+from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.values import ManualPerReplica, PerReplica
+
+_SHARED, _STACKED = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
+
+
+@dataclasses.dataclass
+class ReplicaCall:
+    """One call of a function on all replicas.
+
+    Attributes:
+        strategy: The strategy whose replicas run it.
+        fn: The function, as one replica sees it.
+        args: Nest `(args, kwargs)`; per-replica values in it are dealt out, everything else goes to each replica.
+        in_replica_context: Whether `fn` is a replica function; False for `update`, which is a cross-replica one.
+    """
+
+    strategy: Any
+    fn: Callable[..., Any]
+    args: tuple[tuple[Any, ...], dict[str, Any]]
+    in_replica_context: bool = True
+
+    def __post_init__(self) -> None:
+        self._arrays, self._structure = take_apart_inputs(self.args)
+        self._stacked, count = per_replica_arrays(self.args)
+        program = enclosing_program()
+        if program is not None:
+            self.replicas = _agree(program, self.strategy, count)
+        else:
+            self.replicas = count or self.strategy.num_replicas_in_sync
+        self._result: Structure | None = None
+
+    def traced(self) -> Any:
+        """Runs inside the program that is being traced; its variables are the program's."""
+        program, frame = enclosing_program(), context.current().frame
+        assert program is not None and frame is not None
+        if program.discovering:
+            site = self._discover()
+            program.sites.append(site)
+        else:
+            site = program.sites[program.next_site]
+            program.next_site += 1
+        outputs, new_values = self._mapped(site)(self._arrays, [frame.read(variable) for variable in site.inputs])
+        for variable, value in zip(site.outputs, new_values, strict=True):
+            frame.write(variable, value)
+        return self._wrapped(outputs, site.varying)
+
+    def eager(self) -> Any:
+        """Runs operation by operation, for debugging; variables are read and assigned directly."""
+        written: list[Any] = []
+        varying: list[bool] = []
+
+        def body(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            frame = _EagerReplicaFrame(self.strategy, self.replicas)
+            leaves = self._call(frame, arrays)
+            written[:] = frame.written.values()
+            varying[:] = [_varies(leaf) for leaf in leaves]
+            # Whether a result is equal everywhere is known only now, too late for the out_specs: stack them all.
+            return [leaf[None] for leaf in leaves], [value[None] for value in frame.new_values()]
+
+        specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
+        mesh = self.strategy.mesh_for(self.replicas)
+        mapped = jax.shard_map(body, mesh=mesh, in_specs=(specs,), out_specs=_STACKED)
+        placed = [
+            self.strategy.place(jnp.asarray(array), stacked=stacked, replicas=self.replicas)
+            for array, stacked in zip(self._arrays, self._stacked, strict=True)
+        ]
+        outputs, new_values = repeat_while_variables_are_created(lambda: mapped(placed))
+        for variable, value in zip(written, new_values, strict=True):
+            self.strategy.store(variable, value if variable_is_stacked(variable) else value[0], self.replicas)
+        outputs = [out if differs else out[0] for out, differs in zip(outputs, varying, strict=True)]
+        return self.strategy.rejoined(self._wrapped(outputs, varying), self.replicas)
+
+    def _discover(self) -> RunSite:
+        """Traces the function once to learn which variables it uses and which results are equal on all replicas."""
+        found: list[RunSite] = []
+
+        def body(arrays: Sequence[Any]) -> list[Any]:
+            frame = ReplicaFrame(bound=None)
+            leaves = self._call(frame, arrays)
+            varying = [_varies(leaf) for leaf in leaves]
+            found.append(RunSite(list(frame.inputs.values()), list(frame.written.values()), varying))
+            return []
+
+        specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
+        mesh = self.strategy.mesh_for(self.replicas)
+        jax.eval_shape(jax.shard_map(body, mesh=mesh, in_specs=(specs,), out_specs=_STACKED), self._arrays)
+        return found[0]
+
+    def _mapped(self, site: RunSite) -> Callable[..., Any]:
+        """Returns the function over global arrays: (arguments, variables read) -> (results, variables written)."""
+
+        def body(arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            local = [_component(v) if variable_is_stacked(var) else v
+                     for var, v in zip(site.inputs, values, strict=True)]
+            frame = ReplicaFrame(bound=zip(site.inputs, local, strict=True))
+            leaves = self._call(frame, arrays)
+            if [_varies(leaf) for leaf in leaves] != site.varying or list(frame.written) != list(map(id, site.outputs)):
+                raise ProgramError(
+                    f"{_name(self.fn)} did something else when it was traced a second time (it returned other values "
+                    "or assigned other variables). A traced function must not depend on Python state that it changes."
+                )
+            outputs = [leaf[None] if differs else leaf for leaf, differs in zip(leaves, site.varying, strict=True)]
+            stored = [value[None] if variable_is_stacked(variable) else value
+                      for variable, value in zip(site.outputs, frame.new_values(), strict=True)]
+            return outputs, stored
+
+        in_specs = (
+            [_STACKED if stacked else _SHARED for stacked in self._stacked],
+            [_spec(variable) for variable in site.inputs],
+        )
+        out_specs = (
+            [_STACKED if differs else _SHARED for differs in site.varying],
+            [_spec(variable) for variable in site.outputs],
+        )
+        mesh = self.strategy.mesh_for(self.replicas)
+        return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+    def _call(self, frame: Any, arrays: Sequence[Any]) -> list[Any]:
+        """Calls the function with this replica's part of the arguments; returns the arrays of its result."""
+        local = [_component(a) if stacked else a for a, stacked in zip(arrays, self._stacked, strict=True)]
+        args, kwargs = _unwrapped(self._structure.rebuild(local))
+        replica = self.strategy.replica_context(self.replicas) if self.in_replica_context else None
+        with context.entered(
+            strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas
+        ):
+            result = self.fn(*args, **kwargs)
+            frame.aggregate_deferred()
+        leaves, self._result = take_apart_outputs(_unwrapped(result))
+        return [jnp.asarray(leaf) for leaf in leaves]
+
+    def _wrapped(self, outputs: Sequence[Any], varying: Sequence[bool]) -> Any:
+        bare = self.strategy.num_replicas_in_sync == 1
+        wrapped = [
+            out if not differs else out.reshape(out.shape[1:]) if bare else PerReplica(out)
+            for out, differs in zip(outputs, varying, strict=True)
+        ]
+        assert self._result is not None
+        return self._result.rebuild(wrapped)
+
+
+class _EagerReplicaFrame(ReplicaFrame):
+    """Reads the variables themselves, placed on the mesh on which the replicas run."""
+
+    def __init__(self, strategy: Any, replicas: int):
+        super().__init__(bound=())
+        self._strategy, self._replicas = strategy, replicas
+
+    def read(self, variable: Any) -> Any:
+        if self.holds(variable):
+            return super().read(variable)
+        if variable._value is None:
+            raise VariablesCreatedError
+        value = self._strategy.load(variable, self._replicas)
+        if variable_is_stacked(variable):
+            return value[jax.lax.axis_index(REPLICA_AXIS)]
+        return value
+
+
+def enclosing_program() -> ProgramFrame | None:
+    """Returns the program that is being traced around the running code, if there is one."""
+    frame = context.current().frame
+    while isinstance(frame, OverrideFrame):
+        frame = frame.parent
+    return frame if isinstance(frame, ProgramFrame) else None
+
+
+def variable_is_stacked(variable: Any) -> bool:
+    """Returns whether the variable keeps one component per replica."""
+    return getattr(variable, "per_replica", False)
+
+
+def _agree(program: ProgramFrame, strategy: Any, count: int | None) -> int:
+    """Settles the strategy and the number of replicas of a program with those of one `run` in it."""
+    if program.strategy is not None and program.strategy is not strategy:
+        raise ContextError(f"One program can run under one strategy only, got {program.strategy!r} and {strategy!r}.")
+    program.strategy = strategy
+    replicas = count or program.replicas or strategy.num_replicas_in_sync
+    if program.replicas is not None and program.replicas != replicas:
+        raise ContextError(
+            f"All strategy.run calls in one function must use the same replicas, got {program.replicas} and {replicas}."
+        )
+    program.replicas = replicas
+    return replicas
+
+
+def _spec(variable: Any) -> PartitionSpec:
+    return _STACKED if variable_is_stacked(variable) else _SHARED
+
+
+def _component(stacked: Any) -> Any:
+    return stacked.reshape(stacked.shape[1:])
+
+
+def _varies(leaf: Any) -> bool:
+    return REPLICA_AXIS in varying_axes(leaf)
+
+
+def _unwrapped(nest: Any) -> Any:
+    """Replaces each per-replica value by the component that this replica has of it."""
+    kinds = (PerReplica, ManualPerReplica)
+    return jax.tree_util.tree_map(
+        lambda x: x.stacked if isinstance(x, PerReplica) else x.component if isinstance(x, ManualPerReplica) else x,
+        nest,
+        is_leaf=lambda x: isinstance(x, kinds),
+    )
+
+
+def _name(fn: Any) -> str:
+    return getattr(fn, "__qualname__", repr(fn))
+

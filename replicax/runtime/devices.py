@@ -1,0 +1,113 @@
+"""Devices: how they are named, found and, on a CPU, multiplied."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+import jax
+
+from replicax.errors import DeviceError
+
+# "cpu:0", "/gpu:1", "GPU:0", "/device:TPU:3", "/job:localhost/replica:0/task:0/device:GPU:1"
+_DEVICE = re.compile(
+    r"^(?:/job:localhost)?(?:/replica:\d+)?(?:/task:\d+)?/?(?:device:)?(?P<platform>[a-z]+)(?::(?P<index>\d+))?$",
+    re.IGNORECASE,
+)
+_THREADS_PER_DEVICE = 2
+
+
+def set_virtual_devices(count: int) -> None:
+    """Splits this machine's CPU into `count` virtual devices, so that strategies can be tried without accelerators.
+
+    Call it before anything touches a device. It also sizes XLA's thread pool: by default that has one thread a core,
+    and with more virtual devices than cores the threads of a collective wait for others that can never run, until XLA
+    aborts the process. The environment variable `NPROC`, read when the CPU client starts, gives it enough.
+
+    Args:
+        count: Number of virtual CPU devices, at least 1. Asking again for the number that is set does nothing.
+
+    Raises:
+        DeviceError: `count` is below 1, or JAX has already started with another number of CPU devices.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise DeviceError(f"The number of virtual devices must be an int of at least 1, got {count!r}.")
+    previous = os.environ.get("NPROC", "")
+    threads = max(_THREADS_PER_DEVICE * count, os.cpu_count() or 1, int(previous) if previous.isdigit() else 1)
+    os.environ["NPROC"] = str(threads)
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        found = jax.local_device_count(backend="cpu")
+        if found != count:
+            _restore("NPROC", previous)
+            raise DeviceError(
+                f"Cannot make {count} virtual devices: JAX has already started with {found} CPU device(s). Call "
+                "rx.config.set_virtual_devices at the top of the program, before anything creates an array or asks "
+                f"for devices, or start Python with JAX_NUM_CPU_DEVICES={count} NPROC={threads}."
+            ) from None
+
+
+def _restore(name: str, value: str) -> None:
+    if value:
+        os.environ[name] = value
+    else:
+        os.environ.pop(name, None)
+
+
+def default_devices() -> list[jax.Device]:
+    """Returns every device of this process: all its accelerators, or all its (virtual) CPUs where there are none."""
+    return jax.local_devices()
+
+
+def parse_devices(devices: Sequence[str | jax.Device]) -> list[jax.Device]:
+    """Returns the JAX devices that `devices` names, in order.
+
+    Args:
+        devices: JAX devices, or strings as JAX or TensorFlow spell them: `"cpu:0"`, `"/gpu:1"`, `"GPU:0"`,
+            `"/device:TPU:3"`. The index counts this process's devices of that platform; without one it is 0.
+
+    Raises:
+        DeviceError: A string is not a device name, the device does not exist (the message lists those that do), a
+            device comes twice, or there is none at all.
+    """
+    if isinstance(devices, str):
+        devices = [devices]
+    found = [_parse(device) for device in devices]
+    if not found:
+        raise DeviceError("A strategy needs at least one device, got an empty list.")
+    repeated = sorted({device_name(device) for device in found if found.count(device) > 1})
+    if repeated:
+        raise DeviceError(f"Each device can serve one replica only, but {repeated} came more than once.")
+    return found
+
+
+def _parse(device: str | jax.Device) -> jax.Device:
+    if isinstance(device, jax.Device):
+        return device
+    match = _DEVICE.match(device) if isinstance(device, str) else None
+    if match is None:
+        raise DeviceError(f"Not a device: {device!r}. Write it like 'cpu:0', '/gpu:1' or 'GPU:0'. {_existing()}")
+    platform, index = match["platform"].lower(), int(match["index"] or 0)
+    try:
+        candidates = jax.local_devices(backend=platform)
+    except RuntimeError:
+        candidates = []
+    if index >= len(candidates):
+        raise DeviceError(
+            f"Device {device!r} does not exist. {_existing()} Virtual CPU devices are made by "
+            "rx.config.set_virtual_devices(n) at the top of the program."
+        )
+    return candidates[index]
+
+
+def _existing() -> str:
+    found = dict.fromkeys(device_name(device) for device in (*jax.local_devices(), *jax.local_devices(backend="cpu")))
+    return f"This process has: {', '.join(found)}."
+
+
+def device_name(device: jax.Device) -> str:
+    """Returns the name under which `parse_devices` finds `device`, such as `"gpu:1"`."""
+    peers = jax.local_devices(backend=device.platform)
+    return f"{device.platform}:{peers.index(device)}" if device in peers else str(device)

@@ -1,0 +1,32 @@
+"""Meshes: the devices of a strategy as an array with one named axis, and the two placements that replicax uses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+REPLICA_AXIS = "replica"
+
+
+def replica_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    """Returns a mesh with the single axis `"replica"`, one device a replica.
+
+    The axis type is Auto: XLA's partitioner places whatever is not placed explicitly.
+    """
+    return Mesh(np.array(devices, dtype=object), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
+
+
+@functools.lru_cache(maxsize=256)
+def mirrored_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the placement of a mirrored value: every device of `mesh` holds all of it."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+@functools.lru_cache(maxsize=256)
+def stacked_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the placement of a stacked value of shape `(num_replicas, ...)`: device i holds row i."""
+    return NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))

@@ -1,0 +1,68 @@
+"""Asking for, and setting, what is current."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+from replicax import context
+from replicax.errors import ContextError
+from replicax.program.keras_state import keras_ownership
+from replicax.strategies.base import Strategy
+from replicax.strategies.default import DefaultReplicaContext, default_replica_context, default_strategy
+from replicax.strategies.replica_context import ReplicaContext
+
+
+def get_strategy() -> Strategy:
+    """Returns the current strategy; the default strategy outside every scope.
+
+    Example:
+        >>> get_strategy()
+        DefaultStrategy()
+    """
+    return context.current().strategy or default_strategy()
+
+
+def has_strategy() -> bool:
+    """Returns whether a strategy other than the default one is current."""
+    return context.current().strategy is not None
+
+
+def in_cross_replica_context() -> bool:
+    """Returns whether the code runs for all replicas together.
+
+    True inside `strategy.scope()`, in the function of a `merge_call` and in that of `strategy.update`. False inside
+    `strategy.run`, and also outside every scope: there the default strategy's only replica runs.
+    """
+    current = context.current()
+    return current.replica is None and current.strategy is not None
+
+
+def get_replica_context() -> ReplicaContext | DefaultReplicaContext | None:
+    """Returns the running replica's context; None in cross-replica context.
+
+    Outside every scope it is the default context, replica 0 of 1.
+    """
+    current = context.current()
+    if current.replica is not None:
+        return current.replica
+    return None if current.strategy is not None else default_replica_context()
+
+
+def set_strategy(strategy: Strategy | None) -> None:
+    """Makes a strategy current without a `with` block, until the next call; None makes none current.
+
+    Raises:
+        ContextError: Called inside a `with strategy.scope()` block or inside `run`.
+    """
+    current = context.current()
+    if current.replica is not None or (current.strategy is not None and current.opened_by_set_strategy is None):
+        raise ContextError(f"rx.set_strategy was called inside the scope of {current.strategy!r}.")
+    if current.opened_by_set_strategy is not None:
+        current.opened_by_set_strategy.close()
+    if strategy is None or strategy is default_strategy():
+        context.replace(context.Context())
+        return
+    opened = contextlib.ExitStack()
+    opened.enter_context(keras_ownership(strategy))
+    context.replace(dataclasses.replace(current, strategy=strategy, opened_by_set_strategy=opened))

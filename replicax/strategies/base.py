@@ -1,0 +1,264 @@
+"""The contract of every strategy, documented once; a strategy fills in the methods whose names start with `_`."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import context
+from replicax.data import InputContext, InputOptions, ValueContext
+from replicax.errors import ArgumentError, ContextError, ReduceError
+from replicax.program.keras_state import keras_ownership
+from replicax.reduce_op import ReduceOp
+from replicax.strategies.tf_spellings import TFSpellings
+from replicax.values import is_per_replica, normalize_axes
+
+
+class Strategy(TFSpellings, abc.ABC):
+    """Decides on which devices training runs and how the parts are put together.
+
+    Make one, create variables (models, optimizers, metrics) inside `scope()`, split each global batch with
+    `distribute_dataset`, run one replica's view of a step on all replicas with `run`, and combine what they return
+    with `reduce`. The same program runs under every strategy.
+
+    Attributes:
+        devices: The devices, one for each replica.
+        mesh: The devices as a mesh with the axis `"replica"`; None for the default strategy, which places nothing.
+    """
+
+    devices: tuple[jax.Device, ...]
+    mesh: jax.sharding.Mesh | None
+
+    @property
+    @abc.abstractmethod
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas whose gradients are combined in one step."""
+
+    # Contexts.
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """Makes this strategy the current one: variables created in the `with` block belong to it.
+
+        Yields:
+            The strategy itself.
+
+        Raises:
+            ContextError: Another strategy is current, or the call is made inside `run`.
+        """
+        current = context.current()
+        if current.replica is not None:
+            raise ContextError("scope() was opened inside strategy.run. Open it around the code that creates variables.")
+        if current.strategy is not None and current.strategy is not self:
+            raise ContextError(f"Scopes of two strategies cannot be mixed: {current.strategy!r} is open, got {self!r}.")
+        with context.entered(strategy=self), keras_ownership(self):
+            yield self
+
+    # Running.
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        donate_argnums: Sequence[int] = (),
+    ) -> Any:
+        """Calls `fn` once per replica, compiled into one program that all devices run together.
+
+        Args:
+            fn: One replica's view of the work. It may read and assign variables.
+            args: Arguments. Of a per-replica value each replica gets its own component; arrays, numbers and variables
+                go to every replica as they are.
+            kwargs: Keyword arguments, treated alike.
+            donate_argnums: Positions in `args` whose buffers may be reused for the results (as in `jax.jit`); the
+                caller must not use them afterwards. Without effect inside an `rx.function`, which has its own.
+
+        Returns:
+            What `fn` returns, leaf by leaf: arrays that are proven equal on all replicas are mirrored (one array,
+            `isinstance(x, rx.Mirrored)`), other arrays are `PerReplica`, and plain Python values come back as they
+            are. With one replica every array comes back bare.
+
+        Raises:
+            ArgumentError: `fn` cannot be called, or `args` is no list or tuple.
+            ContextError: Called inside `run`, or while another strategy is current.
+            ReplicaShapeError: A per-replica argument has components of different shapes or of another step.
+            ReplicaDivergenceError: `fn` assigns a mirrored variable a value that may differ between replicas.
+        """
+        if not callable(fn):
+            raise ArgumentError(f"`fn` must be callable, got {type(fn).__name__}: {fn!r}.")
+        if not isinstance(args, (list, tuple)):
+            raise ArgumentError(f"`args` must be a list or tuple of arguments, got {type(args).__name__}. One: (x,).")
+        self._check_cross_replica("strategy.run")
+        return self._run(fn, tuple(args), dict(kwargs or {}), tuple(donate_argnums))
+
+    @abc.abstractmethod
+    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]) -> Any:
+        """Runs `fn` on all replicas; the arguments have been checked."""
+
+    def update(
+        self,
+        variable: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        group: bool = True,
+    ) -> Any:
+        """Calls `fn(variable, *args, **kwargs)` for each copy of a variable, where that copy lives.
+
+        Inside `fn` the context is cross-replica, the variable is one copy, and per-replica arguments are components.
+
+        Args:
+            variable: The variable to change.
+            fn: Changes its first argument, for example `lambda v, x: v.assign_add(x)`.
+            args: Further arguments.
+            kwargs: Keyword arguments.
+            group: Whether to return one value for all copies; otherwise a tuple of each copy's result.
+
+        Raises:
+            ReplicaDivergenceError: The copies of a mirrored variable would become different.
+        """
+        if not callable(fn):
+            raise ArgumentError(f"`fn` must be callable, got {type(fn).__name__}: {fn!r}.")
+        result = self._update(variable, fn, tuple(args), dict(kwargs or {}))
+        return result if group else self.local_results(result)
+
+    @abc.abstractmethod
+    def _update(self, variable: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls `fn` on each copy of `variable`."""
+
+    # Combining.
+
+    def reduce(self, op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
+        """Combines the components of per-replica values.
+
+        Args:
+            op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or their names.
+            value: Per-replica value, or a nest of them.
+            axis: None combines element by element: the result has a component's shape. An int or tuple of ints also
+                combines the entries along these dimensions of each component. A mean then divides by the number of
+                entries on all replicas together, so it is the true mean also when replicas have different numbers.
+
+        Returns:
+            One array for each leaf, on every device of the strategy.
+
+        Raises:
+            ReduceError: Unknown op, bad axis, or the sum of a value that is not per-replica (it is already equal on
+                all replicas, so there is nothing to sum).
+            ReplicaShapeError: Components of different shapes with `axis=None`.
+            ContextError: Called inside `run`; use `rx.get_replica_context().all_reduce` there.
+        """
+        op = ReduceOp.of(op)
+        self._check_cross_replica("strategy.reduce", "rx.get_replica_context().all_reduce")
+        return jax.tree_util.tree_map(lambda leaf: self._reduce_leaf(op, leaf, axis), value, is_leaf=is_per_replica)
+
+    def _reduce_leaf(self, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
+        if is_per_replica(leaf):
+            combined = leaf.reduce(op) if axis is None else leaf.reduce_axis(op, axis)
+            return self._rejoined(combined, leaf.num_replicas)
+        return _reduce_plain(op, leaf, axis, self.num_replicas_in_sync)
+
+    def gather(self, value: Any, axis: int = 0) -> Any:
+        """Concatenates the components of per-replica values along `axis`, in replica order.
+
+        Args:
+            value: Per-replica value with components of at least one dimension, or a nest of them; the components may
+                differ in size along `axis` only. A value that is not per-replica comes back as it is.
+            axis: The dimension.
+
+        Raises:
+            ReduceError: Bad axis, or scalar components.
+            ReplicaShapeError: The components differ in another dimension.
+            ContextError: Called inside `run`; use `rx.get_replica_context().all_gather` there.
+        """
+        self._check_cross_replica("strategy.gather", "rx.get_replica_context().all_gather")
+
+        def gathered(leaf: Any) -> Any:
+            return self._rejoined(leaf.gather(axis), leaf.num_replicas) if is_per_replica(leaf) else leaf
+
+        return jax.tree_util.tree_map(gathered, value, is_leaf=is_per_replica)
+
+    def _rejoined(self, value: Any, replicas: int) -> Any:
+        """Moves results of a step that ran on fewer replicas to where those of full steps are."""
+        del replicas
+        return value
+
+    @abc.abstractmethod
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the components of `value`, one for each replica.
+
+        For a nest: a tuple of nests. A value that is not distributed gives a tuple of one.
+        """
+
+    # Placing.
+
+    @abc.abstractmethod
+    def replicate(self, nest: Any) -> Any:
+        """Returns a copy of the arrays and numbers in `nest` that every device of the strategy holds in full."""
+
+    @abc.abstractmethod
+    def distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None, *, batch_size: int | None = None
+    ) -> Any:
+        """Splits each global batch of `dataset` over the replicas, ahead of its use, in the background.
+
+        Args:
+            dataset: Iterable of global batches (nests of arrays whose first dimensions are rows), a Grain dataset, a
+                torch `DataLoader`, a `tf.data.Dataset`, a function without arguments that returns an iterator, or,
+                with `batch_size`, arrays to cut into batches.
+            options: How many batches to prepare in advance and what to do with rows that do not divide.
+            batch_size: Rows in a *global* batch, for a nest of arrays.
+
+        Returns:
+            An iterable, and re-iterable if `dataset` is. It yields the batches with `PerReplica` leaves; with one
+            replica, bare arrays. A batch that does not divide by the number of replicas is split over as many as
+            divide it: nothing is padded or lost.
+
+        Raises:
+            BatchError: While iterating: a batch without rows, leaves that disagree, or a changed structure.
+        """
+
+    @abc.abstractmethod
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Any:
+        """Like `distribute_dataset`, for a function that returns a dataset of *per-replica* batches.
+
+        Consecutive batches go to consecutive replicas. `dataset_fn` is called with an `InputContext` each time the
+        result is iterated over.
+        """
+
+    @abc.abstractmethod
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Builds a per-replica value from `value_fn(ValueContext)`, called once for each replica."""
+
+    def _check_cross_replica(self, call: str, instead: str | None = None) -> None:
+        current = context.current()
+        if current.replica is not None:
+            hint = f" Use {instead} there." if instead else ""
+            raise ContextError(f"{call} was called inside strategy.run, in replica context.{hint}")
+        if current.strategy is not None and current.strategy is not self:
+            raise ContextError(f"{call} of {self!r} was called while {current.strategy!r} is the current strategy.")
+
+    def __copy__(self) -> Strategy:
+        raise ContextError(f"{self!r} cannot be copied: variables belong to one strategy object.")
+
+
+def _reduce_plain(op: ReduceOp, leaf: Any, axis: Any, replicas: int) -> Any:
+    """Combines a value that is the same on all replicas, as if each of them had a copy."""
+    if axis is not None:
+        array = jnp.asarray(leaf)
+        axes = normalize_axes(axis, array.shape)
+        return jnp.sum(array, axes) * replicas if op is ReduceOp.SUM else jnp.mean(array, axes)
+    if op is ReduceOp.SUM and replicas > 1:
+        raise ReduceError(
+            f"Only per-replica values can be summed over replicas, got {type(leaf).__name__}. It is the same on all "
+            f"{replicas} replicas (perhaps it has been reduced already); summing it again would multiply it by {replicas}."
+        )
+    return leaf

@@ -1,0 +1,134 @@
+"""The strategy that is current when there is none: it passes everything through."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import context
+from replicax.data import InputContext, InputOptions, ValueContext
+from replicax.errors import ArgumentError, ContextError
+from replicax.program.nest import is_input
+from replicax.reduce_op import ReduceOp
+from replicax.runtime.devices import default_devices
+from replicax.strategies.base import Strategy
+
+
+class DefaultStrategy(Strategy):
+    """Runs code as it is, with one replica and no placement; `rx.get_strategy()` returns it outside every scope.
+
+    It lets library code be written once: `run` calls the function, `reduce` returns the value.
+    """
+
+    mesh = None
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:  # type: ignore[override]
+        """The device on which JAX computes by default."""
+        return tuple(default_devices()[:1])
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Always 1."""
+        return 1
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """Does nothing; fails inside the scope of a strategy."""
+        if context.current().strategy is not None:
+            raise ContextError(f"The default strategy's scope was opened inside that of {context.current().strategy!r}.")
+        yield self
+
+    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]) -> Any:
+        del donate
+        return fn(*args, **kwargs)
+
+    def _update(self, variable: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return fn(variable, *args, **kwargs)
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns a tuple of `value` alone."""
+        return (value,)
+
+    def replicate(self, nest: Any) -> Any:
+        """Returns a copy of the arrays and numbers in `nest` on the default device."""
+        return jax.tree_util.tree_map(
+            lambda x: jnp.array(x, copy=True) if is_input(x) or isinstance(x, bool) else x, nest
+        )
+
+    def distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None, *, batch_size: int | None = None
+    ) -> Any:
+        """Returns `dataset` itself, untouched."""
+        del options
+        if batch_size is not None:
+            raise ArgumentError("The default strategy returns a dataset as it is; it does not cut arrays into batches.")
+        return dataset
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Any:
+        """Returns `dataset_fn(InputContext())`."""
+        del options
+        return dataset_fn(InputContext())
+
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Returns `value_fn(ValueContext())`."""
+        return value_fn(ValueContext())
+
+    def __repr__(self) -> str:
+        return "DefaultStrategy()"
+
+
+class DefaultReplicaContext:
+    """The replica context outside every strategy: replica 0 of 1; there is nobody to talk to."""
+
+    num_replicas_in_sync = 1
+    replica_id_in_sync_group = 0
+
+    @property
+    def strategy(self) -> Strategy:
+        """The default strategy."""
+        return default_strategy()
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The default device."""
+        return default_strategy().devices
+
+    def all_reduce(self, op: ReduceOp | str, value: Any, options: Any = None) -> Any:
+        """Returns `value`."""
+        del options
+        ReduceOp.of(op)
+        return value
+
+    def all_gather(self, value: Any, axis: int = 0, options: Any = None) -> Any:
+        """Returns `value`."""
+        del axis, options
+        return value
+
+    def merge_call(
+        self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Returns `merge_fn(strategy, *args, **kwargs)`."""
+        return merge_fn(default_strategy(), *args, **(kwargs or {}))
+
+    def __repr__(self) -> str:
+        return "DefaultReplicaContext()"
+
+
+@functools.cache
+def default_strategy() -> DefaultStrategy:
+    """Returns the one default strategy."""
+    return DefaultStrategy()
+
+
+@functools.cache
+def default_replica_context() -> DefaultReplicaContext:
+    """Returns the one default replica context."""
+    return DefaultReplicaContext()

@@ -1,0 +1,154 @@
+"""What a replica function can ask about itself, and do together with the other replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import context
+from replicax.compat import assert_equal_over_axis, vary, varying_axes
+from replicax.errors import ArgumentError, ContextError, ReduceError
+from replicax.reduce_op import ReduceOp
+from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.values import ManualPerReplica, normalize_axes
+
+
+class ReplicaContext:
+    """The replica that is running, inside `strategy.run`; `rx.get_replica_context()` returns it.
+
+    Attributes:
+        strategy: The strategy.
+        num_replicas_in_sync: Number of replicas taking part in this step (fewer than the strategy has when a partial
+            batch does not divide by them).
+    """
+
+    def __init__(self, strategy: Any, num_replicas: int):
+        self.strategy = strategy
+        self.num_replicas_in_sync = num_replicas
+
+    @property
+    def replica_id_in_sync_group(self) -> jax.Array:
+        """This replica's number, from 0: an int32 scalar, known when the program runs."""
+        return jax.lax.axis_index(REPLICA_AXIS)
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices of the replicas that take part in this step, in replica order."""
+        return self.strategy.devices[: self.num_replicas_in_sync]
+
+    def all_reduce(self, op: ReduceOp | str, value: Any, options: Any = None) -> Any:
+        """Combines a value over replicas, inside `run`; every replica gets the result.
+
+        Args:
+            op: `"sum"` or `"mean"`.
+            value: Array that differs between replicas, or a nest of them.
+            options: `CommunicationOptions` for this call.
+
+        Returns:
+            The same nest. The arrays are typed as equal on all replicas, so they may be assigned to mirrored
+            variables. Differentiable: the gradient of a sum over replicas is the sum of their gradients.
+
+        Raises:
+            ReduceError: A leaf is equal on all replicas already and would be summed.
+            ContextError: Called outside of `run`.
+        """
+        op = ReduceOp.of(op)
+        self._check_inside()
+        leaves, treedef = jax.tree_util.tree_flatten(value)
+        arrays = [jnp.asarray(leaf) for leaf in leaves]
+        differing = [i for i, array in enumerate(arrays) if REPLICA_AXIS in varying_axes(array)]
+        if op is ReduceOp.SUM and len(differing) < len(arrays) and self.num_replicas_in_sync > 1:
+            raise ReduceError(
+                f"all_reduce('sum') got a value that is equal on all {self.num_replicas_in_sync} replicas: the sum "
+                f"would be {self.num_replicas_in_sync} times the value. Gradients of rx.value_and_grad and results of "
+                "all_reduce are reduced already; use them as they are."
+            )
+        reduced = self._reduced(op, [arrays[i] for i in differing], options)
+        for i, result in zip(differing, reduced, strict=True):
+            arrays[i] = result
+        return jax.tree_util.tree_unflatten(treedef, arrays)
+
+    def reduce_gradients(self, op: ReduceOp, gradients: list[jax.Array]) -> list[jax.Array]:
+        """Combines each replica's gradients (the gradient boundary calls this)."""
+        return self._reduced(op, gradients, None)
+
+    def _reduced(self, op: ReduceOp, arrays: list[jax.Array], options: Any) -> list[jax.Array]:
+        if self.num_replicas_in_sync == 1:
+            return [assert_equal_over_axis(array, REPLICA_AXIS) for array in arrays]
+        return self.strategy.cross_device_ops.all_reduce(
+            op,
+            arrays,
+            axis_name=REPLICA_AXIS,
+            num_replicas=self.num_replicas_in_sync,
+            options=self.strategy.merged_options(options),
+        )
+
+    def all_gather(self, value: Any, axis: int = 0, options: Any = None) -> Any:
+        """Concatenates a value's components along `axis`, inside `run`; every replica gets the result.
+
+        Args:
+            value: Array of at least one dimension, or a nest of them; the same shape on all replicas.
+            axis: The dimension; the result is `num_replicas_in_sync` times as long there.
+            options: Accepted as in tf.distribute; gathering has no options.
+
+        Raises:
+            ReduceError: Bad axis, or a scalar.
+            ContextError: Called outside of `run`.
+        """
+        del options
+        self._check_inside()
+
+        def gathered(leaf: Any) -> jax.Array:
+            array = jnp.asarray(leaf)
+            (dimension,) = normalize_axes(axis, array.shape)
+            varying = vary(array, REPLICA_AXIS)
+            return jax.lax.all_gather(varying, REPLICA_AXIS, axis=dimension, tiled=True, to="invarying")
+
+        return jax.tree_util.tree_map(gathered, value)
+
+    def merge_call(
+        self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Calls `merge_fn(strategy, *args, **kwargs)` once for all replicas, in cross-replica context.
+
+        Args:
+            merge_fn: Gets values that differ between replicas as per-replica values, and equal ones bare. It may use
+                `strategy.reduce`, `gather` and `update`.
+            args: Arguments, nests of arrays.
+            kwargs: Keyword arguments.
+
+        Returns:
+            What `merge_fn` returns; of per-replica values each replica gets its component.
+
+        Raises:
+            ContextError: Called outside of `run`.
+        """
+        self._check_inside()
+        if not callable(merge_fn):
+            raise ArgumentError(f"`merge_fn` must be callable, got {type(merge_fn).__name__}: {merge_fn!r}.")
+        merged_args, merged_kwargs = jax.tree_util.tree_map(self._merged, (tuple(args), dict(kwargs or {})))
+        with context.entered(replica=None):
+            result = merge_fn(self.strategy, *merged_args, **merged_kwargs)
+        return jax.tree_util.tree_map(
+            lambda x: x.component if isinstance(x, ManualPerReplica) else x,
+            result,
+            is_leaf=lambda x: isinstance(x, ManualPerReplica),
+        )
+
+    def _merged(self, leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and REPLICA_AXIS in varying_axes(leaf):
+            return ManualPerReplica(leaf, self.num_replicas_in_sync)
+        return leaf
+
+    def _check_inside(self) -> None:
+        if context.current().replica is not self:
+            raise ContextError(
+                "This replica context is not the running one: call rx.get_replica_context() inside the replica "
+                "function, each time it runs. Outside of strategy.run use strategy.reduce and strategy.gather."
+            )
+
+    def __repr__(self) -> str:
+        return f"ReplicaContext(strategy={self.strategy!r}, num_replicas_in_sync={self.num_replicas_in_sync})"

@@ -1,0 +1,225 @@
+"""Values with one component per replica.
+
+A *mirrored* value is equal on all replicas. It needs no wrapper: a `jax.Array` that is replicated over a strategy's
+devices is one, and `isinstance(x, rx.Mirrored)` says so.
+
+A *per-replica* value may differ. `PerReplica` keeps its components stacked in one array of shape
+`(num_replicas, ...)`, row i on replica i's device: one compiled program can then take it apart without any copy.
+Two rarer forms share its interface: `UnevenPerReplica` for components of different shapes, which live on the host
+side of the API only, and `ManualPerReplica` for the view from inside a running replica function.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.compat import vary
+from replicax.errors import ReduceError, ReplicaShapeError
+from replicax.reduce_op import ReduceOp
+from replicax.runtime.mesh import REPLICA_AXIS
+
+
+class DistributedValues(abc.ABC):  # noqa: B024 - a marker, as in tf.distribute
+    """Marker base class of values that have one component per replica."""
+
+
+class _MirroredType(abc.ABCMeta):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if not isinstance(instance, jax.Array) or isinstance(instance, jax.core.Tracer):
+            return False
+        return len(instance.sharding.device_set) > 1 and instance.sharding.is_fully_replicated
+
+
+class Mirrored(DistributedValues, metaclass=_MirroredType):
+    """The type of arrays that every one of several devices holds in full.
+
+    It has no constructor: `strategy.replicate` makes such arrays and `strategy.run` returns them where equality is
+    proven. They are plain `jax.Array`s and can be used as such.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Mirrored:
+        raise TypeError("rx.Mirrored describes ordinary arrays; make one with strategy.replicate(value).")
+
+
+@jax.tree_util.register_pytree_node_class
+class PerReplica(DistributedValues):
+    """One array per replica, all of the same shape and dtype.
+
+    Attributes:
+        stacked: Shape `(num_replicas, ...)`; row i is replica i's component and lives on its device.
+    """
+
+    __slots__ = ("stacked",)
+
+    def __init__(self, stacked: jax.Array):
+        self.stacked = stacked
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        """Returns the stacked array as the only child (JAX's pytree protocol)."""
+        return (self.stacked,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: Sequence[Any]) -> PerReplica:
+        """Rebuilds the value from the stacked array (JAX's pytree protocol)."""
+        del aux
+        return cls(children[0])
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of components."""
+        return self.stacked.shape[0]
+
+    @property
+    def component_shape(self) -> tuple[int, ...]:
+        """Shape of one component."""
+        return tuple(self.stacked.shape[1:])
+
+    @property
+    def values(self) -> tuple[jax.Array, ...]:
+        """The components in replica order, each on its own device (inside a traced function: rows of the stack)."""
+        if isinstance(self.stacked, jax.core.Tracer):
+            return tuple(self.stacked[i] for i in range(self.num_replicas))
+        shards = sorted(self.stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        return tuple(row for shard in shards for row in shard.data)
+
+    def reduce(self, op: ReduceOp) -> jax.Array:
+        """Combines the components element by element; the result has a component's shape."""
+        return _combine(op, self.stacked, axis=0)
+
+    def reduce_axis(self, op: ReduceOp, axis: int | Sequence[int]) -> jax.Array:
+        """Combines the components and, inside each, the entries along `axis`."""
+        axes = normalize_axes(axis, self.component_shape)
+        return _combine(op, self.stacked, axis=(0, *(a + 1 for a in axes)))
+
+    def gather(self, axis: int) -> jax.Array:
+        """Concatenates the components along `axis`, in replica order."""
+        (axis,) = normalize_axes(axis, self.component_shape)
+        shape = list(self.component_shape)
+        shape[axis] *= self.num_replicas
+        return jnp.moveaxis(self.stacked, 0, axis).reshape(shape)
+
+    def map(self, fn: Callable[[Any], Any]) -> PerReplica:
+        """Returns the value whose stacked array is `fn(stacked)`."""
+        return PerReplica(fn(self.stacked))
+
+    def __repr__(self) -> str:
+        if isinstance(self.stacked, jax.core.Tracer):
+            return f"PerReplica({self.num_replicas} x {self.stacked.dtype}{list(self.component_shape)})"
+        rows = "\n".join(f"  {i}: {component}," for i, component in enumerate(self.values))
+        return f"PerReplica({{\n{rows}\n}})"
+
+
+class UnevenPerReplica(DistributedValues):
+    """One component per replica, of shapes that differ or of any Python type.
+
+    It can be inspected, reduced along an axis and gathered, but one compiled program cannot take it: `strategy.run`
+    refuses it.
+    """
+
+    def __init__(self, components: Sequence[Any]):
+        self.values = tuple(components)
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of components."""
+        return len(self.values)
+
+    def reduce(self, op: ReduceOp) -> jax.Array:
+        """Always fails: components of different shapes cannot be combined element by element."""
+        shapes = [jnp.shape(component) for component in self.values]
+        raise ReplicaShapeError(
+            f"Cannot {op.value} components of different shapes {shapes} element by element. Give `axis`, so that each "
+            "component is reduced along it first."
+        )
+
+    def reduce_axis(self, op: ReduceOp, axis: int | Sequence[int]) -> jax.Array:
+        """Combines all entries along `axis` of all components; a mean divides by the number of entries."""
+        total: Any = 0
+        entries = 0
+        for component in self.values:
+            axes = normalize_axes(axis, jnp.shape(component))
+            total = total + jax.device_get(jnp.sum(component, axis=axes))
+            entries += math.prod(jnp.shape(component)[a] for a in axes)
+        return jnp.asarray(total if op is ReduceOp.SUM else total / entries)
+
+    def gather(self, axis: int) -> jax.Array:
+        """Concatenates the components along `axis`; they must agree in all other dimensions."""
+        shapes = [jnp.shape(component) for component in self.values]
+        normal = {normalize_axes(axis, shape)[0] for shape in shapes}
+        rest = {tuple(n for i, n in enumerate(shape) if i not in normal) for shape in shapes}
+        if len(normal) != 1 or len(rest) != 1:
+            raise ReplicaShapeError(f"To gather along axis {axis}, shapes may differ there only, got {shapes}.")
+        return jnp.concatenate([jax.device_get(component) for component in self.values], axis=normal.pop())
+
+    def __repr__(self) -> str:
+        rows = "\n".join(f"  {i}: {component!r}," for i, component in enumerate(self.values))
+        return f"PerReplica({{\n{rows}\n}})"
+
+
+class ManualPerReplica(DistributedValues):
+    """A per-replica value as seen by code that runs inside `shard_map`: it holds this replica's component only.
+
+    `merge_call` hands such values to its function.
+    """
+
+    def __init__(self, component: jax.Array, num_replicas: int):
+        self.component = component
+        self.num_replicas = num_replicas
+
+    def reduce(self, op: ReduceOp) -> jax.Array:
+        """Combines the components element by element with a collective."""
+        reduce = jax.lax.psum if op is ReduceOp.SUM else jax.lax.pmean
+        return reduce(vary(self.component, REPLICA_AXIS), REPLICA_AXIS)
+
+    def reduce_axis(self, op: ReduceOp, axis: int | Sequence[int]) -> jax.Array:
+        """Combines the components and, inside each, the entries along `axis`."""
+        axes = normalize_axes(axis, self.component.shape)
+        return ManualPerReplica(_combine(op, self.component, axes), self.num_replicas).reduce(op)
+
+    def gather(self, axis: int) -> jax.Array:
+        """Concatenates the components along `axis`, in replica order."""
+        (axis,) = normalize_axes(axis, self.component.shape)
+        return jax.lax.all_gather(vary(self.component, REPLICA_AXIS), REPLICA_AXIS, axis=axis, tiled=True)
+
+    def __repr__(self) -> str:
+        return f"PerReplica(component={self.component}, num_replicas={self.num_replicas})"
+
+
+ANY_PER_REPLICA = (PerReplica, UnevenPerReplica, ManualPerReplica)
+
+
+def is_per_replica(value: Any) -> bool:
+    """Returns whether `value` is a per-replica value, as one leaf of a nest (for the `is_leaf` of JAX's tree functions)."""
+    return isinstance(value, ANY_PER_REPLICA)
+
+
+def normalize_axes(axis: int | Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns `axis` as a tuple of non-negative dimensions of `shape`.
+
+    Raises:
+        ReduceError: An entry is not an int, is out of range, or comes twice.
+
+    Example:
+        >>> normalize_axes(-1, (4, 5))
+        (1,)
+    """
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    for entry in axes:
+        if isinstance(entry, bool) or not isinstance(entry, int):
+            raise ReduceError(f"`axis` is None, an int or a tuple of ints, got {axis!r}.")
+        if not -len(shape) <= entry < len(shape):
+            raise ReduceError(f"axis={axis!r} does not exist: each replica's component has shape {tuple(shape)}.")
+    normal = tuple(entry % len(shape) for entry in axes)
+    if len(set(normal)) < len(normal):
+        raise ReduceError(f"axis={axis!r} names a dimension twice.")
+    return normal
+
+
+def _combine(op: ReduceOp, array: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
+    return jnp.sum(array, axis=axis) if op is ReduceOp.SUM else jnp.mean(array, axis=axis)

@@ -1,0 +1,95 @@
+"""Eight virtual CPU devices for every test, and a fixture that catches what a test leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+# Before anything imports Keras or touches a device. Subprocesses of a test inherit these.
+os.environ["KERAS_BACKEND"] = "jax"
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import pytest
+
+import replicax as rx
+
+NUM_DEVICES = 8
+SECONDS_FOR_THREADS_TO_END = 5.0
+# pytest's own, and what Keras and scikit-learn set for themselves when a test is the first to import them.
+NOT_THE_TESTS_DOING = ("PYTEST_", "KMP_", "TF_")
+
+rx.config.set_virtual_devices(NUM_DEVICES)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import jax
+
+        if all(device.platform != "gpu" for device in jax.devices()):
+            pytest.skip("needs a GPU; run with JAX_PLATFORMS=cuda,cpu where there is one")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.cpu)
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_behind() -> Iterator[None]:
+    """Fails a test that leaks a thread, an environment variable, a strategy or eager execution."""
+    threads = set(threading.enumerate())
+    environment = _environment()
+    yield
+    leaks = [*_leaked_strategy(), *_leaked_eagerness(), *_leaked_environment(environment), *_leaked_threads(threads)]
+    if leaks:
+        pytest.fail("The test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+def _leaked_strategy() -> list[str]:
+    if not rx.has_strategy():
+        return []
+    leaked = rx.get_strategy()
+    with contextlib.suppress(RuntimeError):  # One that was entered with `with` nothing public takes off again.
+        rx.set_strategy(None)
+    return [f"the current strategy {leaked!r}"]
+
+
+def _leaked_eagerness() -> list[str]:
+    if not rx.config.runs_eagerly():
+        return []
+    rx.config.run_eagerly(False)
+    return ["rx.config.run_eagerly(True)"]
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(NOT_THE_TESTS_DOING)}
+
+
+def _leaked_environment(before: dict[str, str]) -> list[str]:
+    after = _environment()
+    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    return [f"the environment variable {name}={after.get(name)!r} (was {before.get(name)!r})" for name in changed]
+
+
+def _leaked_threads(before: set[threading.Thread]) -> list[str]:
+    """Threads that outlive the test: non-daemon ones, and replicax's own of either kind."""
+    deadline = time.monotonic() + SECONDS_FOR_THREADS_TO_END
+
+    def leaked() -> list[threading.Thread]:
+        started = [thread for thread in threading.enumerate() if thread not in before]
+        return [thread for thread in started if not thread.daemon or thread.name.startswith("replicax")]
+
+    while leaked() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [f"the thread {thread.name!r}" for thread in leaked()]

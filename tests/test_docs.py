@@ -1,0 +1,72 @@
+"""The Python in README.md and docs/ runs: each page's code blocks in order, in one namespace."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import replicax as rx
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+# A fence such as: ```python {.no-run reason="needs two machines"}
+_FENCE = re.compile(r"^```python(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+_REASON = re.compile(r'reason="(?P<reason>[^"]+)"')
+
+
+class Block(NamedTuple):
+    """One fenced block of Python, and where it stands."""
+
+    line: int
+    info: str
+    code: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(text.count("\n", 0, match.start("code")) + 1, match["info"].strip(), match["code"])
+        for match in _FENCE.finditer(text)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def compiled_again() -> object:
+    """Pages may show `run_eagerly(True)`; the next test runs compiled."""
+    yield
+    rx.config.run_eagerly(False)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if blocks_of(page)],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_code_blocks_run_in_order(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    for block in blocks_of(page):
+        if "no-run" in block.info:
+            continue
+        # Empty lines in front, so that a traceback names the line of the page.
+        exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), namespace)
+
+
+def test_a_block_that_does_not_run_says_why():
+    silent = [
+        f"{page.relative_to(ROOT)}:{block.line}"
+        for page in PAGES
+        for block in blocks_of(page)
+        if "no-run" in block.info and not _REASON.search(block.info)
+    ]
+    assert silent == []
+
+
+def test_the_readme_shows_both_kinds_of_loop():
+    code = "\n".join(block.code for block in blocks_of(ROOT / "README.md"))
+    assert "keras" in code
+    assert "optax" in code

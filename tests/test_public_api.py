@@ -1,0 +1,134 @@
+"""What users may rely on: the public names, their documentation, and imports that cost and start nothing."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import replicax as rx
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN_NAMES = Path(__file__).parent / "golden" / "public_names.txt"
+MODULES = ["replicax", *(module.name for module in pkgutil.walk_packages(rx.__path__, "replicax."))]
+
+# Keras itself is a dependency, but only the adapter's own folder may need it to load.
+HEAVY = ("keras", "tensorflow", "torch", "ray", "sklearn", "matplotlib")
+MAY_IMPORT_KERAS = "replicax.keras"
+# These stand above the public names and use them as any user would.
+MAY_USE_THE_FRONT_DOOR = ("replicax.cli", "replicax.testing")
+
+
+def test_public_names_change_only_on_purpose():
+    """After a change on purpose, write `"\\n".join(sorted(rx.__all__))` to the golden file."""
+    assert sorted(rx.__all__) == GOLDEN_NAMES.read_text().split()
+
+
+def test_every_public_name_exists_once():
+    assert len(set(rx.__all__)) == len(rx.__all__)
+    assert [name for name in rx.__all__ if not hasattr(rx, name)] == []
+
+
+def public_members() -> Iterator[tuple[str, object]]:
+    for name in sorted(rx.__all__):
+        value = getattr(rx, name)
+        yield name, value
+        if inspect.isclass(value) and value.__module__.startswith("replicax"):
+            for member_name in vars(value):
+                if not member_name.startswith("_"):
+                    yield f"{name}.{member_name}", getattr(value, member_name)
+
+
+def test_every_public_name_is_documented():
+    """A method that fills in a contract may leave the words to the contract: `getdoc` looks there."""
+    undocumented = [
+        name
+        for name, value in public_members()
+        if (callable(value) or isinstance(value, property) or inspect.ismodule(value)) and not inspect.getdoc(value)
+    ]
+    assert undocumented == []
+
+
+def test_every_public_name_is_on_the_api_page():
+    page = (ROOT / "docs" / "api.md").read_text().split()
+    assert [name for name in rx.__all__ if not name.startswith("__") and f"replicax.{name}" not in page] == []
+
+
+# Each module is imported in a fork of its own, of a process that has loaded JAX and nothing of replicax.
+IMPORT_EACH_ALONE = """
+import os, sys, threading
+import jax
+from jax._src import xla_bridge
+
+def faults(module, forbidden):
+    environment, threads = dict(os.environ), threading.active_count()
+    __import__(module)
+    if xla_bridge.backends_are_initialized():
+        yield "starts a JAX backend"
+    if threading.active_count() != threads:
+        yield "starts a thread"
+    yield from (f"imports {name}" for name in forbidden if name in sys.modules)
+    yield from (f"changes {name}" for name, _ in environment.items() ^ os.environ.items())
+
+for line in sys.stdin.read().splitlines():
+    module, *forbidden = line.split()
+    child = os.fork()
+    if not child:
+        try:
+            found = list(faults(module, forbidden))
+        except BaseException as error:
+            found = [f"cannot be imported: {error!r}"]
+        print(*(f"{module} {fault}" for fault in found), sep="\\n", end="\\n" if found else "", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+print("done")
+"""
+
+
+def test_each_module_imports_alone_and_starts_nothing():
+    forbidden = {
+        module: [name for name in HEAVY if not (name == "keras" and module.startswith(MAY_IMPORT_KERAS))]
+        for module in MODULES
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IMPORT_EACH_ALONE],
+        input="\n".join(" ".join([module, *names]) for module, names in forbidden.items()),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["done"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_docstring_examples_run(module: str):
+    results = doctest.testmod(
+        importlib.import_module(module),
+        extraglobs={"rx": rx, **{name: getattr(rx, name) for name in rx.__all__}},
+        optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
+    )
+    assert results.failed == 0, f"{results.failed} of {results.attempted} examples failed; see the captured output"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "replicax"])
+def test_no_module_comes_in_by_the_front_door(module: str):
+    """Inside the package names are imported from the file that defines them; `from replicax import name` makes loops."""
+    if module.startswith(MAY_USE_THE_FRONT_DOOR):
+        return
+    source = Path(importlib.import_module(module).__file__).read_text()
+    front_door = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == "replicax":
+            names = [alias.name for alias in node.names]
+            front_door += [name for name in names if f"replicax.{name}" not in MODULES]
+        elif isinstance(node, ast.Import):
+            front_door += [alias.name for alias in node.names if alias.name == "replicax"]
+    assert front_door == []
