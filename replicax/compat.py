@@ -32,6 +32,15 @@ def vary(x: jax.Array, axis_name: str) -> jax.Array:
     return jax.lax.pcast(x, (axis_name,), to="varying")
 
 
+def strongly_typed(x: Any, dtype: Any = None) -> jax.Array:
+    """Returns `x` as an array whose dtype is its own, not "weak" like that of a Python number.
+
+    A program is specialised to that too, so state that starts weak would be compiled for twice.
+    """
+    array = jax.numpy.asarray(x, dtype=dtype)
+    return jax.lax.convert_element_type(array, array.dtype) if array.weak_type else array
+
+
 def trace_state() -> Any:
     """Returns a token of the innermost JAX trace; two equal tokens mean the same trace."""
     return jex_core.get_opaque_trace_state()

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
-from replicax.compat import assert_equal_over_axis, vary, varying_axes
+from replicax.compat import assert_equal_over_axis, strongly_typed, vary, varying_axes
 from replicax.errors import ProgramError, ReplicaDivergenceError, StrategyMismatchError, VariableError
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import is_per_replica
@@ -362,7 +362,7 @@ def _initial(initial_value: Any, dtype: Any, name: str) -> jax.Array:
     # A variable may be created while a function is traced; its first value must be a real one even there.
     with jax.ensure_compile_time_eval():
         value = initial_value() if callable(initial_value) else initial_value
-        array = jnp.asarray(value, dtype=dtype)
+        array = strongly_typed(value, dtype)
     if isinstance(array, jax.core.Tracer):
         raise ProgramError(
             f"The initial value of variable {name!r} depends on values that are only known when the program runs. "

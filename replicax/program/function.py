@@ -33,6 +33,11 @@ class ProgramCache:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the function compiled for these arguments, compiling it first if they are of a new kind."""
+        program, arrays = self.program(args, kwargs)
+        return program(arrays)
+
+    def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, list[Any]]:
+        """Returns the program for these arguments, traced if they are of a new kind, and its array arguments."""
         arrays, structure = take_apart_inputs((args, kwargs))
         key = self._key(arrays, structure)
         program = self._programs.get(key)
@@ -42,7 +47,7 @@ class ProgramCache:
                 if program is None:
                     program = self._compile(args, kwargs, arrays, structure)
                     self._programs[key] = program
-        return program(arrays)
+        return program, arrays
 
     def _compile(self, args: Any, kwargs: Any, arrays: list[Any], structure: Structure) -> Program:
         _, replicas = per_replica_arrays((args, kwargs))
@@ -143,6 +148,14 @@ class Function:
 
             self._bound[instance] = Function(method, [i - 1 for i in self._donate_argnums])
         return self._bound[instance]
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Returns the program for these arguments as JAX lowers it, without running it.
+
+        `.compile().as_text()` of the result is the optimised HLO, `.compile().memory_analysis()` its memory.
+        """
+        program, arrays = self._cache.program(args, kwargs)
+        return program.lower(arrays)
 
     @property
     def num_programs(self) -> int:

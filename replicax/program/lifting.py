@@ -87,9 +87,10 @@ class Program:
     def _sharding(self, variable: Any) -> Any:
         if self.strategy is None or self.strategy.mesh is None:
             return None
-        return self.strategy.sharding(stacked=variable_is_stacked(variable), replicas=self.replicas)
+        stacked = variable_is_stacked(variable) and not self._is_partial()
+        return self.strategy.sharding(stacked=stacked, replicas=self.replicas)
 
-    def _jit(self) -> Callable[..., Any]:
+    def _jit(self) -> Any:
         def pure(updated: list[Any], constant: list[Any], donated: list[Any], kept: list[Any]) -> Any:
             frame = ProgramFrame(
                 bound=[*zip(self._updated, updated, strict=True), *zip(self._constant, constant, strict=True)],
@@ -109,7 +110,8 @@ class Program:
         name = getattr(self._get_fn(), "__name__", "program")
         pure.__name__ = pure.__qualname__ = name
         out_shardings = (None, [self._sharding(variable) for variable in self._written])
-        return jax.jit(pure, donate_argnums=(0, 2), out_shardings=out_shardings)
+        donate = () if self._is_partial() else (0, 2)
+        return jax.jit(pure, donate_argnums=donate, out_shardings=out_shardings)
 
     def _call(self, frame: ProgramFrame, arrays: Sequence[Any]) -> list[Any]:
         args, kwargs = self._structure.rebuild(arrays)
@@ -124,19 +126,7 @@ class Program:
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
         """Runs the program on arguments of its signature, updates the variables and returns the result."""
-        donated: list[Any] = []
-        kept = arrays
-        if self._any_donated:
-            donated = [array for array, flag in zip(arrays, self._donate, strict=True) if flag]
-            kept = [array for array, flag in zip(arrays, self._donate, strict=True) if not flag]
-        if self._is_partial():
-            constant = [self.strategy.load(variable, self.replicas) for variable in self._constant]
-        else:
-            self._place()
-            _own(self._updated)
-            constant = [variable._value for variable in self._constant]
-        updated = [variable._value for variable in self._updated]
-        leaves, new_values = self._compiled(updated, constant, donated, kept)
+        leaves, new_values = self._compiled(*self._inputs(arrays))
         if self._written and isinstance(new_values[0], jax.core.Tracer):
             raise ProgramError(
                 "A function that assigns variables was called inside a function that JAX traces (jax.jit, jax.grad, "
@@ -149,9 +139,29 @@ class Program:
         assert self._result is not None
         return self._result.rebuild(leaves)
 
+    def lower(self, arrays: Sequence[Any]) -> jax.stages.Lowered:
+        """Returns the program as JAX lowers it."""
+        return self._compiled.lower(*self._inputs(arrays))
+
+    def _inputs(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], Sequence[Any]]:
+        if self._is_partial():
+            arrays = [self.strategy.shrunk(array, self.replicas) for array in arrays]
+        donated: list[Any] = []
+        kept = arrays
+        if self._any_donated:
+            donated = [array for array, flag in zip(arrays, self._donate, strict=True) if flag]
+            kept = [array for array, flag in zip(arrays, self._donate, strict=True) if not flag]
+        if self._is_partial():
+            constant = [self.strategy.load(variable, self.replicas) for variable in self._constant]
+        else:
+            self._place()
+            _own(self._updated)
+            constant = [variable._value for variable in self._constant]
+        return [variable._value for variable in self._updated], constant, donated, kept
+
     def _store_partial(self, leaves: list[Any], new_values: list[Any]) -> Any:
         for variable, value in zip(self._written, new_values, strict=True):
-            self.strategy.store(variable, value, self.replicas)
+            self.strategy.store(variable, value)
         assert self._result is not None
         return self.strategy.rejoined(self._result.rebuild(leaves), self.replicas)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from replicax import context
@@ -62,10 +63,20 @@ class ReplicaCall:
         else:
             site = program.sites[program.next_site]
             program.next_site += 1
-        outputs, new_values = self._mapped(site)(self._arrays, [frame.read(variable) for variable in site.inputs])
+        values = [self._rows(variable, frame.read(variable)) for variable in site.inputs]
+        outputs, new_values = self._mapped(site)(self._arrays, values)
         for variable, value in zip(site.outputs, new_values, strict=True):
+            if self._leaves_rows_out(variable):
+                value = jnp.concatenate([value, frame.read(variable)[self.replicas :]])
             frame.write(variable, value)
         return self._wrapped(outputs, site.varying)
+
+    def _rows(self, variable: Any, value: Any) -> Any:
+        """Returns the rows that the replicas of this call have of a stacked variable; others as they are."""
+        return value[: self.replicas] if self._leaves_rows_out(variable) else value
+
+    def _leaves_rows_out(self, variable: Any) -> bool:
+        return variable_is_stacked(variable) and self.replicas < self.strategy.num_replicas_in_sync
 
     def eager(self) -> Any:
         """Runs operation by operation, for debugging; variables are read and assigned directly."""
@@ -89,7 +100,11 @@ class ReplicaCall:
         ]
         outputs, new_values = repeat_while_variables_are_created(lambda: mapped(placed))
         for variable, value in zip(written, new_values, strict=True):
-            self.strategy.store(variable, value if variable_is_stacked(variable) else value[0], self.replicas)
+            if not variable_is_stacked(variable):
+                value = value[0]
+            elif self._leaves_rows_out(variable):
+                value = np.concatenate([value, variable._value[self.replicas :]])
+            self.strategy.store(variable, value)
         outputs = [out if differs else out[0] for out, differs in zip(outputs, varying, strict=True)]
         return self.strategy.rejoined(self._wrapped(outputs, varying), self.replicas)
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
-from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops
+from replicax.compat import strongly_typed
 from replicax.data import (
     DistributedDataset,
     DistributedDatasetFromFunction,
@@ -35,22 +36,24 @@ class MeshStrategy(Strategy):
 
     Args:
         devices: The devices, in replica order.
-        cross_device_ops: The algorithm that combines gradients.
+        cross_device_ops: The algorithm that combines gradients; by default the one the options ask for.
         communication_options: Its options.
     """
 
     def __init__(
         self,
         devices: Sequence[jax.Device],
-        cross_device_ops: CrossDeviceOps,
+        cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
     ):
         self.devices = tuple(devices)
         self.mesh = replica_mesh(self.devices)
-        if not isinstance(cross_device_ops, CrossDeviceOps):
-            raise ArgumentError(f"`cross_device_ops` must be an rx.CrossDeviceOps, got {cross_device_ops!r}.")
-        self.cross_device_ops = cross_device_ops
         self.communication_options = communication_options or CommunicationOptions()
+        if cross_device_ops is None:
+            cross_device_ops = choose_cross_device_ops(self.communication_options)
+        elif not isinstance(cross_device_ops, CrossDeviceOps):
+            raise ArgumentError(f"`cross_device_ops` must be an rx.CrossDeviceOps, got {cross_device_ops!r}.")
+        self.cross_device_ops = cross_device_ops.for_devices(self.devices)
         self._meshes = {len(self.devices): self.mesh}
         self._programs = WeakProgramCaches()
 
@@ -133,7 +136,8 @@ class MeshStrategy(Strategy):
     def load(self, variable: Any, replicas: int) -> jax.Array:
         """Returns a variable's value as a step on `replicas` replicas needs it.
 
-        On a sub-mesh it is a view of the copies of the first devices, without copying.
+        On a sub-mesh a mirrored variable is a view of the copies of the first devices. A stacked one comes whole, to
+        each device: also the components of replicas that sit the step out count when it is read.
         """
         stacked = variable_is_stacked(variable)
         value = variable._value
@@ -141,19 +145,22 @@ class MeshStrategy(Strategy):
             value = self.place(value, stacked)
         if replicas == self.num_replicas_in_sync:
             return value
-        shape = (replicas, *value.shape[1:]) if stacked else value.shape
-        return _assembled(shape, self.sharding(stacked, replicas), _shards(value, self.devices)[:replicas])
+        return self.place(value, replicas=replicas) if stacked else self._first(value, replicas)
 
-    def store(self, variable: Any, value: jax.Array, replicas: int) -> None:
-        """Writes the value that a step on `replicas` replicas has computed back to all copies of a variable."""
-        stacked = variable_is_stacked(variable)
-        if stacked and replicas < self.num_replicas_in_sync:
-            old = self.load(variable, self.num_replicas_in_sync)
-            kept = _shards(old, self.devices)[replicas:]
-            rows = [*_shards(value, self.devices[:replicas]), *kept]
-            variable._value = _assembled(old.shape, self.sharding(stacked=True), rows)
-        else:
-            variable._value = self.place(value, stacked)
+    def store(self, variable: Any, value: Any) -> None:
+        """Writes a value that a step on any number of replicas has computed to all copies of a variable."""
+        variable._value = self.place(value, variable_is_stacked(variable))
+
+    def shrunk(self, array: Any, replicas: int) -> Any:
+        """Returns an argument that is mirrored on all devices as a step on `replicas` replicas needs it."""
+        if isinstance(array, jax.Array) and array.sharding == self.sharding(stacked=False):
+            return self._first(array, replicas)
+        return array
+
+    def _first(self, mirrored: jax.Array, replicas: int) -> jax.Array:
+        shards = {shard.device: shard.data for shard in mirrored.addressable_shards}
+        held = [shards[device] for device in self.devices[:replicas]]
+        return _assembled(mirrored.shape, self.sharding(stacked=False, replicas=replicas), held)
 
     def rejoined(self, nest: Any, replicas: int) -> Any:
         """Moves the mirrored results of a step on `replicas` replicas to all devices."""
@@ -168,7 +175,9 @@ class MeshStrategy(Strategy):
 
     def replicate(self, nest: Any) -> Any:
         """Returns a copy of the arrays and numbers in `nest` that every device of the strategy holds in full."""
-        return jax.tree_util.tree_map(lambda x: self.place(x) if is_input(x) or isinstance(x, bool) else x, nest)
+        return jax.tree_util.tree_map(
+            lambda x: self.place(strongly_typed(x)) if is_input(x) or isinstance(x, bool) else x, nest
+        )
 
     # Values and datasets.
 
@@ -226,12 +235,6 @@ class MeshStrategy(Strategy):
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)
         return f"{type(self).__name__}([{names}])"
-
-
-def _shards(value: jax.Array, devices: Sequence[jax.Device]) -> list[jax.Array]:
-    """Returns what each of `devices` holds of `value`, in their order."""
-    held = {shard.device: shard.data for shard in value.addressable_shards}
-    return [held[device] for device in devices]
 
 
 def _assembled(shape: tuple[int, ...], sharding: jax.sharding.Sharding, shards: list[jax.Array]) -> jax.Array:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
+from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.runtime.devices import default_devices, parse_devices
 from replicax.strategies.mesh_strategy import MeshStrategy
 
@@ -38,4 +38,4 @@ class MirroredStrategy(MeshStrategy):
         communication_options: CommunicationOptions | None = None,
     ):
         found = parse_devices(devices) if devices is not None and len(devices) else default_devices()
-        super().__init__(found, NcclAllReduce() if cross_device_ops is None else cross_device_ops, communication_options)
+        super().__init__(found, cross_device_ops, communication_options)

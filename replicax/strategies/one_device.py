@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 
-from replicax.collectives import NcclAllReduce
 from replicax.runtime.devices import parse_devices
 from replicax.strategies.mesh_strategy import MeshStrategy
 
@@ -27,4 +26,4 @@ class OneDeviceStrategy(MeshStrategy):
     """
 
     def __init__(self, device: str | jax.Device):
-        super().__init__(parse_devices([device]), NcclAllReduce())
+        super().__init__(parse_devices([device]))

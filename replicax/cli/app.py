@@ -1,0 +1,34 @@
+"""The command `replicax`: its subcommands and the options that they share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import replicax as rx
+from replicax.cli.demo import demo
+
+app = typer.Typer(
+    name="replicax",
+    help="Distributed training for Keras 3 and plain JAX.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # A traceback is for the bug report: leave it as Python prints it.
+)
+app.command()(demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"replicax {rx.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Distributed training for Keras 3 and plain JAX."""

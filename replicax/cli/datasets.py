@@ -1,0 +1,159 @@
+"""The demo's data: scikit-learn's digits, which come with the package, and MNIST from its original files."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import math
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from replicax.errors import ReplicaxError
+
+NUM_CLASSES = 10
+_TEST_FRACTION = 0.2
+_SPLIT_SEED = 0  # The split is part of the data: a run's seed does not change it.
+_UNSIGNED_BYTE = 0x08  # IDX's code for the type of the values; MNIST has no other
+
+
+class DataError(ReplicaxError, ValueError):
+    """A file of a dataset is missing, or does not hold what it should."""
+
+
+class Rows(NamedTuple):
+    """Examples for training or testing.
+
+    Attributes:
+        images: Shape `(rows, pixels)`, float32, between 0 and 1.
+        labels: Shape `(rows,)`, int32, from 0 to 9.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+
+    def first(self, count: int) -> Rows:
+        """Returns the first `count` rows, or all if there are fewer."""
+        return Rows(self.images[:count], self.labels[:count])
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Images of the digits 0 to 9.
+
+    Attributes:
+        name: What it is called in a heading.
+        train: The rows to train on.
+        test: The rows to test on.
+    """
+
+    name: str
+    train: Rows
+    test: Rows
+
+    @property
+    def pixels(self) -> int:
+        """Number of values in one image."""
+        return self.train.images.shape[1]
+
+    def limited(self, rows: int) -> Dataset:
+        """Returns the dataset with at most `rows` rows to train on and as many to test on."""
+        return dataclasses.replace(self, train=self.train.first(rows), test=self.test.first(rows))
+
+
+def load_digits() -> Dataset:
+    """Loads scikit-learn's 1797 digits of 8 x 8 pixels, four fifths of each digit for training."""
+    import sklearn.datasets
+    import sklearn.model_selection
+
+    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
+    images = (pixels / pixels.max()).astype(np.float32)
+    split = sklearn.model_selection.train_test_split(
+        images, labels.astype(np.int32), test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=labels
+    )
+    train_images, test_images, train_labels, test_labels = split
+    return Dataset("Digits", Rows(train_images, train_labels), Rows(test_images, test_labels))
+
+
+def load_mnist(folder: Path) -> Dataset:
+    """Loads MNIST from its four `.gz` files, 28 x 28 pixels each.
+
+    Args:
+        folder: Where `train-images-idx3-ubyte.gz` and the three others are.
+
+    Raises:
+        DataError: The folder or a file is missing, or a file is not what its name says.
+    """
+    if not folder.is_dir():
+        raise DataError(f"There is no folder {folder}. It should hold MNIST's four files, such as {_images('train')}.")
+    return Dataset("MNIST", _mnist_rows(folder, "train"), _mnist_rows(folder, "t10k"))
+
+
+def _images(part: str) -> str:
+    return f"{part}-images-idx3-ubyte.gz"
+
+
+def _labels(part: str) -> str:
+    return f"{part}-labels-idx1-ubyte.gz"
+
+
+def _mnist_rows(folder: Path, part: str) -> Rows:
+    images = read_idx(folder / _images(part), ndim=3)
+    labels = read_idx(folder / _labels(part), ndim=1)
+    if len(images) != len(labels):
+        raise DataError(f"{folder}: {_images(part)} has {len(images)} rows, but {_labels(part)} has {len(labels)}.")
+    if not len(images):
+        raise DataError(f"{folder / _images(part)} holds no images.")
+    if labels.max() >= NUM_CLASSES:
+        raise DataError(f"{folder / _labels(part)} holds the label {labels.max()}; labels go from 0 to 9.")
+    return Rows(images.reshape(len(images), -1).astype(np.float32) / 255, labels.astype(np.int32))
+
+
+def read_idx(path: Path, ndim: int) -> np.ndarray:
+    """Reads a gzipped IDX file of unsigned bytes.
+
+    Such a file begins with two zero bytes, one for the type of the values and one for the number of dimensions; then
+    come the dimensions' sizes, four bytes each, the highest first, and the values.
+
+    Args:
+        path: The file.
+        ndim: Number of dimensions that it should have.
+
+    Returns:
+        A uint8 array of the sizes that the file states.
+
+    Raises:
+        DataError: The file is missing, damaged, of another type or shape, or has too few or too many values.
+    """
+    content = _unzipped(path)
+    header, magic = content[: 4 + 4 * ndim], bytes([0, 0, _UNSIGNED_BYTE, ndim])
+    if header[:4] != magic:
+        raise DataError(
+            f"{path} is no IDX file of unsigned bytes in {ndim} dimension(s): it should begin with the bytes "
+            f"{magic.hex(' ')}, but begins with {header[:4].hex(' ') or 'nothing'}."
+        )
+    if len(header) < 4 + 4 * ndim:
+        raise DataError(f"{path} is truncated: it ends within its header, after {len(content)} bytes.")
+    sizes = tuple(int(size) for size in np.frombuffer(header, ">u4", offset=4))
+    expected, found = math.prod(sizes), len(content) - len(header)
+    if found != expected:
+        fault = "is truncated" if found < expected else "is too long"
+        raise DataError(f"{path} {fault}: its header promises {sizes}, that is {expected} bytes; {found} follow.")
+    return np.frombuffer(content, np.uint8, offset=len(header)).reshape(sizes)
+
+
+def _unzipped(path: Path) -> bytes:
+    try:
+        return gzip.decompress(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"There is no file {path}.") from None
+    except OSError as error:  # Also what gzip raises for a file that is none of its own.
+        raise DataError(f"{path} cannot be read: {error}.") from error
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path} is damaged or truncated: {error}.") from error
+
+
+LOADERS: dict[str, Callable[..., Dataset]] = {"digits": load_digits, "mnist": load_mnist}

@@ -1,0 +1,137 @@
+"""`replicax demo`: one training on many devices and on one, compared."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+import replicax as rx
+from replicax.cli.datasets import DataError, Dataset, load_digits, load_mnist
+from replicax.errors import DeviceError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from replicax.cli.training import Epoch
+
+PICTURE = "curves.png"
+
+
+class Data(enum.StrEnum):
+    """What the demo can train on."""
+
+    DIGITS = "digits"
+    MNIST = "mnist"
+
+
+# As in the tutorial that the network comes from; an epoch of the digits has 12 steps only, so they are larger.
+_LEARNING_RATES = {Data.DIGITS: 3e-3, Data.MNIST: 1e-3}
+
+
+class Settings(NamedTuple):
+    """How both trainings go."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    seed: int
+
+
+def demo(
+    data: Annotated[
+        Data,
+        typer.Option(help="The 1797 digits of 8 x 8 pixels that come with scikit-learn, or MNIST from --data-dir."),
+    ] = Data.DIGITS,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of MNIST's four .gz files, for --data mnist.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training rows.")] = 3,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows in a global batch, shared by all devices.")] = 128,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            show_default="0.001 for mnist; 0.003 for digits, whose epochs have only 12 steps",
+            help="Adam's learning rate.",
+        ),
+    ] = None,
+    devices: Annotated[
+        int, typer.Option(min=1, help="Virtual CPU devices. Where there are GPUs or TPUs, all of these are used.")
+    ] = 8,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Decides the initial weights.")] = 0,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="ROWS", help="Use no more rows, for training and for testing each.")
+    ] = None,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the picture.")] = Path("runs/demo"),
+    results: Annotated[bool, typer.Option("--results", help="End with RESULT lines, for scripts to read.")] = False,
+) -> None:
+    """Trains a small network on eight virtual CPU devices (or all GPUs), then on one, and compares the losses.
+
+    The network has two hidden layers (700 and 500 units), and the optimizer is Adam. Both trainings are a custom loop
+    that differs in the strategy only. A picture of loss and accuracy is written to the output folder.
+    """
+    dataset = _load(data, data_dir)
+    if limit is not None:
+        dataset = dataset.limited(limit)
+    _prepare(devices, output)
+    settings = Settings(epochs, batch_size, learning_rate or _LEARNING_RATES[data], seed)
+    _compare(dataset, settings, output / PICTURE, results)
+
+
+def _load(data: Data, data_dir: Path | None) -> Dataset:
+    if data is Data.DIGITS:
+        if data_dir is not None:
+            raise typer.BadParameter("It goes with --data mnist; the digits need no files.", param_hint="--data-dir")
+        return load_digits()
+    if data_dir is None:
+        raise typer.BadParameter("--data mnist needs the folder of MNIST's four .gz files.", param_hint="--data-dir")
+    try:
+        return load_mnist(data_dir)
+    except DataError as error:
+        raise typer.BadParameter(str(error), param_hint="--data-dir") from error
+
+
+def _prepare(devices: int, output: Path) -> None:
+    """Makes devices, output folder and environment ready, or says what is wrong before anything is trained."""
+    if os.environ.setdefault("KERAS_BACKEND", "jax") != "jax":
+        raise typer.BadParameter(f"It is {os.environ['KERAS_BACKEND']!r}; it must be 'jax'.", param_hint="KERAS_BACKEND")
+    try:
+        rx.config.set_virtual_devices(devices)
+    except DeviceError as error:
+        raise typer.BadParameter(str(error), param_hint="--devices") from error
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"The folder cannot be made: {error}.", param_hint="--output") from error
+
+
+def _compare(dataset: Dataset, settings: Settings, picture: Path, results: bool) -> None:
+    import jax
+    from rich.console import Console
+
+    from replicax.cli import report
+
+    console = Console(highlight=False)
+    strategy = rx.MirroredStrategy()
+    one_device = rx.OneDeviceStrategy(strategy.devices[0])
+    _introduce(console, dataset, settings, strategy)
+    # GPUs and TPUs round the factors of a matrix product by default, which would hide whether the losses agree.
+    with jax.default_matmul_precision("float32"):
+        distributed, seconds = _train(console, strategy, dataset, settings, verbose=True)
+        single, seconds_alone = _train(console, one_device, dataset, settings, verbose=False)
+
+    replicas = strategy.num_replicas_in_sync
+    difference = report.max_loss_difference(distributed, single)
+    console.print(report.comparison_table(distributed, single, replicas))
+    console.print(report.verdict(difference))
+    console.print(_times(strategy, seconds, seconds_alone), style="dim")
+    report.save_curves(picture, f"{dataset.name}: a small network under {strategy}", distributed, single, replicas)
+    console.print(f"\nWrote {picture}", soft_wrap=True)
+    if results:
+        typer.echo(f"RESULT demo_test_accuracy {distributed[-1].testing.accuracy:.6f}")
+        typer.echo(f"RESULT demo_max_loss_difference {difference:.3e}")

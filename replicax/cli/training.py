@@ -1,0 +1,115 @@
+"""The demo's training: a custom loop as a user writes it, which any strategy runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import replicax as rx
+from replicax.cli.datasets import NUM_CLASSES, Dataset
+
+HIDDEN_UNITS = (700, 500)
+
+
+class Score(NamedTuple):
+    """How well the network did in one pass over some rows.
+
+    Attributes:
+        loss: Mean cross-entropy over all rows.
+        accuracy: Fraction of the rows that were told right.
+    """
+
+    loss: float
+    accuracy: float
+
+
+class Epoch(NamedTuple):
+    """What one epoch came to.
+
+    Attributes:
+        number: Counts from 1.
+        training: The score while training, each batch before its update.
+        testing: The score on the test rows afterwards.
+    """
+
+    number: int
+    training: Score
+    testing: Score
+
+
+class Training:
+    """A network with two hidden layers, its optimizer and metrics, under one strategy.
+
+    Args:
+        strategy: Where it trains.
+        pixels: Number of values in one image.
+        learning_rate: Adam's.
+        seed: Decides the initial weights, which are the same under every strategy.
+    """
+
+    def __init__(self, strategy: rx.Strategy, pixels: int, learning_rate: float, seed: int):
+        import keras
+
+        keras.utils.set_random_seed(seed)
+        self._strategy = strategy
+        self._per_example_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+        with strategy.scope():
+            hidden = [keras.layers.Dense(units, "relu") for units in HIDDEN_UNITS]
+            self._model = keras.Sequential([keras.Input((pixels,)), *hidden, keras.layers.Dense(NUM_CLASSES)])
+            self._optimizer = keras.optimizers.Adam(learning_rate)
+            self._loss = keras.metrics.Mean()
+            self._accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    def epochs(self, data: Dataset, epochs: int, batch_size: int, on_step: Callable[[Any], None]) -> Iterator[Epoch]:
+        """Trains, and yields what each epoch came to.
+
+        Args:
+            data: The rows; `batch_size` of them make a global batch, the last one has what is left.
+            epochs: Number of passes over the training rows, each followed by one over the test rows.
+            batch_size: Rows in a global batch.
+            on_step: Called after each step, of training and of testing, with the mean loss of its batch.
+        """
+        train = self._strategy.distribute_dataset(tuple(data.train), batch_size=batch_size)
+        test = self._strategy.distribute_dataset(tuple(data.test), batch_size=batch_size)
+        for number in range(1, epochs + 1):
+            training = self._pass(self._distributed_train_step, train, on_step)
+            yield Epoch(number, training, self._pass(self._distributed_test_step, test, on_step))
+
+    def _pass(self, step: Callable[[Any], Any], batches: Any, on_step: Callable[[Any], None]) -> Score:
+        self._loss.reset_state()
+        self._accuracy.reset_state()
+        for batch in batches:
+            on_step(step(batch))
+        return Score(float(self._loss.result()), float(self._accuracy.result()))
+
+    @rx.function
+    def _distributed_train_step(self, batch: Any) -> Any:
+        return self._strategy.reduce("sum", self._strategy.run(self._train_step, args=(batch,)), axis=None)
+
+    @rx.function
+    def _distributed_test_step(self, batch: Any) -> Any:
+        return self._strategy.reduce("sum", self._strategy.run(self._test_step, args=(batch,)), axis=None)
+
+    # What one replica does with its part of a batch.
+
+    def _train_step(self, batch: Any) -> Any:
+        images, labels = batch
+
+        def average_loss() -> Any:
+            return self._average_loss(labels, self._model(images, training=True))
+
+        variables = self._model.trainable_variables
+        loss, gradients = rx.value_and_grad(average_loss, variables)()
+        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    def _test_step(self, batch: Any) -> Any:
+        images, labels = batch
+        return self._average_loss(labels, self._model(images, training=False))
+
+    def _average_loss(self, labels: Any, logits: Any) -> Any:
+        """Returns the replica's share of the batch's mean loss, and counts its rows in the metrics."""
+        losses = self._per_example_loss(labels, logits)
+        self._loss.update_state(losses)
+        self._accuracy.update_state(labels, logits)
+        return rx.compute_average_loss(losses)

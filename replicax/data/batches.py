@@ -1,0 +1,130 @@
+"""What a batch is: a nest of arrays on the host that agree in their number of rows. Here every batch is checked."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.errors import BatchError
+
+Signature = tuple[Any, tuple[tuple[int, np.dtype], ...]]
+
+
+def is_array(value: Any) -> bool:
+    """Returns whether `value` holds numbers in NumPy's sense: a NumPy, JAX, torch or TensorFlow array, a table."""
+    return hasattr(type(value), "__array__")
+
+
+def host_batch(nest: Any, where: str) -> Any:
+    """Returns `nest` with every leaf as a NumPy array, without copying where the memory can be shared.
+
+    Args:
+        nest: Any pytree of arrays: NumPy's, JAX's, torch's, or anything with `__array__`.
+        where: Beginning of the error messages, such as `"Batch 3"`.
+
+    Raises:
+        BatchError: There is no leaf, a leaf is not an array of numbers or has no rows to split (rank 0), the leaves
+            disagree in their number of rows, or there are none.
+    """
+    leaves, treedef = jax.tree.flatten(nest)
+    if not leaves:
+        raise BatchError(f"{where} holds no array: {nest!r}.")
+    arrays = []
+    for index, leaf in enumerate(leaves):
+        try:
+            arrays.append(_host_array(leaf))
+        except _LeafError as error:
+            raise BatchError(f"{where}{_leaf_name(nest, index)}: {error}") from error.__cause__
+    _check_rows([len(array) for array in arrays], nest, where)
+    return jax.tree.unflatten(treedef, arrays)
+
+
+def count_rows(batch: Any) -> int:
+    """Returns the number of rows of a batch that `host_batch` has checked."""
+    return len(jax.tree.leaves(batch)[0])
+
+
+def signature(batch: Any) -> Signature:
+    """Returns what all batches of a dataset have in common: structure, and each leaf's rank and dtype."""
+    leaves, treedef = jax.tree.flatten(batch)
+    return treedef, tuple((leaf.ndim, leaf.dtype) for leaf in leaves)
+
+
+def check_signature(index: int, found: Signature, expected: Signature) -> None:
+    """Checks that batch `index` has the signature of the batches before it.
+
+    Raises:
+        BatchError: It has not. (One compiled step serves batches of one signature.)
+    """
+    if found != expected:
+        raise BatchError(
+            f"Batch {index} differs in structure, rank or dtype from the batches before it.\n"
+            f"  before:   {_describe(expected)}\n  batch {index}: {_describe(found)}\n"
+            "All batches of a dataset must have the same; only sizes may change."
+        )
+
+
+def _describe(found: Signature) -> str:
+    treedef, leaves = found
+    return f"{treedef} of " + ", ".join(f"{dtype} of rank {rank}" for rank, dtype in leaves)
+
+
+class _LeafError(Exception):
+    """What is wrong with a leaf; `host_batch` says which one it is."""
+
+
+def _host_array(leaf: Any) -> np.ndarray:
+    array = _as_numpy(leaf)
+    if not jnp.issubdtype(array.dtype, np.number) and array.dtype != np.bool_:
+        raise _LeafError(
+            f"values of dtype {array.dtype} cannot be placed on a device. Encode them as numbers, or leave them out of "
+            "the batch."
+        )
+    if array.ndim == 0:
+        raise _LeafError(
+            f"a scalar ({leaf!r}) has no rows that replicas could share. The first dimension of a leaf is the batch's "
+            "rows: batch the dataset; turn lists of numbers into arrays; repeat a constant once per row, or pass it "
+            "to `strategy.run` as an argument of its own."
+        )
+    return array
+
+
+def _as_numpy(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, np.ndarray):
+        return leaf
+    torch_tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # No import: only who has torch has tensors.
+    try:
+        if torch_tensor is not None and isinstance(leaf, torch_tensor):
+            return _from_torch(leaf)
+        if is_array(leaf) or isinstance(leaf, (bool, int, float, complex)):
+            return np.asarray(leaf)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _LeafError(f"this {type(leaf).__name__} cannot become a NumPy array: {error}") from error
+    raise _LeafError(
+        f"a {type(leaf).__name__} is not an array: {leaf!r:.80}. A batch is an array, or a nest (tuple, list, dict, "
+        "any pytree) of arrays."
+    )
+
+
+def _from_torch(tensor: Any) -> np.ndarray:
+    """Shares the memory of a tensor that lives on the CPU."""
+    if str(tensor.dtype) == "torch.bfloat16":  # Unknown to NumPy itself: pass the bits.
+        return tensor.detach().view(sys.modules["torch"].int16).numpy(force=True).view(jnp.bfloat16)
+    return tensor.numpy(force=True)
+
+
+def _check_rows(rows: list[int], nest: Any, where: str) -> None:
+    if len(set(rows)) > 1:
+        listed = "; ".join(f"{count} rows{_leaf_name(nest, index)}" for index, count in enumerate(rows))
+        raise BatchError(f"{where}: the leaves disagree in their number of rows (first dimension): {listed}.")
+    if rows[0] == 0:
+        raise BatchError(f"{where} has zero rows. Leave empty batches out: there is nothing to compute a step from.")
+
+
+def _leaf_name(nest: Any, index: int) -> str:
+    path, _ = jax.tree_util.tree_flatten_with_path(nest)[0][index]
+    return f", leaf {jax.tree_util.keystr(path)}" if path else ""

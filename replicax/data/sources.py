@@ -1,0 +1,179 @@
+"""Sources: whatever a user has, as an iterable of host batches that are checked one by one."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+import jax
+
+from replicax.data.batches import check_signature, count_rows, host_batch, is_array, signature
+from replicax.errors import ArgumentError, BatchError
+
+
+class HostBatches(Iterable[Any]):
+    """The batches of a source, as nests of NumPy arrays.
+
+    Each pass opens the source anew and checks every batch (see `batches.py`). Arrays may share the source's memory:
+    they hold their values only until the next batch is asked for.
+
+    Attributes:
+        name: What the source is, for messages.
+        one_shot: Whether the source is an iterator, which can be passed over once only.
+        last_rows: Number of rows of the last batch, where that is known.
+    """
+
+    def __init__(
+        self,
+        open_source: Callable[[], Iterator[Any]],
+        name: str,
+        *,
+        length: Callable[[], int] | None = None,
+        one_shot: bool = False,
+        last_rows: int | None = None,
+    ):
+        self.name = name
+        self.one_shot = one_shot
+        self.last_rows = last_rows
+        self._open_source = open_source
+        self._length = length
+        self._used = False
+
+    def __iter__(self) -> Generator[Any]:
+        if self._used and self.one_shot:
+            raise BatchError(
+                f"The dataset is an iterator ({self.name}) and can be passed over once only; this is the second pass. "
+                "Give something that starts anew each time: a list, a dataset, or a function that returns an iterator."
+            )
+        self._used = True
+        batches = self._open_source()
+        expected = None
+        try:
+            for index, raw in enumerate(batches):
+                batch = host_batch(raw, f"Batch {index} of the dataset")
+                found = signature(batch)
+                expected = expected or found
+                check_signature(index, found, expected)
+                yield batch
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None and not self.one_shot:  # An iterator that the user made is the user's to close.
+                close()
+
+    def __len__(self) -> int:
+        if self._length is None:
+            raise ArgumentError(f"The number of batches of this dataset ({self.name}) is unknown before its end.")
+        return self._length()
+
+
+def host_batches(source: Any, batch_size: int | None = None) -> HostBatches:
+    """Returns the batches of `source`.
+
+    Args:
+        source: With `batch_size`, a nest (array, tuple, dict, any pytree but a list) of arrays: the first dimension of
+            every leaf is the rows, which come in order, `batch_size` at a time; the last batch may have fewer.
+            Without, anything that yields batches: a list, a generator, a Grain dataset or `DataLoader`, a torch
+            `DataLoader`, a `tf.data.Dataset`, an object with `__len__` and `__getitem__`, or a function without
+            arguments that returns one of these.
+        batch_size: Rows per batch.
+
+    Raises:
+        ArgumentError: `batch_size` is missing for arrays or given for batches, or `source` is none of those.
+        BatchError: The arrays disagree in their number of rows, have none, or cannot be split.
+    """
+    if batch_size is not None:
+        return _array_batches(source, batch_size)
+    name = type(source).__name__
+    _check_yields_batches(source)
+    if _is_function(source):
+        _check_takes_no_argument(source)
+        return HostBatches(lambda: _open_made(source), f"{name} {getattr(source, '__name__', '')}".strip())
+    if not _can_open(source):
+        raise ArgumentError(
+            f"Cannot read batches from a {name}: {source!r:.80}. Give an iterable of batches, a Grain dataset, a torch "
+            "DataLoader, a tf.data.Dataset, a function that returns one of these, or arrays with `batch_size`."
+        )
+    length = (lambda: len(source)) if hasattr(type(source), "__len__") else None
+    return HostBatches(lambda: _open(source), name, length=length, one_shot=isinstance(source, Iterator))
+
+
+def _array_batches(source: Any, batch_size: int) -> HostBatches:
+    size = _check_batch_size(batch_size)
+    if not _is_nest(source):
+        raise ArgumentError(
+            f"`batch_size` is for arrays (an array, tuple, dict or other nest of them), but a {type(source).__name__} "
+            "already yields batches: leave `batch_size` out. (A list is a list of batches; write a nest as a tuple.)"
+        )
+    arrays = host_batch(source, "The dataset")
+    rows = count_rows(arrays)
+
+    def batches() -> Iterator[Any]:
+        for start in range(0, rows, size):
+            yield jax.tree.map(lambda leaf: leaf[start : start + size], arrays)  # noqa: B023 - used at once
+
+    return HostBatches(batches, "arrays", length=lambda: -(-rows // size), last_rows=rows % size or size)
+
+
+def _check_batch_size(batch_size: Any) -> int:
+    try:
+        size = -1 if isinstance(batch_size, bool) else operator.index(batch_size)
+    except TypeError:
+        size = -1
+    if size < 1:
+        raise ArgumentError(f"`batch_size` is the number of rows of a global batch, at least 1, got {batch_size!r}.")
+    return size
+
+
+def _is_nest(source: Any) -> bool:
+    """Whether `source` is data itself. A list is not: it is a list of batches."""
+    if source is None or isinstance(source, list):
+        return False
+    return is_array(source) or not jax.tree_util.all_leaves([source])
+
+
+def _check_yields_batches(source: Any) -> None:
+    if _is_nest(source):
+        raise ArgumentError(
+            f"A {type(source).__name__} is an array or a nest of arrays: say how many rows a global batch has with "
+            "`batch_size=...`. (If it is a collection of batches, make it a list.)"
+        )
+
+
+def _is_function(source: Any) -> bool:
+    return callable(source) and not _can_open(source)
+
+
+def _check_takes_no_argument(function: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ArgumentError(
+            f"A function given as a dataset is called without arguments, but {function!r} needs some ({error}). For a "
+            "function of an InputContext there is `strategy.distribute_datasets_from_function`."
+        ) from None
+    except ValueError:
+        pass  # Built-in callables without a signature: calling will tell.
+
+
+def _can_open(source: Any) -> bool:
+    kind = type(source)
+    has_items = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+    return hasattr(source, "as_numpy_iterator") or hasattr(kind, "__iter__") or has_items
+
+
+def _open(source: Any) -> Iterator[Any]:
+    if hasattr(source, "as_numpy_iterator"):  # tf.data
+        return iter(source.as_numpy_iterator())
+    if hasattr(type(source), "__iter__"):
+        return iter(source)
+    return (source[index] for index in range(len(source)))
+
+
+def _open_made(function: Callable[[], Any]) -> Iterator[Any]:
+    made = function()
+    _check_yields_batches(made)
+    if not _can_open(made):
+        raise ArgumentError(f"The dataset function {function!r} returned a {type(made).__name__}, not batches.")
+    return _open(made)

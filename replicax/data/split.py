@@ -1,0 +1,109 @@
+"""Splitting: how the rows of a global batch are shared out among the replicas. Pure functions on host arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from replicax.data.batches import count_rows
+from replicax.errors import BatchError
+
+
+class Split(NamedTuple):
+    """The data of one step.
+
+    Attributes:
+        replicas: How many replicas take part: the first so many.
+        parts: Nest of arrays of shape `(replicas, rows of a part, ...)`; part i is for replica i.
+    """
+
+    replicas: int
+    parts: Any
+
+
+def usable_replicas(rows: int, num_replicas: int) -> int:
+    """Returns the largest number of replicas, up to `num_replicas`, that share `rows` rows evenly.
+
+    Example:
+        >>> [usable_replicas(rows, 8) for rows in (32, 12, 9, 7, 11)]
+        [8, 6, 3, 7, 1]
+    """
+    return max(k for k in range(1, min(rows, num_replicas) + 1) if rows % k == 0)
+
+
+def split_batch(batch: Any, num_replicas: int, remainder: str) -> Split | None:
+    """Shares out the rows of a global batch in order: the first part to replica 0, the next to replica 1, ...
+
+    No row is padded, repeated or moved, so that whatever a step computes from its rows is exact.
+
+    Args:
+        batch: Nest of arrays of shape `(rows, ...)` with `rows` of at least 1.
+        num_replicas: Number of replicas that the strategy has.
+        remainder: `"exact"`: as many replicas as divide the rows take part (see `usable_replicas`) and every row is
+            used. `"drop"`: all replicas take part and the last `rows % num_replicas` rows are lost.
+
+    Returns:
+        Views of the batch; None if `"drop"` leaves nothing (fewer rows than replicas).
+    """
+    rows = count_rows(batch)
+    if remainder == "drop":
+        rows -= rows % num_replicas
+        if rows == 0:
+            return None
+    replicas = usable_replicas(rows, num_replicas)
+    shape = (replicas, rows // replicas)
+    return Split(replicas, jax.tree.map(lambda leaf: leaf[:rows].reshape(*shape, *leaf.shape[1:]), batch))
+
+
+def group_batches(batches: Iterable[Any], num_replicas: int) -> Iterator[list[Any]]:
+    """Yields `num_replicas` consecutive batches at a time; the last group may be shorter.
+
+    The batches of a group are copies: a source may reuse one buffer for all its batches.
+    """
+    iterator = iter(batches)
+    while group := [_owned(batch, num_replicas) for batch in islice(iterator, num_replicas)]:
+        yield group
+
+
+def _owned(batch: Any, num_replicas: int) -> Any:
+    return jax.tree.map(np.array, batch) if num_replicas > 1 else batch
+
+
+def split_group(group: Sequence[Any], num_replicas: int, remainder: str) -> Split | None:
+    """Makes a step of batches that were made for one replica each.
+
+    A full group of equally large batches is taken as it is: batch i goes to replica i. Any other group (the tail of the
+    data, or batches of different sizes) is handled as one global batch of all its rows, so that the step is exact: its
+    rows keep their order, but which replica sees which may differ from a full group.
+
+    Args:
+        group: 1 to `num_replicas` nests of arrays of shape `(rows, ...)`, of one structure.
+        num_replicas: Number of replicas that the strategy has.
+        remainder: `"exact"`, or `"drop"`: groups other than full ones of equally large batches are lost.
+
+    Returns:
+        The data of the step, or None if the group is dropped.
+
+    Raises:
+        BatchError: The batches differ in more than their number of rows.
+    """
+    _check_row_shapes(group)
+    even = len({count_rows(batch) for batch in group}) == 1
+    if even and len(group) == num_replicas:
+        return Split(num_replicas, jax.tree.map(lambda *parts: np.stack(parts), *group))
+    if remainder == "drop":
+        return None
+    return split_batch(jax.tree.map(lambda *parts: np.concatenate(parts), *group), num_replicas, remainder)
+
+
+def _check_row_shapes(group: Sequence[Any]) -> None:
+    shapes = [[leaf.shape[1:] for leaf in jax.tree.leaves(batch)] for batch in group]
+    if any(found != shapes[0] for found in shapes):
+        raise BatchError(
+            f"The batches for the replicas of one step have rows of different shapes: {shapes}. One compiled step "
+            "serves all replicas: pad the rows of these batches to a common shape."
+        )

@@ -1,0 +1,23 @@
+"""Training under every strategy equals training on one device."""
+
+import functools
+
+import pytest
+
+import replicax as rx
+from tests.contract.problems import EVEN, UNEVEN, assert_same, train_keras, train_optax
+from tests.contract.strategies import ALL
+
+TRAININGS = {"keras": train_keras, "optax": train_optax}
+
+
+@functools.cache
+def reference(training: str, sizes: tuple[int, ...]):
+    return TRAININGS[training](rx.OneDeviceStrategy("cpu:0"), sizes)
+
+
+@pytest.mark.parametrize("sizes", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("training", TRAININGS)
+@pytest.mark.parametrize("strategy", ALL)
+def test_twenty_adam_steps_equal_one_device(strategy, training, sizes):
+    assert_same(TRAININGS[training](ALL[strategy](), sizes), reference(training, sizes))
