@@ -6,6 +6,7 @@ explicit sum of gradients; `make_gspmd_step` is the global view, partitioned by 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ def init_params(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> list[dict[str,
     """Returns Glorot-uniform weights of shape `(inputs, outputs)` and zero biases, float32, on the host."""
     rng = np.random.default_rng(seed)
     layers = []
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+    for inputs, outputs in itertools.pairwise(sizes):
         limit = np.sqrt(6.0 / (inputs + outputs))
         w = rng.uniform(-limit, limit, (inputs, outputs)).astype(np.float32)
         layers.append({"w": w, "b": np.zeros(outputs, np.float32)})

@@ -35,9 +35,10 @@ def vary(x: jax.Array, axis_name: str) -> jax.Array:
 def strongly_typed(x: Any, dtype: Any = None) -> jax.Array:
     """Returns `x` as an array whose dtype is its own, not "weak" like that of a Python number.
 
-    A program is specialised to that too, so state that starts weak would be compiled for twice.
+    A program is specialised to that too, so state that starts weak would be compiled for twice. A NumPy array is
+    copied: on a CPU JAX may go on using its memory, which its owner may change.
     """
-    array = jax.numpy.asarray(x, dtype=dtype)
+    array = jax.numpy.array(x, dtype=dtype, copy=not isinstance(x, jax.Array))
     return jax.lax.convert_element_type(array, array.dtype) if array.weak_type else array
 
 

@@ -51,6 +51,10 @@ class ProgramError(ReplicaxError, RuntimeError):
     """A function could not be turned into a compiled program."""
 
 
+class TracedValueError(ProgramError):
+    """Python asked for the number in an array while the function was being traced, when there is none yet."""
+
+
 class ReplicaDivergenceError(ReplicaxError, ValueError):
     """A mirrored variable was assigned a value that may differ between replicas.
 

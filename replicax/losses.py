@@ -63,7 +63,9 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
         Array(3., dtype=float32)
     """
     if in_cross_replica_context():
-        raise ContextError("scale_regularization_loss was called in cross-replica context; call it inside strategy.run.")
+        raise ContextError(
+            "scale_regularization_loss was called in cross-replica context; call it inside strategy.run."
+        )
     total = sum(jnp.sum(jnp.asarray(part)) for part in jax.tree_util.tree_leaves(regularization_loss))
     return jnp.asarray(total) / _replicas()
 
@@ -93,5 +95,3 @@ def _checked_size(size: Any) -> Any:
 def _aligned(weight: jax.Array, ndim: int) -> jax.Array:
     """Adds trailing dimensions, so that weights of rows meet losses of shape `(rows, ...)`."""
     return weight.reshape(weight.shape + (1,) * (ndim - weight.ndim)) if 0 < weight.ndim < ndim else weight
-
-

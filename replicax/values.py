@@ -195,7 +195,7 @@ ANY_PER_REPLICA = (PerReplica, UnevenPerReplica, ManualPerReplica)
 
 
 def is_per_replica(value: Any) -> bool:
-    """Returns whether `value` is a per-replica value, as one leaf of a nest (for the `is_leaf` of JAX's tree functions)."""
+    """Returns whether `value` is a per-replica value: one leaf of a nest, for JAX's tree functions."""
     return isinstance(value, ANY_PER_REPLICA)
 
 

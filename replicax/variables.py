@@ -184,7 +184,7 @@ class Variable(np.lib.mixins.NDArrayOperatorsMixin):
         change = jnp.broadcast_to(self._as_array(value), self._shape)
         if current.replica is not None and not self.per_replica:
             # The changes are aggregated, not the sums: each replica would count the old value again.
-            change = aggregate(change, self.aggregation, current.manual_replicas, self.name)
+            change = aggregate(change, self.aggregation, current.manual_replicas or 1, self.name)
             check_owner(self.strategy, current.strategy, self.name)
             return self._store(combine(self._read(), change))
         return self.assign(combine(self._read(), change))
@@ -194,7 +194,7 @@ class Variable(np.lib.mixins.NDArrayOperatorsMixin):
             return self._store(vary(new, REPLICA_AXIS))
         # merge_call and update act on all replicas at once: there is nothing left to aggregate there.
         aggregation = self.aggregation if current.replica is not None else VariableAggregation.NONE
-        return self._store(aggregate(new, aggregation, current.manual_replicas, self.name))
+        return self._store(aggregate(new, aggregation, current.manual_replicas or 1, self.name))
 
     def _assign_components(self, new: jax.Array) -> jax.Array:
         replicas = self.strategy.num_replicas_in_sync
@@ -222,7 +222,7 @@ class Variable(np.lib.mixins.NDArrayOperatorsMixin):
                 f"Variable {self.name!r} was assigned a per-replica value outside of a replica, which would make its "
                 "copies differ. Reduce it first: strategy.reduce('sum', value, axis=None)."
             )
-        return jnp.asarray(value, dtype=self._dtype)
+        return strongly_typed(value, self._dtype)
 
     def _converted(self, value: Any) -> jax.Array:
         new = self._as_array(value)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 # Before anything imports Keras or touches a device. Subprocesses of a test inherit these.
 os.environ["KERAS_BACKEND"] = "jax"
@@ -14,6 +17,7 @@ os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
 
+import jax
 import pytest
 
 import replicax as rx
@@ -27,17 +31,55 @@ rx.config.set_virtual_devices(NUM_DEVICES)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu"):
-        import jax
-
-        if all(device.platform != "gpu" for device in jax.devices()):
-            pytest.skip("needs a GPU; run with JAX_PLATFORMS=cuda,cpu where there is one")
+    if item.get_closest_marker("gpu") and all(device.platform != "gpu" for device in jax.devices()):
+        pytest.skip("needs a GPU; run with JAX_PLATFORMS=cuda,cpu where there is one")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.cpu)
+
+
+@pytest.fixture(scope="session")
+def mirrored() -> Callable[[int], rx.MirroredStrategy]:
+    """Returns the strategy over the first n virtual devices; the same object for the same n."""
+    return functools.cache(lambda count: rx.MirroredStrategy([f"cpu:{i}" for i in range(count)]))
+
+
+@pytest.fixture(scope="session")
+def per_replica() -> Callable[..., Any]:
+    """Makes a per-replica value: `per_replica(strategy, component_0, component_1, ...)`."""
+
+    def make(strategy: rx.Strategy, *components: Any) -> Any:
+        return strategy.distribute_values_from_function(lambda replica: components[replica.replica_id_in_sync_group])
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def compilations() -> Callable[[], contextlib.AbstractContextManager[list[str]]]:
+    """Lists what XLA compiles: `with compilations() as compiled: ...`."""
+
+    @contextlib.contextmanager
+    def counting() -> Iterator[list[str]]:
+        compiled: list[str] = []
+
+        class Listener(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                message = record.getMessage()
+                if message.startswith("Compiling "):
+                    compiled.append(message)
+
+        listener = Listener()
+        logging.getLogger("jax").addHandler(listener)
+        try:
+            with jax.log_compiles():
+                yield compiled
+        finally:
+            logging.getLogger("jax").removeHandler(listener)
+
+    return counting
 
 
 @pytest.fixture(autouse=True)

@@ -120,7 +120,7 @@ def test_docstring_examples_run(module: str):
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "replicax"])
 def test_no_module_comes_in_by_the_front_door(module: str):
-    """Inside the package names are imported from the file that defines them; `from replicax import name` makes loops."""
+    """Inside the package names come from the file that defines them: `from replicax import name` makes loops."""
     if module.startswith(MAY_USE_THE_FRONT_DOOR):
         return
     source = Path(importlib.import_module(module).__file__).read_text()

@@ -14,6 +14,7 @@ app = typer.Typer(
     help="Distributed training for Keras 3 and plain JAX.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,  # A traceback is for the bug report: leave it as Python prints it.
 )
 app.command()(demo)

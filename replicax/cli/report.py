@@ -7,18 +7,31 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from replicax.cli.training import Epoch, Score
+from replicax.cli.training import Epoch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 TOLERANCE = 1e-5  # how far the losses of two trainings of a few epochs may lie apart
-_COLORS = {"training": "#2f6db3", "testing": "#e0752d"}
+PHASES = ("training", "testing")  # of an epoch
+
+_COLORS = ("#2f6db3", "#e0752d")  # of the phases
+_INK, _GRAY = "#222222", "#555555"
+_LINE: dict[str, Any] = {"linewidth": 2.2, "marker": "o", "markersize": 4}
+_RING: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "o",
+    "markersize": 10,
+    "markerfacecolor": "none",
+    "markeredgewidth": 1.4,
+}
 
 
 @contextlib.contextmanager
@@ -40,43 +53,40 @@ def progress_bar(console: Console, title: str, steps: int) -> Iterator[Callable[
         yield lambda loss: progress.update(task, advance=1, loss=float(loss))
 
 
+def count_devices(devices: int) -> str:
+    """Returns "8 devices", or "one device"."""
+    return "one device" if devices == 1 else f"{devices} devices"
+
+
 def epoch_line(epoch: Epoch, epochs: int) -> str:
     """Returns the line that tells what an epoch came to."""
-    scores = "   ".join(
-        f"{name} loss {score.loss:.4f} accuracy {score.accuracy:.4f}"
-        for name, score in (("training", epoch.training), ("testing", epoch.testing))
-    )
-    return f"epoch {epoch.number:>{len(str(epochs))}}/{epochs}   {scores}"
+    parts = [f"epoch {epoch.number:>{len(str(epochs))}}/{epochs}"]
+    for phase in PHASES:
+        loss, accuracy = getattr(epoch, phase)
+        parts.append(f"{phase} loss {loss:.3f} accuracy {accuracy:.3f}")
+    return "  ".join(parts)
 
 
 def max_loss_difference(distributed: Sequence[Epoch], single: Sequence[Epoch]) -> float:
     """Returns how far the losses of two trainings lie apart in any epoch; NaN if one of them is NaN."""
-    differences = [
-        abs(many.loss - one.loss)
-        for epochs in zip(distributed, single, strict=True)
-        for many, one in zip(*(_scores(epoch) for epoch in epochs), strict=True)
-    ]
-    return float("nan") if any(d != d for d in differences) else max(differences)
-
-
-def _scores(epoch: Epoch) -> tuple[Score, Score]:
-    return epoch.training, epoch.testing
+    many, one = (
+        [getattr(epoch, phase).loss for epoch in epochs for phase in PHASES] for epochs in (distributed, single)
+    )
+    return float(np.max(np.abs(np.subtract(many, one))))
 
 
 def comparison_table(distributed: Sequence[Epoch], single: Sequence[Epoch], devices: int) -> Table:
     """Returns a table of each epoch's losses on all devices, on one, and their difference."""
-    table = Table(box=box.SIMPLE_HEAD, title="The same training on one device", title_justify="left", title_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, title="The same training on one device", title_justify="left")
     table.add_column("epoch", justify="right")
-    for name in ("training", "testing"):
-        table.add_column(f"{name} loss\n{_count(devices)}", justify="right")
-        table.add_column("\none device", justify="right")
-        table.add_column("\ndifference", justify="right", style="cyan")
+    table.add_column("loss")
+    for heading in (count_devices(devices), "one device", "difference"):
+        table.add_column(heading, justify="right")
     for many, one in zip(distributed, single, strict=True):
-        cells = []
-        for all_devices, one_device in zip(_scores(many), _scores(one), strict=True):
-            difference = abs(all_devices.loss - one_device.loss)
-            cells += [f"{all_devices.loss:.7f}", f"{one_device.loss:.7f}", f"{difference:.1e}"]
-        table.add_row(str(many.number), *cells)
+        for i, phase in enumerate(PHASES):
+            losses = getattr(many, phase).loss, getattr(one, phase).loss
+            cells = [f"{loss:.7f}" for loss in losses] + [f"{abs(losses[0] - losses[1]):.1e}"]
+            table.add_row("" if i else str(many.number), phase, *cells)
     return table
 
 
@@ -91,38 +101,56 @@ def save_curves(path: Path, title: str, distributed: Sequence[Epoch], single: Se
     """Draws loss and accuracy over the epochs as a PNG: lines for all devices, rings for one device."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.4), dpi=150, layout="constrained")
-    figure.get_layout_engine().set(wspace=0.06)
-    figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", color="#222222")
-    loss, accuracy = figure.subplots(1, 2)
+    figure = Figure(figsize=(10, 4.6), dpi=150)
+    loss, accuracy = figure.subplots(
+        1, 2, gridspec_kw={"left": 0.05, "right": 0.975, "bottom": 0.115, "top": 0.8, "wspace": 0.16}
+    )
     for axes, measure in ((loss, "loss"), (accuracy, "accuracy")):
-        _draw_panel(axes, measure, distributed, single, _count(devices))
+        _draw_panel(axes, measure, distributed, single)
     loss.set_ylim(bottom=0)
     accuracy.set_ylim(top=1)
-    loss.legend(frameon=False, fontsize=9, labelcolor="#333333")
+    figure.text(0.018, 0.925, title, fontsize=13, fontweight="bold", color=_INK)
+    _draw_legend(figure, count_devices(devices))
     figure.savefig(path)
 
 
-def _draw_panel(axes: Axes, measure: str, distributed: Sequence[Epoch], single: Sequence[Epoch], devices: str) -> None:
+def _draw_panel(axes: Axes, measure: str, distributed: Sequence[Epoch], single: Sequence[Epoch]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for phase, color in _COLORS.items():
-        curves = [[getattr(getattr(epoch, phase), measure) for epoch in epochs] for epochs in (distributed, single)]
-        numbers = [epoch.number for epoch in distributed]
-        axes.plot(numbers, curves[0], color=color, linewidth=2.2, label=f"{phase}, {devices}", marker="o", markersize=4)
-        axes.plot(
-            numbers, curves[1], color=color, linestyle="none", label=f"{phase}, one device", marker="o",
-            markersize=10, markerfacecolor="none", markeredgewidth=1.3,
-        )
-    axes.set_title(measure.capitalize(), loc="left", fontsize=11, color="#333333")
-    axes.set_xlabel("epoch", color="#555555")
+    numbers = [epoch.number for epoch in distributed]
+    for phase, color in zip(PHASES, _COLORS, strict=True):
+        many, one = ([getattr(getattr(epoch, phase), measure) for epoch in epochs] for epochs in (distributed, single))
+        axes.plot(numbers, many, color=color, **_LINE)
+        axes.plot(numbers, one, color=color, **_RING)
+    axes.set_title(measure.capitalize(), loc="left", fontsize=11, color=_INK)
+    axes.set_xlabel("epoch", color=_GRAY)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y", color="#e6e6e6")
+    axes.grid(axis="y", color="#e8e8e8")
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color("#bbbbbb")
-    axes.tick_params(length=0, labelcolor="#555555")
+    axes.tick_params(length=0, labelcolor=_GRAY)
 
 
-def _count(devices: int) -> str:
-    return "one device" if devices == 1 else f"{devices} devices"
+def _draw_legend(figure: Figure, devices: str) -> None:
+    """Colours tell the phases, shapes the number of devices: one entry each."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    phases = [Patch(color=color, label=phase) for phase, color in zip(PHASES, _COLORS, strict=True)]
+    shapes = [
+        Line2D([], [], color=_GRAY, label=devices, **_LINE),
+        Line2D([], [], color=_GRAY, label="one device", **_RING),
+    ]
+    figure.legend(
+        handles=[*phases, *shapes],
+        loc="upper right",
+        bbox_to_anchor=(0.985, 0.995),
+        ncols=4,
+        frameon=False,
+        fontsize=10,
+        labelcolor=_INK,
+        handlelength=1.6,
+        handleheight=0.8,
+        columnspacing=1.6,
+    )

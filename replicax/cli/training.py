@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -35,6 +36,16 @@ class Epoch(NamedTuple):
     number: int
     training: Score
     testing: Score
+
+
+def layer_sizes(pixels: int) -> tuple[int, ...]:
+    """Returns the number of values in each layer of the network, from a picture to the ten digits."""
+    return pixels, *HIDDEN_UNITS, NUM_CLASSES
+
+
+def count_steps(data: Dataset, batch_size: int) -> int:
+    """Returns the number of steps in one epoch, of training and testing together."""
+    return sum(math.ceil(len(rows.labels) / batch_size) for rows in (data.train, data.test))
 
 
 class Training:

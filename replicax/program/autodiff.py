@@ -55,7 +55,7 @@ def value_and_grad(
     Example:
         >>> w = Variable(3.0)
         >>> value_and_grad(lambda: w * w, [w])()
-        (Array(9., dtype=float32, weak_type=True), [Array(6., dtype=float32, weak_type=True)])
+        (Array(9., dtype=float32), [Array(6., dtype=float32)])
     """
     if not callable(loss_fn):
         raise ArgumentError(f"The loss must be a function, got {type(loss_fn).__name__}: {loss_fn!r}.")
@@ -82,7 +82,7 @@ def grad(
     Example:
         >>> w = Variable(3.0)
         >>> grad(lambda: w * w, w)()
-        Array(6., dtype=float32, weak_type=True)
+        Array(6., dtype=float32)
     """
     both = value_and_grad(loss_fn, variables, has_aux, aggregation)
 
@@ -126,7 +126,7 @@ class _Differentiation:
         return result, connected
 
     def _build_only(self, args: Any, kwargs: Any) -> None:
-        """Calls the loss for the variables that it creates: `model.trainable_variables` of an unbuilt model is empty."""
+        """Calls the loss for the variables that it creates: an unbuilt model has no `trainable_variables` yet."""
         frame = OverrideFrame(context.current().frame, (), ())
         with context.entered(frame=frame), keras_scope():
             self._loss_fn(*args, **kwargs)

@@ -218,6 +218,7 @@ class WeakProgramCaches:
         if found is not None:
             return found[1]
         forget = functools.partial(self._forget, weakref.ref(self), key)
+        reference: Callable[[], Any]
         try:
             reference = weakref.WeakMethod(fn, forget) if hasattr(fn, "__func__") else weakref.ref(fn, forget)
         except TypeError:  # not everything that can be called can be referred to weakly

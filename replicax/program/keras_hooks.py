@@ -55,7 +55,7 @@ def _with_loss_scale(original: Any) -> Any:
 
 
 def _with_varying_state(original: Any) -> Any:
-    """A recurrent layer's loop starts from zeros, which are equal on all replicas, and goes on with values that are not.
+    """A recurrent layer's loop starts from zeros, equal on all replicas, and goes on with values that are not.
 
     JAX wants a loop's state to have one type, so it must start as a value that may differ.
     """

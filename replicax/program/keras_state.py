@@ -23,7 +23,7 @@ from replicax.errors import ProgramError
 from replicax.program.frames import VariablesCreatedError, variable_name
 from replicax.program.keras_hooks import install_keras_hooks
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variables import VariableAggregation, aggregate, check_owner, first_replica
+from replicax.variables import VariableAggregation, aggregate, check_owner
 
 _MAX_PASSES = 5
 _GOLDEN_RATIO = 0x9E3779B1  # 2**32 divided by the golden ratio: multiples of it are spread evenly (Knuth, TAOCP 6.4)
@@ -137,7 +137,7 @@ def _is_seed(variable: Any) -> bool:
 
 
 def _is_accumulator(variable: Any) -> bool:
-    """Metrics count locally; their sums are combined when the replica function ends, so that reads outside are right."""
+    """Metrics count locally; their sums are combined when the replica function ends."""
     return variable.synchronization == "on_read" and variable.aggregation in ("sum", "mean")
 
 
@@ -196,7 +196,7 @@ def keras_ownership(strategy: Any) -> Iterator[None]:
 def _listener_class() -> type:
     import keras
 
-    (distribution_class,) = keras.distribution.DataParallel.__bases__  # Keras exports its subclasses only
+    distribution_class: Any = keras.distribution.DataParallel.__bases__[0]  # Keras exports its subclasses only
 
     class VariableListener(distribution_class):
         """Marks new variables with their strategy; asks for no layout."""

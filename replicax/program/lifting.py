@@ -10,20 +10,29 @@ which is compiled with the first group's buffers donated, so that state is updat
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from replicax import context
-from replicax.errors import ProgramError
+from replicax.errors import ProgramError, TracedValueError
 from replicax.program.frames import ProgramFrame
 from replicax.program.keras_state import keras_scope, repeat_while_variables_are_created
 from replicax.program.nest import Structure, take_apart_outputs
 from replicax.program.replica import variable_is_stacked
+
+
+_MISUSES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.UnexpectedTracerError,
+)
 
 
 class Program:
@@ -66,16 +75,19 @@ class Program:
             self._call(frame, arrays)
             return []
 
-        repeat_while_variables_are_created(lambda: jax.eval_shape(trace, list(arrays)))
+        with _explained():
+            repeat_while_variables_are_created(lambda: jax.eval_shape(trace, list(arrays)))
         return frames[-1]
 
     def _bind(self, read: list[Any], written: list[Any]) -> None:
-        self._written = written
         assigned = {id(variable) for variable in written}
         # On a sub-mesh the inputs are views of buffers that other replicas keep: those are not ours to give away.
         in_place = not self._is_partial()
         self._updated = [variable for variable in read if in_place and id(variable) in assigned]
         updated = {id(variable) for variable in self._updated}
+        # JAX gives the first result of a shape the first donated buffer of that shape. In this order each variable
+        # gets its own back; in any other XLA would have to copy.
+        self._written = [*self._updated, *(variable for variable in written if id(variable) not in updated)]
         self._constant = [variable for variable in read if id(variable) not in updated]
         # Empty without a mesh: the default strategy leaves variables where they are.
         shardings = [(variable, self._sharding(variable)) for variable in read]
@@ -100,16 +112,16 @@ class Program:
             arrays = self._merged(donated, kept)
             with keras_scope():
                 leaves = self._call(frame, arrays)
-            if list(frame.written) != [id(variable) for variable in self._written]:
+            if set(frame.written) != {id(variable) for variable in self._written}:
                 raise ProgramError(
                     "The function assigned other variables when it was traced a second time. A traced function must "
                     "not depend on Python state that it changes; create variables once, outside of it."
                 )
-            return leaves, frame.new_values()
+            return [frame.read(variable) for variable in self._written], leaves
 
         name = getattr(self._get_fn(), "__name__", "program")
         pure.__name__ = pure.__qualname__ = name
-        out_shardings = (None, [self._sharding(variable) for variable in self._written])
+        out_shardings = ([self._sharding(variable) for variable in self._written], None)
         donate = () if self._is_partial() else (0, 2)
         return jax.jit(pure, donate_argnums=donate, out_shardings=out_shardings)
 
@@ -126,7 +138,7 @@ class Program:
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
         """Runs the program on arguments of its signature, updates the variables and returns the result."""
-        leaves, new_values = self._compiled(*self._inputs(arrays))
+        new_values, leaves = self._compiled(*self._inputs(arrays))
         if self._written and isinstance(new_values[0], jax.core.Tracer):
             raise ProgramError(
                 "A function that assigns variables was called inside a function that JAX traces (jax.jit, jax.grad, "
@@ -173,6 +185,21 @@ class Program:
                 variable._value = self.strategy.load(variable, self.replicas)
 
 
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Tells what to do instead when Python uses a traced value as a number; the traceback stays the user's."""
+    try:
+        yield
+    except _MISUSES as error:
+        said = str(error).strip().splitlines()[0]
+        raise TracedValueError(
+            "A function was being traced, and its Python needed a number that is only known when the compiled program "
+            "runs (an `if` or `float()` on an array, NumPy on an array, or an array that an earlier trace had put "
+            "into a list or attribute). Choose with jnp.where or jax.lax.cond, return values instead of storing them, "
+            f"print with jax.debug.print, or debug with rx.config.run_eagerly(True). JAX said: {said}"
+        ).with_traceback(error.__traceback__) from None
+
+
 def _own(variables: Sequence[Any]) -> None:
     """Gives each variable a buffer that nobody else holds: a program is about to overwrite it.
 
@@ -196,4 +223,3 @@ def _references_when_alone() -> int:
 class _Probe:
     def __init__(self) -> None:
         self._value = object()
-

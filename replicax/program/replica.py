@@ -128,8 +128,9 @@ class ReplicaCall:
         """Returns the function over global arrays: (arguments, variables read) -> (results, variables written)."""
 
         def body(arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            local = [_component(v) if variable_is_stacked(var) else v
-                     for var, v in zip(site.inputs, values, strict=True)]
+            local = [
+                _component(v) if variable_is_stacked(var) else v for var, v in zip(site.inputs, values, strict=True)
+            ]
             frame = ReplicaFrame(bound=zip(site.inputs, local, strict=True))
             leaves = self._call(frame, arrays)
             if [_varies(leaf) for leaf in leaves] != site.varying or list(frame.written) != list(map(id, site.outputs)):
@@ -138,8 +139,10 @@ class ReplicaCall:
                     "or assigned other variables). A traced function must not depend on Python state that it changes."
                 )
             outputs = [leaf[None] if differs else leaf for leaf, differs in zip(leaves, site.varying, strict=True)]
-            stored = [value[None] if variable_is_stacked(variable) else value
-                      for variable, value in zip(site.outputs, frame.new_values(), strict=True)]
+            stored = [
+                value[None] if variable_is_stacked(variable) else value
+                for variable, value in zip(site.outputs, frame.new_values(), strict=True)
+            ]
             return outputs, stored
 
         in_specs = (
@@ -158,9 +161,7 @@ class ReplicaCall:
         local = [_component(a) if stacked else a for a, stacked in zip(arrays, self._stacked, strict=True)]
         args, kwargs = _unwrapped(self._structure.rebuild(local))
         replica = self.strategy.replica_context(self.replicas) if self.in_replica_context else None
-        with context.entered(
-            strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas
-        ):
+        with context.entered(strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas):
             result = self.fn(*args, **kwargs)
             frame.aggregate_deferred()
         leaves, self._result = take_apart_outputs(_unwrapped(result))
@@ -245,4 +246,3 @@ def _unwrapped(nest: Any) -> Any:
 
 def _name(fn: Any) -> str:
     return getattr(fn, "__qualname__", repr(fn))
-

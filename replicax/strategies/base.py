@@ -53,7 +53,9 @@ class Strategy(TFSpellings, abc.ABC):
         """
         current = context.current()
         if current.replica is not None:
-            raise ContextError("scope() was opened inside strategy.run. Open it around the code that creates variables.")
+            raise ContextError(
+                "scope() was opened inside strategy.run. Open it around the code that creates variables."
+            )
         if current.strategy is not None and current.strategy is not self:
             raise ContextError(f"Scopes of two strategies cannot be mixed: {current.strategy!r} is open, got {self!r}.")
         with context.entered(strategy=self), keras_ownership(self):
@@ -98,7 +100,9 @@ class Strategy(TFSpellings, abc.ABC):
         return self._run(fn, tuple(args), dict(kwargs or {}), tuple(donate_argnums))
 
     @abc.abstractmethod
-    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]) -> Any:
+    def _run(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]
+    ) -> Any:
         """Runs `fn` on all replicas; the arguments have been checked."""
 
     def update(
@@ -259,6 +263,6 @@ def _reduce_plain(op: ReduceOp, leaf: Any, axis: Any, replicas: int) -> Any:
     if op is ReduceOp.SUM and replicas > 1:
         raise ReduceError(
             f"Only per-replica values can be summed over replicas, got {type(leaf).__name__}. It is the same on all "
-            f"{replicas} replicas (perhaps it has been reduced already); summing it again would multiply it by {replicas}."
+            f"{replicas} replicas (perhaps it has been reduced already); a sum would multiply it by {replicas}."
         )
     return leaf

@@ -41,10 +41,14 @@ class DefaultStrategy(Strategy):
     def scope(self) -> Iterator[Strategy]:
         """Does nothing; fails inside the scope of a strategy."""
         if context.current().strategy is not None:
-            raise ContextError(f"The default strategy's scope was opened inside that of {context.current().strategy!r}.")
+            raise ContextError(
+                f"The default strategy's scope was opened inside that of {context.current().strategy!r}."
+            )
         yield self
 
-    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]) -> Any:
+    def _run(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]
+    ) -> Any:
         del donate
         return fn(*args, **kwargs)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from replicax import context
@@ -22,7 +21,7 @@ from replicax.data import (
 )
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.function import ProgramCache, WeakProgramCaches
-from replicax.program.nest import is_array, is_input
+from replicax.program.nest import is_input
 from replicax.program.replica import ReplicaCall, enclosing_program, variable_is_stacked
 from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import mirrored_sharding, replica_mesh, stacked_sharding
@@ -64,7 +63,9 @@ class MeshStrategy(Strategy):
 
     # Running.
 
-    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]) -> Any:
+    def _run(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]
+    ) -> Any:
         return self._on_replicas(fn, args, kwargs, donate, in_replica_context=True)
 
     def _update(self, variable: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -80,11 +81,17 @@ class MeshStrategy(Strategy):
         return self._on_replicas(fn, (variable, *args), kwargs, (), in_replica_context=False)
 
     def _on_replicas(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...],
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        donate: tuple[int, ...],
         in_replica_context: bool,
     ) -> Any:
         if context.current().manual_replicas is not None:
-            raise ContextError("strategy.run was called inside merge_call or update, which run on the replicas already.")
+            raise ContextError(
+                "strategy.run was called inside merge_call or update, which run on the replicas already."
+            )
         if enclosing_program() is not None:
             return ReplicaCall(self, fn, (args, kwargs), in_replica_context).traced()
         if context.current().frame is not None:
@@ -131,6 +138,8 @@ class MeshStrategy(Strategy):
 
     def place(self, value: Any, stacked: bool = False, replicas: int | None = None) -> jax.Array:
         """Returns a copy of `value` on the strategy's devices; it shares no buffer with `value`."""
+        if not isinstance(value, jax.Array):
+            value = strongly_typed(value)
         return jax.device_put(value, self.sharding(stacked, replicas), may_alias=False)
 
     def load(self, variable: Any, replicas: int) -> jax.Array:
@@ -228,7 +237,7 @@ class MeshStrategy(Strategy):
             return UnevenPerReplica(components)
         if len({(np.shape(c), np.result_type(c)) for c in components}) > 1:
             return UnevenPerReplica([jax.device_put(c, d) for c, d in zip(components, self.devices, strict=True)])
-        rows = [jax.device_put(jnp.asarray(c)[None], d) for c, d in zip(components, self.devices, strict=True)]
+        rows = [jax.device_put(strongly_typed(c)[None], d) for c, d in zip(components, self.devices, strict=True)]
         shape = (len(rows), *rows[0].shape[1:])
         return PerReplica(_assembled(shape, self.sharding(stacked=True), rows))
 
@@ -244,6 +253,6 @@ def _assembled(shape: tuple[int, ...], sharding: jax.sharding.Sharding, shards: 
 def _components(leaf: Any, replicas: int) -> tuple[Any, ...]:
     if is_per_replica(leaf):
         return leaf.values
-    if isinstance(leaf, Mirrored) and is_array(leaf):
+    if isinstance(leaf, jax.Array) and isinstance(leaf, Mirrored):
         return tuple(shard.data for shard in leaf.addressable_shards)[:replicas]
     return (leaf,) * replicas

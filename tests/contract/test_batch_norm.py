@@ -16,7 +16,7 @@ ROWS, STEPS = 24, 5
 
 
 def by_hand(replicas: int, kernel: np.ndarray, head: np.ndarray) -> dict[str, np.ndarray]:
-    """Trains with SGD in plain JAX: each replica normalises with its own rows; gradients and statistics are combined."""
+    """Trains with SGD in plain JAX: each replica normalises its own rows; statistics are averaged."""
     params = {"kernel": kernel, "gamma": np.ones(8, np.float32), "beta": np.zeros(8, np.float32), "head": head}
     mean, variance = jnp.zeros(8), jnp.ones(8)
 
