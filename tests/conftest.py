@@ -18,6 +18,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import replicax as rx
@@ -49,10 +50,11 @@ def mirrored() -> Callable[[int], rx.MirroredStrategy]:
 
 @pytest.fixture(scope="session")
 def per_replica() -> Callable[..., Any]:
-    """Makes a per-replica value: `per_replica(strategy, component_0, component_1, ...)`."""
+    """Makes a per-replica value: `per_replica(strategy, component_0, component_1, ...)`; a list is an array."""
 
     def make(strategy: rx.Strategy, *components: Any) -> Any:
-        return strategy.distribute_values_from_function(lambda replica: components[replica.replica_id_in_sync_group])
+        leaves = [jnp.asarray(component) if isinstance(component, list) else component for component in components]
+        return strategy.distribute_values_from_function(lambda replica: leaves[replica.replica_id_in_sync_group])
 
     return make
 

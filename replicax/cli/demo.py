@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import enum
 import os
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 
 import replicax as rx
 from replicax.cli.datasets import DataError, Dataset, load_digits, load_mnist
+from replicax.cli.training import Settings
 from replicax.errors import DeviceError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from replicax.cli.training import Epoch
 
 PICTURE = "curves.png"
 
@@ -31,15 +26,6 @@ class Data(enum.StrEnum):
 
 # 1e-3 is Keras's own and suits MNIST. With the digits' 36 steps it ends at 0.92 to 0.95 test accuracy, this one above.
 _LEARNING_RATES = {Data.DIGITS: 3e-3, Data.MNIST: 1e-3}
-
-
-class Settings(NamedTuple):
-    """How both trainings go."""
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
-    seed: int
 
 
 def demo(
@@ -84,7 +70,11 @@ def demo(
         dataset = dataset.limited(limit)
     _prepare(devices, output)
     rate = _LEARNING_RATES[data] if learning_rate is None else learning_rate
-    _compare(dataset, Settings(epochs, batch_size, rate, seed), output / PICTURE, results)
+    settings = Settings(epochs, batch_size, rate, seed)
+
+    from replicax.cli.comparison import compare  # Only now: a mistake in the options is told without waiting for Keras.
+
+    compare(dataset, settings, output / PICTURE, results)
 
 
 def _load(data: Data, data_dir: Path | None) -> Dataset:
@@ -116,72 +106,3 @@ def _prepare(devices: int, output: Path) -> None:
         raise typer.BadParameter(f"The folder cannot be made: {error}.", param_hint="--output") from error
     if not os.access(output, os.W_OK):
         raise typer.BadParameter(f"Nothing can be written to {output}.", param_hint="--output")
-
-
-def _compare(dataset: Dataset, settings: Settings, picture: Path, results: bool) -> None:
-    import jax
-    from rich.console import Console
-
-    from replicax.cli import report
-
-    console = Console(highlight=False)
-    strategy = rx.MirroredStrategy()
-    one_device = rx.OneDeviceStrategy(strategy.devices[0])
-    _introduce(console, dataset, settings, strategy)
-    # GPUs and TPUs round the factors of a matrix product by default, which would hide whether the losses agree.
-    with jax.default_matmul_precision("float32"):
-        distributed, seconds = _train(console, strategy, dataset, settings, verbose=True)
-        single, seconds_alone = _train(console, one_device, dataset, settings, verbose=False)
-
-    replicas = strategy.num_replicas_in_sync
-    difference = report.max_loss_difference(distributed, single)
-    console.print(report.comparison_table(distributed, single, replicas))
-    console.print(report.verdict(difference))
-    console.print(_times(strategy, seconds, seconds_alone), style="dim")
-    report.save_curves(picture, f"{dataset.name}, network {_shape(dataset)}", distributed, single, replicas)
-    console.print(f"\nWrote {picture}", soft_wrap=True, markup=False)
-    if results:
-        typer.echo(f"RESULT demo_test_accuracy {distributed[-1].testing.accuracy:.6f}")
-        typer.echo(f"RESULT demo_max_loss_difference {difference:.3e}")
-
-
-def _introduce(console: Console, dataset: Dataset, settings: Settings, strategy: rx.Strategy) -> None:
-    rows = f"{len(dataset.train.labels)} rows to train on, {len(dataset.test.labels)} to test"
-    console.print(f"[bold]{dataset.name}[/]: {rows} · network {_shape(dataset)} · batch {settings.batch_size}")
-    console.print(f"{strategy}\n", markup=False, style="dim")
-
-
-def _shape(dataset: Dataset) -> str:
-    from replicax.cli.training import layer_sizes
-
-    return "-".join(map(str, layer_sizes(dataset.pixels)))
-
-
-def _train(
-    console: Console, strategy: rx.Strategy, dataset: Dataset, settings: Settings, verbose: bool
-) -> tuple[list[Epoch], float]:
-    """Returns what each epoch came to, and the seconds that all took together."""
-    from replicax.cli import report
-    from replicax.cli.training import Training, count_steps
-
-    epochs, batch_size = settings.epochs, settings.batch_size
-    started = time.perf_counter()
-    training = Training(strategy, dataset.pixels, settings.learning_rate, settings.seed)
-    done: list[Epoch] = []
-    title = report.count_devices(strategy.num_replicas_in_sync)
-    with report.progress_bar(console, title, epochs * count_steps(dataset, batch_size)) as on_step:
-        for epoch in training.epochs(dataset, epochs, batch_size, on_step):
-            done.append(epoch)
-            if verbose:
-                console.print(report.epoch_line(epoch, epochs), soft_wrap=True)
-    return done, time.perf_counter() - started
-
-
-def _times(strategy: rx.Strategy, seconds: float, seconds_alone: float) -> str:
-    from replicax.cli.report import count_devices
-
-    replicas = strategy.num_replicas_in_sync
-    times = f"{seconds:.1f} s on {count_devices(replicas)}, {seconds_alone:.1f} s on one, compilation included."
-    if strategy.devices[0].platform != "cpu" or replicas == 1:
-        return times
-    return f"{times} Virtual devices share the machine's cores: compare the numbers, not the times."

@@ -7,9 +7,25 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import replicax as rx
-from replicax.cli.datasets import NUM_CLASSES, Dataset
+from replicax.cli.datasets import NUM_CLASSES, Dataset, Rows
 
 HIDDEN_UNITS = (700, 500)
+
+
+class Settings(NamedTuple):
+    """How a training goes.
+
+    Attributes:
+        epochs: Passes over the training rows, each followed by one over the test rows.
+        batch_size: Rows in a global batch; the last one of a pass has what is left.
+        learning_rate: Adam's.
+        seed: Decides the initial weights, which are the same under every strategy.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    seed: int
 
 
 class Score(NamedTuple):
@@ -43,9 +59,9 @@ def layer_sizes(pixels: int) -> tuple[int, ...]:
     return pixels, *HIDDEN_UNITS, NUM_CLASSES
 
 
-def count_steps(data: Dataset, batch_size: int) -> int:
-    """Returns the number of steps in one epoch, of training and testing together."""
-    return sum(math.ceil(len(rows.labels) / batch_size) for rows in (data.train, data.test))
+def count_batches(rows: Rows, batch_size: int) -> int:
+    """Returns the number of batches in one pass over `rows`."""
+    return math.ceil(len(rows.labels) / batch_size)
 
 
 class Training:
@@ -54,35 +70,34 @@ class Training:
     Args:
         strategy: Where it trains.
         pixels: Number of values in one image.
-        learning_rate: Adam's.
-        seed: Decides the initial weights, which are the same under every strategy.
+        settings: How it trains.
     """
 
-    def __init__(self, strategy: rx.Strategy, pixels: int, learning_rate: float, seed: int):
+    def __init__(self, strategy: rx.Strategy, pixels: int, settings: Settings):
         import keras
 
-        keras.utils.set_random_seed(seed)
+        keras.utils.set_random_seed(settings.seed)
         self._strategy = strategy
+        self._settings = settings
         self._per_example_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
         with strategy.scope():
             hidden = [keras.layers.Dense(units, "relu") for units in HIDDEN_UNITS]
             self._model = keras.Sequential([keras.Input((pixels,)), *hidden, keras.layers.Dense(NUM_CLASSES)])
-            self._optimizer = keras.optimizers.Adam(learning_rate)
+            self._optimizer = keras.optimizers.Adam(settings.learning_rate)
             self._loss = keras.metrics.Mean()
             self._accuracy = keras.metrics.SparseCategoricalAccuracy()
 
-    def epochs(self, data: Dataset, epochs: int, batch_size: int, on_step: Callable[[Any], None]) -> Iterator[Epoch]:
+    def epochs(self, data: Dataset, on_step: Callable[[Any], None]) -> Iterator[Epoch]:
         """Trains, and yields what each epoch came to.
 
         Args:
-            data: The rows; `batch_size` of them make a global batch, the last one has what is left.
-            epochs: Number of passes over the training rows, each followed by one over the test rows.
-            batch_size: Rows in a global batch.
+            data: The rows.
             on_step: Called after each step, of training and of testing, with the mean loss of its batch.
         """
+        batch_size = self._settings.batch_size
         train = self._strategy.distribute_dataset(tuple(data.train), batch_size=batch_size)
         test = self._strategy.distribute_dataset(tuple(data.test), batch_size=batch_size)
-        for number in range(1, epochs + 1):
+        for number in range(1, self._settings.epochs + 1):
             training = self._pass(self._distributed_train_step, train, on_step)
             yield Epoch(number, training, self._pass(self._distributed_test_step, test, on_step))
 

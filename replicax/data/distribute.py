@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import logging
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
@@ -18,6 +19,8 @@ from replicax.data.prefetch import prefetch
 from replicax.data.sources import host_batches
 from replicax.data.split import Split, group_batches, split_batch, split_group
 from replicax.errors import ArgumentError, BatchError
+
+_log = logging.getLogger(__name__)
 
 
 class _Distributed(Iterable[Any], abc.ABC):
@@ -76,9 +79,19 @@ class _Distributed(Iterable[Any], abc.ABC):
                 kept += 1
                 if self._spec is None:
                     self._spec = _component_spec(split)
+                    self._warn_of_idle_replicas(split)
                 yield split
         if not kept:
             self._check_empty_pass(dropped)
+
+    def _warn_of_idle_replicas(self, first: Split) -> None:
+        if first.replicas < self._num_replicas:
+            rows = first.replicas * jax.tree.leaves(first.parts)[0].shape[1]
+            _log.warning(
+                "The first batch has %d rows and is split over %d of %d replicas, because that many divide it: exact, "
+                "but the others stand idle. Use a batch size that is a multiple of %d.",
+                rows, first.replicas, self._num_replicas, self._num_replicas,
+            )  # fmt: skip
 
     def _check_empty_pass(self, dropped: int) -> None:
         if dropped:

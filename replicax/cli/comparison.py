@@ -1,0 +1,77 @@
+"""The demo itself: trains on all devices and on one, and shows that the losses are the same."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+import replicax as rx
+from replicax.cli import report
+from replicax.cli.datasets import Dataset
+from replicax.cli.training import Epoch, Settings, Training, count_batches, layer_sizes
+
+
+def compare(dataset: Dataset, settings: Settings, picture: Path, results: bool) -> None:
+    """Trains under `MirroredStrategy` and under `OneDeviceStrategy`, shows both and draws a picture.
+
+    Args:
+        dataset: What to train and test on.
+        settings: How both trainings go.
+        picture: The PNG to write; its folder exists.
+        results: Whether to end with `RESULT name value` lines.
+    """
+    console = Console(highlight=False)
+    strategy = rx.MirroredStrategy()
+    one_device = rx.OneDeviceStrategy(strategy.devices[0])
+    network = "-".join(map(str, layer_sizes(dataset.pixels)))
+    _introduce(console, dataset, network, settings, strategy)
+    # GPUs and TPUs round the factors of a matrix product by default, which would hide whether the losses agree.
+    with jax.default_matmul_precision("float32"):
+        distributed, seconds = _train(console, strategy, dataset, settings, verbose=True)
+        single, seconds_alone = _train(console, one_device, dataset, settings, verbose=False)
+
+    replicas = strategy.num_replicas_in_sync
+    difference = report.max_loss_difference(distributed, single)
+    updates = settings.epochs * count_batches(dataset.train, settings.batch_size)
+    console.print(report.comparison_table(distributed, single, replicas))
+    console.print(report.verdict(difference, updates))
+    console.print(_times(strategy, seconds, seconds_alone), style="dim")
+    report.save_curves(picture, f"{dataset.name}, network {network}", distributed, single, replicas)
+    console.print(f"\nWrote {picture}", markup=False, soft_wrap=True)
+    if results:
+        print(f"RESULT demo_test_accuracy {distributed[-1].testing.accuracy:.6f}")
+        print(f"RESULT demo_max_loss_difference {difference:.3e}")
+
+
+def _introduce(console: Console, dataset: Dataset, network: str, settings: Settings, strategy: rx.Strategy) -> None:
+    rows = f"{len(dataset.train.labels)} rows to train on, {len(dataset.test.labels)} to test"
+    facts = f"{rows} · network {network} · batch {settings.batch_size}"
+    console.print(f"[bold]{dataset.name}[/]: {facts}", soft_wrap=True)
+    console.print(f"{strategy}\n", markup=False, soft_wrap=True, style="dim")
+
+
+def _train(
+    console: Console, strategy: rx.Strategy, dataset: Dataset, settings: Settings, verbose: bool
+) -> tuple[list[Epoch], float]:
+    """Returns what each epoch came to, and the seconds that all took together."""
+    started = time.perf_counter()
+    training = Training(strategy, dataset.pixels, settings)
+    steps = settings.epochs * sum(count_batches(rows, settings.batch_size) for rows in (dataset.train, dataset.test))
+    epochs: list[Epoch] = []
+    with report.progress_bar(console, report.count_devices(strategy.num_replicas_in_sync), steps) as on_step:
+        for epoch in training.epochs(dataset, on_step):
+            epochs.append(epoch)
+            if verbose:
+                console.print(report.epoch_line(epoch, settings.epochs), soft_wrap=True)
+    return epochs, time.perf_counter() - started
+
+
+def _times(strategy: rx.Strategy, seconds: float, seconds_alone: float) -> str:
+    replicas = strategy.num_replicas_in_sync
+    times = f"{seconds:.1f} s on {report.count_devices(replicas)}, {seconds_alone:.1f} s on one, compilation included."
+    if strategy.devices[0].platform != "cpu" or replicas == 1:
+        return times
+    return f"{times} Virtual devices share the machine's cores: compare the numbers, not the times."

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.errors import ArgumentError, ContextError
+
+
+@pytest.mark.parametrize(
+    ("loss", "weight", "size", "expected"),
+    [
+        ([1.0, 2.0, 3.0], None, None, 2.0),
+        ([1.0, 2.0, 3.0], None, 6, 1.0),
+        ([1.0, 2.0, 3.0], None, np.int64(6), 1.0),
+        ([1.0, 2.0, 3.0], None, 0, 0.0),
+        ([], None, None, 0.0),
+        ([1.0, 2.0, 3.0], [1.0, 0.0, 2.0], None, 7.0 / 3),  # weights do not change the divisor
+        ([1.0, 2.0, 3.0], 2.0, 6, 2.0),
+        ([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], None, 2, 10.5),  # all entries count, only rows divide
+        ([[1.0, 2.0], [3.0, 4.0]], [1.0, 0.0], None, 1.5),
+        ([[1.0, 2.0], [3.0, 4.0]], [[1.0, 0.0], [0.0, 2.0]], None, 4.5),
+        ([1.0, 2.0, 3.0], [[1.0], [0.0], [2.0]], None, 7.0 / 3),  # a column of weights, as data sets often have it
+        ([1, 2, 3], None, 4, 1.5),
+    ],
+    ids=str,
+)
+def test_the_average_is_the_weighted_sum_over_the_global_batch_size(loss, weight, size, expected):
+    weight = None if weight is None else jnp.asarray(weight)
+    result = rx.compute_average_loss(jnp.asarray(loss), sample_weight=weight, global_batch_size=size)
+    assert result.shape == ()
+    assert float(result) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("size", [4, 0])
+def test_the_global_batch_size_may_be_an_array(size):
+    result = rx.compute_average_loss(jnp.array([1.0, 3.0]), global_batch_size=jnp.asarray(size))
+    assert float(result) == (1.0 if size else 0.0)
+
+
+def test_the_average_keeps_the_losses_dtype():
+    assert rx.compute_average_loss(jnp.ones(2, "bfloat16"), sample_weight=[1.0, 2.0]).dtype == "bfloat16"
+
+
+def test_by_default_each_replica_divides_by_its_rows_times_the_replicas(mirrored, per_replica):
+    strategy = mirrored(2)
+    losses = per_replica(strategy, [1.0, 2.0, 3.0], [4.0, 5.0, 9.0])
+    shares = strategy.run(rx.compute_average_loss, args=(losses,))
+    assert [float(share) for share in shares.values] == [1.0, 3.0]
+    assert float(strategy.reduce("sum", shares, axis=None)) == 4.0  # the mean of all six
+
+
+@pytest.mark.parametrize("size", [-1, 2.5, True, "2", jnp.ones(2), jnp.float32(2)], ids=str)
+def test_a_batch_size_is_a_non_negative_integer(size):
+    with pytest.raises(ArgumentError, match="global_batch_size"):
+        rx.compute_average_loss(jnp.ones(2), global_batch_size=size)
+
+
+def test_a_scalar_loss_is_no_per_example_loss():
+    with pytest.raises(ArgumentError, match="one loss per example"):
+        rx.compute_average_loss(1.0)
+
+
+def test_in_cross_replica_context_the_size_must_be_given(mirrored):
+    with mirrored(2).scope():
+        with pytest.raises(ContextError, match="global_batch_size"):
+            rx.compute_average_loss(jnp.ones(2))
+        assert float(rx.compute_average_loss(jnp.ones(2), global_batch_size=4)) == 0.5
+
+
+def test_a_regularization_loss_counts_once_over_all_replicas(mirrored):
+    strategy = mirrored(2)
+    assert float(rx.scale_regularization_loss([1.0, jnp.array([2.0, 3.0])])) == 6.0
+    share = strategy.run(lambda: rx.scale_regularization_loss([1.0, jnp.array([2.0, 3.0])]))
+    assert float(share) == 3.0
+    assert float(strategy.run(lambda: rx.scale_regularization_loss([]))) == 0.0
+    with strategy.scope(), pytest.raises(ContextError, match=r"strategy\.run"):
+        rx.scale_regularization_loss([1.0])
+
+
+def test_losses_pass_nan_through():
+    assert np.isnan(rx.compute_average_loss(jnp.array([1.0, jnp.nan])))

@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import copy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.errors import ProgramError, ReplicaDivergenceError, StrategyMismatchError, VariableError
+
+METHODS = ["assign", "assign_add", "assign_sub"]
+ERROR = object()
+
+
+@pytest.fixture
+def two(mirrored):
+    return mirrored(2)
+
+
+def variable_of(strategy, value=10.0, **declaration):
+    with strategy.scope():
+        return rx.Variable(value, name="v", **declaration)
+
+
+def components(strategy, variable):
+    """What each replica reads."""
+    return [float(x) for x in strategy.local_results(strategy.run(lambda: variable.value))]
+
+
+# The table of reads and writes. The variable starts at 10, replica r writes r + 1, cross-replica code writes 4.
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "method", "stored"),
+    [
+        ("sum", "assign", 3.0),
+        ("sum", "assign_add", 13.0),
+        ("sum", "assign_sub", 7.0),
+        ("mean", "assign", 1.5),
+        ("mean", "assign_add", 11.5),
+        ("mean", "assign_sub", 8.5),
+        ("only_first_replica", "assign", 1.0),
+        ("only_first_replica", "assign_add", 11.0),
+        ("only_first_replica", "assign_sub", 9.0),
+    ],
+)
+def test_a_mirrored_variable_aggregates_what_replicas_write(two, per_replica, aggregation, method, stored):
+    v = variable_of(two, aggregation=aggregation)
+    returned = two.run(lambda x: getattr(v, method)(x), args=(per_replica(two, 1.0, 2.0),))
+    assert float(returned) == stored
+    assert components(two, v) == [stored, stored]
+    assert float(v.value) == stored
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mirrored_variable_without_aggregation_refuses_values_that_differ(two, per_replica, method):
+    v = variable_of(two)
+    with pytest.raises(ReplicaDivergenceError) as caught:
+        two.run(lambda x: getattr(v, method)(x), args=(per_replica(two, 1.0, 2.0),))
+    assert caught.value.variable == "v"
+    assert components(two, v) == [10.0, 10.0]
+
+
+@pytest.mark.parametrize(("method", "stored"), [("assign", 2.0), ("assign_add", 12.0), ("assign_sub", 8.0)])
+@pytest.mark.parametrize("aggregation", ["none", "mean", "only_first_replica"])
+def test_an_equal_value_is_written_as_it_is(two, aggregation, method, stored):
+    v = variable_of(two, aggregation=aggregation)
+    two.run(lambda: getattr(v, method)(2.0))
+    assert components(two, v) == [stored, stored]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_equal_value_cannot_be_summed(two, method):
+    v = variable_of(two, aggregation="sum")
+    with pytest.raises(VariableError, match="2 times"):
+        two.run(lambda: getattr(v, method)(2.0))
+    assert float(v.value) == 10.0
+
+
+@pytest.mark.parametrize("aggregation", ["none", "sum", "mean", "only_first_replica"])
+@pytest.mark.parametrize(("method", "stored"), [("assign", 4.0), ("assign_add", 14.0), ("assign_sub", 6.0)])
+def test_cross_replica_code_writes_all_copies_of_a_mirrored_variable(two, aggregation, method, stored):
+    v = variable_of(two, aggregation=aggregation)
+    with two.scope():
+        assert float(getattr(v, method)(4.0)) == stored
+    assert components(two, v) == [stored, stored]
+
+
+@pytest.mark.parametrize("aggregation", ["none", "sum", "mean", "only_first_replica"])
+@pytest.mark.parametrize(
+    ("method", "stored"), [("assign", [1.0, 2.0]), ("assign_add", [11.0, 12.0]), ("assign_sub", [9.0, 8.0])]
+)
+def test_each_replica_writes_its_own_component_of_an_on_read_variable(two, per_replica, aggregation, method, stored):
+    v = variable_of(two, synchronization="on_read", aggregation=aggregation)
+    returned = two.run(lambda x: getattr(v, method)(x), args=(per_replica(two, 1.0, 2.0),))
+    assert [float(x) for x in returned.values] == stored
+    assert components(two, v) == stored
+
+
+@pytest.mark.parametrize(("aggregation", "read"), [("sum", 3.0), ("mean", 1.5), ("only_first_replica", 1.0)])
+@pytest.mark.parametrize("inside_function", [False, True])
+def test_an_on_read_variable_is_aggregated_when_read_outside_of_a_replica(
+    two, per_replica, aggregation, read, inside_function
+):
+    v = variable_of(two, synchronization="on_read", aggregation=aggregation)
+    two.run(lambda x: v.assign(x), args=(per_replica(two, 1.0, 2.0),))
+    outside = rx.function(lambda: v.value) if inside_function else v.read_value
+    assert float(outside()) == read
+    assert v.shape == ()
+
+
+def test_an_on_read_variable_without_aggregation_has_no_value_outside_of_a_replica(two):
+    v = variable_of(two, synchronization="on_read")
+    for read in (lambda: v.value, v.numpy, lambda: v.assign(4.0), lambda: v.assign_add(4.0)):
+        with pytest.raises(VariableError, match="aggregation"):
+            read()
+    assert components(two, v) == [10.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "method", "stored", "read"),
+    [
+        ("sum", "assign", 2.0, 4.0),
+        ("mean", "assign", 4.0, 4.0),
+        ("mean", "assign_add", 14.0, 14.0),
+        ("mean", "assign_sub", 6.0, 6.0),
+        ("only_first_replica", "assign", 4.0, 4.0),
+        ("only_first_replica", "assign_add", 14.0, 14.0),
+        ("only_first_replica", "assign_sub", 6.0, 6.0),
+    ],
+)
+def test_cross_replica_code_writes_every_component_of_an_on_read_variable(two, aggregation, method, stored, read):
+    v = variable_of(two, synchronization="on_read", aggregation=aggregation)
+    assert float(getattr(v, method)(4.0)) == read
+    assert components(two, v) == [stored, stored]
+    assert float(v.value) == read
+
+
+@pytest.mark.parametrize("method", ["assign_add", "assign_sub"])
+def test_a_change_cannot_be_split_over_the_terms_of_a_sum(two, method):
+    v = variable_of(two, synchronization="on_read", aggregation="sum")
+    with pytest.raises(VariableError, match="split"):
+        getattr(v, method)(4.0)
+    assert components(two, v) == [10.0, 10.0]
+
+
+def test_an_integer_sum_is_dealt_out_in_whole_numbers(two):
+    v = variable_of(two, 0, synchronization="on_read", aggregation="sum")
+    v.assign(5)
+    assert components(two, v) == [2.0, 2.0]
+    assert int(v.value) == 4
+
+
+@pytest.mark.parametrize("make", [lambda mirrored: mirrored(1), lambda mirrored: rx.OneDeviceStrategy("cpu:1")])
+@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+@pytest.mark.parametrize("aggregation", ["none", "sum", "mean", "only_first_replica"])
+def test_on_one_replica_every_variable_is_an_ordinary_one(mirrored, make, synchronization, aggregation):
+    strategy = make(mirrored)
+    v = variable_of(strategy, synchronization=synchronization, aggregation=aggregation)
+    strategy.run(lambda x: v.assign(x), args=(jnp.float32(1.0),))
+    assert float(v.value) == 1.0
+    strategy.run(lambda x: v.assign_add(x), args=(jnp.float32(2.0),))
+    v.assign_add(4.0)
+    assert float(v.value) == 7.0
+
+
+def test_a_variable_made_outside_of_any_scope_is_one_variable_for_all_replicas(mirrored):
+    v = rx.Variable(1.0)
+    step = lambda: v.assign_add(1.0)  # noqa: E731
+    mirrored(2).run(step)
+    mirrored(3).run(step)
+    rx.function(step)()
+    assert float(v.value) == 4.0
+
+
+# Creation.
+
+
+def test_on_read_variables_are_not_trained_unless_asked(two):
+    assert variable_of(two).trainable
+    assert not variable_of(two, synchronization="on_read").trainable
+    assert variable_of(two, synchronization="on_read", trainable=True).trainable
+
+
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        {"synchronization": "none"},
+        {"synchronization": "sometimes"},
+        {"aggregation": "max"},
+        {"aggregation": 1},
+        {"aggregation": "mean", "dtype": "int32"},
+        {"aggregation": "mean", "dtype": "bool"},
+        {"aggregation": "mean", "dtype": "int32", "synchronization": "on_read"},
+    ],
+    ids=str,
+)
+def test_a_declaration_without_meaning_is_refused(declaration):
+    with pytest.raises(VariableError):
+        rx.Variable(1.0, **declaration)
+
+
+def test_declarations_are_enums_or_their_names():
+    v = rx.Variable(1.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation="SUM")
+    assert v.synchronization is rx.VariableSynchronization.ON_READ
+    assert v.aggregation is rx.VariableAggregation.SUM
+    assert rx.Variable(1.0, aggregation=None).aggregation is rx.VariableAggregation.NONE
+
+
+@pytest.mark.parametrize(
+    ("initial", "dtype", "expected"),
+    [
+        (2, None, "int32"),
+        (2, "float32", "float32"),
+        (lambda: jnp.ones(3), None, "float32"),
+        (np.ones(3, "float16"), None, "float16"),
+        (True, None, "bool"),
+        ([1.0, 2.0], "bfloat16", "bfloat16"),
+    ],
+)
+def test_the_dtype_is_the_initial_values_unless_given(initial, dtype, expected):
+    v = rx.Variable(initial, dtype=dtype)
+    assert v.dtype == expected
+    assert v.value.dtype == expected
+    assert v.value.shape == v.shape
+    assert not v.value.weak_type
+
+
+def test_a_variable_may_hold_a_random_key(two):
+    v = variable_of(two, jax.random.key(0))
+
+    def draw():
+        key, subkey = jax.random.split(v.value)
+        v.assign(key)
+        return jax.random.normal(subkey)
+
+    key, subkey = jax.random.split(jax.random.key(0))
+    assert float(two.run(draw)) == pytest.approx(float(jax.random.normal(subkey)))
+    assert float(two.run(draw)) == pytest.approx(float(jax.random.normal(jax.random.split(key)[1])))
+
+
+@pytest.mark.parametrize("scoped", [False, True])
+def test_a_variable_does_not_share_memory_with_what_it_was_given(two, scoped):
+    def make():
+        return variable_of(two, source) if scoped else rx.Variable(source)
+
+    source = np.ones(4096, "float32")
+    v = make()
+    source[:] = 2.0
+    assert v.numpy()[0] == 1.0
+    v.assign(source)
+    source[:] = 3.0
+    assert v.numpy()[0] == 2.0
+
+
+# Assignment.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_per_replica_value_is_not_assigned_from_outside(two, per_replica, method):
+    v = variable_of(two, aggregation="sum")
+    with pytest.raises(VariableError, match=r"reduce"):
+        getattr(v, method)(per_replica(two, 1.0, 2.0))
+
+
+def test_assigning_another_shape_is_refused():
+    v = rx.Variable([1.0, 2.0], name="weights")
+    with pytest.raises(VariableError, match=r"'weights'.*\(2,\).*\(3,\)"):
+        v.assign(jnp.ones(3))
+    with pytest.raises(VariableError):
+        v.assign(1.0)
+    np.testing.assert_array_equal(v.numpy(), [1.0, 2.0])
+
+
+def test_a_change_broadcasts_and_takes_the_variables_dtype():
+    v = rx.Variable([1, 2])
+    v.assign_add(1.7)
+    np.testing.assert_array_equal(v.numpy(), [2, 3])
+    assert v.dtype == "int32"
+
+
+def test_assigning_inside_jax_jit_points_to_rx_function():
+    v = rx.Variable(1.0, name="v")
+    with pytest.raises(ProgramError, match=r"'v'.*rx\.function"):
+        jax.jit(lambda x: v.assign_add(x))(1.0)
+    assert float(v.value) == 1.0
+
+
+def test_nan_is_stored_as_it_is(two, per_replica):
+    v = variable_of(two, aggregation="mean")
+    two.run(lambda x: v.assign(x), args=(per_replica(two, 1.0, np.nan),))
+    assert np.isnan(v.numpy())
+
+
+# Whose it is.
+
+
+def test_a_variable_is_not_read_or_written_under_another_strategy(mirrored, two):
+    v = variable_of(two)
+    other = mirrored(3)
+    for use in (lambda: v.value, lambda: v.assign(1.0), lambda: v.assign_add(1.0)):
+        with other.scope(), pytest.raises(StrategyMismatchError, match=r"'v'.*cpu:0, cpu:1\].*cpu:2"):
+            use()
+        with pytest.raises(StrategyMismatchError):
+            other.run(use)
+    assert float(v.value) == 10.0
+
+
+def test_without_a_current_strategy_a_variable_is_its_strategys_own(two):
+    v = variable_of(two)
+    v.assign(3.0)
+    assert v.strategy is two
+    assert isinstance(v.value, rx.Mirrored)
+
+
+def test_a_deep_copy_has_its_own_value_and_the_same_strategy(two):
+    v = variable_of(two)
+    copied = copy.deepcopy(v)
+    copied.assign(5.0)
+    assert copied.strategy is two
+    assert (float(v.value), float(copied.value)) == (10.0, 5.0)
+
+
+# Being an array.
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (lambda v: v + 1, [2.0, 5.0]),
+        (lambda v: 1 - v, [0.0, -3.0]),
+        (lambda v: v * v, [1.0, 16.0]),
+        (lambda v: jnp.ones(2) * v, [1.0, 4.0]),
+        (lambda v: np.ones(2) / v, [1.0, 0.25]),
+        (lambda v: v**2, [1.0, 16.0]),
+        (lambda v: -v, [-1.0, -4.0]),
+        (lambda v: abs(-v), [1.0, 4.0]),
+        (lambda v: v > 2, [False, True]),
+        (lambda v: v == 4.0, [False, True]),
+        (lambda v: v @ v, 17.0),
+        (lambda v: v[1], 4.0),
+        (lambda v: v[::-1], [4.0, 1.0]),
+        (lambda v: np.sqrt(v), [1.0, 2.0]),
+        (lambda v: np.asarray(v), [1.0, 4.0]),
+        (lambda v: jnp.asarray(v), [1.0, 4.0]),
+        (lambda v: jnp.sqrt(v.value), [1.0, 2.0]),
+        (lambda v: jnp.stack([v, v])[1], [1.0, 4.0]),
+        (len, 2),
+    ],
+)
+def test_a_variable_computes_like_the_array_that_it_holds(expression, expected):
+    np.testing.assert_array_equal(expression(rx.Variable([1.0, 4.0])), expected)
+
+
+def test_a_scalar_variable_converts_to_python_numbers():
+    v = rx.Variable(2.0)
+    assert (float(v), int(v), bool(v), bool(rx.Variable(0.0))) == (2.0, 2, True, False)
+
+
+def test_iterating_over_a_variable_ends():
+    rows = iter(rx.Variable([1.0, 2.0]))
+    assert [float(next(rows)) for _ in range(2)] == [1.0, 2.0]
+    with pytest.raises(StopIteration):
+        next(rows)
+
+
+def test_variables_are_told_apart_by_identity_as_keys():
+    a, b = rx.Variable(1.0), rx.Variable(1.0)
+    assert {a: "a", b: "b"}[a] == "a"
+    assert len({a, b}) == 2
+
+
+def test_printing_a_variable_does_not_read_it(two):
+    v = variable_of(two, synchronization="on_read")
+    assert repr(v) == "<Variable 'v' shape=() dtype=float32, replicas=2>"
+    assert repr(rx.Variable([1])) == "<Variable 'Variable' shape=(1,) dtype=int32>"
