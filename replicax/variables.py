@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import context
+import replicax.context as context
+from replicax.array_like import ArrayLike
 from replicax.compat import assert_equal_over_axis, strongly_typed, vary, varying_axes
 from replicax.errors import ProgramError, ReplicaDivergenceError, StrategyMismatchError, VariableError
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -52,7 +53,7 @@ class VariableAggregation(_Named):
     ONLY_FIRST_REPLICA = "only_first_replica"
 
 
-class Variable(np.lib.mixins.NDArrayOperatorsMixin):
+class Variable(ArrayLike):
     """A value that outlives the function that assigns it.
 
     Under a strategy's scope the variable is *mirrored*: each device holds a copy, and all copies stay equal. With
@@ -240,7 +241,7 @@ class Variable(np.lib.mixins.NDArrayOperatorsMixin):
                 "Decorate that function with @rx.function, or differentiate with rx.value_and_grad."
             )
         # One buffer belongs to one variable: programs donate it.
-        self._value = raw if self.strategy is None else self.strategy.place(raw, stacked=self.per_replica)
+        self._value = raw if self.strategy is None else self.strategy.placement.place(raw, stacked=self.per_replica)
         return raw
 
     def _placed(self, value: jax.Array) -> jax.Array:
@@ -248,9 +249,7 @@ class Variable(np.lib.mixins.NDArrayOperatorsMixin):
             return jnp.copy(value)
         if self.per_replica:
             value = jnp.broadcast_to(value, (self.strategy.num_replicas_in_sync, *value.shape))
-        return self.strategy.place(value, stacked=self.per_replica)
-
-    # Being an array.
+        return self.strategy.placement.place(value, stacked=self.per_replica)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -261,41 +260,6 @@ class Variable(np.lib.mixins.NDArrayOperatorsMixin):
     def dtype(self) -> np.dtype:
         """Dtype of the value."""
         return self._dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions of the value."""
-        return len(self._shape)
-
-    def __jax_array__(self) -> jax.Array:
-        return self.value
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.value, dtype=dtype, copy=copy)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if method != "__call__" or "out" in kwargs:
-            return NotImplemented
-        values = [x.value if isinstance(x, Variable) else x for x in inputs]
-        return getattr(jnp, ufunc.__name__)(*values, **kwargs)
-
-    def __getitem__(self, index: Any) -> jax.Array:
-        return self.value[index]
-
-    def __len__(self) -> int:
-        return len(self.value)
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-    def __int__(self) -> int:
-        return int(self.value)
-
-    def __bool__(self) -> bool:
-        return bool(self.value)
-
-    # Variables are compared element by element, like arrays, and told apart by identity where they are keys.
-    __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         copies = f", replicas={self.strategy.num_replicas_in_sync}" if self.strategy is not None else ""

@@ -10,10 +10,13 @@ from replicax.compat import assert_equal_over_axis, trace_state, vary, varying_a
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 
 
-def on_two_replicas(fn, *args, out_specs=PartitionSpec(REPLICA_AXIS)):
+SPLIT = PartitionSpec(REPLICA_AXIS)
+
+
+def on_two_replicas(fn, *args, out_specs=SPLIT):
     """Runs `fn` on two devices; each gets one entry of every argument, as shape `(1,)`."""
     mesh = replica_mesh(jax.devices()[:2])
-    return jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=PartitionSpec(REPLICA_AXIS), out_specs=out_specs))(*args)
+    return jax.jit(jax.shard_map(fn, mesh=mesh, in_specs=SPLIT, out_specs=out_specs))(*args)
 
 
 def test_a_value_varies_where_it_comes_from_a_split_argument_and_not_after_a_collective():

@@ -52,3 +52,7 @@ def test_divergence_names_the_variable_and_the_ways_out():
     assert error.variable == "dense/kernel"
     for hint in ("'dense/kernel'", "value_and_grad", "all_reduce", "aggregation"):
         assert hint in str(error)
+
+
+def test_a_traced_value_is_a_program_error():
+    assert issubclass(errors.TracedValueError, errors.ProgramError)

@@ -29,15 +29,14 @@ def compare(dataset: Dataset, settings: Settings, picture: Path, results: bool) 
     network = "-".join(map(str, layer_sizes(dataset.pixels)))
     _introduce(console, dataset, network, settings, strategy)
     # GPUs and TPUs round the factors of a matrix product by default, which would hide whether the losses agree.
-    with jax.default_matmul_precision("float32"):
+    with jax.enable_x64(settings.dtype == "float64"), jax.default_matmul_precision("float32"):
         distributed, seconds = _train(console, strategy, dataset, settings, verbose=True)
         single, seconds_alone = _train(console, one_device, dataset, settings, verbose=False)
 
     replicas = strategy.num_replicas_in_sync
     difference = report.max_loss_difference(distributed, single)
-    updates = settings.epochs * count_batches(dataset.train, settings.batch_size)
     console.print(report.comparison_table(distributed, single, replicas))
-    console.print(report.verdict(difference, updates))
+    console.print(report.verdict(difference))
     console.print(_times(strategy, seconds, seconds_alone), style="dim")
     report.save_curves(picture, f"{dataset.name}, network {network}", distributed, single, replicas)
     console.print(f"\nWrote {picture}", markup=False, soft_wrap=True)

@@ -20,12 +20,14 @@ class Settings(NamedTuple):
         batch_size: Rows in a global batch; the last one of a pass has what is left.
         learning_rate: Adam's.
         seed: Decides the initial weights, which are the same under every strategy.
+        dtype: What the network computes in, "float32" or "float64" (which needs JAX's `enable_x64`).
     """
 
     epochs: int
     batch_size: int
     learning_rate: float
-    seed: int
+    seed: int = 0
+    dtype: str = "float32"
 
 
 class Score(NamedTuple):
@@ -79,12 +81,15 @@ class Training:
         keras.utils.set_random_seed(settings.seed)
         self._strategy = strategy
         self._settings = settings
-        self._per_example_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+        dtype = settings.dtype
+        self._per_example_loss = keras.losses.SparseCategoricalCrossentropy(True, reduction=None, dtype=dtype)
         with strategy.scope():
-            hidden = [keras.layers.Dense(units, "relu") for units in HIDDEN_UNITS]
-            self._model = keras.Sequential([keras.Input((pixels,)), *hidden, keras.layers.Dense(NUM_CLASSES)])
+            self._model = keras.Sequential([keras.Input((pixels,), dtype=dtype)])
+            for units in HIDDEN_UNITS:
+                self._model.add(keras.layers.Dense(units, "relu", dtype=dtype))
+            self._model.add(keras.layers.Dense(NUM_CLASSES, dtype=dtype))
             self._optimizer = keras.optimizers.Adam(settings.learning_rate)
-            self._loss = keras.metrics.Mean()
+            self._loss = keras.metrics.Mean(dtype=dtype)
             self._accuracy = keras.metrics.SparseCategoricalAccuracy()
 
     def epochs(self, data: Dataset, on_step: Callable[[Any], None]) -> Iterator[Epoch]:

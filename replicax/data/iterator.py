@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from replicax import context
+import replicax.context as context
 from replicax.data.prefetch import Prefetcher
 from replicax.errors import ContextError
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import context
+import replicax.context as context
 from replicax.compat import vary, varying_axes
 from replicax.errors import ArgumentError
 from replicax.program.frames import OverrideFrame, VariablesCreatedError, variable_name

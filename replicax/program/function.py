@@ -6,12 +6,12 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import jax
 import numpy as np
 
-from replicax import context
+import replicax.context as context
 from replicax.errors import ArgumentError, ProgramError
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs
@@ -163,10 +163,6 @@ class Function:
         return len(self._cache)
 
 
-@overload
-def function(fn: Callable[..., Any], *, donate_argnums: Sequence[int] = ()) -> Function: ...
-@overload
-def function(fn: None = None, *, donate_argnums: Sequence[int] = ()) -> Callable[[Callable[..., Any]], Function]: ...
 def function(fn: Any = None, *, donate_argnums: Sequence[int] = ()) -> Any:
     """Compiles a function that reads and assigns variables; the `tf.function` of this library.
 

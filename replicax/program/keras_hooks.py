@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from replicax import context
+import replicax.context as context
 from replicax.compat import vary
 from replicax.runtime.mesh import REPLICA_AXIS
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import context
+import replicax.context as context
 from replicax.compat import varying_axes
 from replicax.errors import ProgramError
 from replicax.program.frames import VariablesCreatedError, variable_name

@@ -19,13 +19,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import context
+import replicax.context as context
 from replicax.errors import ProgramError, TracedValueError
 from replicax.program.frames import ProgramFrame
 from replicax.program.keras_state import keras_scope, repeat_while_variables_are_created
 from replicax.program.nest import Structure, take_apart_outputs
 from replicax.program.replica import variable_is_stacked
-
 
 _MISUSES = (
     jax.errors.ConcretizationTypeError,
@@ -100,7 +99,7 @@ class Program:
         if self.strategy is None or self.strategy.mesh is None:
             return None
         stacked = variable_is_stacked(variable) and not self._is_partial()
-        return self.strategy.sharding(stacked=stacked, replicas=self.replicas)
+        return self.strategy.placement.sharding(stacked=stacked, replicas=self.replicas)
 
     def _jit(self) -> Any:
         def pure(updated: list[Any], constant: list[Any], donated: list[Any], kept: list[Any]) -> Any:
@@ -157,14 +156,14 @@ class Program:
 
     def _inputs(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], Sequence[Any]]:
         if self._is_partial():
-            arrays = [self.strategy.shrunk(array, self.replicas) for array in arrays]
+            arrays = [self.strategy.placement.shrunk(array, self.replicas) for array in arrays]
         donated: list[Any] = []
         kept = arrays
         if self._any_donated:
             donated = [array for array, flag in zip(arrays, self._donate, strict=True) if flag]
             kept = [array for array, flag in zip(arrays, self._donate, strict=True) if not flag]
         if self._is_partial():
-            constant = [self.strategy.load(variable, self.replicas) for variable in self._constant]
+            constant = [self.strategy.placement.load(variable, self.replicas) for variable in self._constant]
         else:
             self._place()
             _own(self._updated)
@@ -173,16 +172,16 @@ class Program:
 
     def _store_partial(self, leaves: list[Any], new_values: list[Any]) -> Any:
         for variable, value in zip(self._written, new_values, strict=True):
-            self.strategy.store(variable, value)
+            self.strategy.placement.store(variable, value)
         assert self._result is not None
-        return self.strategy.rejoined(self._result.rebuild(leaves), self.replicas)
+        return self.strategy.placement.rejoined(self._result.rebuild(leaves), self.replicas)
 
     def _place(self) -> None:
         """Moves variables onto the mesh that are not there yet: they are new, or were assigned outside of a program."""
         for variable, sharding in self._placements:
             current = variable._value.sharding
             if current is not sharding and current != sharding:
-                variable._value = self.strategy.load(variable, self.replicas)
+                variable._value = self.strategy.placement.load(variable, self.replicas)
 
 
 @contextlib.contextmanager

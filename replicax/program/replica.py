@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from replicax import context
+import replicax.context as context
 from replicax.compat import varying_axes
 from replicax.errors import ContextError, ProgramError
 from replicax.program.frames import OverrideFrame, ProgramFrame, ReplicaFrame, RunSite, VariablesCreatedError
@@ -92,10 +92,10 @@ class ReplicaCall:
             return [leaf[None] for leaf in leaves], [value[None] for value in frame.new_values()]
 
         specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
-        mesh = self.strategy.mesh_for(self.replicas)
+        mesh = self.strategy.placement.mesh_for(self.replicas)
         mapped = jax.shard_map(body, mesh=mesh, in_specs=(specs,), out_specs=_STACKED)
         placed = [
-            self.strategy.place(jnp.asarray(array), stacked=stacked, replicas=self.replicas)
+            self.strategy.placement.place(jnp.asarray(array), stacked=stacked, replicas=self.replicas)
             for array, stacked in zip(self._arrays, self._stacked, strict=True)
         ]
         outputs, new_values = repeat_while_variables_are_created(lambda: mapped(placed))
@@ -104,9 +104,9 @@ class ReplicaCall:
                 value = value[0]
             elif self._leaves_rows_out(variable):
                 value = np.concatenate([value, variable._value[self.replicas :]])
-            self.strategy.store(variable, value)
+            self.strategy.placement.store(variable, value)
         outputs = [out if differs else out[0] for out, differs in zip(outputs, varying, strict=True)]
-        return self.strategy.rejoined(self._wrapped(outputs, varying), self.replicas)
+        return self.strategy.placement.rejoined(self._wrapped(outputs, varying), self.replicas)
 
     def _discover(self) -> RunSite:
         """Traces the function once to learn which variables it uses and which results are equal on all replicas."""
@@ -120,7 +120,7 @@ class ReplicaCall:
             return []
 
         specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
-        mesh = self.strategy.mesh_for(self.replicas)
+        mesh = self.strategy.placement.mesh_for(self.replicas)
         jax.eval_shape(jax.shard_map(body, mesh=mesh, in_specs=(specs,), out_specs=_STACKED), self._arrays)
         return found[0]
 
@@ -153,7 +153,7 @@ class ReplicaCall:
             [_STACKED if differs else _SHARED for differs in site.varying],
             [_spec(variable) for variable in site.outputs],
         )
-        mesh = self.strategy.mesh_for(self.replicas)
+        mesh = self.strategy.placement.mesh_for(self.replicas)
         return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
 
     def _call(self, frame: Any, arrays: Sequence[Any]) -> list[Any]:
@@ -189,7 +189,7 @@ class _EagerReplicaFrame(ReplicaFrame):
             return super().read(variable)
         if variable._value is None:
             raise VariablesCreatedError
-        value = self._strategy.load(variable, self._replicas)
+        value = self._strategy.placement.load(variable, self._replicas)
         if variable_is_stacked(variable):
             return value[jax.lax.axis_index(REPLICA_AXIS)]
         return value

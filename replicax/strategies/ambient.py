@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-from replicax import context
+import replicax.context as context
 from replicax.errors import ContextError
-from replicax.program.keras_state import keras_ownership
+from replicax.keras import keras_entered
 from replicax.strategies.base import Strategy
 from replicax.strategies.default import DefaultReplicaContext, default_replica_context, default_strategy
 from replicax.strategies.replica_context import ReplicaContext
@@ -64,5 +64,5 @@ def set_strategy(strategy: Strategy | None) -> None:
         context.replace(context.Context())
         return
     opened = contextlib.ExitStack()
-    opened.enter_context(keras_ownership(strategy))
+    opened.enter_context(keras_entered(strategy))
     context.replace(dataclasses.replace(current, strategy=strategy, opened_by_set_strategy=opened))

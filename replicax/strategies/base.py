@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import context
+import replicax.context as context
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError, ReduceError
-from replicax.program.keras_state import keras_ownership
+from replicax.keras import keras_entered
 from replicax.reduce_op import ReduceOp
 from replicax.strategies.tf_spellings import TFSpellings
 from replicax.values import is_per_replica, normalize_axes
@@ -58,7 +58,7 @@ class Strategy(TFSpellings, abc.ABC):
             )
         if current.strategy is not None and current.strategy is not self:
             raise ContextError(f"Scopes of two strategies cannot be mixed: {current.strategy!r} is open, got {self!r}.")
-        with context.entered(strategy=self), keras_ownership(self):
+        with context.entered(strategy=self), keras_entered(self):
             yield self
 
     # Running.

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import context
+import replicax.context as context
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops
 from replicax.compat import strongly_typed
 from replicax.data import (
@@ -24,8 +24,9 @@ from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.nest import is_input
 from replicax.program.replica import ReplicaCall, enclosing_program, variable_is_stacked
 from replicax.runtime.devices import device_name
-from replicax.runtime.mesh import mirrored_sharding, replica_mesh, stacked_sharding
+from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.base import Strategy
+from replicax.strategies.placement import Placement
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.values import Mirrored, PerReplica, UnevenPerReplica, is_per_replica
 
@@ -46,15 +47,17 @@ class MeshStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
     ):
         self.devices = tuple(devices)
-        self.mesh = replica_mesh(self.devices)
+        self.placement = Placement(self.devices)
+        self.mesh = self.placement.mesh_for(len(self.devices))
         self.communication_options = communication_options or CommunicationOptions()
         if cross_device_ops is None:
             cross_device_ops = choose_cross_device_ops(self.communication_options)
         elif not isinstance(cross_device_ops, CrossDeviceOps):
             raise ArgumentError(f"`cross_device_ops` must be an rx.CrossDeviceOps, got {cross_device_ops!r}.")
         self.cross_device_ops = cross_device_ops.for_devices(self.devices)
-        self._meshes = {len(self.devices): self.mesh}
         self._programs = WeakProgramCaches()
+
+    batch_axis = REPLICA_AXIS
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -123,72 +126,20 @@ class MeshStrategy(Strategy):
         """Returns the strategy's communication options, overridden by those of one call."""
         return self.communication_options if options is None else self.communication_options.merge(options)
 
-    # Placing. A step whose batch does not divide runs on the first few devices: a sub-mesh.
+    # Values and datasets.
 
-    def mesh_for(self, replicas: int) -> jax.sharding.Mesh:
-        """Returns the mesh of the first `replicas` devices."""
-        if replicas not in self._meshes:
-            self._meshes[replicas] = replica_mesh(self.devices[:replicas])
-        return self._meshes[replicas]
-
-    def sharding(self, stacked: bool, replicas: int | None = None) -> jax.sharding.NamedSharding:
-        """Returns where a mirrored (or stacked) value lives in a step on `replicas` replicas (default: all)."""
-        mesh = self.mesh_for(replicas or self.num_replicas_in_sync)
-        return stacked_sharding(mesh) if stacked else mirrored_sharding(mesh)
-
-    def place(self, value: Any, stacked: bool = False, replicas: int | None = None) -> jax.Array:
-        """Returns a copy of `value` on the strategy's devices; it shares no buffer with `value`."""
-        if not isinstance(value, jax.Array):
-            value = strongly_typed(value)
-        return jax.device_put(value, self.sharding(stacked, replicas), may_alias=False)
-
-    def load(self, variable: Any, replicas: int) -> jax.Array:
-        """Returns a variable's value as a step on `replicas` replicas needs it.
-
-        On a sub-mesh a mirrored variable is a view of the copies of the first devices. A stacked one comes whole, to
-        each device: also the components of replicas that sit the step out count when it is read.
-        """
-        stacked = variable_is_stacked(variable)
-        value = variable._value
-        if value.sharding != self.sharding(stacked):
-            value = self.place(value, stacked)
-        if replicas == self.num_replicas_in_sync:
-            return value
-        return self.place(value, replicas=replicas) if stacked else self._first(value, replicas)
-
-    def store(self, variable: Any, value: Any) -> None:
-        """Writes a value that a step on any number of replicas has computed to all copies of a variable."""
-        variable._value = self.place(value, variable_is_stacked(variable))
-
-    def shrunk(self, array: Any, replicas: int) -> Any:
-        """Returns an argument that is mirrored on all devices as a step on `replicas` replicas needs it."""
-        if isinstance(array, jax.Array) and array.sharding == self.sharding(stacked=False):
-            return self._first(array, replicas)
-        return array
-
-    def _first(self, mirrored: jax.Array, replicas: int) -> jax.Array:
-        shards = {shard.device: shard.data for shard in mirrored.addressable_shards}
-        held = [shards[device] for device in self.devices[:replicas]]
-        return _assembled(mirrored.shape, self.sharding(stacked=False, replicas=replicas), held)
-
-    def rejoined(self, nest: Any, replicas: int) -> Any:
-        """Moves the mirrored results of a step on `replicas` replicas to all devices."""
-        return jax.tree_util.tree_map(lambda leaf: self._rejoined(leaf, replicas), nest, is_leaf=is_per_replica)
+    def variable_sharding(self, variable: Any) -> jax.sharding.NamedSharding:
+        """Returns where a variable's value lives between steps."""
+        return self.placement.sharding(variable_is_stacked(variable))
 
     def _rejoined(self, value: Any, replicas: int) -> Any:
-        if replicas == self.num_replicas_in_sync or is_per_replica(value) or not isinstance(value, jax.Array):
-            return value
-        if isinstance(value, jax.core.Tracer) or not value.sharding.is_fully_replicated:
-            return value
-        return self.place(value)
+        return self.placement.rejoined(value, replicas)
 
     def replicate(self, nest: Any) -> Any:
         """Returns a copy of the arrays and numbers in `nest` that every device of the strategy holds in full."""
         return jax.tree_util.tree_map(
-            lambda x: self.place(strongly_typed(x)) if is_input(x) or isinstance(x, bool) else x, nest
+            lambda x: self.placement.place(x) if is_input(x) or isinstance(x, bool) else x, nest
         )
-
-    # Values and datasets.
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of `value`, one for each replica."""
@@ -208,7 +159,7 @@ class MeshStrategy(Strategy):
         return DistributedDataset(
             dataset,
             num_replicas=self.num_replicas_in_sync,
-            mesh_for=self.mesh_for,
+            mesh_for=self.placement.mesh_for,
             options=options or InputOptions(),
             batch_size=batch_size,
         )
@@ -220,7 +171,7 @@ class MeshStrategy(Strategy):
         return DistributedDatasetFromFunction(
             dataset_fn,
             num_replicas=self.num_replicas_in_sync,
-            mesh_for=self.mesh_for,
+            mesh_for=self.placement.mesh_for,
             options=options or InputOptions(),
         )
 
@@ -238,16 +189,11 @@ class MeshStrategy(Strategy):
         if len({(np.shape(c), np.result_type(c)) for c in components}) > 1:
             return UnevenPerReplica([jax.device_put(c, d) for c, d in zip(components, self.devices, strict=True)])
         rows = [jax.device_put(strongly_typed(c)[None], d) for c, d in zip(components, self.devices, strict=True)]
-        shape = (len(rows), *rows[0].shape[1:])
-        return PerReplica(_assembled(shape, self.sharding(stacked=True), rows))
+        return PerReplica(self.placement.assembled(rows))
 
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)
         return f"{type(self).__name__}([{names}])"
-
-
-def _assembled(shape: tuple[int, ...], sharding: jax.sharding.Sharding, shards: list[jax.Array]) -> jax.Array:
-    return jax.make_array_from_single_device_arrays(tuple(shape), sharding, shards)
 
 
 def _components(leaf: Any, replicas: int) -> tuple[Any, ...]:

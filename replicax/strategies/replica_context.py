@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import context
+import replicax.context as context
 from replicax.compat import assert_equal_over_axis, vary, varying_axes
 from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.reduce_op import ReduceOp

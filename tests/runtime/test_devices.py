@@ -36,8 +36,12 @@ def test_more_virtual_devices_than_cores_can_talk_to_each_other():
         import jax, jax.numpy as jnp, replicax as rx
         rx.config.set_virtual_devices(8)
         strategy = rx.MirroredStrategy()
-        sums = lambda: rx.get_replica_context().all_reduce("sum", x := rx.get_replica_context().replica_id_in_sync_group)
-        print(strategy.num_replicas_in_sync, [int(strategy.run(sums)) for _ in range(20)][-1], os.environ["NPROC"])
+        def sum_of_ids():
+            replica = rx.get_replica_context()
+            return replica.all_reduce("sum", replica.replica_id_in_sync_group)
+        for _ in range(20):
+            total = int(strategy.run(sum_of_ids))
+        print(strategy.num_replicas_in_sync, total, os.environ["NPROC"])
     """
     assert run_python(code) == "8 28 16"
 

@@ -1,0 +1,58 @@
+"""Behaving like an array: operators, NumPy functions and conversions for objects that hold one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
+    """Base of objects that stand for an array: their `value`. Operators and ufuncs return JAX arrays."""
+
+    @property
+    def value(self) -> jax.Array:
+        """The array."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+        return self.value.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of the value."""
+        return len(self.shape)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.value, dtype=dtype, copy=copy)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method != "__call__" or "out" in kwargs:
+            return NotImplemented
+        values = [x.value if isinstance(x, ArrayLike) else x for x in inputs]
+        return getattr(jnp, ufunc.__name__)(*values, **kwargs)
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        return self.value[index]
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    # They are compared element by element, like arrays, and told apart by identity where they are keys.
+    __hash__ = object.__hash__

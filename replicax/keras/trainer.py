@@ -1,0 +1,120 @@
+"""`Model.fit`, `evaluate` and `predict` under a strategy: the global view, partitioned by XLA.
+
+A model made in a strategy's scope remembers the strategy. Its step functions are Keras's own (`train_step`,
+`test_step`, `predict_step`), compiled for global arrays: the state placed as the strategy says, each batch cut along
+its rows. The result is that of one device: batch normalisation sees the global batch, and random numbers do not depend on
+the number of devices. Everything around the steps (epochs, callbacks, logs) is Keras's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from replicax.keras.feeding import Feed
+
+
+class StepFunctions:
+    """Makes the functions that Keras's loops call for each step of one model.
+
+    Args:
+        model: The model.
+        strategy: Its strategy.
+    """
+
+    def __init__(self, model: Any, strategy: Any):
+        self._model, self._strategy = model, strategy
+        self._feed = Feed(strategy)
+
+    def train(self) -> Callable[[Any, Iterator[Any]], Any]:
+        """Returns the function that makes `steps_per_execution` training steps."""
+        model = self._model
+        groups = [
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.optimizer.variables,
+            model.metrics_variables,
+        ]
+        return self._made(model.train_step, groups, joins_outputs=False)
+
+    def test(self) -> Callable[[Any, Iterator[Any]], Any]:
+        """Returns the function that makes `steps_per_execution` evaluation steps."""
+        model = self._model
+        groups = [model.trainable_variables, model.non_trainable_variables, model.metrics_variables]
+        return self._made(model.test_step, groups, joins_outputs=False)
+
+    def predict(self) -> Callable[[Any, Iterator[Any]], Any]:
+        """Returns the function that makes `steps_per_execution` prediction steps."""
+        model = self._model
+
+        def predict_step(state: Any, data: Any) -> Any:
+            outputs, non_trainable = model.predict_step(state, data)
+            return outputs, (state[0], non_trainable)
+
+        groups = [model.trainable_variables, model.non_trainable_variables]
+        return self._made(predict_step, groups, joins_outputs=True)
+
+    def _made(self, step: Callable[..., Any], groups: list[Any], joins_outputs: bool) -> Callable[..., Any]:
+        shardings = tuple([self._strategy.variable_sharding(variable) for variable in group] for group in groups)
+        placed = _PlacedState(self._strategy, shardings)
+        run = self._feed.constrained(step)
+        if not self._model.run_eagerly and self._model.jit_compile:
+            run = jax.jit(run, donate_argnums=0, out_shardings=(None, shardings))
+
+        def one_step(state: Any, iterator: Iterator[Any]) -> Any:
+            outputs, state = run(placed(state), self._feed.placed(next(iterator)))
+            placed.remember(state)
+            return outputs, state
+
+        # Keras knows how to repeat a step `steps_per_execution` times and to join what predictions return.
+        return _repeated(one_step, self._model.steps_per_execution, joins_outputs)
+
+
+class _PlacedState:
+    """Puts a model's state where the strategy wants it, when it is not what the last step returned.
+
+    Callbacks may have replaced some of it in between (a learning rate, restored weights).
+    """
+
+    def __init__(self, strategy: Any, shardings: Any):
+        self._strategy, self._shardings = strategy, shardings
+        self._last: Any = None
+
+    def __call__(self, state: Any) -> Any:
+        if state is self._last:
+            return state
+        return tuple(
+            [_moved(value, sharding) for value, sharding in zip(group, shardings, strict=True)]
+            for group, shardings in zip(state, self._shardings, strict=True)
+        )
+
+    def remember(self, state: Any) -> None:
+        self._last = state
+
+
+def _moved(value: jax.Array, sharding: Any) -> jax.Array:
+    if value.sharding == sharding:
+        return value
+    return jax.device_put(value, sharding, may_alias=False)
+
+
+def _repeated(one_step: Callable[..., Any], times: int, joins_outputs: bool) -> Callable[..., Any]:
+    if times == 1:
+        return one_step
+
+    def several_steps(state: Any, iterator: Iterator[Any]) -> Any:
+        outputs, state = one_step(state, iterator)
+        collected = [outputs]
+        for _ in range(times - 1):
+            try:
+                outputs, state = one_step(state, iterator)
+            except StopIteration:
+                break
+            collected.append(outputs)
+        if joins_outputs:
+            outputs = jax.tree.map(lambda *parts: jax.numpy.concatenate(parts), *collected)
+        return outputs, state
+
+    return several_steps

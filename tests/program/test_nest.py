@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replicax.errors import ArgumentError, ReplicaShapeError
+from replicax.program.nest import is_array, is_input, per_replica_arrays, take_apart_inputs, take_apart_outputs
+from replicax.values import PerReplica, UnevenPerReplica
+
+LEAVES = [1, 2.5, 1j, True, "a", None, b"b", np.float32(3), np.int64(4), object()]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    nest=st.recursive(
+        st.sampled_from(LEAVES),
+        lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.sampled_from("abc"), inner),
+        max_leaves=12,
+    )
+)
+def test_any_nest_is_rebuilt_from_its_parts(nest):
+    for take_apart in (take_apart_inputs, take_apart_outputs):
+        arrays, structure = take_apart(nest)
+        assert structure.rebuild(arrays) == nest
+
+
+@pytest.mark.parametrize(
+    ("leaf", "input_", "array"),
+    [
+        (1, True, False),
+        (2.5, True, False),
+        (1j, True, False),
+        (np.float32(1), True, False),
+        (np.ones(2), True, True),
+        (jnp.ones(2), True, True),
+        (jax.random.key(0), True, True),
+        (True, False, False),
+        ("a", False, False),
+        (b"a", False, False),
+    ],
+    ids=repr,
+)
+def test_numbers_go_into_a_program_but_only_arrays_come_out(leaf, input_, array):
+    assert is_input(leaf) is input_
+    assert is_array(leaf) is array
+    assert len(take_apart_inputs([leaf])[0]) == input_
+    assert len(take_apart_outputs([leaf])[0]) == array
+
+
+def test_per_replica_values_are_taken_apart_into_their_stacks():
+    value = PerReplica(jnp.ones((2, 3)))
+    arrays, structure = take_apart_inputs({"x": value, "flag": True, "n": 1})
+    assert [np.shape(array) for array in arrays] == [(), (2, 3)]
+    rebuilt = structure.rebuild([5, jnp.zeros((2, 3))])
+    assert isinstance(rebuilt["x"], PerReplica)
+    assert (rebuilt["n"], rebuilt["flag"]) == (5, True)
+
+
+def test_the_stacked_arrays_are_told_from_the_shared_ones():
+    value = PerReplica(jnp.ones((3, 2)))
+    nest = ((1.0, value, "a"), {"k": value, "b": jnp.ones(3), "f": True})
+    flags, count = per_replica_arrays(nest)
+    assert flags == [False, True, False, True]
+    assert len(take_apart_inputs(nest)[0]) == len(flags)
+    assert count == 3
+    assert per_replica_arrays((1.0,)) == ([False], None)
+
+
+def test_per_replica_values_of_different_lengths_do_not_go_together():
+    with pytest.raises(ReplicaShapeError, match=r"\[2, 3\]"):
+        per_replica_arrays([PerReplica(jnp.ones(2)), PerReplica(jnp.ones(3))])
+
+
+def test_uneven_values_are_refused():
+    with pytest.raises(ReplicaShapeError, match=r"\(2,\), \(\)"):
+        take_apart_inputs([UnevenPerReplica([jnp.ones(2), 1.0])])
+
+
+@dataclasses.dataclass
+class Config:
+    width: int
+
+
+@dataclasses.dataclass
+class State:
+    params: object
+
+
+def test_a_dataclass_without_arrays_is_an_ordinary_value():
+    config = Config(3)
+    arrays, structure = take_apart_inputs((config, 1.0))
+    assert structure.rebuild(arrays)[0] is config
+
+
+@pytest.mark.parametrize("take_apart", [take_apart_inputs, take_apart_outputs])
+@pytest.mark.parametrize("held", [jnp.ones(2), np.ones(2), PerReplica(jnp.ones(2))], ids=["jax", "numpy", "replica"])
+def test_a_dataclass_with_arrays_has_to_be_registered(take_apart, held):
+    with pytest.raises(ArgumentError, match=r"register_dataclass.*State"):
+        take_apart([State(held)])

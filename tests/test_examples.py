@@ -1,0 +1,81 @@
+"""Each example runs as a reader would run it, and learns."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+RUN = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+print("imported:", *sorted({"keras", "tensorflow", "torch"} & set(sys.modules)))
+"""
+
+
+def run(name: str, *arguments: object) -> str:
+    """Runs an example; returns what it printed and, in the last line, which of some packages it imported."""
+    command = [sys.executable, "-c", RUN, EXAMPLES / name, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def numbers(pattern: str, output: str) -> list[float]:
+    return [float(number) for number in re.findall(pattern, output)]
+
+
+def falls(losses: list[float]) -> bool:
+    return all(later < earlier for earlier, later in itertools.pairwise(losses))
+
+
+def test_keras_loop():
+    output = run("custom_loop_keras.py", "--epochs", 3)
+    losses = numbers(r"loss ([\d.]+)", output)
+    assert len(losses) == 3
+    assert falls(losses)
+    assert numbers(r"test accuracy ([\d.]+)", output)[-1] > 0.9
+    assert "on 8 replicas" in output
+
+
+def test_keras_loop_on_mnist_files(tmp_path: Path):
+    """Files of zeros: headers of 16 and 8 bytes, then 28 x 28 pixels and one label a row."""
+    for part, rows in (("train", 300), ("t10k", 20)):
+        (tmp_path / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(bytes(16 + 784 * rows)))
+        (tmp_path / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(bytes(8 + rows)))
+    output = run("custom_loop_keras.py", "--data", "mnist", "--data-dir", tmp_path, "--epochs", 1)
+    assert "mnist: 300 rows on 8 replicas" in output
+    assert "test accuracy 1.000" in output
+
+
+def test_optax_loop_needs_no_keras():
+    output = run("custom_loop_optax.py", "--epochs", 3)
+    losses = numbers(r"loss ([\d.]+)", output)
+    assert len(losses) == 3
+    assert falls(losses)
+    assert numbers(r"test accuracy ([\d.]+)", output)[-1] > 0.9
+    assert output.splitlines()[-1].strip() == "imported:"
+
+
+def test_seed_loop_prints_the_losses_of_the_guide():
+    losses = numbers(r"(?m)^(0\.\d+)$", run("custom_loop_seed.py"))
+    assert len(losses) == 30
+    assert falls(losses)
+    printed_by_tensorflow = {
+        0: 0.18686396,
+        1: 0.18628375,
+        2: 0.18570684,
+        19: 0.17637561,
+        20: 0.17585339,
+        29: 0.17127804,
+    }
+    for step, loss in printed_by_tensorflow.items():
+        assert losses[step] == pytest.approx(loss, abs=1e-7)
