@@ -9,7 +9,6 @@ from jax.sharding import PartitionSpec
 from replicax.compat import assert_equal_over_axis, trace_state, vary, varying_axes
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 
-
 SPLIT = PartitionSpec(REPLICA_AXIS)
 
 

@@ -45,7 +45,7 @@ def test_the_demo_learns_the_digits_equally_on_eight_devices_and_on_one(tmp_path
 
 
 def test_float64_agrees_to_the_last_digits_and_stays_inside_the_demo(tmp_path: Path):
-    options = ("--dtype", "float64", "--epochs", 1, "--limit", 100, "--batch-size", 60, "--results")
+    options = ("--dtype", "float64", "--epochs", 1, "--limit", 100, "--results")
     done = replicax("demo", *options, "--output", tmp_path)
     assert done.exit_code == 0, done.output
     assert results(done.output)["demo_max_loss_difference"] <= 1e-12
@@ -54,7 +54,7 @@ def test_float64_agrees_to_the_last_digits_and_stays_inside_the_demo(tmp_path: P
 
 @pytest.mark.skipif(not MNIST.is_dir(), reason=f"MNIST is not at {MNIST}")
 def test_mnist(tmp_path: Path):
-    options = ("--data", "mnist", "--data-dir", MNIST, "--limit", 200, "--epochs", 1)
+    options = ("--data", "mnist", "--data-dir", MNIST, "--limit", 100, "--epochs", 1)
     done = replicax("demo", *options, "--output", tmp_path)
     assert done.exit_code == 0, done.output
     assert "784-700-500-10" in done.output

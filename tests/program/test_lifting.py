@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.runtime import stacked_sharding
 
 
 @pytest.fixture(params=["no strategy", "one device", "two devices"])
@@ -183,7 +184,7 @@ def test_a_step_on_fewer_replicas_updates_every_copy(mirrored, per_replica):
 
 def test_a_step_on_one_of_several_replicas_keeps_per_replica_results_apart(mirrored):
     two, one = mirrored(2), mirrored(1)
-    batch = rx.PerReplica(jax.device_put(jnp.array([7.0]), one.placement.sharding(stacked=True)))
+    batch = rx.PerReplica(jax.device_put(jnp.array([7.0]), stacked_sharding(one.mesh)))
     result = two.run(lambda x: x + 1, args=(batch,))
     assert isinstance(result, rx.PerReplica)
     assert [float(component) for component in result.values] == [8.0]
