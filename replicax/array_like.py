@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from replicax.errors import VariableError
 
 
 class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
@@ -34,13 +37,23 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
         return np.array(self.value, dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if method != "__call__" or "out" in kwargs:
-            return NotImplemented
+        if "out" in kwargs:
+            raise VariableError(
+                f"{self!r} cannot be changed in place by an operator or NumPy. Use assign, assign_add or assign_sub."
+            )
         values = [x.value if isinstance(x, ArrayLike) else x for x in inputs]
+        if method != "__call__":  # np.sum and its like
+            return getattr(ufunc, method)(*map(np.asarray, values), **kwargs)
         return getattr(jnp, ufunc.__name__)(*values, **kwargs)
 
     def __getitem__(self, index: Any) -> jax.Array:
         return self.value[index]
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        return iter(self.value)
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self.value
 
     def __len__(self) -> int:
         return len(self.value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
@@ -38,8 +39,13 @@ def strongly_typed(x: Any, dtype: Any = None) -> jax.Array:
     A program is specialised to that too, so state that starts weak would be compiled for twice. A NumPy array is
     copied: on a CPU JAX may go on using its memory, which its owner may change.
     """
-    array = jax.numpy.array(x, dtype=dtype, copy=not isinstance(x, jax.Array))
-    return jax.lax.convert_element_type(array, array.dtype) if array.weak_type else array
+    array = x if isinstance(x, jax.Array) and dtype is None else jax.numpy.array(x, dtype, copy=type(x) is np.ndarray)
+    return jax.lax.convert_element_type(array, array.dtype) if is_weak(array) else array
+
+
+def is_weak(array: jax.Array) -> bool:
+    """Returns whether an array's dtype is weak; those of random keys never are."""
+    return getattr(array, "weak_type", False)
 
 
 def trace_state() -> Any:

@@ -34,6 +34,7 @@ class Context:
         frame: The values of variables inside a traced function, None outside of one.
         manual_replicas: Number of replicas over which the code runs inside `shard_map`; None outside. It is set in
             replica context and in the cross-replica functions that run in its middle (`merge_call`, `update`).
+        cross_replica: Whether the default strategy runs a cross-replica function; elsewhere it has none.
         opened_by_set_strategy: What to close again if `rx.set_strategy` made `strategy` current, otherwise None.
     """
 
@@ -41,6 +42,7 @@ class Context:
     replica: Any = None
     frame: StateFrame | None = None
     manual_replicas: int | None = None
+    cross_replica: bool = False
     opened_by_set_strategy: contextlib.ExitStack | None = None
 
 

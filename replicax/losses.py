@@ -31,7 +31,7 @@ def compute_average_loss(
         Scalar of the losses' dtype.
 
     Raises:
-        ArgumentError: Scalar losses, or a size that is not a non-negative integer.
+        ArgumentError: Scalar losses, weights that do not fit them, or a size that is no non-negative integer.
         ContextError: Called in cross-replica context without a size.
 
     Example:
@@ -44,7 +44,7 @@ def compute_average_loss(
     if not jnp.issubdtype(losses.dtype, jnp.inexact):
         losses = losses.astype(float)
     if sample_weight is not None:
-        losses = losses * _aligned(jnp.asarray(sample_weight, losses.dtype), losses.ndim)
+        losses = losses * _aligned(jnp.asarray(sample_weight, losses.dtype), losses.shape)
     size = _global_rows(losses.shape[0]) if global_batch_size is None else _checked_size(global_batch_size)
     total = jnp.sum(losses)
     if isinstance(size, jax.Array):
@@ -92,6 +92,12 @@ def _checked_size(size: Any) -> Any:
     return int(size)
 
 
-def _aligned(weight: jax.Array, ndim: int) -> jax.Array:
-    """Adds trailing dimensions, so that weights of rows meet losses of shape `(rows, ...)`."""
-    return weight.reshape(weight.shape + (1,) * (ndim - weight.ndim)) if 0 < weight.ndim < ndim else weight
+def _aligned(weight: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Adds or removes trailing dimensions of one, so that weights of rows meet losses of shape `(rows, ...)`."""
+    if weight.ndim == len(shape) + 1 and weight.shape[-1] == 1:
+        weight = weight[..., 0]
+    if 0 < weight.ndim < len(shape):
+        weight = weight.reshape(weight.shape + (1,) * (len(shape) - weight.ndim))
+    if weight.ndim > len(shape) or any(w not in (1, n) for w, n in zip(weight.shape, shape, strict=False)):
+        raise ArgumentError(f"sample_weight of shape {weight.shape} does not fit losses of shape {shape}.")
+    return weight

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax.compat import vary
-from replicax.errors import ReduceError, ReplicaShapeError
+from replicax.errors import ContextError, ReduceError, ReplicaShapeError
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 
@@ -85,8 +85,9 @@ class PerReplica(DistributedValues):
         """The components in replica order, each on its own device (inside a traced function: rows of the stack)."""
         if isinstance(self.stacked, jax.core.Tracer):
             return tuple(self.stacked[i] for i in range(self.num_replicas))
-        shards = sorted(self.stacked.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-        return tuple(row for shard in shards for row in shard.data)
+        # By first row: where several devices make one replica, each of them holds its rows.
+        shards = {shard.index[0].start or 0: shard.data for shard in reversed(self.stacked.addressable_shards)}
+        return tuple(row for start in sorted(shards) for row in shards[start])
 
     def reduce(self, op: ReduceOp) -> jax.Array:
         """Combines the components element by element; the result has a component's shape."""
@@ -172,6 +173,13 @@ class ManualPerReplica(DistributedValues):
         self.component = component
         self.num_replicas = num_replicas
 
+    @property
+    def values(self) -> tuple[jax.Array, ...]:
+        """Always fails: the components of the other replicas are on other devices."""
+        raise ContextError(
+            "Inside strategy.run each replica holds its own component only. Use strategy.gather to see all of them."
+        )
+
     def reduce(self, op: ReduceOp) -> jax.Array:
         """Combines the components element by element with a collective."""
         reduce = jax.lax.psum if op is ReduceOp.SUM else jax.lax.pmean
@@ -185,7 +193,8 @@ class ManualPerReplica(DistributedValues):
     def gather(self, axis: int) -> jax.Array:
         """Concatenates the components along `axis`, in replica order."""
         (axis,) = normalize_axes(axis, self.component.shape)
-        return jax.lax.all_gather(vary(self.component, REPLICA_AXIS), REPLICA_AXIS, axis=axis, tiled=True)
+        varying = vary(self.component, REPLICA_AXIS)
+        return jax.lax.all_gather(varying, REPLICA_AXIS, axis=axis, tiled=True, to="invarying")
 
     def __repr__(self) -> str:
         return f"PerReplica(component={self.component}, num_replicas={self.num_replicas})"

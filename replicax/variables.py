@@ -60,7 +60,7 @@ class Variable(ArrayLike):
     `synchronization="on_read"` each replica has a component of its own instead (an accumulator), and reading it
     outside of a replica combines the components by `aggregation`.
 
-    It takes part in arithmetic, NumPy and `jax.numpy` functions like the array that it holds.
+    It takes part in arithmetic and in NumPy's functions like the array that it holds; give `value` to those of JAX.
 
     Args:
         initial_value: Array, number, or a function without arguments that returns one.
@@ -104,7 +104,7 @@ class Variable(ArrayLike):
         self._shape, self._dtype = value.shape, value.dtype
         #: Whether `_value` stacks one component per replica, shape `(num_replicas, ...)`.
         self.per_replica = on_read and self.strategy is not None and self.strategy.num_replicas_in_sync > 1
-        self._value = self._placed(value)
+        self._initialize(value)
 
     def _check_declaration(self, dtype: Any) -> None:
         if self.synchronization is VariableSynchronization.NONE:
@@ -211,8 +211,8 @@ class Variable(ArrayLike):
     def _assign_sum_components(self, value: Any, combine: Callable[[Any, Any], jax.Array]) -> jax.Array:
         if self.aggregation in (VariableAggregation.SUM, VariableAggregation.NONE):
             raise VariableError(
-                f"Variable {self.name!r} is the {self.aggregation.value} of its replicas' components: there is no "
-                "right way to split a change over them. Change it inside strategy.run, or assign the whole value."
+                f"Variable {self.name!r} has a component for each replica (aggregation {self.aggregation.value!r}): "
+                "there is no right way to split a change over them. Change it inside strategy.run."
             )
         self._store(combine(self._read(), self._as_array(value)))
         return self.value
@@ -241,15 +241,21 @@ class Variable(ArrayLike):
                 "Decorate that function with @rx.function, or differentiate with rx.value_and_grad."
             )
         # One buffer belongs to one variable: programs donate it.
-        self._value = raw if self.strategy is None else self.strategy.placement.place(raw, stacked=self.per_replica)
+        if self.strategy is None:
+            self._value = jnp.copy(raw)
+        else:
+            self.strategy.placement.initialize(self, raw)
         return raw
 
-    def _placed(self, value: jax.Array) -> jax.Array:
-        if self.strategy is None:
-            return jnp.copy(value)
-        if self.per_replica:
-            value = jnp.broadcast_to(value, (self.strategy.num_replicas_in_sync, *value.shape))
-        return self.strategy.placement.place(value, stacked=self.per_replica)
+    def _initialize(self, value: jax.Array) -> None:
+        # Also where a function is being traced: the variable outlives the trace.
+        with jax.ensure_compile_time_eval():
+            if self.strategy is None:
+                self._value = jnp.copy(value)
+                return
+            if self.per_replica:
+                value = jnp.broadcast_to(value, (self.strategy.num_replicas_in_sync, *value.shape))
+            self.strategy.placement.initialize(self, value)
 
     @property
     def shape(self) -> tuple[int, ...]:

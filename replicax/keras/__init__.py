@@ -1,5 +1,15 @@
 """Keras models under a strategy. Importing this does not import Keras."""
 
+from typing import Any
+
 from replicax.keras.models import keras_entered, strategy_of
+from replicax.keras.tensorboard import tensorboard_class
 
 __all__ = ["keras_entered", "strategy_of"]
+
+
+def __getattr__(name: str) -> Any:
+    """Makes `TensorBoard`, a Keras callback, when it is first asked for."""
+    if name == "TensorBoard":
+        return tensorboard_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import PerReplica, is_per_replica
 
 
@@ -20,14 +21,13 @@ class Feed:
     sees no padding.
 
     Args:
-        strategy: The strategy; its mesh has an axis over which batches are cut.
+        strategy: The strategy; batches are cut over the axis `"replica"` of its mesh.
     """
 
     def __init__(self, strategy: Any):
-        self._axis = strategy.batch_axis
         self._replicas = strategy.num_replicas_in_sync
         mesh = strategy.mesh
-        self._cut = NamedSharding(mesh, PartitionSpec(self._axis))
+        self._cut = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
         self._whole = NamedSharding(mesh, PartitionSpec())
 
     def placed(self, data: Any) -> Any:

@@ -2,8 +2,8 @@
 
 A model made in a strategy's scope remembers the strategy. Its step functions are Keras's own (`train_step`,
 `test_step`, `predict_step`), compiled for global arrays: the state placed as the strategy says, each batch cut along
-its rows. The result is that of one device: batch normalisation sees the global batch, and random numbers do not depend on
-the number of devices. Everything around the steps (epochs, callbacks, logs) is Keras's.
+its rows. The result is that of one device: batch normalisation sees the global batch, and random numbers do not depend
+on the number of devices. Everything around the steps (epochs, callbacks, logs) is Keras's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class StepFunctions:
         return self._made(predict_step, groups, joins_outputs=True)
 
     def _made(self, step: Callable[..., Any], groups: list[Any], joins_outputs: bool) -> Callable[..., Any]:
-        shardings = tuple([self._strategy.variable_sharding(variable) for variable in group] for group in groups)
+        shardings = tuple(
+            [self._strategy.placement.variable_sharding(variable) for variable in group] for group in groups
+        )
         placed = _PlacedState(self._strategy, shardings)
         run = self._feed.constrained(step)
         if not self._model.run_eagerly and self._model.jit_compile:

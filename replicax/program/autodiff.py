@@ -1,9 +1,9 @@
 """The gradient boundary: derivatives with respect to variables.
 
-All differentiated variables pass through one `jax.custom_vjp`. Going forward it hands each replica the variables as
-values of its own; going backward it receives each replica's gradients together, and makes them equal: in buckets, by
-the strategy's cross-device ops. Variables that the loss does not depend on arrive there as symbolic zeros, so they
-can be told from zero gradients.
+All differentiated variables pass through one `jax.custom_vjp`. Going backward it sees their gradients together, and
+those of variables that the loss does not depend on as symbolic zeros, so that they can be told from zero gradients.
+Inside `strategy.run` each replica differentiates with respect to a value of its own; then the gradients of all
+variables are made equal at once, in buckets, by the strategy's cross-device ops.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ def value_and_grad(
     op = None if aggregation is None else ReduceOp.of(aggregation)
 
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        call = _Differentiation(loss_fn, leaves, has_aux, op)
-        result, gradients = call(args, kwargs)
-        return result, jax.tree_util.tree_unflatten(treedef, gradients)
+        unique = {id(variable): variable for variable in leaves}
+        result, gradients = _Differentiation(loss_fn, list(unique.values()), has_aux, op)(args, kwargs)
+        found = dict(zip(unique, gradients, strict=True))
+        return result, jax.tree_util.tree_unflatten(treedef, [found[id(variable)] for variable in leaves])
 
     return differentiated
 
@@ -100,7 +101,7 @@ class _Differentiation:
         self._loss_fn, self._variables, self._has_aux, self._op = loss_fn, variables, has_aux, op
         self._replica = context.current().replica if context.current().manual_replicas is not None else None
         self._loss_is_equal = False
-        self._unconnected = [False] * len(variables)
+        self._unconnected = [True] * len(variables)
         self._written: list[Any] = []
         self._saw_new = False
 
@@ -110,20 +111,26 @@ class _Differentiation:
             self._build_only(args, kwargs)
         with keras_scope():
             values = [variable._value if outer is None else outer.read(variable) for variable in self._variables]
-            if self._replica is not None and self._op is None:
+            if self._replica is not None:
                 values = [vary(value, REPLICA_AXIS) for value in values]
             evaluate = jax.value_and_grad(lambda values: self._loss(values, args, kwargs), has_aux=True)
             (loss, (aux, new_values)), gradients = evaluate(values)
         if self._saw_new and outer is not None:
             raise VariablesCreatedError
         for variable, value in zip(self._written, new_values, strict=True):
-            if outer is not None:
-                outer.write(variable, value)
-            else:
-                variable.assign(value)
+            _store(variable, value, outer)
         result = (loss, self._aux.rebuild(aux)) if self._has_aux else loss
-        connected = [None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)]
-        return result, connected
+        return result, self._reduced(gradients)
+
+    def _reduced(self, gradients: list[Any]) -> list[Any]:
+        """Combines the replicas' gradients, and puts None for variables that the loss does not depend on."""
+        connected = [g for g, cut in zip(gradients, self._unconnected, strict=True) if not cut]
+        if self._replica is not None and self._op is not None:
+            # The parts of a loss that is one number for all replicas add up to its gradient: nothing to average.
+            op = ReduceOp.SUM if self._loss_is_equal else self._op
+            connected = self._replica.reduce_gradients(op, connected)
+        remaining = iter(connected)
+        return [None if cut else next(remaining) for cut in self._unconnected]
 
     def _build_only(self, args: Any, kwargs: Any) -> None:
         """Calls the loss for the variables that it creates: an unbuilt model has no `trainable_variables` yet."""
@@ -138,7 +145,9 @@ class _Differentiation:
         )
 
     def _loss(self, values: list[Any], args: Any, kwargs: Any) -> Any:
-        values = self._boundary()(values)
+        # Op-by-op shard_map has no symbolic zeros; there, what was never read counts as unconnected.
+        op_by_op = self._replica is not None and context.runs_eagerly()
+        values = values if op_by_op else self._boundary()(values)
         frame = OverrideFrame(context.current().frame, self._variables, values)
         with context.entered(frame=frame), keras_scope():
             result = self._loss_fn(*args, **kwargs)
@@ -147,38 +156,37 @@ class _Differentiation:
         self._loss_is_equal = self._replica is not None and REPLICA_AXIS not in varying_axes(loss)
         aux_arrays, self._aux = take_apart_outputs(aux)
         self._written, self._saw_new = list(frame.written.values()), frame.saw_new
-        self._unconnected = [not frame.was_lent(variable) for variable in self._variables]
+        if op_by_op:
+            self._unconnected = [not frame.was_lent(variable) for variable in self._variables]
         return loss, (aux_arrays, frame.new_values())
 
     def _boundary(self) -> Callable[[list[Any]], list[Any]]:
-        """Returns the identity on the variables' values whose backward pass reduces their gradients over replicas."""
-        reduces = self._replica is not None and self._op is not None
-        # Op-by-op shard_map has no symbolic zeros; there, what was never read counts as unconnected (see _loss).
-        symbolic = not (self._replica is not None and context.runs_eagerly())
+        """Returns the identity on the variables' values; its backward pass notes which of them the loss depends on."""
 
         @jax.custom_vjp
         def boundary(values: list[Any]) -> list[Any]:
-            return [vary(value, REPLICA_AXIS) for value in values] if reduces else values
+            return values
 
         def forward(values: list[Any]) -> tuple[list[Any], None]:
-            return boundary([value.value for value in values] if symbolic else values), None
+            return [value.value for value in values], None
 
         def backward(_: None, gradients: Sequence[Any]) -> tuple[list[Any]]:
-            if symbolic:
-                zero = jax.custom_derivatives.SymbolicZero
-                self._unconnected = [isinstance(gradient, zero) for gradient in gradients]
-            connected = [g for g, cut in zip(gradients, self._unconnected, strict=True) if not cut]
-            reduced = iter(self._reduced(connected) if reduces else connected)
-            return ([None if cut else next(reduced) for cut in self._unconnected],)
+            zero = jax.custom_derivatives.SymbolicZero
+            self._unconnected = [isinstance(gradient, zero) for gradient in gradients]
+            return ([None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)],)
 
-        boundary.defvjp(forward, backward, symbolic_zeros=symbolic)
+        boundary.defvjp(forward, backward, symbolic_zeros=True)
         return boundary
 
-    def _reduced(self, gradients: list[Any]) -> list[Any]:
-        # The parts of a loss that is one number for all replicas add up to its gradient; there is nothing to average.
-        op = ReduceOp.SUM if self._loss_is_equal else self._op
-        assert self._replica is not None and op is not None
-        return self._replica.reduce_gradients(op, gradients)
+
+def _store(variable: Any, value: Any, frame: Any) -> None:
+    """Makes a value that the loss assigned, as frames keep it, the variable's."""
+    if frame is not None:
+        frame.write(variable, value)
+    elif hasattr(variable, "_store"):
+        variable._store(value)
+    else:
+        variable.assign(value)
 
 
 def _checked_loss(loss: Any) -> jax.Array:

@@ -89,13 +89,7 @@ class ProgramFrame(_Frame):
         if self.discovering:
             self.inputs[id(variable)] = variable
             return placeholder(variable, stacked_in_program(variable))
-        if id(variable) not in self._bound:
-            raise ProgramError(
-                f"Variable {variable_name(variable)!r} was not used when the function was traced first, but is now. "
-                "A function must use the same variables every time: create layers, optimizers and variables once, "
-                "outside of it."
-            )
-        return self._bound[id(variable)]
+        return _known(self._bound, variable)
 
 
 class RunSite:
@@ -133,7 +127,7 @@ class ReplicaFrame(_Frame):
             self.inputs[id(variable)] = variable
             value = placeholder(variable, None)
             return vary(value, REPLICA_AXIS) if getattr(variable, "per_replica", False) else value
-        return self._bound[id(variable)]
+        return _known(self._bound, variable)
 
     def defer(self, variable: Any, aggregate: Callable[[Any], Any]) -> None:
         """Aggregates `variable` when the replica function ends: until then it is an accumulator of this replica."""
@@ -182,6 +176,21 @@ class OverrideFrame(_Frame):
     def defer(self, variable: Any, aggregate: Callable[[Any], Any]) -> None:
         """Passes the accumulator on to the replica's frame, which aggregates it at the end."""
         self.parent.defer(variable, aggregate)
+
+
+def _known(bound: dict[int, Any], variable: Any) -> Any:
+    if id(variable) not in bound:
+        raise ProgramError(
+            f"Variable {variable_name(variable)!r} was not used when the function was traced first, but is now. "
+            "A function must use the same variables every time: create layers, optimizers and variables once, "
+            "outside of it."
+        )
+    return bound[id(variable)]
+
+
+def variable_shape(variable: Any) -> tuple[int, ...]:
+    """Returns the shape of one copy of a variable."""
+    return tuple(variable._shape)
 
 
 def variable_name(variable: Any) -> str:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
+from replicax.compat import is_weak
 from replicax.errors import ArgumentError, ProgramError
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs
@@ -98,7 +99,7 @@ class _Static:
 def _kind(array: Any) -> Any:
     """What a program is specialised to: shape, dtype and weakness of the type; a Python number has only the last."""
     if isinstance(array, jax.Array):
-        return array.shape, array.dtype, array.weak_type
+        return array.shape, array.dtype, is_weak(array)
     if isinstance(array, np.ndarray):
         return array.shape, array.dtype
     return type(array)
@@ -126,7 +127,7 @@ class Function:
         self.python_function = fn
         self._donate_argnums = tuple(donate_argnums)
         self._cache = ProgramCache(lambda: fn, self._donate_argnums)
-        self._bound: weakref.WeakKeyDictionary[Any, Function] = weakref.WeakKeyDictionary()
+        self._bound: dict[int, tuple[weakref.ref[Any], Function]] = {}  # by identity: equal instances differ
         functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -139,15 +140,16 @@ class Function:
         """Binds the function to an instance, so that methods can be decorated; each instance has its own programs."""
         if instance is None:
             return self
-        if instance not in self._bound:
-            reference = weakref.ref(instance)
+        key = id(instance)
+        if key not in self._bound:
+            reference = weakref.ref(instance, lambda _: self._bound.pop(key, None))
 
             @functools.wraps(self.python_function)
             def method(*args: Any, **kwargs: Any) -> Any:
                 return self.python_function(reference(), *args, **kwargs)
 
-            self._bound[instance] = Function(method, [i - 1 for i in self._donate_argnums])
-        return self._bound[instance]
+            self._bound[key] = (reference, Function(method, [i - 1 for i in self._donate_argnums]))
+        return self._bound[key][1]
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Returns the program for these arguments as JAX lowers it, without running it.
@@ -171,8 +173,8 @@ def function(fn: Any = None, *, donate_argnums: Sequence[int] = ()) -> Any:
     numbers are inputs of the program; a new shape or dtype makes a new program. Any other argument (a flag, a string,
     a model) is fixed when the program is made; another value makes a new program.
 
-    Python side effects (`print`, appending to a list) happen while tracing only, twice for each kind of arguments:
-    one pass finds the variables, the second makes the program. `jax.debug.print` prints at every call, and
+    Python side effects (`print`, appending to a list) happen while tracing only, a few times for each kind of
+    arguments: some passes find the variables, the last makes the program. `jax.debug.print` prints at every call, and
     `rx.config.run_eagerly(True)` runs the Python itself.
 
     Args:

@@ -18,14 +18,15 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.compat import varying_axes
-from replicax.errors import ProgramError
+from replicax.compat import vary, varying_axes
+from replicax.errors import ContextError, ProgramError
 from replicax.program.frames import VariablesCreatedError, variable_name
 from replicax.program.keras_hooks import install_keras_hooks
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.variables import VariableAggregation, aggregate, check_owner
 
 _MAX_PASSES = 5
+_RECURRENT_STATE = "rnn_state"  # what Keras calls the variables of a stateful recurrent layer
 _GOLDEN_RATIO = 0x9E3779B1  # 2**32 divided by the golden ratio: multiples of it are spread evenly (Knuth, TAOCP 6.4)
 
 
@@ -89,13 +90,27 @@ def _scope_class() -> type:
 def _read(variable: Any, current: context.Context) -> Any:
     check_owner(owner_of(variable), current.strategy, variable.path)
     value = current.frame.read(variable)  # type: ignore[union-attr]
-    if current.replica is None or current.manual_replicas in (None, 1):
+    if current.replica is None or current.manual_replicas is None:
+        return value
+    if variable.name == _RECURRENT_STATE:
+        return _recurrent_state(variable, value, current.manual_replicas)
+    if current.manual_replicas == 1:
         return value
     if _is_seed(variable):
         return _fold_replica_id(value)
     if _is_accumulator(variable) and not current.frame.holds(variable):  # type: ignore[union-attr]
         return _dealt(variable, value)
     return value
+
+
+def _recurrent_state(variable: Any, state: jax.Array, replicas: int) -> jax.Array:
+    if replicas > 1:
+        raise ContextError(
+            f"Variable {variable.path!r} is the state of a recurrent layer with stateful=True: one row for each "
+            "sequence of the batch, so it belongs to one replica's rows and cannot be mirrored. Use stateful=False and "
+            "pass the state on yourself, or Model.fit, which sees the global batch."
+        )
+    return vary(state, REPLICA_AXIS)
 
 
 def _write(variable: Any, value: Any, current: context.Context) -> None:

@@ -24,7 +24,6 @@ from replicax.errors import ProgramError, TracedValueError
 from replicax.program.frames import ProgramFrame
 from replicax.program.keras_state import keras_scope, repeat_while_variables_are_created
 from replicax.program.nest import Structure, take_apart_outputs
-from replicax.program.replica import variable_is_stacked
 
 _MISUSES = (
     jax.errors.ConcretizationTypeError,
@@ -98,8 +97,8 @@ class Program:
     def _sharding(self, variable: Any) -> Any:
         if self.strategy is None or self.strategy.mesh is None:
             return None
-        stacked = variable_is_stacked(variable) and not self._is_partial()
-        return self.strategy.placement.sharding(stacked=stacked, replicas=self.replicas)
+        replicas = self.replicas or self.strategy.num_replicas_in_sync
+        return self.strategy.placement.program_sharding(variable, replicas)
 
     def _jit(self) -> Any:
         def pure(updated: list[Any], constant: list[Any], donated: list[Any], kept: list[Any]) -> Any:
@@ -163,12 +162,15 @@ class Program:
             donated = [array for array, flag in zip(arrays, self._donate, strict=True) if flag]
             kept = [array for array, flag in zip(arrays, self._donate, strict=True) if not flag]
         if self._is_partial():
-            constant = [self.strategy.placement.load(variable, self.replicas) for variable in self._constant]
+            constant = [self._load(variable) for variable in self._constant]
         else:
             self._place()
             _own(self._updated)
             constant = [variable._value for variable in self._constant]
         return [variable._value for variable in self._updated], constant, donated, kept
+
+    def _load(self, variable: Any) -> jax.Array:
+        return self.strategy.placement.load(variable, self.replicas or self.strategy.num_replicas_in_sync)
 
     def _store_partial(self, leaves: list[Any], new_values: list[Any]) -> Any:
         for variable, value in zip(self._written, new_values, strict=True):
@@ -181,7 +183,7 @@ class Program:
         for variable, sharding in self._placements:
             current = variable._value.sharding
             if current is not sharding and current != sharding:
-                variable._value = self.strategy.placement.load(variable, self.replicas)
+                variable._value = self._load(variable)
 
 
 @contextlib.contextmanager

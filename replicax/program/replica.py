@@ -17,14 +17,15 @@ from jax.sharding import PartitionSpec
 
 import replicax.context as context
 from replicax.compat import varying_axes
-from replicax.errors import ContextError, ProgramError
+from replicax.errors import ContextError, ProgramError, ReplicaShapeError
 from replicax.program.frames import OverrideFrame, ProgramFrame, ReplicaFrame, RunSite, VariablesCreatedError
 from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs, take_apart_outputs
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.values import ManualPerReplica, PerReplica
+from replicax.values import ManualPerReplica, PerReplica, is_per_replica
 
 _SHARED, _STACKED = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
+_AXES = {REPLICA_AXIS}  # A mesh may have more axes; those are XLA's to partition over.
 
 
 @dataclasses.dataclass
@@ -47,6 +48,11 @@ class ReplicaCall:
         self._arrays, self._structure = take_apart_inputs(self.args)
         self._stacked, count = per_replica_arrays(self.args)
         program = enclosing_program()
+        if count is not None and count > self.strategy.num_replicas_in_sync:
+            raise ReplicaShapeError(
+                f"A per-replica argument has {count} components, but {self.strategy!r} has "
+                f"{self.strategy.num_replicas_in_sync} replicas. It was made under another strategy."
+            )
         if program is not None:
             self.replicas = _agree(program, self.strategy, count)
         else:
@@ -93,7 +99,7 @@ class ReplicaCall:
 
         specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
         mesh = self.strategy.placement.mesh_for(self.replicas)
-        mapped = jax.shard_map(body, mesh=mesh, in_specs=(specs,), out_specs=_STACKED)
+        mapped = jax.shard_map(body, mesh=mesh, axis_names=_AXES, in_specs=(specs,), out_specs=_STACKED)
         placed = [
             self.strategy.placement.place(jnp.asarray(array), stacked=stacked, replicas=self.replicas)
             for array, stacked in zip(self._arrays, self._stacked, strict=True)
@@ -121,7 +127,9 @@ class ReplicaCall:
 
         specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
         mesh = self.strategy.placement.mesh_for(self.replicas)
-        jax.eval_shape(jax.shard_map(body, mesh=mesh, in_specs=(specs,), out_specs=_STACKED), self._arrays)
+        jax.eval_shape(
+            jax.shard_map(body, mesh=mesh, axis_names=_AXES, in_specs=(specs,), out_specs=_STACKED), self._arrays
+        )
         return found[0]
 
     def _mapped(self, site: RunSite) -> Callable[..., Any]:
@@ -154,17 +162,19 @@ class ReplicaCall:
             [_spec(variable) for variable in site.outputs],
         )
         mesh = self.strategy.placement.mesh_for(self.replicas)
-        return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+        return jax.shard_map(body, mesh=mesh, axis_names=_AXES, in_specs=in_specs, out_specs=out_specs)
 
     def _call(self, frame: Any, arrays: Sequence[Any]) -> list[Any]:
         """Calls the function with this replica's part of the arguments; returns the arrays of its result."""
         local = [_component(a) if stacked else a for a, stacked in zip(arrays, self._stacked, strict=True)]
-        args, kwargs = _unwrapped(self._structure.rebuild(local))
+        args, kwargs = _without_per_replica(self._structure.rebuild(local), lambda component: component)
         replica = self.strategy.replica_context(self.replicas) if self.in_replica_context else None
         with context.entered(strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas):
             result = self.fn(*args, **kwargs)
             frame.aggregate_deferred()
-        leaves, self._result = take_apart_outputs(_unwrapped(result))
+            # What is per-replica here was captured, not passed: its components are still stacked.
+            mine = _without_per_replica(result, lambda stacked: stacked[jax.lax.axis_index(REPLICA_AXIS)])
+        leaves, self._result = take_apart_outputs(mine)
         return [jnp.asarray(leaf) for leaf in leaves]
 
     def _wrapped(self, outputs: Sequence[Any], varying: Sequence[bool]) -> Any:
@@ -189,7 +199,8 @@ class _EagerReplicaFrame(ReplicaFrame):
             return super().read(variable)
         if variable._value is None:
             raise VariablesCreatedError
-        value = self._strategy.placement.load(variable, self._replicas)
+        with jax.ensure_compile_time_eval():  # its copies are placed outside of the map
+            value = self._strategy.placement.load(variable, self._replicas)
         if variable_is_stacked(variable):
             return value[jax.lax.axis_index(REPLICA_AXIS)]
         return value
@@ -234,14 +245,15 @@ def _varies(leaf: Any) -> bool:
     return REPLICA_AXIS in varying_axes(leaf)
 
 
-def _unwrapped(nest: Any) -> Any:
-    """Replaces each per-replica value by the component that this replica has of it."""
-    kinds = (PerReplica, ManualPerReplica)
-    return jax.tree_util.tree_map(
-        lambda x: x.stacked if isinstance(x, PerReplica) else x.component if isinstance(x, ManualPerReplica) else x,
-        nest,
-        is_leaf=lambda x: isinstance(x, kinds),
-    )
+def _without_per_replica(nest: Any, component_of: Callable[[Any], Any]) -> Any:
+    """Replaces each per-replica value by this replica's component, `component_of` what it has stacked."""
+
+    def component(leaf: Any) -> Any:
+        if isinstance(leaf, PerReplica):
+            return component_of(leaf.stacked)
+        return leaf.component if isinstance(leaf, ManualPerReplica) else leaf
+
+    return jax.tree_util.tree_map(component, nest, is_leaf=is_per_replica)
 
 
 def _name(fn: Any) -> str:

@@ -35,7 +35,7 @@ def in_cross_replica_context() -> bool:
     `strategy.run`, and also outside every scope: there the default strategy's only replica runs.
     """
     current = context.current()
-    return current.replica is None and current.strategy is not None
+    return current.replica is None and (current.strategy is not None or current.cross_replica)
 
 
 def get_replica_context() -> ReplicaContext | DefaultReplicaContext | None:
@@ -46,7 +46,7 @@ def get_replica_context() -> ReplicaContext | DefaultReplicaContext | None:
     current = context.current()
     if current.replica is not None:
         return current.replica
-    return None if current.strategy is not None else default_replica_context()
+    return None if in_cross_replica_context() else default_replica_context()
 
 
 def set_strategy(strategy: Strategy | None) -> None:

@@ -58,7 +58,7 @@ class Strategy(TFSpellings, abc.ABC):
             )
         if current.strategy is not None and current.strategy is not self:
             raise ContextError(f"Scopes of two strategies cannot be mixed: {current.strategy!r} is open, got {self!r}.")
-        with context.entered(strategy=self), keras_entered(self):
+        with context.entered(strategy=self, opened_by_set_strategy=None), keras_entered(self):
             yield self
 
     # Running.
@@ -249,6 +249,10 @@ class Strategy(TFSpellings, abc.ABC):
             raise ContextError(f"{call} was called inside strategy.run, in replica context.{hint}")
         if current.strategy is not None and current.strategy is not self:
             raise ContextError(f"{call} of {self!r} was called while {current.strategy!r} is the current strategy.")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        # The devices are where they are: a copied model or variable stays with its strategy.
+        return self
 
     def __copy__(self) -> Strategy:
         raise ContextError(f"{self!r} cannot be copied: variables belong to one strategy object.")

@@ -53,7 +53,8 @@ class DefaultStrategy(Strategy):
         return fn(*args, **kwargs)
 
     def _update(self, variable: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return fn(variable, *args, **kwargs)
+        with context.entered(cross_replica=True):
+            return fn(variable, *args, **kwargs)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns a tuple of `value` alone."""
@@ -120,7 +121,8 @@ class DefaultReplicaContext:
         self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Returns `merge_fn(strategy, *args, **kwargs)`."""
-        return merge_fn(default_strategy(), *args, **(kwargs or {}))
+        with context.entered(cross_replica=True):
+            return merge_fn(default_strategy(), *args, **(kwargs or {}))
 
     def __repr__(self) -> str:
         return "DefaultReplicaContext()"

@@ -22,9 +22,8 @@ from replicax.data import (
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.nest import is_input
-from replicax.program.replica import ReplicaCall, enclosing_program, variable_is_stacked
+from replicax.program.replica import ReplicaCall, enclosing_program
 from replicax.runtime.devices import device_name
-from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.base import Strategy
 from replicax.strategies.placement import Placement
 from replicax.strategies.replica_context import ReplicaContext
@@ -32,23 +31,23 @@ from replicax.values import Mirrored, PerReplica, UnevenPerReplica, is_per_repli
 
 
 class MeshStrategy(Strategy):
-    """One replica on each of some local devices, all running the same program in step.
+    """Replicas on local devices, all running the same program in step.
 
     Args:
-        devices: The devices, in replica order.
+        placement: The devices, and how variables are laid out on them.
         cross_device_ops: The algorithm that combines gradients; by default the one the options ask for.
         communication_options: Its options.
     """
 
     def __init__(
         self,
-        devices: Sequence[jax.Device],
+        placement: Placement,
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
     ):
-        self.devices = tuple(devices)
-        self.placement = Placement(self.devices)
-        self.mesh = self.placement.mesh_for(len(self.devices))
+        self.placement = placement
+        self.devices = placement.devices
+        self.mesh = placement.mesh_for(placement.replicas)
         self.communication_options = communication_options or CommunicationOptions()
         if cross_device_ops is None:
             cross_device_ops = choose_cross_device_ops(self.communication_options)
@@ -57,12 +56,10 @@ class MeshStrategy(Strategy):
         self.cross_device_ops = cross_device_ops.for_devices(self.devices)
         self._programs = WeakProgramCaches()
 
-    batch_axis = REPLICA_AXIS
-
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of devices."""
-        return len(self.devices)
+        """Number of replicas: of devices, unless several of them make one replica."""
+        return self.placement.replicas
 
     # Running.
 
@@ -128,10 +125,6 @@ class MeshStrategy(Strategy):
 
     # Values and datasets.
 
-    def variable_sharding(self, variable: Any) -> jax.sharding.NamedSharding:
-        """Returns where a variable's value lives between steps."""
-        return self.placement.sharding(variable_is_stacked(variable))
-
     def _rejoined(self, value: Any, replicas: int) -> Any:
         return self.placement.rejoined(value, replicas)
 
@@ -186,7 +179,7 @@ class MeshStrategy(Strategy):
     def _per_replica(self, components: Sequence[Any]) -> PerReplica | UnevenPerReplica:
         if not all(is_input(c) or isinstance(c, bool) for c in components):
             return UnevenPerReplica(components)
-        if len({(np.shape(c), np.result_type(c)) for c in components}) > 1:
+        if len({(np.shape(c), strongly_typed(c).dtype) for c in components}) > 1:
             return UnevenPerReplica([jax.device_put(c, d) for c, d in zip(components, self.devices, strict=True)])
         rows = [jax.device_put(strongly_typed(c)[None], d) for c, d in zip(components, self.devices, strict=True)]
         return PerReplica(self.placement.assembled(rows))
@@ -200,5 +193,6 @@ def _components(leaf: Any, replicas: int) -> tuple[Any, ...]:
     if is_per_replica(leaf):
         return leaf.values
     if isinstance(leaf, jax.Array) and isinstance(leaf, Mirrored):
-        return tuple(shard.data for shard in leaf.addressable_shards)[:replicas]
+        # Copies: the shards are parts of an array that a program may be given to overwrite.
+        return tuple(jax.numpy.copy(shard.data) for shard in leaf.addressable_shards)[:replicas]
     return (leaf,) * replicas

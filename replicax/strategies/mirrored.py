@@ -9,6 +9,7 @@ import jax
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.runtime.devices import default_devices, parse_devices
 from replicax.strategies.mesh_strategy import MeshStrategy
+from replicax.strategies.placement import Placement
 
 
 class MirroredStrategy(MeshStrategy):
@@ -38,4 +39,4 @@ class MirroredStrategy(MeshStrategy):
         communication_options: CommunicationOptions | None = None,
     ):
         found = parse_devices(devices) if devices is not None and len(devices) else default_devices()
-        super().__init__(found, cross_device_ops, communication_options)
+        super().__init__(Placement(found), cross_device_ops, communication_options)

@@ -6,6 +6,7 @@ import jax
 
 from replicax.runtime.devices import parse_devices
 from replicax.strategies.mesh_strategy import MeshStrategy
+from replicax.strategies.placement import Placement
 
 
 class OneDeviceStrategy(MeshStrategy):
@@ -26,4 +27,4 @@ class OneDeviceStrategy(MeshStrategy):
     """
 
     def __init__(self, device: str | jax.Device):
-        super().__init__(parse_devices([device]))
+        super().__init__(Placement(parse_devices([device])))

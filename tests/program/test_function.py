@@ -35,8 +35,8 @@ from replicax.errors import ArgumentError, ProgramError, TracedValueError
         (("a",), ("a",), 1),
         (("a",), ("b",), 2),
         ((None,), (1.0,), 2),
-        ((jax.nn.relu,), (jax.nn.relu,), 1),
-        ((jax.nn.relu,), (jax.nn.gelu,), 2),
+        pytest.param((jax.nn.relu,), (jax.nn.relu,), 1, id="same function"),
+        pytest.param((jax.nn.relu,), (jax.nn.gelu,), 2, id="other function"),
     ],
     ids=str,
 )

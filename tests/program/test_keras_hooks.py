@@ -131,14 +131,24 @@ def test_recurrent_layers_have_the_gradients_of_one_device(two, per_replica, nam
         np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_stateful_recurrent_layer_starts_like_a_stateless_one(two, per_replica):
-    with two.scope():
-        layer, reference = keras.layers.LSTM(2, stateful=True), keras.layers.LSTM(2)
-        layer.build((2, 5, 3))
-        reference.build((2, 5, 3))
-    reference.set_weights(layer.get_weights())
-    result = two.run(lambda x: layer(x), args=(per_replica(two, SEQUENCES[:2], SEQUENCES[2:]),))
-    np.testing.assert_allclose(two.gather(result), reference(SEQUENCES), rtol=1e-5, atol=1e-6)
+def test_a_stateful_recurrent_layer_works_on_one_replica_and_is_refused_on_more(two, mirrored, per_replica):
+    one = mirrored(1)
+
+    def trained_on(strategy):
+        with strategy.scope():
+            layer = keras.layers.LSTM(2, stateful=True)
+            layer.build((4, 5, 3))
+        return layer
+
+    layer, reference = trained_on(one), keras.layers.LSTM(2)
+    reference.build((4, 5, 3))
+    reference.set_weights(layer.get_weights()[:3])
+    result = one.run(lambda x: layer(x), args=(SEQUENCES,))
+    np.testing.assert_allclose(result, reference(SEQUENCES), rtol=1e-5, atol=1e-6)
+
+    layer = trained_on(two)
+    with pytest.raises(rx.errors.ContextError, match="stateful=True"):
+        two.run(lambda x: layer(x), args=(per_replica(two, SEQUENCES, SEQUENCES),))
 
 
 def test_recurrent_layers_still_work_outside_of_programs():

@@ -1,0 +1,71 @@
+"""Data parallelism with the state cut over the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.errors import ArgumentError
+from replicax.program.frames import variable_shape
+from replicax.runtime.devices import default_devices, parse_devices
+from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.strategies.mesh_strategy import MeshStrategy
+from replicax.strategies.placement import Placement
+
+
+class FullyShardedStrategy(MeshStrategy):
+    """Trains like `MirroredStrategy`, but between steps each device holds only a part of every large variable.
+
+    Parameters and optimizer state are cut along one dimension, so with N devices each needs about 1/N of the memory.
+    Where a step uses them they are gathered. In `Model.fit` XLA places the gathering, the reduction of gradients and
+    the update, each device updating its part: stage 3 of ZeRO (Rajbhandari et al., 2020), as in PyTorch's FSDP. In
+    `run` a step sees whole variables, which are gathered as it begins, so there only the memory between steps is less.
+
+    Args:
+        devices: As for `MirroredStrategy`.
+        min_size: Variables with fewer elements are mirrored: cutting them saves little and costs a message. Variables
+            without a dimension that the number of devices divides are mirrored too; `explain` tells.
+        cross_device_ops: The algorithm that combines gradients in `run`.
+        communication_options: Its options.
+
+    Raises:
+        ArgumentError: `min_size` is no int of at least 0.
+        DeviceError: A device does not exist or comes twice.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str | jax.Device] | None = None,
+        min_size: int = 2**12,
+        cross_device_ops: CrossDeviceOps | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ):
+        if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
+            raise ArgumentError(f"`min_size` is a number of elements, an int of at least 0, got {min_size!r}.")
+        self.min_size = min_size
+        found = parse_devices(devices) if devices is not None and len(devices) else default_devices()
+        super().__init__(Placement(found, layout=self._layout), cross_device_ops, communication_options)
+
+    def _layout(self, variable: Any) -> PartitionSpec:
+        shape = variable_shape(variable)
+        if jax.numpy.prod(jax.numpy.array(shape, dtype=float)) < self.min_size:
+            return PartitionSpec()
+        return largest_divisible_cut(shape, self.num_replicas_in_sync)
+
+
+def largest_divisible_cut(shape: Sequence[int], parts: int) -> PartitionSpec:
+    """Returns the layout that cuts the longest dimension that `parts` divides; none if there is no such dimension.
+
+    Example:
+        >>> largest_divisible_cut((700, 512), 8)
+        PartitionSpec(None, 'replica')
+    """
+    divisible = [(length, -i) for i, length in enumerate(shape) if length and length % parts == 0]
+    if not divisible:
+        return PartitionSpec()
+    cut = -max(divisible)[1]
+    return PartitionSpec(*(REPLICA_AXIS if i == cut else None for i in range(cut + 1)))
