@@ -16,6 +16,8 @@ from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.program import function, grad, value_and_grad
 from replicax.reduce_op import ReduceOp
 from replicax.strategies import (
+    FullyShardedStrategy,
+    LayoutStrategy,
     MirroredStrategy,
     OneDeviceStrategy,
     ReplicaContext,
@@ -36,9 +38,11 @@ __all__ = [
     "CommunicationOptions",
     "CrossDeviceOps",
     "DistributedValues",
+    "FullyShardedStrategy",
     "HierarchicalCopyAllReduce",
     "InputContext",
     "InputOptions",
+    "LayoutStrategy",
     "Mirrored",
     "MirroredStrategy",
     "NcclAllReduce",

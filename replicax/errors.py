@@ -47,6 +47,10 @@ class VariableError(ReplicaxError, ValueError):
     """A variable was created or assigned against its declared synchronization and aggregation."""
 
 
+class LayoutError(ReplicaxError, ValueError):
+    """A layout names an axis that does not exist, does not fit its variable, or fits none at all."""
+
+
 class ProgramError(ReplicaxError, RuntimeError):
     """A function could not be turned into a compiled program."""
 

@@ -44,8 +44,8 @@ class _TensorBoard:
     No TensorFlow is needed, only tensorboardX (`pip install 'replicax[tensorboard]'`). There are two runs, the folders
     `train` and `validation` of `log_dir`:
 
-    - each epoch, for each loss and metric, `epoch_<name>`, and in `train` the `epoch_learning_rate`; a metric of several
-      numbers gives a series for each, `epoch_<name>/0` and so on,
+    - each epoch, for each loss and metric, `epoch_<name>` (a metric of several numbers gives `epoch_<name>/0` and so
+      on), and in `train` the `epoch_learning_rate`,
     - each evaluation, in `validation`, `evaluation_<name>_vs_iterations`, over the optimizer's steps,
     - every `update_freq` training steps, `batch_<name>`, over the steps since `fit` began,
     - every `histogram_freq` epochs, for each weight, `<path of the weight>/histogram`, of its finite values.
@@ -252,9 +252,8 @@ class _Profile:
 
     def __init__(self, log_dir: str, first: int, last: int):
         self._log_dir, self._first, self._last = log_dir, first, last
-        self._running = contextlib.ExitStack()
-        self._step = contextlib.ExitStack()
         self._is_running = False
+        self._step = contextlib.ExitStack()
 
     def before(self, first: int, last: int) -> None:
         """Is called before the steps `first` to `last` run, as one execution."""

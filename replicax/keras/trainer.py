@@ -57,6 +57,7 @@ class StepFunctions:
         return self._made(predict_step, groups, joins_outputs=True)
 
     def _made(self, step: Callable[..., Any], groups: list[Any], joins_outputs: bool) -> Callable[..., Any]:
+        self._strategy.check_layouts(groups[0])
         shardings = tuple(
             [self._strategy.placement.variable_sharding(variable) for variable in group] for group in groups
         )

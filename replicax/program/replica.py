@@ -199,8 +199,9 @@ class _EagerReplicaFrame(ReplicaFrame):
             return super().read(variable)
         if variable._value is None:
             raise VariablesCreatedError
-        with jax.ensure_compile_time_eval():  # its copies are placed outside of the map
-            value = self._strategy.placement.load(variable, self._replicas)
+        value = variable._value
+        if value.sharding != self._strategy.placement.program_sharding(variable, self._replicas):
+            value = jnp.asarray(np.asarray(value))  # Inside the map nothing can be moved, but a constant can be used.
         if variable_is_stacked(variable):
             return value[jax.lax.axis_index(REPLICA_AXIS)]
         return value

@@ -8,11 +8,15 @@ from replicax.strategies.ambient import (
     set_strategy,
 )
 from replicax.strategies.base import Strategy
+from replicax.strategies.fully_sharded import FullyShardedStrategy
+from replicax.strategies.layout import LayoutStrategy
 from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
 from replicax.strategies.replica_context import ReplicaContext
 
 __all__ = [
+    "FullyShardedStrategy",
+    "LayoutStrategy",
     "MirroredStrategy",
     "OneDeviceStrategy",
     "ReplicaContext",

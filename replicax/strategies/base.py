@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import replicax.context as context
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.keras import keras_entered
+from replicax.program.frames import variable_name, variable_shape
 from replicax.reduce_op import ReduceOp
 from replicax.strategies.tf_spellings import TFSpellings
 from replicax.values import is_per_replica, normalize_axes
@@ -29,10 +31,12 @@ class Strategy(TFSpellings, abc.ABC):
     Attributes:
         devices: The devices, one for each replica.
         mesh: The devices as a mesh with the axis `"replica"`; None for the default strategy, which places nothing.
+        placement: Where values live on the mesh.
     """
 
     devices: tuple[jax.Device, ...]
     mesh: jax.sharding.Mesh | None
+    placement: Any
 
     @property
     @abc.abstractmethod
@@ -136,6 +140,27 @@ class Strategy(TFSpellings, abc.ABC):
     @abc.abstractmethod
     def _update(self, variable: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls `fn` on each copy of `variable`."""
+
+    def explain(self, variables: Sequence[Any]) -> str:
+        """Returns a table, one line for each variable: its path, shape, layout, and bytes on each device.
+
+        Args:
+            variables: Variables, or a Keras model (whose optimizer's are listed too).
+        """
+        if hasattr(variables, "variables"):
+            optimizer = getattr(variables, "optimizer", None)
+            variables = [*variables.variables, *(optimizer.variables if optimizer is not None else ())]
+        return "\n".join(self._explained(variable) for variable in variables)
+
+    def _explained(self, variable: Any) -> str:
+        sharding, shape = self.placement.variable_sharding(variable), variable_shape(variable)
+        local = math.prod(sharding.shard_shape(shape)) * jnp.dtype(variable.dtype).itemsize
+        layout = "mirrored" if sharding.is_fully_replicated else str(tuple(sharding.spec))
+        return f"{variable_name(variable)}  {shape}  {layout}  {local} bytes"
+
+    def check_layouts(self, variables: Sequence[Any]) -> None:
+        """Checks that a model's variables have the layouts that the strategy was asked for; `fit` calls it."""
+        del variables
 
     # Combining.
 

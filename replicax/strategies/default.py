@@ -26,6 +26,7 @@ class DefaultStrategy(Strategy):
     """
 
     mesh = None
+    placement = None
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:  # type: ignore[override]

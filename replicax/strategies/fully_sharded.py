@@ -62,7 +62,7 @@ def largest_divisible_cut(shape: Sequence[int], parts: int) -> PartitionSpec:
 
     Example:
         >>> largest_divisible_cut((700, 512), 8)
-        PartitionSpec(None, 'replica')
+        P(None, 'replica')
     """
     divisible = [(length, -i) for i, length in enumerate(shape) if length and length % parts == 0]
     if not divisible:

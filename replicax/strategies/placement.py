@@ -36,7 +36,7 @@ class Placement:
 
     def __init__(
         self,
-        devices: Sequence[Any],
+        devices: Sequence[Any] | np.ndarray,
         axis_names: Sequence[str] = (REPLICA_AXIS,),
         layout: Callable[[Any], PartitionSpec] = whole,
     ):

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
+import numpy as np
+
 import replicax as rx
 
 
 def _mirrored(devices: int, **arguments: object) -> Callable[[], rx.Strategy]:
     return lambda: rx.MirroredStrategy([f"cpu:{i}" for i in range(devices)], **arguments)
+
+
+def _mesh(data: int, model: int) -> jax.sharding.Mesh:
+    return jax.sharding.Mesh(np.array(jax.devices()[: data * model]).reshape(data, model), ("data", "model"))
 
 
 ALL: dict[str, Callable[[], rx.Strategy]] = {
@@ -21,5 +28,8 @@ ALL: dict[str, Callable[[], rx.Strategy]] = {
     "mirrored_3_hierarchical": _mirrored(3, cross_device_ops=rx.HierarchicalCopyAllReduce()),
     "mirrored_3_one_device": _mirrored(3, cross_device_ops=rx.ReductionToOneDevice()),
     "mirrored_8_ring": _mirrored(8, cross_device_ops=rx.RingAllReduce()),
+    "fully_sharded_3": lambda: rx.FullyShardedStrategy([f"cpu:{i}" for i in range(3)], min_size=8),
+    "fully_sharded_8": lambda: rx.FullyShardedStrategy(min_size=8),
+    "layout_4x2": lambda: rx.LayoutStrategy(_mesh(4, 2), {"kernel": (None, "model"), "bias": ("model",)}),
     "mirrored_8_packed": _mirrored(8, communication_options=rx.CommunicationOptions(bytes_per_pack=1024)),
 }

@@ -1,0 +1,138 @@
+"""Tensor and data parallelism: a layout for each variable, by patterns over their paths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.errors import ArgumentError, LayoutError
+from replicax.program.frames import variable_name, variable_shape
+from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.strategies.mesh_strategy import MeshStrategy
+from replicax.strategies.placement import Placement
+
+Axes = tuple[str | None, ...]
+
+
+class LayoutStrategy(MeshStrategy):
+    """Cuts variables over a mesh as patterns say, and batches over its first axis.
+
+    Each position along the mesh's first axis is a replica; the devices along the other axes share its work, XLA's
+    partitioner deciding how. Optimizer state is laid out like the parameter that it belongs to.
+
+    Args:
+        mesh: A `jax.sharding.Mesh` or a `keras.distribution.DeviceMesh` of local devices, such as one of shape `(4, 2)`
+            with axes `("batch", "model")`.
+        layout_map: Maps a regular expression, searched for in a variable's path, to its layout: for each dimension the
+            name of the mesh axis that cuts it, or None. The first pattern that matches counts; variables that none
+            matches are mirrored. A `keras.distribution.LayoutMap` works too.
+        cross_device_ops: The algorithm that combines gradients in `run`.
+        communication_options: Its options.
+
+    Raises:
+        ArgumentError: `mesh` is no mesh.
+        LayoutError: A pattern is no regular expression, or its layout names an axis twice or one that the mesh lacks.
+            When training begins: a pattern matches no variable, or cuts a dimension that its axis does not divide.
+
+    Example:
+        >>> import numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("batch", "model"))
+        >>> strategy = LayoutStrategy(mesh, {"up/kernel": (None, "model"), "down/kernel": ("model", None)})
+        >>> strategy.num_replicas_in_sync
+        4
+    """
+
+    def __init__(
+        self,
+        mesh: Any,
+        layout_map: Mapping[str, Any],
+        cross_device_ops: CrossDeviceOps | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ):
+        devices, names = _devices_and_axes(mesh)
+        self.axis_names = names
+        self._renamed = {names[0]: REPLICA_AXIS}
+        self._layouts = {pattern: self._checked(pattern, layout) for pattern, layout in layout_map.items()}
+        self._sizes = dict(zip(names, devices.shape, strict=True))
+        self._matched: set[str] = set()
+        self._parameters: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
+        placement = Placement(devices, (REPLICA_AXIS, *names[1:]), self._layout)
+        super().__init__(placement, cross_device_ops, communication_options)
+
+    def _checked(self, pattern: str, layout: Any) -> Axes:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise LayoutError(f"Layout pattern {pattern!r} is no regular expression: {error}.") from None
+        axes: Axes = tuple(getattr(layout, "axes", layout))
+        named = [axis for axis in axes if axis is not None]
+        unknown = sorted(set(named) - set(self.axis_names))
+        if unknown or len(set(named)) < len(named):
+            raise LayoutError(
+                f"The layout {axes} of pattern {pattern!r} must name each mesh axis at most once, and only axes of the "
+                f"mesh: {self.axis_names}. Use None for a dimension that is not cut."
+            )
+        return axes
+
+    def _layout(self, variable: Any) -> PartitionSpec:
+        path, shape = variable_name(variable), variable_shape(variable)
+        slot = self._layout_of_slot(path, shape)
+        if slot is not None:
+            return slot
+        pattern = next((p for p in self._layouts if re.search(p, path)), None)
+        if pattern is None:
+            return PartitionSpec()
+        axes = self._layouts[pattern]
+        self._check_fits(pattern, axes, path, shape)
+        self._matched.add(pattern)
+        spec = PartitionSpec(*(self._renamed.get(axis, axis) if axis else None for axis in axes))
+        self._parameters[path.replace("/", "_")] = (shape, spec)
+        return spec
+
+    def _layout_of_slot(self, path: str, shape: tuple[int, ...]) -> PartitionSpec | None:
+        """Keras names an optimizer's state after the parameter: `adam/<path with underscores>_momentum`."""
+        name = path.rsplit("/", 1)[-1]
+        for parameter, (parameter_shape, spec) in self._parameters.items():
+            if name.startswith(f"{parameter}_") and shape == parameter_shape:
+                return spec
+        return None
+
+    def _check_fits(self, pattern: str, axes: Axes, path: str, shape: Sequence[int]) -> None:
+        fits = len(axes) == len(shape) and all(
+            axis is None or length % self._sizes[axis] == 0 for axis, length in zip(axes, shape, strict=True)
+        )
+        if not fits:
+            raise LayoutError(
+                f"Variable {path!r} of shape {tuple(shape)} cannot have the layout {axes} of pattern {pattern!r}: it "
+                f"needs one entry for each dimension, and the mesh axes {self._sizes} must divide what they cut."
+            )
+
+    def check_layouts(self, variables: Sequence[Any]) -> None:
+        """Checks that each pattern of the layout map is used by one of a model's variables.
+
+        Raises:
+            LayoutError: A pattern matches none: a typing error, or a renamed layer, would otherwise go unnoticed.
+        """
+        for variable in variables:
+            self._layout(variable)
+        unused = [pattern for pattern in self._layouts if pattern not in self._matched]
+        if unused:
+            paths = ", ".join(variable_name(variable) for variable in variables)
+            raise LayoutError(f"The layout patterns {unused} match no variable. The model's are: {paths}.")
+
+    def __repr__(self) -> str:
+        return f"LayoutStrategy({self._sizes})"
+
+
+def _devices_and_axes(mesh: Any) -> tuple[np.ndarray, tuple[str, ...]]:
+    if isinstance(mesh, Mesh):
+        return mesh.devices, tuple(mesh.axis_names)
+    backend = getattr(mesh, "backend_mesh", None)  # a keras.distribution.DeviceMesh
+    if isinstance(backend, Mesh):
+        return backend.devices, tuple(backend.axis_names)
+    raise ArgumentError(f"`mesh` is a jax.sharding.Mesh or a keras.distribution.DeviceMesh, got {mesh!r:.100}.")

@@ -1,0 +1,459 @@
+"""The global view: whatever Keras can do, under a strategy it gives what it gives on one device."""
+
+from __future__ import annotations
+
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import layers, metrics, optimizers, regularizers
+
+from tests.keras.comparing import (
+    CLASSES,
+    FEATURES,
+    LABELS,
+    TOLERANCE,
+    X,
+    Y,
+    assert_same,
+    assert_trains_as_without,
+    classifier,
+    made,
+    state_of,
+    worked,
+)
+
+ROWS = np.random.default_rng(1).normal(size=(128, FEATURES)).astype("float32")
+TARGETS = np.eye(CLASSES, dtype="float32")[np.random.default_rng(2).integers(CLASSES, size=128)]
+
+
+# Batch sizes and numbers of devices.
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 8])
+@pytest.mark.parametrize(("rows", "batch_size"), [(128, 32), (100, 50), (97, 40), (27, 7), (5, 3)])
+def test_any_number_of_rows_and_devices_gives_the_same(mirrored, plain_results, devices, rows, batch_size):
+    model = made(mirrored(devices), batch_normalised)
+    actual = worked(model, ROWS[:rows], TARGETS[:rows], batch_size=batch_size)
+    assert_same(actual, plain_results(rows, batch_size))
+
+
+def batch_normalised():
+    return classifier(layers.BatchNormalization(), layers.Dropout(0.3))
+
+
+@pytest.fixture(scope="module")
+def plain_results():
+    """What a model without a strategy gives for some rows and batch size."""
+    known = {}
+
+    def get(rows, batch_size):
+        if (rows, batch_size) not in known:
+            model = made(None, batch_normalised)
+            known[rows, batch_size] = worked(model, ROWS[:rows], TARGETS[:rows], batch_size=batch_size)
+        return known[rows, batch_size]
+
+    return get
+
+
+def test_predict_returns_every_row_once_and_in_order(eight):
+    model = made(eight, lambda: keras.Sequential([layers.Rescaling(2.0)]))
+    for rows in (1, 7, 8, 13):
+        numbers = np.arange(2 * rows, dtype="float32").reshape(rows, 2)
+        np.testing.assert_array_equal(model.predict(numbers, batch_size=5, verbose=0), 2 * numbers)
+
+
+# Layers.
+
+
+def convolutional():
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            layers.Reshape((FEATURES, 1)),
+            layers.Conv1D(4, 3, padding="same", activation="relu"),
+            layers.MaxPooling1D(2),
+            layers.GroupNormalization(2),
+            layers.Flatten(),
+            layers.Dense(CLASSES),
+        ]
+    )
+    model.compile(optimizers.SGD(0.1), keras.losses.CategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def recurrent():
+    model = keras.Sequential(
+        [keras.Input((FEATURES,)), layers.Reshape((3, 2)), layers.LSTM(4, dropout=0.2), layers.Dense(CLASSES)]
+    )
+    model.compile(optimizers.SGD(0.1), keras.losses.CategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def attentive():
+    inputs = keras.Input((FEATURES,))
+    steps = layers.Reshape((3, 2))(inputs)
+    attended = layers.MultiHeadAttention(2, 2, dropout=0.1)(steps, steps)
+    outputs = layers.Dense(CLASSES)(layers.Flatten()(layers.LayerNormalization()(attended)))
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizers.SGD(0.1), keras.losses.CategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def regularised():
+    return classifier(
+        layers.Dense(4, kernel_regularizer=regularizers.L2(0.05), activity_regularizer=regularizers.L1(0.01)),
+        layers.ActivityRegularization(l2=0.02),
+    )
+
+
+LAYERS = {
+    "batch normalisation": lambda: classifier(layers.BatchNormalization(momentum=0.7)),
+    "dropout": lambda: classifier(layers.Dropout(0.5), layers.GaussianNoise(0.1)),
+    "regularisers": regularised,
+    "convolutional": convolutional,
+    "recurrent": recurrent,
+    "attentive": attentive,
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_see_the_global_batch(three, name):
+    assert_trains_as_without(three, LAYERS[name])
+
+
+def test_embeddings_of_integers_train_alike(three):
+    def make():
+        model = keras.Sequential([layers.Embedding(11, 4), layers.Flatten(), layers.Dense(1)])
+        model.compile(optimizers.SGD(0.1), "mse")
+        return model
+
+    numbers = np.random.default_rng(3).integers(11, size=(21, 5))
+    assert_trains_as_without(three, make, numbers, X[:, 0])
+
+
+def test_several_inputs_and_outputs_by_name(three):
+    def make():
+        left, right = keras.Input((2,), name="left"), keras.Input((4,), name="right")
+        both = layers.Concatenate()([layers.Dense(3)(left), layers.Dense(3)(right)])
+        outputs = {"kind": layers.Dense(CLASSES, name="kind")(both), "size": layers.Dense(1, name="size")(both)}
+        model = keras.Model({"left": left, "right": right}, outputs)
+        model.compile(
+            optimizers.SGD(0.1),
+            {"kind": keras.losses.CategoricalCrossentropy(from_logits=True), "size": "mse"},
+            metrics={"kind": ["accuracy"], "size": ["mae"]},
+            loss_weights={"kind": 1.0, "size": 0.3},
+        )
+        return model
+
+    inputs = {"left": X[:, :2], "right": X[:, 2:]}
+    targets = {"kind": Y, "size": X[:, :1]}
+    weights = {"kind": np.arange(21) / 10, "size": np.ones(21)}
+    expected = assert_trains_as_without(three, make, inputs, targets, sample_weight=weights)
+    assert set(expected["predictions"]) == {"kind", "size"}
+
+
+# Losses, weights and metrics.
+
+
+def test_sample_weights_count_globally(three):
+    weights = np.linspace(0, 2, 21)
+    weighted = lambda: classifier(weighted_metrics=["accuracy", metrics.CategoricalCrossentropy(from_logits=True)])  # noqa: E731
+    expected = assert_trains_as_without(three, weighted, sample_weight=weights)
+    unweighted = worked(made(None, weighted), X, Y)
+    assert not np.allclose(expected["history"]["loss"], unweighted["history"]["loss"])
+
+
+def test_class_weights_count_globally(three):
+    def make():
+        return classifier(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+
+    assert_trains_as_without(three, make, X, LABELS, class_weight={0: 1.0, 1: 5.0, 2: 0.2})
+
+
+def test_metrics_count_every_row_once(three):
+    def make():
+        return classifier(
+            layers.Dense(CLASSES, activation="softmax"),
+            loss="mse",
+            metrics=[
+                metrics.AUC(num_thresholds=20, name="auc"),
+                metrics.AUC(multi_label=True, num_labels=CLASSES, num_thresholds=20, name="auc_per_class"),
+                metrics.TopKCategoricalAccuracy(2, name="top_2"),
+                metrics.F1Score(name="f1_per_class"),
+                metrics.Precision(class_id=1, name="precision_of_1"),
+                metrics.TruePositives(thresholds=[0.2, 0.5], name="true_positives"),
+                metrics.OneHotMeanIoU(CLASSES, name="iou"),
+                metrics.R2Score(name="r2"),
+                metrics.MeanMetricWrapper(keras.losses.mean_absolute_error, name="mae"),
+            ],
+        )
+
+    expected = assert_trains_as_without(three, make)
+    assert np.shape(expected["evaluation"]["f1_per_class"]) == (CLASSES,)
+    assert np.shape(expected["evaluation"]["true_positives"]) == (2,)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"])
+def test_each_reduction_of_a_loss_is_that_of_the_global_batch(three, reduction):
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True, reduction=reduction)
+    make = lambda: classifier(loss=loss, optimizer=optimizers.SGD(0.01))  # noqa: E731
+    assert_trains_as_without(three, make, sample_weight=np.linspace(0.5, 2, 21))
+
+
+def test_losses_that_layers_add_are_counted_once(three):
+    class Penalty(layers.Layer):
+        def call(self, x):
+            self.add_loss(keras.ops.mean(x**2))
+            return x
+
+    assert_trains_as_without(three, lambda: classifier(Penalty()))
+
+
+# Optimizers.
+
+
+OPTIMIZERS = {
+    "adam": lambda: optimizers.Adam(0.01),
+    "a schedule": lambda: optimizers.SGD(optimizers.schedules.ExponentialDecay(0.2, 2, 0.5)),
+    "global clipping": lambda: optimizers.SGD(0.1, global_clipnorm=0.1),
+    "gradient accumulation": lambda: optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
+    "moving averages": lambda: optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2),
+    "averages written at the end": lambda: optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8),
+    "loss scaling": lambda: optimizers.LossScaleOptimizer(
+        optimizers.SGD(0.1), initial_scale=64.0, dynamic_growth_steps=2
+    ),
+    "weight decay": lambda: optimizers.AdamW(0.01, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_make_the_same_updates(three, name):
+    assert_trains_as_without(three, lambda: classifier(optimizer=OPTIMIZERS[name]()))
+
+
+def test_an_overflow_skips_the_step_and_halves_the_scale(three):
+    def make():
+        scaled = optimizers.LossScaleOptimizer(optimizers.SGD(0.1), initial_scale=64.0)
+        return classifier(optimizer=scaled)
+
+    rows = X.copy()
+    rows[4, 2] = np.inf
+    model = made(three, make)
+    before = model.get_weights()
+    model.fit(rows, Y, batch_size=21, verbose=0)
+    assert_same(model.get_weights(), before)
+    assert float(model.optimizer.dynamic_scale.value) == 32.0
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_trains_to_its_own_accuracy(three, policy):
+    previous = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = made(three, classifier)
+        assert isinstance(model.optimizer, optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
+        actual = worked(model, X, Y)
+        expected = worked(made(None, classifier), X, Y)
+    finally:
+        keras.config.set_dtype_policy(previous)
+    assert {variable.value.dtype for variable in model.weights} == {np.dtype("float32")}
+    for result in (actual, expected):
+        result.pop("state")
+        result["evaluation"].pop("accuracy")
+        result["history"].pop("accuracy")  # One row that falls on the other side is 0.05.
+    assert_same(actual, expected, tolerance=3e-2)
+
+
+# Ways to run.
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"steps_per_execution": 3}, {"jit_compile": False}, {"run_eagerly": True}],
+    ids=["3 steps per execution", "not compiled", "eager"],
+)
+def test_each_way_of_running_steps_gives_the_same(three, how):
+    rows = slice(0, 20)  # In batches of 5: four steps, of which three make one execution.
+    assert_trains_as_without(three, lambda: classifier(layers.Dropout(0.2), **how), X[rows], Y[rows], batch_size=5)
+
+
+def test_validation_data_are_evaluated_in_batches_of_their_own(three):
+    expected = assert_trains_as_without(
+        three, classifier, validation_data=(X[:10], Y[:10], np.linspace(0, 1, 10)), validation_batch_size=4
+    )
+    assert set(expected["history"]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+
+
+def test_a_validation_split_leaves_out_the_same_rows(three):
+    assert_trains_as_without(three, classifier, validation_split=0.3, validation_freq=2, epochs=3)
+
+
+def test_steps_per_epoch_and_initial_epoch_are_kept(three):
+    expected = assert_trains_as_without(three, classifier, steps_per_epoch=2, initial_epoch=1, epochs=3)
+    assert len(expected["history"]["loss"]) == 2
+
+
+def test_a_custom_train_step_is_the_one_that_runs(three):
+    class Halved(keras.Model):
+        """Trains towards half the targets, with its own metric in the logs."""
+
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(CLASSES)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def loss_and_updates(self, trainable, non_trainable, x, y):
+            outputs, non_trainable = self.stateless_call(trainable, non_trainable, x, training=True)
+            return keras.ops.mean((outputs - y / 2) ** 2), non_trainable
+
+        def train_step(self, state, data):
+            trainable, non_trainable, optimizer_variables, metric_variables = state
+            gradient = jax.value_and_grad(self.loss_and_updates, has_aux=True)
+            (loss, non_trainable), gradients = gradient(trainable, non_trainable, *data)
+            trainable, optimizer_variables = self.optimizer.stateless_apply(optimizer_variables, gradients, trainable)
+            logs = {"halved": loss, "rows": keras.ops.sum(keras.ops.ones_like(data[0][:, 0]))}
+            return logs, (trainable, non_trainable, optimizer_variables, metric_variables)
+
+    def make():
+        model = Halved()
+        model.compile(optimizers.SGD(0.1), "mse")
+        return model
+
+    expected = assert_trains_as_without(three, make)
+    assert expected["history"]["rows"] == [7.0, 7.0]
+
+
+def test_a_custom_loss_and_metric_function_of_a_model_are_used(three):
+    class Custom(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean(keras.ops.abs(y - y_pred)) + 0.1 * super().compute_loss(x, y, y_pred, sample_weight)
+
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            return {**super().compute_metrics(x, y, y_pred, sample_weight), "largest": keras.ops.max(y_pred)}
+
+    def make():
+        model = Custom([layers.Dense(CLASSES)])
+        model.compile(optimizers.SGD(0.1), "mse")
+        return model
+
+    assert_trains_as_without(three, make)
+
+
+def test_frozen_layers_stay_as_they_are(three):
+    def make():
+        frozen = layers.Dense(4, trainable=False)
+        model = classifier(frozen, layers.BatchNormalization())
+        model.compile(optimizers.SGD(0.1), "mse")
+        return model
+
+    model = made(three, make)
+    before = model.layers[1].get_weights()
+    assert_trains_as_without(three, make)
+    model.fit(X, Y, batch_size=7, verbose=0)
+    assert_same(model.layers[1].get_weights(), before, tolerance=0)
+
+
+# Single batches.
+
+
+@pytest.mark.parametrize("rows", [2, 7, 9])
+def test_single_batches_give_the_same(three, rows):
+    def work(model):
+        x, y, weights = X[:rows], Y[:rows], np.linspace(0, 1, rows)
+        return [
+            model.train_on_batch(x, y),
+            model.train_on_batch(x, y, sample_weight=weights, return_dict=True),
+            model.test_on_batch(x, y),
+            model.test_on_batch(x, y, sample_weight=weights, return_dict=True),
+            model.predict_on_batch(x),
+            state_of(model),
+        ]
+
+    make = lambda: classifier(layers.BatchNormalization(), layers.Dropout(0.5))  # noqa: E731
+    assert_same(work(made(three, make)), work(made(None, make)))
+
+
+def test_class_weights_of_a_single_batch(three):
+    def work(model):
+        return model.train_on_batch(X, LABELS, class_weight={0: 1.0, 1: 5.0, 2: 0.2}, return_dict=True)
+
+    make = lambda: classifier(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=None)  # noqa: E731
+    assert_same(work(made(three, make)), work(made(None, make)))
+
+
+# What a step costs.
+
+
+def test_an_epoch_compiles_each_step_once(three, compilations):
+    model = made(three, classifier)
+    model.fit(X, Y, batch_size=7, verbose=0)
+    with compilations() as compiled:
+        model.fit(X, Y, batch_size=7, epochs=3, verbose=0)
+    assert [message for message in compiled if "step" in message] == []
+
+
+def test_a_learning_rate_that_is_set_between_epochs_counts(three):
+    def work(model):
+        first = model.fit(X, Y, batch_size=7, verbose=0).history
+        model.optimizer.learning_rate = 0.001
+        return first, model.fit(X, Y, batch_size=7, verbose=0).history, state_of(model)
+
+    assert_same(work(made(three, classifier)), work(made(None, classifier)))
+
+
+def test_weights_that_are_set_between_epochs_count(three):
+    weights = [np.full(weight.shape, 0.1, "float32") for weight in made(None, classifier).get_weights()]
+
+    def work(model):
+        model.fit(X, Y, batch_size=7, verbose=0)
+        model.set_weights(weights)
+        return model.fit(X, Y, batch_size=7, verbose=0).history, state_of(model)
+
+    assert_same(work(made(three, classifier)), work(made(None, classifier)))
+
+
+def test_state_lives_on_every_device_after_training(three):
+    model = made(three, classifier)
+    model.fit(X, Y, batch_size=7, verbose=0)
+    for variable in (*model.variables, *model.optimizer.variables):
+        assert variable.value.sharding.device_set == set(three.devices), variable.path
+        assert variable.value.is_fully_replicated, variable.path
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 1.5, "many"])
+@pytest.mark.parametrize("loop", ["fit", "evaluate", "predict"])
+def test_a_batch_size_below_one_is_an_error(three, loop, batch_size):
+    model = made(three, classifier)
+    data = (X,) if loop == "predict" else (X, Y)
+    with pytest.raises(ValueError, match="batch_size"):
+        getattr(model, loop)(*data, batch_size=batch_size, verbose=0)
+
+
+@pytest.mark.parametrize("loop", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("source", ["arrays", "generator", "dataset"])
+def test_data_that_yield_nothing_are_an_error(three, loop, source):
+    class Nothing(keras.utils.PyDataset):
+        def __len__(self):
+            return 0
+
+        def __getitem__(self, index):
+            raise IndexError(index)
+
+    data = {
+        "arrays": (X[:0],) if loop == "predict" else (X[:0], Y[:0]),
+        "generator": ((batch for batch in ()),),
+        "dataset": (Nothing(),),
+    }[source]
+    model = made(three, classifier)
+    with pytest.raises(ValueError, match=r"no rows|no batch|at least one batch"):
+        getattr(model, loop)(*data, verbose=0)
+
+
+def test_the_tolerance_is_that_of_the_issue():
+    assert TOLERANCE <= 1e-5

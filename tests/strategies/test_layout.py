@@ -1,0 +1,89 @@
+import jax
+import keras
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.errors import ArgumentError, LayoutError
+
+
+def mesh(names=("batch", "model"), shape=(4, 2)):
+    return jax.sharding.Mesh(np.array(jax.devices()).reshape(shape), names)
+
+
+def model_under(strategy):
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(16, name="up"), keras.layers.Dense(4, name="down")]
+        )
+        model.compile("adam", "mse")
+    return model
+
+
+def fitted(strategy):
+    model = model_under(strategy)
+    model.fit(np.ones((16, 8), "float32"), np.ones((16, 4), "float32"), verbose=0)
+    return model
+
+
+def shard_shapes(variable):
+    return {shard.data.shape for shard in variable.value.addressable_shards}
+
+
+def test_variables_and_their_optimizer_state_get_the_layout_of_the_first_pattern_that_matches():
+    strategy = rx.LayoutStrategy(mesh(), {"up/kernel": (None, "model"), "kernel": ("model", None)})
+    model = fitted(strategy)
+    up, _, down, _ = model.trainable_variables
+    assert shard_shapes(up) == {(8, 8)}
+    assert shard_shapes(down) == {(8, 4)}
+    momentum = next(v for v in model.optimizer.variables if "up_kernel_momentum" in v.path)
+    assert shard_shapes(momentum) == {(8, 8)}
+
+
+def test_replicas_are_the_positions_along_the_first_axis():
+    assert rx.LayoutStrategy(mesh(), {}).num_replicas_in_sync == 4
+    assert rx.LayoutStrategy(mesh(shape=(2, 4)), {}).num_replicas_in_sync == 2
+
+
+def test_a_layout_may_cut_over_the_first_axis_too():
+    strategy = rx.LayoutStrategy(mesh(), {"up/kernel": ("batch", "model")})
+    assert shard_shapes(fitted(strategy).trainable_variables[0]) == {(2, 8)}
+
+
+def test_keras_meshes_and_layout_maps_are_taken():
+    device_mesh = keras.distribution.DeviceMesh((4, 2), ["batch", "model"])
+    layout_map = keras.distribution.LayoutMap(device_mesh)
+    layout_map["up/kernel"] = (None, "model")
+    assert shard_shapes(fitted(rx.LayoutStrategy(device_mesh, layout_map)).trainable_variables[0]) == {(8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("layout_map", "message"),
+    [
+        ({"up(": (None, "model")}, "no regular expression"),
+        ({"up/kernel": (None, "expert")}, "expert"),
+        ({"up/kernel": ("model", "model")}, "at most once"),
+    ],
+)
+def test_a_bad_layout_map_is_refused_at_once(layout_map, message):
+    with pytest.raises(LayoutError, match=message):
+        rx.LayoutStrategy(mesh(), layout_map)
+
+
+@pytest.mark.parametrize(
+    ("layout_map", "message"),
+    [
+        ({"upp/kernel": (None, "model")}, "match no variable"),
+        ({"up/kernel": ("model",)}, "one entry for each dimension"),
+        ({"down/kernel": (None, "batch"), "up/bias": ("batch",), "up/kernel": ("batch", None), "x": ()}, "match no"),
+    ],
+)
+def test_a_layout_that_does_not_fit_the_model_is_refused_before_training(layout_map, message):
+    strategy = rx.LayoutStrategy(mesh(), layout_map)
+    with pytest.raises(LayoutError, match=message):
+        fitted(strategy)
+
+
+def test_no_mesh_is_refused():
+    with pytest.raises(ArgumentError, match="DeviceMesh"):
+        rx.LayoutStrategy("cpu:0", {})
