@@ -42,15 +42,18 @@ def state_of(model: Any) -> list[np.ndarray]:
     return [np.asarray(variable.value) for variable in (*model.variables, *optimizer)]
 
 
+def trained(model: Any, x: Any, y: Any = None, *, batch_size: int | None = 7, **fit: Any) -> dict[str, Any]:
+    """Trains a compiled model and returns what came out of it."""
+    history = model.fit(x, y, batch_size=batch_size, **{"epochs": 2, "verbose": 0, **fit}).history
+    return {"history": history, "state": state_of(model)}
+
+
 def worked(model: Any, x: Any, y: Any = None, *, batch_size: int | None = 7, **fit: Any) -> dict[str, Any]:
     """Trains, evaluates and predicts with a compiled model and returns what came out of it."""
-    settings = {"epochs": 2, "verbose": 0, **fit}
-    history = model.fit(x, y, batch_size=batch_size, **settings).history
     return {
-        "history": history,
+        **trained(model, x, y, batch_size=batch_size, **fit),
         "evaluation": model.evaluate(x, y, batch_size=batch_size, verbose=0, return_dict=True),
         "predictions": model.predict(x, batch_size=batch_size, verbose=0),
-        "state": state_of(model),
     }
 
 
@@ -64,11 +67,20 @@ def assert_same(actual: Any, expected: Any, tolerance: float = TOLERANCE) -> Non
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-def assert_trains_as_without(
-    strategy: Any, make: Callable[[], Any], *data: Any, tolerance: float = TOLERANCE, **fit: Any
-) -> dict[str, Any]:
-    """Compares a model made in the strategy's scope with one made outside of every scope; returns the latter's results."""
+def assert_same_with_and_without(
+    strategy: Any,
+    make: Callable[[], Any],
+    *data: Any,
+    work: Callable[..., Any] = trained,
+    tolerance: float = TOLERANCE,
+    **fit: Any,
+) -> Any:
+    """Compares what work with a model made in the strategy's scope gives, and with one made outside of every scope.
+
+    Returns:
+        The latter.
+    """
     data = data or (X, Y)
-    expected = worked(made(None, make), *data, **fit)
-    assert_same(worked(made(strategy, make), *data, **fit), expected, tolerance)
+    expected = work(made(None, make), *data, **fit)
+    assert_same(work(made(strategy, make), *data, **fit), expected, tolerance)
     return expected

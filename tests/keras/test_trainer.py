@@ -16,7 +16,7 @@ from tests.keras.comparing import (
     X,
     Y,
     assert_same,
-    assert_trains_as_without,
+    assert_same_with_and_without,
     classifier,
     made,
     state_of,
@@ -30,8 +30,10 @@ TARGETS = np.eye(CLASSES, dtype="float32")[np.random.default_rng(2).integers(CLA
 # Batch sizes and numbers of devices.
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 8])
-@pytest.mark.parametrize(("rows", "batch_size"), [(128, 32), (100, 50), (97, 40), (27, 7), (5, 3)])
+@pytest.mark.parametrize(
+    ("devices", "rows", "batch_size"),
+    [(1, 27, 7), (2, 27, 7), (3, 27, 7), (8, 27, 7), (8, 5, 3), (3, 128, 64), (8, 128, 64), (8, 50, 50)],
+)
 def test_any_number_of_rows_and_devices_gives_the_same(mirrored, plain_results, devices, rows, batch_size):
     model = made(mirrored(devices), batch_normalised)
     actual = worked(model, ROWS[:rows], TARGETS[:rows], batch_size=batch_size)
@@ -92,7 +94,7 @@ def recurrent():
 
 def attentive():
     inputs = keras.Input((FEATURES,))
-    steps = layers.Reshape((3, 2))(inputs)
+    steps = layers.Reshape((3, 8))(layers.Dense(24)(inputs))
     attended = layers.MultiHeadAttention(2, 2, dropout=0.1)(steps, steps)
     outputs = layers.Dense(CLASSES)(layers.Flatten()(layers.LayerNormalization()(attended)))
     model = keras.Model(inputs, outputs)
@@ -119,7 +121,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_see_the_global_batch(three, name):
-    assert_trains_as_without(three, LAYERS[name])
+    assert_same_with_and_without(three, LAYERS[name], work=worked)
 
 
 def test_embeddings_of_integers_train_alike(three):
@@ -129,7 +131,7 @@ def test_embeddings_of_integers_train_alike(three):
         return model
 
     numbers = np.random.default_rng(3).integers(11, size=(21, 5))
-    assert_trains_as_without(three, make, numbers, X[:, 0])
+    assert_same_with_and_without(three, make, numbers, X[:, 0])
 
 
 def test_several_inputs_and_outputs_by_name(three):
@@ -149,7 +151,7 @@ def test_several_inputs_and_outputs_by_name(three):
     inputs = {"left": X[:, :2], "right": X[:, 2:]}
     targets = {"kind": Y, "size": X[:, :1]}
     weights = {"kind": np.arange(21) / 10, "size": np.ones(21)}
-    expected = assert_trains_as_without(three, make, inputs, targets, sample_weight=weights)
+    expected = assert_same_with_and_without(three, make, inputs, targets, work=worked, sample_weight=weights)
     assert set(expected["predictions"]) == {"kind", "size"}
 
 
@@ -159,7 +161,7 @@ def test_several_inputs_and_outputs_by_name(three):
 def test_sample_weights_count_globally(three):
     weights = np.linspace(0, 2, 21)
     weighted = lambda: classifier(weighted_metrics=["accuracy", metrics.CategoricalCrossentropy(from_logits=True)])  # noqa: E731
-    expected = assert_trains_as_without(three, weighted, sample_weight=weights)
+    expected = assert_same_with_and_without(three, weighted, sample_weight=weights)
     unweighted = worked(made(None, weighted), X, Y)
     assert not np.allclose(expected["history"]["loss"], unweighted["history"]["loss"])
 
@@ -168,7 +170,7 @@ def test_class_weights_count_globally(three):
     def make():
         return classifier(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 
-    assert_trains_as_without(three, make, X, LABELS, class_weight={0: 1.0, 1: 5.0, 2: 0.2})
+    assert_same_with_and_without(three, make, X, LABELS, class_weight={0: 1.0, 1: 5.0, 2: 0.2})
 
 
 def test_metrics_count_every_row_once(three):
@@ -189,7 +191,7 @@ def test_metrics_count_every_row_once(three):
             ],
         )
 
-    expected = assert_trains_as_without(three, make)
+    expected = assert_same_with_and_without(three, make, work=worked)
     assert np.shape(expected["evaluation"]["f1_per_class"]) == (CLASSES,)
     assert np.shape(expected["evaluation"]["true_positives"]) == (2,)
 
@@ -198,7 +200,7 @@ def test_metrics_count_every_row_once(three):
 def test_each_reduction_of_a_loss_is_that_of_the_global_batch(three, reduction):
     loss = keras.losses.CategoricalCrossentropy(from_logits=True, reduction=reduction)
     make = lambda: classifier(loss=loss, optimizer=optimizers.SGD(0.01))  # noqa: E731
-    assert_trains_as_without(three, make, sample_weight=np.linspace(0.5, 2, 21))
+    assert_same_with_and_without(three, make, sample_weight=np.linspace(0.5, 2, 21))
 
 
 def test_losses_that_layers_add_are_counted_once(three):
@@ -207,7 +209,7 @@ def test_losses_that_layers_add_are_counted_once(three):
             self.add_loss(keras.ops.mean(x**2))
             return x
 
-    assert_trains_as_without(three, lambda: classifier(Penalty()))
+    assert_same_with_and_without(three, lambda: classifier(Penalty()))
 
 
 # Optimizers.
@@ -219,7 +221,6 @@ OPTIMIZERS = {
     "global clipping": lambda: optimizers.SGD(0.1, global_clipnorm=0.1),
     "gradient accumulation": lambda: optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
     "moving averages": lambda: optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=2),
-    "averages written at the end": lambda: optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8),
     "loss scaling": lambda: optimizers.LossScaleOptimizer(
         optimizers.SGD(0.1), initial_scale=64.0, dynamic_growth_steps=2
     ),
@@ -229,7 +230,28 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_make_the_same_updates(three, name):
-    assert_trains_as_without(three, lambda: classifier(optimizer=OPTIMIZERS[name]()))
+    assert_same_with_and_without(three, lambda: classifier(optimizer=OPTIMIZERS[name]()))
+
+
+def test_moving_averages_outlive_what_follows_the_training_that_wrote_them(three):
+    """At the end of `fit` Keras lets weights and averages share buffers, which the next step gives away.
+
+    Alone Keras fails for it, so the model without a strategy is helped.
+    """
+
+    def work(model, separate):
+        results = []
+        for _ in range(2):
+            results += [model.fit(X, Y, batch_size=7, verbose=0).history, state_of(model)]
+            if separate:
+                for variable in model.optimizer.variables:
+                    variable.assign(np.asarray(variable.value))
+            results += [model.evaluate(X, Y, batch_size=7, verbose=0), state_of(model)]
+        return results
+
+    make = lambda: classifier(optimizer=optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8))  # noqa: E731
+    expected = work(made(None, make), separate=True)
+    assert_same(work(made(three, make), separate=False), expected)
 
 
 def test_an_overflow_skips_the_step_and_halves_the_scale(three):
@@ -248,21 +270,18 @@ def test_an_overflow_skips_the_step_and_halves_the_scale(three):
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_trains_to_its_own_accuracy(three, policy):
+    def work(model, x, y):
+        assert isinstance(model.optimizer, optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
+        history = model.fit(x, y, batch_size=7, epochs=2, verbose=0).history["loss"]
+        assert {variable.value.dtype for variable in model.weights} == {np.dtype("float32")}
+        return history, model.predict(x, batch_size=7, verbose=0), model.get_weights()
+
     previous = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
-        model = made(three, classifier)
-        assert isinstance(model.optimizer, optimizers.LossScaleOptimizer) == (policy == "mixed_float16")
-        actual = worked(model, X, Y)
-        expected = worked(made(None, classifier), X, Y)
+        assert_same_with_and_without(three, classifier, work=work, tolerance=3e-2)
     finally:
         keras.config.set_dtype_policy(previous)
-    assert {variable.value.dtype for variable in model.weights} == {np.dtype("float32")}
-    for result in (actual, expected):
-        result.pop("state")
-        result["evaluation"].pop("accuracy")
-        result["history"].pop("accuracy")  # One row that falls on the other side is 0.05.
-    assert_same(actual, expected, tolerance=3e-2)
 
 
 # Ways to run.
@@ -275,22 +294,23 @@ def test_mixed_precision_trains_to_its_own_accuracy(three, policy):
 )
 def test_each_way_of_running_steps_gives_the_same(three, how):
     rows = slice(0, 20)  # In batches of 5: four steps, of which three make one execution.
-    assert_trains_as_without(three, lambda: classifier(layers.Dropout(0.2), **how), X[rows], Y[rows], batch_size=5)
+    make = lambda: classifier(layers.Dropout(0.2), **how)  # noqa: E731
+    assert_same_with_and_without(three, make, X[rows], Y[rows], work=worked, batch_size=5)
 
 
 def test_validation_data_are_evaluated_in_batches_of_their_own(three):
-    expected = assert_trains_as_without(
+    expected = assert_same_with_and_without(
         three, classifier, validation_data=(X[:10], Y[:10], np.linspace(0, 1, 10)), validation_batch_size=4
     )
     assert set(expected["history"]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
 
 
 def test_a_validation_split_leaves_out_the_same_rows(three):
-    assert_trains_as_without(three, classifier, validation_split=0.3, validation_freq=2, epochs=3)
+    assert_same_with_and_without(three, classifier, validation_split=0.3, validation_freq=2, epochs=3)
 
 
 def test_steps_per_epoch_and_initial_epoch_are_kept(three):
-    expected = assert_trains_as_without(three, classifier, steps_per_epoch=2, initial_epoch=1, epochs=3)
+    expected = assert_same_with_and_without(three, classifier, steps_per_epoch=2, initial_epoch=1, epochs=3)
     assert len(expected["history"]["loss"]) == 2
 
 
@@ -306,7 +326,7 @@ def test_a_custom_train_step_is_the_one_that_runs(three):
             return self.dense(x)
 
         def loss_and_updates(self, trainable, non_trainable, x, y):
-            outputs, non_trainable = self.stateless_call(trainable, non_trainable, x, training=True)
+            outputs, non_trainable = self.stateless_call(trainable, non_trainable, x)
             return keras.ops.mean((outputs - y / 2) ** 2), non_trainable
 
         def train_step(self, state, data):
@@ -322,7 +342,7 @@ def test_a_custom_train_step_is_the_one_that_runs(three):
         model.compile(optimizers.SGD(0.1), "mse")
         return model
 
-    expected = assert_trains_as_without(three, make)
+    expected = assert_same_with_and_without(three, make)
     assert expected["history"]["rows"] == [7.0, 7.0]
 
 
@@ -339,7 +359,7 @@ def test_a_custom_loss_and_metric_function_of_a_model_are_used(three):
         model.compile(optimizers.SGD(0.1), "mse")
         return model
 
-    assert_trains_as_without(three, make)
+    assert_same_with_and_without(three, make)
 
 
 def test_frozen_layers_stay_as_they_are(three):
@@ -351,7 +371,7 @@ def test_frozen_layers_stay_as_they_are(three):
 
     model = made(three, make)
     before = model.layers[1].get_weights()
-    assert_trains_as_without(three, make)
+    assert_same_with_and_without(three, make)
     model.fit(X, Y, batch_size=7, verbose=0)
     assert_same(model.layers[1].get_weights(), before, tolerance=0)
 
@@ -359,29 +379,29 @@ def test_frozen_layers_stay_as_they_are(three):
 # Single batches.
 
 
-@pytest.mark.parametrize("rows", [2, 7, 9])
+@pytest.mark.parametrize("rows", [2, 7])
 def test_single_batches_give_the_same(three, rows):
-    def work(model):
-        x, y, weights = X[:rows], Y[:rows], np.linspace(0, 1, rows)
+    def work(model, x, y):
+        weights = np.linspace(0, 1, len(x))
         return [
+            model.train_on_batch(x, y, return_dict=True),
             model.train_on_batch(x, y),
-            model.train_on_batch(x, y, sample_weight=weights, return_dict=True),
-            model.test_on_batch(x, y),
             model.test_on_batch(x, y, sample_weight=weights, return_dict=True),
+            model.test_on_batch(x, y, sample_weight=weights),
             model.predict_on_batch(x),
             state_of(model),
         ]
 
     make = lambda: classifier(layers.BatchNormalization(), layers.Dropout(0.5))  # noqa: E731
-    assert_same(work(made(three, make)), work(made(None, make)))
+    assert_same_with_and_without(three, make, X[:rows], Y[:rows], work=work)
 
 
 def test_class_weights_of_a_single_batch(three):
-    def work(model):
-        return model.train_on_batch(X, LABELS, class_weight={0: 1.0, 1: 5.0, 2: 0.2}, return_dict=True)
+    def work(model, x, y):
+        return model.train_on_batch(x, y, class_weight={0: 1.0, 1: 5.0, 2: 0.2}, return_dict=True)
 
     make = lambda: classifier(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=None)  # noqa: E731
-    assert_same(work(made(three, make)), work(made(None, make)))
+    assert_same_with_and_without(three, make, X, LABELS, work=work)
 
 
 # What a step costs.
@@ -396,23 +416,23 @@ def test_an_epoch_compiles_each_step_once(three, compilations):
 
 
 def test_a_learning_rate_that_is_set_between_epochs_counts(three):
-    def work(model):
-        first = model.fit(X, Y, batch_size=7, verbose=0).history
+    def work(model, *data):
+        first = trained(model, *data)
         model.optimizer.learning_rate = 0.001
-        return first, model.fit(X, Y, batch_size=7, verbose=0).history, state_of(model)
+        return first, trained(model, *data)
 
-    assert_same(work(made(three, classifier)), work(made(None, classifier)))
+    assert_same_with_and_without(three, classifier, work=work)
 
 
 def test_weights_that_are_set_between_epochs_count(three):
     weights = [np.full(weight.shape, 0.1, "float32") for weight in made(None, classifier).get_weights()]
 
-    def work(model):
-        model.fit(X, Y, batch_size=7, verbose=0)
+    def work(model, *data):
+        trained(model, *data)
         model.set_weights(weights)
-        return model.fit(X, Y, batch_size=7, verbose=0).history, state_of(model)
+        return trained(model, *data)
 
-    assert_same(work(made(three, classifier)), work(made(None, classifier)))
+    assert_same_with_and_without(three, classifier, work=work)
 
 
 def test_state_lives_on_every_device_after_training(three):
@@ -426,7 +446,7 @@ def test_state_lives_on_every_device_after_training(three):
 # Bad input.
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 1.5, "many"])
+@pytest.mark.parametrize("batch_size", [0, -1, 1.5])
 @pytest.mark.parametrize("loop", ["fit", "evaluate", "predict"])
 def test_a_batch_size_below_one_is_an_error(three, loop, batch_size):
     model = made(three, classifier)
