@@ -437,6 +437,7 @@ def main() -> None:
     start = time.perf_counter()
     rows, counted = [], []
     for c in chosen:
+        print(c.name, flush=True)
         largest = np.max(list(measured(c)), axis=0)
         if c.limit == LIMIT:
             counted.append(np.max(largest))

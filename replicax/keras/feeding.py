@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax.errors import BatchError
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import PerReplica, is_per_replica
 
@@ -31,13 +32,20 @@ class Feed:
         self._whole = NamedSharding(mesh, PartitionSpec())
 
     def placed(self, data: Any) -> Any:
-        """Returns the batch `data`, a nest of arrays with rows first (or None), on the devices."""
+        """Returns the batch `data`, a nest of arrays with rows first (or None), on the devices.
+
+        Raises:
+            BatchError: There are no rows.
+        """
         leaves, treedef = jax.tree_util.tree_flatten(data, is_leaf=is_per_replica)
         arrays = [_rows(leaf) for leaf in leaves]
+        if any(np.ndim(array) > 0 and array.shape[0] == 0 for array in arrays):
+            shapes = [np.shape(array) for array in arrays]
+            raise BatchError(f"A batch has no rows: its arrays have shapes {shapes}. Each step needs at least one row.")
         return jax.tree_util.tree_unflatten(treedef, jax.device_put(arrays, [self._sharding(a) for a in arrays]))
 
     def _sharding(self, array: Any) -> NamedSharding:
-        divides = np.ndim(array) > 0 and array.shape[0] % self._replicas == 0 and array.shape[0] > 0
+        divides = np.ndim(array) > 0 and array.shape[0] % self._replicas == 0
         return self._cut if divides else self._whole
 
     def constrained(self, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import numbers
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import replicax.context as context
+from replicax.errors import ArgumentError, BatchError
 from replicax.keras.trainer import StepFunctions
 from replicax.program.keras_state import keras_is_loaded, keras_ownership
 
@@ -28,9 +31,26 @@ def keras_entered(strategy: Any) -> Iterator[None]:
         yield
 
 
+class _Membership:
+    """What a model made in a strategy's scope remembers.
+
+    Attributes:
+        strategy: The strategy.
+        steps: Number of steps made in loops so far.
+    """
+
+    def __init__(self, strategy: Any):
+        self.strategy = strategy
+        self.steps = 0
+
+    def count_step(self) -> None:
+        self.steps += 1
+
+
 def strategy_of(model: Any) -> Any:
     """Returns the strategy in whose scope `model` was made, or None."""
-    return getattr(model, "_replicax_strategy", None)
+    membership = getattr(model, "_replicax", None)
+    return None if membership is None else membership.strategy
 
 
 @functools.cache
@@ -51,18 +71,28 @@ def _remembering_strategy(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if context.current().strategy is not None:
-            self._replicax_strategy = context.current().strategy
+            self._replicax = _Membership(context.current().strategy)
 
     return __init__
 
 
 def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
     @functools.wraps(original)
     def loop(self: Any, *args: Any, **kwargs: Any) -> Any:
         if strategy_of(self) is None:
             return original(self, *args, **kwargs)
-        with _without_keras_distribution():
-            return original(self, *args, **kwargs)
+        _check_batch_size(signature.bind_partial(self, *args, **kwargs).arguments.get("batch_size"))
+        before = self._replicax.steps
+        try:
+            with _without_keras_distribution():
+                return original(self, *args, **kwargs)
+        except (StopIteration, UnboundLocalError) as error:
+            # What Keras's loops end with when their first `next` finds nothing.
+            if self._replicax.steps == before:
+                raise BatchError(f"{original.__name__}: the data yielded no batch at all.") from error
+            raise
 
     return loop
 
@@ -76,10 +106,18 @@ def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..
         if strategy is None:
             return original(self, force)
         if getattr(self, attribute) is None or force:
-            setattr(self, attribute, getattr(StepFunctions(self, strategy), kind)())
+            functions = StepFunctions(self, strategy, self._replicax.count_step)
+            setattr(self, attribute, getattr(functions, kind)())
         return getattr(self, attribute)
 
     return make
+
+
+def _check_batch_size(batch_size: Any) -> None:
+    if batch_size is None:
+        return
+    if isinstance(batch_size, bool) or not isinstance(batch_size, numbers.Integral) or batch_size < 1:
+        raise ArgumentError(f"`batch_size` is the number of rows in a global batch, at least 1, got {batch_size!r}.")
 
 
 @contextlib.contextmanager

@@ -8,12 +8,15 @@ on the number of devices. Everything around the steps (epochs, callbacks, logs) 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
 from replicax.keras.feeding import Feed
+from replicax.program.keras_state import owner_of
+from replicax.variables import check_owner
 
 
 class StepFunctions:
@@ -22,10 +25,11 @@ class StepFunctions:
     Args:
         model: The model.
         strategy: Its strategy.
+        count_step: Called when a step has been made.
     """
 
-    def __init__(self, model: Any, strategy: Any):
-        self._model, self._strategy = model, strategy
+    def __init__(self, model: Any, strategy: Any, count_step: Callable[[], None]):
+        self._model, self._strategy, self._count_step = model, strategy, count_step
         self._feed = Feed(strategy)
 
     def train(self) -> Callable[[Any, Iterator[Any]], Any]:
@@ -57,6 +61,8 @@ class StepFunctions:
         return self._made(predict_step, groups, joins_outputs=True)
 
     def _made(self, step: Callable[..., Any], groups: list[Any], joins_outputs: bool) -> Callable[..., Any]:
+        for variable in itertools.chain(*groups):
+            check_owner(owner_of(variable), self._strategy, variable.path)
         self._strategy.check_layouts(groups[0])
         shardings = tuple(
             [self._strategy.placement.variable_sharding(variable) for variable in group] for group in groups
@@ -67,8 +73,13 @@ class StepFunctions:
             run = jax.jit(run, donate_argnums=0, out_shardings=(None, shardings))
 
         def one_step(state: Any, iterator: Iterator[Any]) -> Any:
-            outputs, state = run(placed(state), self._feed.placed(next(iterator)))
+            try:
+                outputs, state = run(placed(state), self._feed.placed(next(iterator)))
+            except BaseException:
+                _give_back(state, groups)
+                raise
             placed.remember(state)
+            self._count_step()
             return outputs, state
 
         # Keras knows how to repeat a step `steps_per_execution` times and to join what predictions return.
@@ -95,6 +106,13 @@ class _PlacedState:
 
     def remember(self, state: Any) -> None:
         self._last = state
+
+
+def _give_back(state: Any, groups: list[Any]) -> None:
+    """Returns the state to the variables: Keras takes it from them before the first step, and would lose it now."""
+    for variable, value in zip(itertools.chain(*groups), itertools.chain(*state), strict=True):
+        if variable._value is None and not value.is_deleted():
+            variable._value = value
 
 
 def _moved(value: jax.Array, sharding: Any) -> jax.Array:
