@@ -40,7 +40,7 @@ class LayoutStrategy(MeshStrategy):
             When training begins: a pattern matches no variable, or cuts a dimension that its axis does not divide.
 
     Example:
-        >>> import numpy as np
+        >>> import jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("batch", "model"))
         >>> strategy = LayoutStrategy(mesh, {"up/kernel": (None, "model"), "down/kernel": ("model", None)})
         >>> strategy.num_replicas_in_sync
