@@ -41,7 +41,7 @@ class StepFunctions:
             model.optimizer.variables,
             model.metrics_variables,
         ]
-        return self._made(model.train_step, groups, joins_outputs=False)
+        return self._made(model.train_step, groups, joins_outputs=False, optimizer_group=2)
 
     def test(self) -> Callable[[Any, Iterator[Any]], Any]:
         """Returns the function that makes `steps_per_execution` evaluation steps."""
@@ -60,12 +60,16 @@ class StepFunctions:
         groups = [model.trainable_variables, model.non_trainable_variables]
         return self._made(predict_step, groups, joins_outputs=True)
 
-    def _made(self, step: Callable[..., Any], groups: list[Any], joins_outputs: bool) -> Callable[..., Any]:
+    def _made(
+        self, step: Callable[..., Any], groups: list[Any], joins_outputs: bool, optimizer_group: int | None = None
+    ) -> Callable[..., Any]:
         for variable in itertools.chain(*groups):
             check_owner(owner_of(variable), self._strategy, variable.path)
         self._strategy.check_layouts(groups[0])
+        at_home, in_update = self._strategy.placement.variable_sharding, self._strategy.optimizer_sharding
         shardings = tuple(
-            [self._strategy.placement.variable_sharding(variable) for variable in group] for group in groups
+            [(in_update if i == optimizer_group else at_home)(variable) for variable in group]
+            for i, group in enumerate(groups)
         )
         placed = _PlacedState(self._strategy, shardings)
         run = self._feed.constrained(step)

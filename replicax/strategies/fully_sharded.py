@@ -10,11 +10,9 @@ from jax.sharding import PartitionSpec
 
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
-from replicax.program.frames import variable_shape
 from replicax.runtime.devices import default_devices, parse_devices
-from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.mesh_strategy import MeshStrategy
-from replicax.strategies.placement import Placement
+from replicax.strategies.placement import Placement, cut_if_large
 
 
 class FullyShardedStrategy(MeshStrategy):
@@ -51,21 +49,4 @@ class FullyShardedStrategy(MeshStrategy):
         super().__init__(Placement(found, layout=self._layout), cross_device_ops, communication_options)
 
     def _layout(self, variable: Any) -> PartitionSpec:
-        shape = variable_shape(variable)
-        if jax.numpy.prod(jax.numpy.array(shape, dtype=float)) < self.min_size:
-            return PartitionSpec()
-        return largest_divisible_cut(shape, self.num_replicas_in_sync)
-
-
-def largest_divisible_cut(shape: Sequence[int], parts: int) -> PartitionSpec:
-    """Returns the layout that cuts the longest dimension that `parts` divides; none if there is no such dimension.
-
-    Example:
-        >>> largest_divisible_cut((700, 512), 8)
-        P(None, 'replica')
-    """
-    divisible = [(length, -i) for i, length in enumerate(shape) if length and length % parts == 0]
-    if not divisible:
-        return PartitionSpec()
-    cut = -max(divisible)[1]
-    return PartitionSpec(*(REPLICA_AXIS if i == cut else None for i in range(cut + 1)))
+        return cut_if_large(variable, self.min_size, self.num_replicas_in_sync)

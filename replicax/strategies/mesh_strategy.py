@@ -123,6 +123,10 @@ class MeshStrategy(Strategy):
         """Returns the strategy's communication options, overridden by those of one call."""
         return self.communication_options if options is None else self.communication_options.merge(options)
 
+    def optimizer_sharding(self, variable: Any) -> jax.sharding.NamedSharding:
+        """Returns where a variable of an optimizer lives while `Model.fit` trains."""
+        return self.placement.variable_sharding(variable)
+
     # Values and datasets.
 
     def _rejoined(self, value: Any, replicas: int) -> Any:

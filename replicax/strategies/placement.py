@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax.compat import strongly_typed
+from replicax.program.frames import variable_shape
 from replicax.program.replica import variable_is_stacked
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
 from replicax.values import is_per_replica
@@ -135,3 +137,23 @@ def placed_copy(value: Any, sharding: NamedSharding) -> jax.Array:
     # `device_put` reuses the buffer of a device that has the value already, even with may_alias=False.
     value = jnp.copy(value) if isinstance(value, jax.Array) else strongly_typed(value)
     return jax.device_put(value, sharding)
+
+
+def cut_if_large(variable: Any, min_size: int, parts: int) -> PartitionSpec:
+    """Returns the layout that cuts a variable of at least `min_size` elements, and leaves others whole."""
+    shape = variable_shape(variable)
+    return largest_divisible_cut(shape, parts) if math.prod(shape) >= min_size else PartitionSpec()
+
+
+def largest_divisible_cut(shape: Sequence[int], parts: int) -> PartitionSpec:
+    """Returns the layout that cuts the longest dimension that `parts` divides; none if there is no such dimension.
+
+    Example:
+        >>> largest_divisible_cut((700, 512), 8)
+        P(None, 'replica')
+    """
+    divisible = [(length, -i) for i, length in enumerate(shape) if length and length % parts == 0]
+    if not divisible:
+        return PartitionSpec()
+    cut = -max(divisible)[1]
+    return PartitionSpec(*(REPLICA_AXIS if i == cut else None for i in range(cut + 1)))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import jax
+import keras
 import numpy as np
 import pytest
 
@@ -65,3 +66,46 @@ def test_an_algorithm_that_counts_its_calls_sees_all_gradients_at_once(two, per_
         args=(per_replica(strategy, 1.0, 2.0),),
     )
     assert set(calls) == {(rx.ReduceOp.MEAN, 3)}
+
+
+@pytest.mark.parametrize("shard_update", [True, False])
+def test_fit_cuts_large_optimizer_state_unless_told_not_to(shard_update):
+    strategy = rx.MirroredStrategy(shard_update=shard_update)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(3)])
+        model.compile("adam", "mse")
+    x, y = np.ones((16, 64), "float32"), np.ones((16, 3), "float32")
+    model.fit(x, y, verbose=0)
+    kernel, small = model.layers[0].kernel, model.layers[1].kernel
+    slots = {v.path.rsplit("/", 1)[-1]: v for v in model.optimizer.variables}
+    of_kernel = next(v for name, v in slots.items() if name.endswith("kernel_momentum") and v.shape == kernel.shape)
+    of_small = next(v for name, v in slots.items() if name.endswith("kernel_momentum") and v.shape == small.shape)
+    rows = of_kernel.value.addressable_shards[0].data.shape[0]
+    assert rows == (8 if shard_update else 64)
+    assert isinstance(of_small.value, rx.Mirrored)
+    assert isinstance(kernel.value, rx.Mirrored)
+
+
+def test_a_custom_loop_goes_on_from_where_fit_left_its_optimizer():
+    def trained(strategy):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+            model.compile("adam", "mse")
+        x, y = np.ones((16, 64), "float32"), np.ones((16, 64), "float32")
+        model.fit(x, y, verbose=0)
+
+        def step(x, y):
+            def loss_fn():
+                return rx.compute_average_loss((model(x) - y) ** 2, global_batch_size=16)
+
+            gradients = rx.grad(loss_fn, model.trainable_variables)()
+            model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        for batch in strategy.distribute_dataset([(x, y)]):
+            strategy.run(step, args=batch)
+        return model.get_weights()
+
+    for ours, expected in zip(trained(rx.MirroredStrategy()), trained(rx.OneDeviceStrategy("cpu:0")), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)

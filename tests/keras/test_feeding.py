@@ -1,0 +1,206 @@
+"""Feeding: every kind of data that Keras takes, and distributed datasets, reach the devices row by row."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+import replicax as rx
+from replicax.keras.feeding import Feed
+from tests.keras.comparing import FEATURES, X, Y, assert_same, classifier, made
+
+BATCH = 8  # Of 21 rows: the last batch has 5.
+
+
+def batches(*arrays):
+    return [tuple(array[start : start + BATCH] for array in arrays) for start in range(0, len(arrays[0]), BATCH)]
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return len(batches(X))
+
+    def __getitem__(self, index):
+        return batches(X, Y)[index]
+
+
+class Rows:
+    """A random access source of rows, as Grain wants it."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return X[index], Y[index]
+
+
+def grain_maps():
+    grain = pytest.importorskip("grain")
+    return grain.MapDataset.source(Rows()).batch(BATCH)
+
+
+def grain_iterators():
+    grain = pytest.importorskip("grain")
+    return grain.MapDataset.source(Rows()).to_iter_dataset().batch(BATCH)
+
+
+def torch_loader():
+    torch = pytest.importorskip("torch")
+    rows = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    return torch.utils.data.DataLoader(rows, batch_size=BATCH)
+
+
+ARRAYS = {
+    "NumPy": lambda: (X, Y),
+    "NumPy of 64 bits": lambda: (X.astype("float64"), Y.astype("int64")),
+    "JAX": lambda: (jnp.asarray(X), jnp.asarray(Y)),
+    "JAX on several devices": lambda: (over_all_devices(X), over_all_devices(Y)),
+    "pandas": lambda: tuple(pytest.importorskip("pandas").DataFrame(array) for array in (X, Y)),
+}
+DATASETS = {
+    "PyDataset": Batches,
+    "generator": lambda: (batch for batch in batches(X, Y)),
+    "Grain maps": grain_maps,
+    "Grain iterators": grain_iterators,
+    "torch": torch_loader,
+}
+
+
+def over_all_devices(array):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("everywhere",))
+    return jax.device_put(array, jax.sharding.NamedSharding(mesh, PartitionSpec()))
+
+
+def all_loops(model, make):
+    """Trains, evaluates and predicts with what `make()` returns, without shuffling."""
+    settings = {"verbose": 0, **({"batch_size": BATCH} if isinstance(make(), tuple) else {})}
+
+    def data():
+        made = make()
+        return made if isinstance(made, tuple) else (made,)
+
+    return (
+        model.fit(*data(), shuffle=False, **settings).history,
+        model.evaluate(*data(), **settings),
+        model.predict(*data()[:1], **settings),
+        model.get_weights(),
+    )
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """What the rows give without a strategy."""
+    return all_loops(made(None, classifier), ARRAYS["NumPy"])
+
+
+@pytest.mark.parametrize("kind", [*ARRAYS, *DATASETS])
+@pytest.mark.filterwarnings("ignore:.*shuffle=True.*:UserWarning", "ignore:.*ran out of data.*:UserWarning")
+def test_every_kind_of_data_trains_alike(three, expected, kind):
+    make = (ARRAYS | DATASETS)[kind]
+    assert_same(all_loops(made(three, classifier), make), expected)
+
+
+# Distributed datasets.
+
+
+def distributed(strategy):
+    return {
+        "of arrays": lambda: strategy.distribute_dataset((X, Y), batch_size=BATCH),
+        "of batches": lambda: strategy.distribute_dataset(batches(X, Y)),
+        "of a generator": lambda: strategy.distribute_dataset(lambda: iter(batches(X, Y))),
+        "without prefetching": lambda: strategy.distribute_dataset(batches(X, Y), rx.InputOptions(prefetch=0)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["of arrays", "of batches", "of a generator", "without prefetching"])
+@pytest.mark.parametrize("devices", [1, 3, 8])
+def test_distributed_datasets_train_alike(mirrored, expected, devices, kind):
+    strategy = mirrored(devices)
+    assert_same(all_loops(made(strategy, classifier), distributed(strategy)[kind]), expected)
+
+
+def test_a_distributed_dataset_from_a_function_trains_alike(three):
+    """Three batches of 7 make one step of 21 rows."""
+    per_replica = [(X[i : i + 7], Y[i : i + 7]) for i in (0, 7, 14)]
+    dataset = three.distribute_datasets_from_function(lambda context: per_replica)
+    settings = {"epochs": 2, "verbose": 0}
+    actual = made(three, classifier).fit(dataset, **settings).history
+    expected = made(None, classifier).fit(X, Y, batch_size=21, shuffle=False, **settings).history
+    assert_same(actual, expected)
+
+
+def test_a_distributed_dataset_validates(three):
+    validation = three.distribute_dataset((X[:10], Y[:10]), batch_size=BATCH)
+    settings = {"batch_size": BATCH, "epochs": 2, "verbose": 0}
+    actual = made(three, classifier).fit(X, Y, validation_data=validation, **settings).history
+    expected = made(None, classifier).fit(X, Y, validation_data=(X[:10], Y[:10]), **settings).history
+    assert_same(actual, expected)
+
+
+def test_a_distributed_dataset_with_weights_and_names_trains_alike(three):
+    def make():
+        inputs = keras.Input((FEATURES,), name="rows")
+        model = keras.Model({"rows": inputs}, {"out": keras.layers.Dense(3, name="out")(inputs)})
+        model.compile(keras.optimizers.SGD(0.1), {"out": "mse"})
+        return model
+
+    weights = np.linspace(0, 2, 21).astype("float32")
+    dataset = three.distribute_dataset(({"rows": X}, {"out": Y}, {"out": weights}), batch_size=BATCH)
+    actual = made(three, make).fit(dataset, verbose=0).history
+    expected = made(None, make).fit(
+        {"rows": X}, {"out": Y}, sample_weight={"out": weights}, batch_size=BATCH, shuffle=False, verbose=0
+    )
+    assert_same(actual, expected.history)
+
+
+def test_steps_of_a_distributed_dataset_can_be_counted(three):
+    model = made(three, classifier)
+    history = model.fit(three.distribute_dataset((X, Y), batch_size=BATCH), steps_per_epoch=2, epochs=2, verbose=0)
+    assert len(history.history["loss"]) == 2
+
+
+def test_single_batches_of_a_distributed_dataset_train_alike(three):
+    first = next(iter(three.distribute_dataset((X, Y), batch_size=9)))
+    actual = made(three, classifier).train_on_batch(*first)
+    assert_same(actual, made(None, classifier).train_on_batch(X[:9], Y[:9]))
+
+
+def test_a_dataset_that_another_strategy_distributed_is_an_error(three, eight):
+    dataset = eight.distribute_dataset((X, Y), batch_size=BATCH)
+    with pytest.raises(rx.ReplicaxError, match="MirroredStrategy"):
+        made(three, classifier).fit(dataset, verbose=0)
+
+
+# Placement.
+
+
+def test_rows_that_divide_are_cut_on_the_way_and_others_are_not(three):
+    feed = Feed(three)
+    cut, whole, number = feed.placed((np.zeros((6, 2)), np.zeros((7, 2)), np.float32(1)))
+    assert cut.addressable_shards[0].data.shape == (2, 2)
+    assert whole.is_fully_replicated
+    assert number.is_fully_replicated
+    assert {array.sharding.device_set == set(three.devices) for array in (cut, whole, number)} == {True}
+
+
+def test_missing_parts_of_a_batch_stay_missing(three):
+    placed = Feed(three).placed((np.zeros((3, 1)), None, {"weights": None}))
+    assert placed[1:] == (None, {"weights": None})
+
+
+def test_a_batch_may_be_changed_as_soon_as_it_was_fed(three):
+    """A generator may fill the same memory again and again."""
+    memory_x, memory_y = np.empty((9, FEATURES), "float32"), np.empty((9, 3), "float32")
+
+    def reusing():
+        for start in (0, 9):
+            memory_x[:], memory_y[:] = X[start : start + 9], Y[start : start + 9]
+            yield memory_x, memory_y
+
+    actual = made(three, classifier).fit(reusing(), verbose=0).history
+    rows = slice(0, 18)
+    assert_same(actual, made(None, classifier).fit(X[rows], Y[rows], batch_size=9, shuffle=False, verbose=0).history)
