@@ -4,8 +4,9 @@
 
 Each configuration is trained, evaluated and used for predictions twice: by plain Keras on one device and, from the same
 seed, under a strategy. The table shows the largest absolute difference of losses, of metrics, of weights (with batch
-statistics, optimizer state and the state of random layers) and of predictions over all numbers of devices tried. Only float16 has a limit of
-its own: its sums are rounded to 11 bits and depend on their order, so its row is shown but not counted in RESULT.
+statistics, optimizer state and the state of random layers) and of predictions over all numbers of devices tried. Only
+float16 has a limit of its own: its sums are rounded to 11 bits and depend on their order, so its row is shown but not
+counted in RESULT.
 """
 
 from __future__ import annotations

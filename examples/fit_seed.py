@@ -2,8 +2,8 @@
 
 This is the example of TensorFlow's guide to `tf.distribute`, and it prints the guide's losses. It differs in this:
 
-- `tf.data` needs TensorFlow, so the dataset is Grain's. `repeat(100).batch(10)` reads the same, and like a
-  `tf.data.Dataset` it can be gone through again in each epoch (a Python generator could not).
+- `tf.data` needs TensorFlow, so the dataset is Grain's, which reads the same. Keras does not ask a Grain dataset for
+  its length: it has to be repeated without end, and `fit` and `evaluate` have to be told the number of batches.
 - Keras 3 takes the shape of the inputs as `keras.Input((1,))`, not as an argument of the first layer.
 - `fit` sees the global batch and XLA divides it, so 8 devices and batches of 10 need no care: the losses are those of
   one device. `tf.distribute` would give some replicas a row less.
@@ -39,8 +39,9 @@ model.compile(loss="mse", optimizer="sgd")
 # A dataset: the pair ([1.], [1.]) a hundred times, in global batches of 10.
 pair = (np.ones(1, "float32"), np.ones(1, "float32"))
 dataset = grain.MapDataset.source([pair]).repeat(100).batch(10)
-model.fit(dataset, epochs=2, steps_per_epoch=len(dataset), shuffle=False, verbose=2)
-print("after the dataset:", model.evaluate(dataset, steps=len(dataset), verbose=0))
+steps, dataset = len(dataset), dataset.repeat()
+model.fit(dataset, epochs=2, steps_per_epoch=steps, shuffle=False, verbose=2)
+print("after the dataset:", model.evaluate(dataset, steps=steps, verbose=0))
 
 # NumPy arrays.
 inputs, targets = np.ones((100, 1)), np.ones((100, 1))

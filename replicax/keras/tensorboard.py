@@ -67,7 +67,8 @@ class _TensorBoard:
             `log_dir` cannot be written to.
     """
 
-    model: Any  # Keras sets it.
+    model: Any  # Keras sets these.
+    params: dict[str, Any]
 
     def __init__(
         self,
@@ -117,7 +118,9 @@ class _TensorBoard:
         self._profile.before(first, first + self.model.steps_per_execution - 1)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        before, self._steps = self._steps, self._steps_before_epoch + batch + 1
+        # Keras counts the last execution of an epoch in full, even where it has fewer steps than the others.
+        done = min(batch + 1, self.params.get("steps") or batch + 1)
+        before, self._steps = self._steps, self._steps_before_epoch + done
         self._profile.after(self._steps, logs)
         every = self._steps_between_writes
         if not every or self._steps // every == before // every:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -13,7 +15,7 @@ import replicax as rx
 from replicax.keras.feeding import Feed
 from tests.keras.comparing import FEATURES, X, Y, assert_same, classifier, made
 
-BATCH = 8  # Of 21 rows: the last batch has 5.
+BATCH = 7  # Of 21 rows, over three devices.
 
 
 def batches(*arrays):
@@ -83,12 +85,14 @@ def all_loops(model, make):
         made = make()
         return made if isinstance(made, tuple) else (made,)
 
-    return (
+    results = (
         model.fit(*data(), shuffle=False, **settings).history,
         model.evaluate(*data(), **settings),
         model.predict(*data()[:1], **settings),
         model.get_weights(),
     )
+    gc.collect()  # Ends the threads of Grain's iterators, which Keras leaves to the garbage collector.
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +120,17 @@ def distributed(strategy):
     }
 
 
-@pytest.mark.parametrize("kind", ["of arrays", "of batches", "of a generator", "without prefetching"])
-@pytest.mark.parametrize("devices", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("devices", "kind"),
+    [
+        (1, "of arrays"),
+        (3, "of arrays"),
+        (8, "of arrays"),
+        (3, "of batches"),
+        (3, "of a generator"),
+        (3, "without prefetching"),
+    ],
+)
 def test_distributed_datasets_train_alike(mirrored, expected, devices, kind):
     strategy = mirrored(devices)
     assert_same(all_loops(made(strategy, classifier), distributed(strategy)[kind]), expected)
@@ -134,6 +147,7 @@ def test_a_distributed_dataset_from_a_function_trains_alike(three):
 
 
 def test_a_distributed_dataset_validates(three):
+    """Of ten rows: the last batch has three."""
     validation = three.distribute_dataset((X[:10], Y[:10]), batch_size=BATCH)
     settings = {"batch_size": BATCH, "epochs": 2, "verbose": 0}
     actual = made(three, classifier).fit(X, Y, validation_data=validation, **settings).history
@@ -190,17 +204,3 @@ def test_rows_that_divide_are_cut_on_the_way_and_others_are_not(three):
 def test_missing_parts_of_a_batch_stay_missing(three):
     placed = Feed(three).placed((np.zeros((3, 1)), None, {"weights": None}))
     assert placed[1:] == (None, {"weights": None})
-
-
-def test_a_batch_may_be_changed_as_soon_as_it_was_fed(three):
-    """A generator may fill the same memory again and again."""
-    memory_x, memory_y = np.empty((9, FEATURES), "float32"), np.empty((9, 3), "float32")
-
-    def reusing():
-        for start in (0, 9):
-            memory_x[:], memory_y[:] = X[start : start + 9], Y[start : start + 9]
-            yield memory_x, memory_y
-
-    actual = made(three, classifier).fit(reusing(), verbose=0).history
-    rows = slice(0, 18)
-    assert_same(actual, made(None, classifier).fit(X[rows], Y[rows], batch_size=9, shuffle=False, verbose=0).history)
