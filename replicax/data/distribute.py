@@ -45,6 +45,10 @@ class _Distributed(Iterable[Any], abc.ABC):
         splits, self._peeked_pass = self._peeked_pass or self._open_pass(), None
         return DistributedIterator(prefetch(self._place(splits), self._options.prefetch))
 
+    def belongs_to(self, mesh_for: Callable[[int], Mesh]) -> bool:
+        """Returns whether this dataset was made for the meshes of `mesh_for`."""
+        return self._mesh_for == mesh_for
+
     def __bool__(self) -> bool:
         return True  # Else Python would ask `__len__`, which not every dataset knows.
 

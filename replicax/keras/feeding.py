@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax.errors import BatchError
+from replicax.data import DistributedDataset, DistributedDatasetFromFunction
+from replicax.data.placement import owned_copy
+from replicax.errors import BatchError, StrategyMismatchError
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import PerReplica, is_per_replica
 
@@ -42,6 +45,8 @@ class Feed:
         if any(np.ndim(array) > 0 and array.shape[0] == 0 for array in arrays):
             shapes = [np.shape(array) for array in arrays]
             raise BatchError(f"A batch has no rows: its arrays have shapes {shapes}. Each step needs at least one row.")
+        # A source may refill its memory for the next batch while this one is still on its way.
+        arrays = [owned_copy(array) if isinstance(array, np.ndarray) else array for array in arrays]
         return jax.tree_util.tree_unflatten(treedef, jax.device_put(arrays, [self._sharding(a) for a in arrays]))
 
     def _sharding(self, array: Any) -> NamedSharding:
@@ -69,3 +74,51 @@ def _rows(leaf: Any) -> Any:
         stacked = leaf.stacked
         return stacked.reshape(stacked.shape[0] * stacked.shape[1], *stacked.shape[2:])
     return leaf
+
+
+def as_keras_data(data: Any, strategy: Any) -> Any:
+    """Returns the data of a loop as Keras takes it: distributed datasets and per-replica values become global rows.
+
+    Raises:
+        StrategyMismatchError: Another strategy has distributed the dataset.
+    """
+    if not isinstance(data, (DistributedDataset, DistributedDatasetFromFunction)):
+        return jax.tree_util.tree_map(_rows, data, is_leaf=is_per_replica) if _has_per_replica(data) else data
+    if not data.belongs_to(strategy.placement.mesh_for):
+        raise StrategyMismatchError(
+            f"The dataset was distributed by another strategy than the model's, {strategy!r}. Use that one."
+        )
+    return _adapter_class()(data)
+
+
+def _has_per_replica(data: Any) -> bool:
+    return any(is_per_replica(leaf) for leaf in jax.tree_util.tree_leaves(data, is_leaf=is_per_replica))
+
+
+@functools.cache
+def _adapter_class() -> type:
+    from keras.src.trainers.data_adapters.data_adapter import DataAdapter  # Keras exports no name for it
+
+    class DistributedDatasetAdapter(DataAdapter):
+        """Gives the batches of a distributed dataset to Keras's loops."""
+
+        def __init__(self, dataset: Any):
+            self._dataset = dataset
+
+        def get_jax_iterator(self) -> Iterator[Any]:
+            with iter(self._dataset) as steps:
+                for batch in steps:
+                    yield jax.tree_util.tree_map(_rows, batch, is_leaf=is_per_replica)
+
+        get_numpy_iterator = get_jax_iterator
+
+        @property
+        def num_batches(self) -> int | None:
+            try:
+                return len(self._dataset)
+            except TypeError:  # an iterable of unknown length
+                return None
+
+        batch_size = has_partial_batch = partial_batch_size = None
+
+    return DistributedDatasetAdapter

@@ -7,6 +7,7 @@ when a strategy's scope is first opened with Keras loaded. For models without a 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import numbers
@@ -14,11 +15,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import replicax.context as context
-from replicax.errors import ArgumentError, BatchError
+from replicax.errors import ArgumentError, BatchError, ContextError
+from replicax.keras.feeding import as_keras_data
+from replicax.keras.saving import write_atomically
 from replicax.keras.trainer import StepFunctions
 from replicax.program.keras_state import keras_is_loaded, keras_ownership
 
 _LOOPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+_DATA = {"x", "y", "sample_weight", "validation_data"}
 _STEPS = {"make_train_function": "train", "make_test_function": "test", "make_predict_function": "predict"}
 
 
@@ -64,6 +68,9 @@ def install_trainer_hooks() -> None:
         setattr(trainer, name, _in_global_view(getattr(trainer, name)))
     for name, kind in _STEPS.items():
         setattr(trainer, name, _with_strategy_steps(getattr(trainer, name), kind))
+    trainer.__deepcopy__ = _deepcopy
+    for name in ("save", "save_weights"):
+        setattr(keras.Model, name, _whole_or_not_at_all(getattr(keras.Model, name)))
 
 
 def _remembering_strategy(original: Callable[..., None]) -> Callable[..., None]:
@@ -81,20 +88,37 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def loop(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if strategy_of(self) is None:
-            return original(self, *args, **kwargs)
-        _check_batch_size(signature.bind_partial(self, *args, **kwargs).arguments.get("batch_size"))
-        before = self._replicax.steps
-        try:
-            with _without_keras_distribution():
+        with _without_our_keras_distribution():
+            strategy = strategy_of(self)
+            if strategy is None:
                 return original(self, *args, **kwargs)
-        except (StopIteration, UnboundLocalError) as error:
-            # What Keras's loops end with when their first `next` finds nothing.
-            if self._replicax.steps == before:
-                raise BatchError(f"{original.__name__}: the data yielded no batch at all.") from error
-            raise
+            _check_current(original.__name__, strategy)
+            given = signature.bind_partial(self, *args, **kwargs)
+            _check_batch_size(given.arguments.get("batch_size"))
+            for name in _DATA & given.arguments.keys():
+                given.arguments[name] = as_keras_data(given.arguments[name], strategy)
+            return _run_loop(original, self, given)
 
     return loop
+
+
+def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArguments) -> Any:
+    before = model._replicax.steps
+    try:
+        return original(*given.args, **given.kwargs)
+    except (StopIteration, UnboundLocalError) as error:
+        # What Keras's loops end with when their first `next` finds nothing.
+        if model._replicax.steps == before:
+            raise BatchError(f"{original.__name__}: the data yielded no batch at all.") from error
+        raise
+
+
+def _check_current(call: str, strategy: Any) -> None:
+    current = context.current()
+    if current.replica is not None or current.strategy not in (None, strategy):
+        raise ContextError(
+            f"Model.{call} of a model that belongs to {strategy!r} was called inside the scope of {current.strategy!r}."
+        )
 
 
 def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
@@ -113,6 +137,16 @@ def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..
     return make
 
 
+def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        if strategy_of(self) is None:
+            return original(self, filepath, *args, **kwargs)
+        return write_atomically(filepath, lambda path: original(self, path, *args, **kwargs))
+
+    return save
+
+
 def _check_batch_size(batch_size: Any) -> None:
     if batch_size is None:
         return
@@ -120,13 +154,22 @@ def _check_batch_size(batch_size: Any) -> None:
         raise ArgumentError(f"`batch_size` is the number of rows in a global batch, at least 1, got {batch_size!r}.")
 
 
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    """Copies a model as `copy.deepcopy` would, in the scope of its strategy."""
+    rebuild, arguments = self.__reduce__()[:2]
+    strategy = strategy_of(self)
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        return rebuild(*copy.deepcopy(arguments, memo))
+
+
 @contextlib.contextmanager
-def _without_keras_distribution() -> Iterator[None]:
+def _without_our_keras_distribution() -> Iterator[None]:
     """Inside a scope ours is active; Keras's loops would ask it for layouts of data."""
     import keras
 
     previous = keras.distribution.distribution()
-    keras.distribution.set_distribution(None)
+    if context.current().strategy is not None:
+        keras.distribution.set_distribution(None)
     try:
         yield
     finally:

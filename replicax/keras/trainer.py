@@ -8,11 +8,14 @@ on the number of devices. Everything around the steps (epochs, callbacks, logs) 
 
 from __future__ import annotations
 
+import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from replicax.keras.feeding import Feed
 from replicax.program.keras_state import owner_of
@@ -71,7 +74,7 @@ class StepFunctions:
             [(in_update if i == optimizer_group else at_home)(variable) for variable in group]
             for i, group in enumerate(groups)
         )
-        placed = _PlacedState(self._strategy, shardings)
+        placed = _PlacedState(groups, shardings)
         run = self._feed.constrained(step)
         if not self._model.run_eagerly and self._model.jit_compile:
             run = jax.jit(run, donate_argnums=0, out_shardings=(None, shardings))
@@ -93,23 +96,46 @@ class StepFunctions:
 class _PlacedState:
     """Puts a model's state where the strategy wants it, when it is not what the last step returned.
 
-    Callbacks may have replaced some of it in between (a learning rate, restored weights).
+    Keras hands it over at the beginning of a loop, and callbacks may have replaced some of it in between (a learning
+    rate, restored weights). The next step overwrites the buffers, so one that somebody else holds is copied first:
+    Keras lets weights and their moving averages share theirs.
     """
 
-    def __init__(self, strategy: Any, shardings: Any):
-        self._strategy, self._shardings = strategy, shardings
+    def __init__(self, groups: list[Any], shardings: Any):
+        self._variables, self._shardings = list(itertools.chain(*groups)), list(itertools.chain(*shardings))
+        self._lengths = [len(group) for group in groups]
         self._last: Any = None
 
     def __call__(self, state: Any) -> Any:
         if state is self._last:
             return state
-        return tuple(
-            [_moved(value, sharding) for value, sharding in zip(group, shardings, strict=True)]
-            for group, shardings in zip(state, self._shardings, strict=True)
+        values = [value for group in state for value in group]
+        shared = [count > _holders_when_alone() + 1 for count in _holders(self._variables, values)]
+        placed = iter(
+            jax.device_put(jnp.copy(value) if is_shared else value, sharding)
+            for value, is_shared, sharding in zip(values, shared, self._shardings, strict=True)
         )
+        return tuple(list(itertools.islice(placed, length)) for length in self._lengths)
 
     def remember(self, state: Any) -> None:
         self._last = state
+
+
+def _holders(variables: list[Any], values: list[Any]) -> list[int]:
+    """Counts the references to each value, that of its variable aside."""
+    return [
+        sys.getrefcount(value) - (variable._value is value) for variable, value in zip(variables, values, strict=True)
+    ]
+
+
+@functools.cache
+def _holders_when_alone() -> int:
+    """Returns what `_holders` counts for a value that only the list holds (it differs between Pythons)."""
+    return _holders([_Valueless()], [object()])[0]
+
+
+class _Valueless:
+    _value = None
 
 
 def _give_back(state: Any, groups: list[Any]) -> None:
@@ -117,12 +143,6 @@ def _give_back(state: Any, groups: list[Any]) -> None:
     for variable, value in zip(itertools.chain(*groups), itertools.chain(*state), strict=True):
         if variable._value is None and not value.is_deleted():
             variable._value = value
-
-
-def _moved(value: jax.Array, sharding: Any) -> jax.Array:
-    if value.sharding == sharding:
-        return value
-    return jax.device_put(value, sharding, may_alias=False)
 
 
 def _repeated(one_step: Callable[..., Any], times: int, joins_outputs: bool) -> Callable[..., Any]:

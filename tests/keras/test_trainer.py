@@ -221,9 +221,6 @@ def test_optimizers_make_the_same_updates(three, name):
     assert_same_with_and_without(three, lambda: classifier(optimizer=OPTIMIZERS[name]()))
 
 
-@pytest.mark.skip(
-    reason="ends in a segmentation fault: the buffers are donated twice; take this line away with the fix"
-)
 def test_moving_averages_outlive_what_follows_the_training_that_wrote_them(three):
     """At the end of `fit` Keras lets weights and averages share buffers, which the next step gives away.
 
