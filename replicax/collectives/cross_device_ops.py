@@ -77,7 +77,7 @@ class CrossDeviceOps(abc.ABC):
         arrays = _checked_arrays(values, axis_name, num_replicas)
         outgoing = [_to_wire(array, op, options, num_replicas) for array in arrays]
         packing = self._plan(outgoing, options, num_replicas)
-        sums = packing.unpack(self._differentiable_sum(packing.pack(outgoing), axis_name, num_replicas))
+        sums = packing.unpack(self._sum_all(packing.pack(outgoing), axis_name, num_replicas))
         return [_from_wire(total, array.dtype, op, num_replicas) for total, array in zip(sums, arrays, strict=True)]
 
     @abc.abstractmethod
@@ -104,6 +104,11 @@ class CrossDeviceOps(abc.ABC):
         if options.bytes_per_pack > 0:
             return packs_by_bytes(arrays, options.bytes_per_pack)
         return packs_by_number(arrays, self.num_packs)
+
+    def _sum_all(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
+        # An empty array has no sum to make. (Passing one through crashes XLA's CPU compiler of jaxlib 0.11.)
+        sums = iter(self._differentiable_sum([b for b in buffers if b.size], axis_name, num_replicas))
+        return [next(sums) if b.size else jnp.zeros(b.shape, b.dtype) for b in buffers]
 
     def _differentiable_sum(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
         @jax.custom_jvp
