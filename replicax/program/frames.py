@@ -66,7 +66,7 @@ class ProgramFrame(_Frame):
     `bound` it hands out those values and knows no other variable.
 
     Attributes:
-        read: The variables that were read before they were written: the program's inputs.
+        inputs: The variables that were read before they were written.
         sites: One record per `strategy.run` in the program, in the order of the calls.
         strategy: The strategy that the program runs under, once known.
         replicas: Number of replicas that take part, once known.
@@ -126,7 +126,7 @@ class ReplicaFrame(_Frame):
         if self._discovering:
             self.inputs[id(variable)] = variable
             value = placeholder(variable, None)
-            return vary(value, REPLICA_AXIS) if getattr(variable, "per_replica", False) else value
+            return vary(value, REPLICA_AXIS) if variable_is_stacked(variable) else value
         return _known(self._bound, variable)
 
     def defer(self, variable: Any, aggregate: Callable[[Any], Any]) -> None:
@@ -198,9 +198,14 @@ def variable_name(variable: Any) -> str:
     return getattr(variable, "path", None) or variable.name
 
 
+def variable_is_stacked(variable: Any) -> bool:
+    """Returns whether the variable keeps one component per replica."""
+    return getattr(variable, "per_replica", False)
+
+
 def stacked_in_program(variable: Any) -> int | None:
     """Returns the number of stacked components of a variable that has one per replica, otherwise None."""
-    return variable.strategy.num_replicas_in_sync if getattr(variable, "per_replica", False) else None
+    return variable.strategy.num_replicas_in_sync if variable_is_stacked(variable) else None
 
 
 def placeholder(variable: Any, stacked: int | None) -> jax.Array:

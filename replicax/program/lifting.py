@@ -57,7 +57,7 @@ class Program:
         frame = self._discover(arrays, replicas)
         self._sites = frame.sites
         self.strategy = frame.strategy
-        self.replicas = frame.replicas
+        self.replicas = frame.replicas or (frame.strategy.num_replicas_in_sync if frame.strategy is not None else None)
         self._bind(list(frame.inputs.values()), list(frame.written.values()))
         self._result: Structure | None = None
         self._compiled = self._jit()
@@ -92,13 +92,12 @@ class Program:
         self._placements = [pair for pair in shardings if pair[1] is not None]
 
     def _is_partial(self) -> bool:
-        return self.strategy is not None and self.replicas not in (None, self.strategy.num_replicas_in_sync)
+        return self.strategy is not None and self.replicas != self.strategy.num_replicas_in_sync
 
     def _sharding(self, variable: Any) -> Any:
         if self.strategy is None or self.strategy.mesh is None:
             return None
-        replicas = self.replicas or self.strategy.num_replicas_in_sync
-        return self.strategy.placement.program_sharding(variable, replicas)
+        return self.strategy.placement.program_sharding(variable, self.replicas)
 
     def _jit(self) -> Any:
         def pure(updated: list[Any], constant: list[Any], donated: list[Any], kept: list[Any]) -> Any:
@@ -170,7 +169,7 @@ class Program:
         return [variable._value for variable in self._updated], constant, donated, kept
 
     def _load(self, variable: Any) -> jax.Array:
-        return self.strategy.placement.load(variable, self.replicas or self.strategy.num_replicas_in_sync)
+        return self.strategy.placement.load(variable, self.replicas)
 
     def _store_partial(self, leaves: list[Any], new_values: list[Any]) -> Any:
         for variable, value in zip(self._written, new_values, strict=True):

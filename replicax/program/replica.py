@@ -18,7 +18,14 @@ from jax.sharding import PartitionSpec
 import replicax.context as context
 from replicax.compat import varying_axes
 from replicax.errors import ContextError, ProgramError, ReplicaShapeError
-from replicax.program.frames import OverrideFrame, ProgramFrame, ReplicaFrame, RunSite, VariablesCreatedError
+from replicax.program.frames import (
+    OverrideFrame,
+    ProgramFrame,
+    ReplicaFrame,
+    RunSite,
+    VariablesCreatedError,
+    variable_is_stacked,
+)
 from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs, take_apart_outputs
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -57,7 +64,12 @@ class ReplicaCall:
             self.replicas = _agree(program, self.strategy, count)
         else:
             self.replicas = count or self.strategy.num_replicas_in_sync
+        self._specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
         self._result: Structure | None = None
+
+    def _shard_map(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        mesh = self.strategy.placement.mesh_for(self.replicas)
+        return jax.shard_map(body, mesh=mesh, axis_names=_AXES, in_specs=in_specs, out_specs=out_specs)
 
     def traced(self) -> Any:
         """Runs inside the program that is being traced; its variables are the program's."""
@@ -97,9 +109,7 @@ class ReplicaCall:
             # Whether a result is equal everywhere is known only now, too late for the out_specs: stack them all.
             return [leaf[None] for leaf in leaves], [value[None] for value in frame.new_values()]
 
-        specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
-        mesh = self.strategy.placement.mesh_for(self.replicas)
-        mapped = jax.shard_map(body, mesh=mesh, axis_names=_AXES, in_specs=(specs,), out_specs=_STACKED)
+        mapped = self._shard_map(body, (self._specs,), _STACKED)
         placed = [
             self.strategy.placement.place(jnp.asarray(array), stacked=stacked, replicas=self.replicas)
             for array, stacked in zip(self._arrays, self._stacked, strict=True)
@@ -125,11 +135,7 @@ class ReplicaCall:
             found.append(RunSite(list(frame.inputs.values()), list(frame.written.values()), varying))
             return []
 
-        specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
-        mesh = self.strategy.placement.mesh_for(self.replicas)
-        jax.eval_shape(
-            jax.shard_map(body, mesh=mesh, axis_names=_AXES, in_specs=(specs,), out_specs=_STACKED), self._arrays
-        )
+        jax.eval_shape(self._shard_map(body, (self._specs,), _STACKED), self._arrays)
         return found[0]
 
     def _mapped(self, site: RunSite) -> Callable[..., Any]:
@@ -153,27 +159,23 @@ class ReplicaCall:
             ]
             return outputs, stored
 
-        in_specs = (
-            [_STACKED if stacked else _SHARED for stacked in self._stacked],
-            [_spec(variable) for variable in site.inputs],
-        )
+        in_specs = (self._specs, [_spec(variable) for variable in site.inputs])
         out_specs = (
             [_STACKED if differs else _SHARED for differs in site.varying],
             [_spec(variable) for variable in site.outputs],
         )
-        mesh = self.strategy.placement.mesh_for(self.replicas)
-        return jax.shard_map(body, mesh=mesh, axis_names=_AXES, in_specs=in_specs, out_specs=out_specs)
+        return self._shard_map(body, in_specs, out_specs)
 
     def _call(self, frame: Any, arrays: Sequence[Any]) -> list[Any]:
         """Calls the function with this replica's part of the arguments; returns the arrays of its result."""
         local = [_component(a) if stacked else a for a, stacked in zip(arrays, self._stacked, strict=True)]
-        args, kwargs = _without_per_replica(self._structure.rebuild(local), lambda component: component)
+        args, kwargs = without_per_replica(self._structure.rebuild(local), lambda component: component)
         replica = self.strategy.replica_context(self.replicas) if self.in_replica_context else None
         with context.entered(strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas):
             result = self.fn(*args, **kwargs)
             frame.aggregate_deferred()
             # What is per-replica here was captured, not passed: its components are still stacked.
-            mine = _without_per_replica(result, lambda stacked: stacked[jax.lax.axis_index(REPLICA_AXIS)])
+            mine = without_per_replica(result)
         leaves, self._result = take_apart_outputs(mine)
         return [jnp.asarray(leaf) for leaf in leaves]
 
@@ -202,9 +204,7 @@ class _EagerReplicaFrame(ReplicaFrame):
         value = variable._value
         if value.sharding != self._strategy.placement.program_sharding(variable, self._replicas):
             value = jnp.asarray(np.asarray(value))  # Inside the map nothing can be moved, but a constant can be used.
-        if variable_is_stacked(variable):
-            return value[jax.lax.axis_index(REPLICA_AXIS)]
-        return value
+        return _own_row(value) if variable_is_stacked(variable) else value
 
 
 def enclosing_program() -> ProgramFrame | None:
@@ -213,11 +213,6 @@ def enclosing_program() -> ProgramFrame | None:
     while isinstance(frame, OverrideFrame):
         frame = frame.parent
     return frame if isinstance(frame, ProgramFrame) else None
-
-
-def variable_is_stacked(variable: Any) -> bool:
-    """Returns whether the variable keeps one component per replica."""
-    return getattr(variable, "per_replica", False)
 
 
 def _agree(program: ProgramFrame, strategy: Any, count: int | None) -> int:
@@ -246,15 +241,25 @@ def _varies(leaf: Any) -> bool:
     return REPLICA_AXIS in varying_axes(leaf)
 
 
-def _without_per_replica(nest: Any, component_of: Callable[[Any], Any]) -> Any:
-    """Replaces each per-replica value by this replica's component, `component_of` what it has stacked."""
+def without_per_replica(nest: Any, component_of: Callable[[Any], Any] | None = None) -> Any:
+    """Replaces each per-replica value in `nest` by this replica's component, inside `shard_map`.
+
+    Args:
+        nest: Any nest.
+        component_of: What to make of the array in a `PerReplica`; by default its row for this replica is taken, which
+            is right for a value that was captured or computed outside.
+    """
 
     def component(leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
-            return component_of(leaf.stacked)
+            return _own_row(leaf.stacked) if component_of is None else component_of(leaf.stacked)
         return leaf.component if isinstance(leaf, ManualPerReplica) else leaf
 
     return jax.tree_util.tree_map(component, nest, is_leaf=is_per_replica)
+
+
+def _own_row(stacked: Any) -> Any:
+    return stacked[jax.lax.axis_index(REPLICA_AXIS)]
 
 
 def _name(fn: Any) -> str:

@@ -22,7 +22,7 @@ from replicax.data import (
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.nest import is_input
-from replicax.program.replica import ReplicaCall, enclosing_program
+from replicax.program.replica import ReplicaCall, enclosing_program, without_per_replica
 from replicax.runtime.devices import device_name
 from replicax.strategies.base import Strategy
 from replicax.strategies.placement import Placement
@@ -73,10 +73,8 @@ class MeshStrategy(Strategy):
         if current.manual_replicas is not None:
             # Inside a replica function (or merge_call) each replica holds its copy already.
             with context.entered(replica=None):
-                unwrapped = jax.tree_util.tree_map(
-                    lambda x: getattr(x, "component", x), (args, kwargs), is_leaf=is_per_replica
-                )
-                return fn(variable, *unwrapped[0], **unwrapped[1])
+                own_args, own_kwargs = without_per_replica((args, kwargs))
+                return fn(variable, *own_args, **own_kwargs)
         self._check_cross_replica("strategy.update")
         return self._on_replicas(fn, (variable, *args), kwargs, (), in_replica_context=False)
 

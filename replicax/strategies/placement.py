@@ -12,8 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax.compat import strongly_typed
-from replicax.program.frames import variable_shape
-from replicax.program.replica import variable_is_stacked
+from replicax.program.frames import variable_is_stacked, variable_shape
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
 from replicax.values import is_per_replica
 

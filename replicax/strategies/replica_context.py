@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import replicax.context as context
 from replicax.compat import assert_equal_over_axis, vary, varying_axes
 from replicax.errors import ArgumentError, ContextError, ReduceError
+from replicax.program.replica import without_per_replica
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import ManualPerReplica, normalize_axes
@@ -132,11 +133,7 @@ class ReplicaContext:
         merged_args, merged_kwargs = jax.tree_util.tree_map(self._merged, (tuple(args), dict(kwargs or {})))
         with context.entered(replica=None):
             result = merge_fn(self.strategy, *merged_args, **merged_kwargs)
-        return jax.tree_util.tree_map(
-            lambda x: x.component if isinstance(x, ManualPerReplica) else x,
-            result,
-            is_leaf=lambda x: isinstance(x, ManualPerReplica),
-        )
+        return without_per_replica(result)
 
     def _merged(self, leaf: Any) -> Any:
         if isinstance(leaf, jax.Array) and REPLICA_AXIS in varying_axes(leaf):
