@@ -8,9 +8,7 @@ on the number of devices. Everything around the steps (epochs, callbacks, logs) 
 
 from __future__ import annotations
 
-import functools
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax.keras.feeding import Feed
+from replicax.program.buffers import holders
 from replicax.program.keras_state import owner_of
 from replicax.variables import check_owner
 
@@ -110,7 +109,8 @@ class _PlacedState:
         if state is self._last:
             return state
         values = [value for group in state for value in group]
-        shared = [count > _holders_when_alone() + 1 for count in _holders(self._variables, values)]
+        # Known holders are Keras's list, `values`, and the variable if Keras has not taken it from there.
+        shared = [holders(values[i]) > 2 + (variable._value is values[i]) for i, variable in enumerate(self._variables)]
         placed = iter(
             jax.device_put(jnp.copy(value) if is_shared else value, sharding)
             for value, is_shared, sharding in zip(values, shared, self._shardings, strict=True)
@@ -119,23 +119,6 @@ class _PlacedState:
 
     def remember(self, state: Any) -> None:
         self._last = state
-
-
-def _holders(variables: list[Any], values: list[Any]) -> list[int]:
-    """Counts the references to each value, that of its variable aside."""
-    return [
-        sys.getrefcount(value) - (variable._value is value) for variable, value in zip(variables, values, strict=True)
-    ]
-
-
-@functools.cache
-def _holders_when_alone() -> int:
-    """Returns what `_holders` counts for a value that only the list holds (it differs between Pythons)."""
-    return _holders([_Valueless()], [object()])[0]
-
-
-class _Valueless:
-    _value = None
 
 
 def _give_back(state: Any, groups: list[Any]) -> None:

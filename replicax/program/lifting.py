@@ -11,8 +11,6 @@ which is compiled with the first group's buffers donated, so that state is updat
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +19,7 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.errors import ProgramError, TracedValueError
+from replicax.program.buffers import holders
 from replicax.program.frames import ProgramFrame
 from replicax.program.keras_state import keras_scope, repeat_while_variables_are_created
 from replicax.program.nest import Structure, take_apart_outputs
@@ -205,21 +204,6 @@ def _own(variables: Sequence[Any]) -> None:
 
     An array that a user has read from a variable, or that two variables share after `a.assign(b)`, is copied.
     """
-    alone = _references_when_alone()
     for variable in variables:
-        if sys.getrefcount(variable._value) > alone:
+        if holders(variable._value) > 1:
             variable._value = jnp.copy(variable._value)
-
-
-@functools.cache
-def _references_when_alone() -> int:
-    """Returns what `sys.getrefcount` says of a value that only its variable holds (it differs between Pythons)."""
-    probe = _Probe()
-    for variable in (probe,):
-        return sys.getrefcount(variable._value)
-    raise AssertionError
-
-
-class _Probe:
-    def __init__(self) -> None:
-        self._value = object()

@@ -30,6 +30,11 @@ def is_input(leaf: Any) -> bool:
     return is_array(leaf) or (isinstance(leaf, _NUMBERS) and not isinstance(leaf, bool))
 
 
+def is_number_like(leaf: Any) -> bool:
+    """Returns whether `leaf` can be placed on a device: an array, a number or a bool."""
+    return is_input(leaf) or isinstance(leaf, bool)
+
+
 @dataclasses.dataclass(frozen=True)
 class Structure:
     """How to rebuild a nest from its arrays.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import replicax.context as context
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
-from replicax.program.nest import is_input
+from replicax.program.nest import is_number_like
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.devices import default_devices
 from replicax.strategies.base import Strategy
@@ -63,9 +63,7 @@ class DefaultStrategy(Strategy):
 
     def replicate(self, nest: Any) -> Any:
         """Returns a copy of the arrays and numbers in `nest` on the default device."""
-        return jax.tree_util.tree_map(
-            lambda x: jnp.array(x, copy=True) if is_input(x) or isinstance(x, bool) else x, nest
-        )
+        return jax.tree_util.tree_map(lambda x: jnp.array(x, copy=True) if is_number_like(x) else x, nest)
 
     def distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None, *, batch_size: int | None = None

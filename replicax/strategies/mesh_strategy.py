@@ -21,7 +21,7 @@ from replicax.data import (
 )
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.function import ProgramCache, WeakProgramCaches
-from replicax.program.nest import is_input
+from replicax.program.nest import is_number_like
 from replicax.program.replica import ReplicaCall, enclosing_program, without_per_replica
 from replicax.runtime.devices import device_name
 from replicax.strategies.base import Strategy
@@ -132,9 +132,7 @@ class MeshStrategy(Strategy):
 
     def replicate(self, nest: Any) -> Any:
         """Returns a copy of the arrays and numbers in `nest` that every device of the strategy holds in full."""
-        return jax.tree_util.tree_map(
-            lambda x: self.placement.place(x) if is_input(x) or isinstance(x, bool) else x, nest
-        )
+        return jax.tree_util.tree_map(lambda x: self.placement.place(x) if is_number_like(x) else x, nest)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of `value`, one for each replica."""
@@ -179,7 +177,7 @@ class MeshStrategy(Strategy):
         return jax.tree_util.tree_map(lambda *components: self._per_replica(components), *nests)
 
     def _per_replica(self, components: Sequence[Any]) -> PerReplica | UnevenPerReplica:
-        if not all(is_input(c) or isinstance(c, bool) for c in components):
+        if not all(is_number_like(component) for component in components):
             return UnevenPerReplica(components)
         if len({(np.shape(c), strongly_typed(c).dtype) for c in components}) > 1:
             return UnevenPerReplica([jax.device_put(c, d) for c, d in zip(components, self.devices, strict=True)])
