@@ -1,6 +1,6 @@
 """replicax: distributed training for JAX and Keras 3. `import replicax as rx`."""
 
-from replicax import config, errors
+from replicax import config, dtensor, errors
 from replicax.collectives import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -62,6 +62,7 @@ __all__ = [
     "__version__",
     "compute_average_loss",
     "config",
+    "dtensor",
     "errors",
     "function",
     "get_replica_context",

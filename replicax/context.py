@@ -35,6 +35,7 @@ class Context:
         manual_replicas: Number of replicas over which the code runs inside `shard_map`; None outside. It is set in
             replica context and in the cross-replica functions that run in its middle (`merge_call`, `update`).
         cross_replica: Whether the default strategy runs a cross-replica function; elsewhere it has none.
+        default_mesh: The `dtensor.Mesh` that layouts made without one are for, or None.
         opened_by_set_strategy: What to close again if `rx.set_strategy` made `strategy` current, otherwise None.
     """
 
@@ -43,6 +44,7 @@ class Context:
     frame: StateFrame | None = None
     manual_replicas: int | None = None
     cross_replica: bool = False
+    default_mesh: Any = None
     opened_by_set_strategy: contextlib.ExitStack | None = None
 
 

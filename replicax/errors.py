@@ -51,6 +51,14 @@ class LayoutError(ReplicaxError, ValueError):
     """A layout names an axis that does not exist, does not fit its variable, or fits none at all."""
 
 
+class MeshError(ReplicaxError, ValueError):
+    """A mesh's dimensions are not well-formed, do not multiply to its devices, or do not have the name asked for."""
+
+
+class TensorError(ReplicaxError, TypeError, ValueError):
+    """A tensor cannot be packed, unpacked or laid out as asked: wrong kind, number, shape or dtype of components."""
+
+
 class ProgramError(ReplicaxError, RuntimeError):
     """A function could not be turned into a compiled program."""
 

@@ -77,6 +77,7 @@ class Variable(ArrayLike):
         trainable: Whether optimizers should train it.
         synchronization: A `VariableSynchronization`.
         aggregation: A `VariableAggregation`.
+        constraint: A function that Keras optimizers apply to the value after each update, or None.
 
     Raises:
         VariableError: Unknown or contradictory `synchronization` and `aggregation`.
@@ -94,6 +95,7 @@ class Variable(ArrayLike):
         name: str = "Variable",
     ):
         self.name = name
+        self.constraint: Callable[[Any], Any] | None = None
         self.synchronization = VariableSynchronization.of(synchronization)
         self.aggregation = VariableAggregation.of(aggregation)
         on_read = self.synchronization is VariableSynchronization.ON_READ

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import replicax.context as context
 from replicax.compat import vary, varying_axes
 from replicax.errors import ArgumentError
-from replicax.program.frames import OverrideFrame, VariablesCreatedError, variable_name
+from replicax.program.frames import OverrideFrame, VariablesCreatedError, variable_layout, variable_name
 from replicax.program.keras_state import keras_scope
 from replicax.program.nest import take_apart_outputs
 from replicax.reduce_op import ReduceOp
@@ -130,7 +130,8 @@ class _Differentiation:
             op = ReduceOp.SUM if self._loss_is_equal else self._op
             connected = self._replica.reduce_gradients(op, connected)
         remaining = iter(connected)
-        return [None if cut else next(remaining) for cut in self._unconnected]
+        found = [None if cut else next(remaining) for cut in self._unconnected]
+        return [_laid_out(gradient, variable) for gradient, variable in zip(found, self._variables, strict=True)]
 
     def _build_only(self, args: Any, kwargs: Any) -> None:
         """Calls the loss for the variables that it creates: an unbuilt model has no `trainable_variables` yet."""
@@ -177,6 +178,14 @@ class _Differentiation:
 
         boundary.defvjp(forward, backward, symbolic_zeros=True)
         return boundary
+
+
+def _laid_out(gradient: Any, variable: Any) -> Any:
+    """Gives a gradient the layout of its variable, so that an update touches each device's own part only."""
+    layout = variable_layout(variable)
+    if gradient is None or layout is None:
+        return gradient
+    return jax.lax.with_sharding_constraint(gradient, layout)
 
 
 def _store(variable: Any, value: Any, frame: Any) -> None:

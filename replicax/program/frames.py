@@ -203,6 +203,15 @@ def variable_is_stacked(variable: Any) -> bool:
     return getattr(variable, "per_replica", False)
 
 
+def variable_layout(variable: Any) -> Any:
+    """Returns the `jax.sharding.Sharding` that a variable itself prescribes; None for most.
+
+    A `dtensor.DVariable` has one, and so have Keras variables made for such a variable or under `keras.distribution`.
+    """
+    layout = getattr(variable, "_layout", None)
+    return getattr(layout, "backend_layout", layout)
+
+
 def stacked_in_program(variable: Any) -> int | None:
     """Returns the number of stacked components of a variable that has one per replica, otherwise None."""
     return variable.strategy.num_replicas_in_sync if variable_is_stacked(variable) else None

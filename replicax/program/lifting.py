@@ -16,11 +16,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
-from replicax.errors import ProgramError, TracedValueError
+from replicax.errors import LayoutError, ProgramError, TracedValueError
 from replicax.program.buffers import holders
-from replicax.program.frames import ProgramFrame
+from replicax.program.frames import ProgramFrame, variable_layout, variable_name
 from replicax.program.keras_state import keras_scope, repeat_while_variables_are_created
 from replicax.program.nest import Structure, take_apart_outputs
 
@@ -86,6 +87,7 @@ class Program:
         # gets its own back; in any other XLA would have to copy.
         self._written = [*self._updated, *(variable for variable in written if id(variable) not in updated)]
         self._constant = [variable for variable in read if id(variable) not in updated]
+        self._mesh = _mesh_of_layouts(read)
         # Empty without a mesh: the default strategy leaves variables where they are.
         shardings = [(variable, self._sharding(variable)) for variable in read]
         self._placements = [pair for pair in shardings if pair[1] is not None]
@@ -94,9 +96,15 @@ class Program:
         return self.strategy is not None and self.replicas != self.strategy.num_replicas_in_sync
 
     def _sharding(self, variable: Any) -> Any:
-        if self.strategy is None or self.strategy.mesh is None:
-            return None
-        return self.strategy.placement.program_sharding(variable, self.replicas)
+        layout = variable_layout(variable)
+        if layout is not None:
+            return layout
+        if self.strategy is not None and self.strategy.mesh is not None:
+            return self.strategy.placement.program_sharding(variable, self.replicas)
+        # Beside variables over a mesh, one that lives nowhere in particular (a step counter) is copied to all of it.
+        # Left alone it would come back so placed, and the program would be compiled once more.
+        floating = self._mesh is not None and not variable._value.committed
+        return NamedSharding(self._mesh, PartitionSpec()) if floating else None
 
     def _jit(self) -> Any:
         def pure(updated: list[Any], constant: list[Any], donated: list[Any], kept: list[Any]) -> Any:
@@ -168,6 +176,8 @@ class Program:
         return [variable._value for variable in self._updated], constant, donated, kept
 
     def _load(self, variable: Any) -> jax.Array:
+        if self.strategy is None or self.strategy.mesh is None or variable_layout(variable) is not None:
+            return jax.device_put(variable._value, self._sharding(variable))
         return self.strategy.placement.load(variable, self.replicas)
 
     def _store_partial(self, leaves: list[Any], new_values: list[Any]) -> Any:
@@ -182,6 +192,27 @@ class Program:
             current = variable._value.sharding
             if current is not sharding and current != sharding:
                 variable._value = self._load(variable)
+
+
+def _mesh_of_layouts(variables: Sequence[Any]) -> Any:
+    """Returns the mesh of the variables that have a layout, None if there are none.
+
+    Raises:
+        LayoutError: They live over different devices: no one program can use them.
+    """
+    first = None
+    for variable in variables:
+        layout = variable_layout(variable)
+        if layout is None:
+            continue
+        if first is None:
+            first = variable, layout.mesh
+        elif layout.mesh.devices.flatten().tolist() != first[1].devices.flatten().tolist():
+            raise LayoutError(
+                f"A function uses variables of different devices: {variable_name(first[0])!r} lives over {first[1]!r}, "
+                f"{variable_name(variable)!r} over {layout.mesh!r}. One program runs on one set of devices."
+            )
+    return None if first is None else first[1]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,46 @@
+"""The default mesh: the one that layouts made without a mesh are for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+import replicax.context as context
+from replicax.dtensor.mesh import Mesh
+from replicax.runtime.devices import device_name as name_of
+
+
+@contextlib.contextmanager
+def default_mesh(mesh: Any) -> Iterator[Mesh]:
+    """Makes `mesh` the default one inside a `with` block; however the block ends, the previous one comes back.
+
+    Layouts made without a mesh are for it. New arrays that no layout places (`jnp.ones`, `jnp.array`) are made on it,
+    replicated, and a bare `jax.sharding.PartitionSpec` names its dimensions: it is JAX's own mesh too
+    (`jax.set_mesh`). In a function that is being traced only the first of these holds.
+
+    Raises:
+        MeshError: `mesh` is not a mesh.
+    """
+    mesh = Mesh.of(mesh)
+    with contextlib.ExitStack() as stack:
+        # JAX sets its own mesh outside of traced functions only, and has no way to ask whether one is being traced.
+        with contextlib.suppress(ValueError):
+            stack.enter_context(jax.set_mesh(mesh.jax_mesh))
+        stack.enter_context(context.entered(default_mesh=mesh))
+        yield mesh
+
+
+run_on = default_mesh
+
+
+def get_default_mesh() -> Mesh | None:
+    """Returns the mesh of the enclosing `default_mesh`, None outside of every one."""
+    return context.current().default_mesh
+
+
+def device_name() -> str:
+    """Returns the name of the device on which arrays are made that no mesh or layout places, such as `"cpu:0"`."""
+    return name_of(jax.numpy.zeros(()).devices().pop())

@@ -1,0 +1,364 @@
+"""Layouts: how the dimensions of a tensor are cut over the dimensions of a mesh."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+import replicax.context as context
+from replicax.dtensor.mesh import Mesh
+from replicax.errors import LayoutError
+
+#: This dimension of the tensor is not cut.
+UNSHARDED = "unsharded"
+#: This dimension keeps the cut that it has; understood by `relayout` only.
+MATCH = "match"
+
+Spec = str | tuple[str, ...]
+_STRING = re.compile(r"sharding_specs:(?P<specs>.*) mesh:(?P<mesh>.*)", re.DOTALL)
+
+
+class Layout:
+    """How a tensor is cut over a mesh; immutable.
+
+    Args:
+        sharding_specs: An entry for each dimension of the tensor: the name of the mesh dimension that cuts it,
+            `UNSHARDED`, or `MATCH` (for `relayout`: as it is). A tuple of names cuts a dimension by several mesh
+            dimensions, the first one coarsest. A mesh dimension can be used once.
+        mesh: A `Mesh`, a `jax.sharding.Mesh` or a `keras.distribution.DeviceMesh`; by default that of the enclosing
+            `default_mesh`.
+
+    Raises:
+        LayoutError: An entry is not a dimension of the mesh, or one is used twice, or there is no mesh.
+        MeshError: `mesh` is not a mesh.
+
+    Attributes:
+        sharding_specs: Tuple of the entries.
+        mesh: The `Mesh`.
+
+    Example:
+        >>> from replicax.dtensor import create_mesh
+        >>> mesh = create_mesh([("batch", 4), ("model", 2)])
+        >>> layout = Layout(["batch", UNSHARDED], mesh)
+        >>> layout.local_shape((128, 784))
+        (32, 784)
+        >>> layout.delete([0]).sharding_specs
+        ('unsharded',)
+    """
+
+    def __init__(self, sharding_specs: Sequence[Spec], mesh: Any = None):
+        mesh = context.current().default_mesh if mesh is None else mesh
+        if mesh is None:
+            raise LayoutError(
+                "A layout needs a mesh: pass one, or make it inside `with rx.dtensor.default_mesh(mesh)`."
+            )
+        self.mesh = Mesh.of(mesh)
+        self.sharding_specs = _checked_specs(sharding_specs, self.mesh)
+        self._sharding = NamedSharding(self.mesh.jax_mesh, _partition_spec(self.sharding_specs))
+        self._frozen = True
+
+    def __setattr__(self, attribute: str, value: Any) -> None:
+        if getattr(self, "_frozen", False):
+            raise AttributeError(f"A Layout is immutable: cannot set {attribute!r}. Make another one.")
+        super().__setattr__(attribute, value)
+
+    # Making layouts.
+
+    @classmethod
+    def replicated(cls, mesh: Any, rank: int) -> Layout:
+        """Returns the layout that cuts nothing: every device holds the whole tensor."""
+        return cls([UNSHARDED] * _checked_rank(rank), mesh)
+
+    @classmethod
+    def batch_sharded(cls, mesh: Any, batch_dim: str, rank: int, axis: int = 0) -> Layout:
+        """Returns the layout that cuts one dimension, `axis`, over the mesh dimension `batch_dim`.
+
+        Raises:
+            LayoutError: The mesh has no such dimension, or the tensor no such axis.
+        """
+        rank = _checked_rank(rank)
+        if not -rank <= axis < rank:
+            raise LayoutError(f"A tensor of rank {rank} has no axis {axis} to cut.")
+        specs = [UNSHARDED] * rank
+        specs[axis] = batch_dim
+        return cls(specs, mesh)
+
+    @classmethod
+    def inner_sharded(cls, mesh: Any, inner_dim: str, rank: int) -> Layout:
+        """Returns the layout that cuts the last dimension over the mesh dimension `inner_dim`.
+
+        Raises:
+            LayoutError: The mesh has no such dimension, or the rank is 0.
+        """
+        return cls.batch_sharded(mesh, inner_dim, rank, axis=-1)
+
+    @classmethod
+    def from_sharding(cls, sharding: Any, rank: int) -> Layout:
+        """Returns the layout of a tensor of rank `rank` with a `jax.sharding.NamedSharding`.
+
+        Raises:
+            LayoutError: It is another kind of sharding, or for a lower rank.
+        """
+        if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, jax.sharding.Mesh):
+            raise LayoutError(f"Only a NamedSharding over devices has a layout, got {sharding!r:.200}.")
+        entries = tuple(sharding.spec)
+        if len(entries) > rank:
+            raise LayoutError(f"{sharding.spec} cuts {len(entries)} dimensions, the tensor has {rank}.")
+        specs = [_spec_of(entry) for entry in entries] + [UNSHARDED] * (rank - len(entries))
+        return cls(specs, sharding.mesh)
+
+    @classmethod
+    def from_keras(cls, tensor_layout: Any) -> Layout:
+        """Returns a `keras.distribution.TensorLayout` as a layout.
+
+        Raises:
+            LayoutError: It has no axes or no device mesh.
+        """
+        axes, mesh = getattr(tensor_layout, "axes", None), getattr(tensor_layout, "device_mesh", None)
+        if axes is None or mesh is None:
+            raise LayoutError(f"Not a keras.distribution.TensorLayout with a device mesh: {tensor_layout!r:.100}.")
+        return cls([UNSHARDED if axis is None else axis for axis in axes], mesh)
+
+    @classmethod
+    def from_string(cls, text: str) -> Layout:
+        """Returns the layout that `to_string` wrote.
+
+        Raises:
+            LayoutError, MeshError, DeviceError: `text` is not of that form, or its devices do not exist here.
+        """
+        found = _STRING.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise LayoutError(f"A layout is written 'sharding_specs:x,unsharded, mesh:...', got {text!r:.200}.")
+        names = [name for name in found["specs"].split(",") if name]
+        return cls([tuple(name.split("+")) if "+" in name else name for name in names], Mesh.from_string(found["mesh"]))
+
+    def delete(self, dims: Sequence[int]) -> Layout:
+        """Returns the layout without some of its dimensions, for instance that of a bias from that of its kernel.
+
+        Raises:
+            LayoutError: There is no such dimension. (TensorFlow ignores it.)
+        """
+        positions = {dim + self.rank if dim < 0 else dim for dim in dims}
+        if not positions <= set(range(self.rank)):
+            raise LayoutError(f"{self!r} has dimensions 0 to {self.rank - 1}, cannot delete {list(dims)}.")
+        return Layout([spec for i, spec in enumerate(self.sharding_specs) if i not in positions], self.mesh)
+
+    # Facts.
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions of the tensor."""
+        return len(self.sharding_specs)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The *mesh's* shape, as in TensorFlow; see `num_shards` for how often a tensor's dimension is cut."""
+        return self.mesh.shape()
+
+    def num_shards(self, axis: int) -> int:
+        """Returns into how many parts a dimension of the tensor is cut.
+
+        Raises:
+            LayoutError: There is no such dimension, or it is `MATCH`.
+        """
+        if not -self.rank <= axis < self.rank:
+            raise LayoutError(f"{self!r} has no dimension {axis}.")
+        spec = self.sharding_specs[axis]
+        if spec == MATCH:
+            raise LayoutError(f"Dimension {axis} of {self!r} is {MATCH!r}: only relayout knows how it is cut.")
+        return math.prod(self.mesh.dim_size(name) for name in dims_of(spec))
+
+    def is_fully_replicated(self) -> bool:
+        """Returns whether no dimension is cut; one that a mesh dimension of size 1 cuts counts as cut."""
+        return all(spec == UNSHARDED for spec in self.sharding_specs)
+
+    def is_batch_parallel(self) -> bool:
+        """Returns whether the first dimension is cut and no other."""
+        return (
+            self.rank > 0
+            and self.sharding_specs[0] not in (UNSHARDED, MATCH)
+            and self.delete([0]).is_fully_replicated()
+        )
+
+    def is_single_device(self) -> bool:
+        """Returns whether the mesh has one device only."""
+        return self.mesh.is_single_device()
+
+    def local_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape of the part of a tensor that one device holds.
+
+        Raises:
+            LayoutError: The rank is another one, or the parts would not be of equal size.
+        """
+        self.check_shape(global_shape)
+        return tuple(length // self.num_shards(axis) for axis, length in enumerate(global_shape))
+
+    def global_shape(self, local_shape: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape of the tensor whose parts have the shape `local_shape`.
+
+        Raises:
+            LayoutError: The rank is another one.
+        """
+        self.check_rank(local_shape)
+        return tuple(length * self.num_shards(axis) for axis, length in enumerate(local_shape))
+
+    local_shape_from_global_shape = local_shape
+    global_shape_from_local_shape = global_shape
+
+    def offset_to_shard(self) -> list[tuple[int, ...]]:
+        """Returns, for each device of the mesh, which part it holds: a number for each dimension, 0 where not cut."""
+        return [tuple(self._offset(spec, place) for spec in self.sharding_specs) for place in self.mesh.unravel_index()]
+
+    def offset_tuple_to_global_index(self, offset: Sequence[int]) -> int:
+        """Returns the number of a part, counting parts in row-major order.
+
+        Raises:
+            LayoutError: There is no such part.
+        """
+        shards = [self.num_shards(axis) for axis in range(self.rank)]
+        if len(offset) != self.rank or any(not 0 <= i < n for i, n in zip(offset, shards, strict=False)):
+            raise LayoutError(f"{self!r} has {shards} parts by dimension, so none at {tuple(offset)}.")
+        return functools.reduce(lambda index, pair: index * pair[1] + pair[0], zip(offset, shards, strict=True), 0)
+
+    def _offset(self, spec: Spec, place: dict[str, int]) -> int:
+        return functools.reduce(lambda i, name: i * self.mesh.dim_size(name) + place[name], dims_of(spec), 0)
+
+    # Checking.
+
+    def check_rank(self, shape: Sequence[int]) -> None:
+        """Checks that a tensor of this shape has as many dimensions as the layout.
+
+        Raises:
+            LayoutError: It has not.
+        """
+        if len(shape) != self.rank:
+            raise LayoutError(
+                f"{self!r} is for tensors of rank {self.rank}, got shape {tuple(shape)} of rank {len(shape)}. Use one "
+                "entry for each dimension, UNSHARDED for those that are not cut."
+            )
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Checks that a tensor of this shape can be cut so: into parts of equal size.
+
+        Raises:
+            LayoutError: The rank is another one, or a dimension does not divide.
+        """
+        self.check_rank(shape)
+        for axis, length in enumerate(shape):
+            if length % self.num_shards(axis):
+                raise LayoutError(
+                    f"Dimension {axis} of a tensor of shape {tuple(shape)} has length {length}, which "
+                    f"{self.sharding_specs[axis]!r} of {self.mesh!r} cannot cut into {self.num_shards(axis)} equal "
+                    "parts. XLA stores arrays in equal parts only. Inside a compiled function any length can be cut "
+                    "(relayout there); between functions leave this dimension UNSHARDED, or pad it."
+                )
+
+    # Converting.
+
+    @property
+    def partition_spec(self) -> PartitionSpec:
+        """The cuts as JAX writes them; `MATCH` becomes `PartitionSpec.UNCONSTRAINED`."""
+        return self._sharding.spec
+
+    def to_sharding(self) -> NamedSharding:
+        """Returns the layout as a `jax.sharding.NamedSharding`."""
+        return self._sharding
+
+    def to_keras(self) -> Any:
+        """Returns the layout as a `keras.distribution.TensorLayout`.
+
+        Raises:
+            LayoutError: A dimension is `MATCH` or cut by several mesh dimensions, which Keras cannot say.
+        """
+        import keras
+
+        beyond = [spec for spec in self.sharding_specs if spec == MATCH or isinstance(spec, tuple)]
+        if beyond:
+            raise LayoutError(f"keras.distribution.TensorLayout has no way to say {beyond[0]!r}, in {self!r}.")
+        axes = [None if spec == UNSHARDED else spec for spec in self.sharding_specs]
+        mesh = keras.distribution.DeviceMesh(
+            self.mesh.shape(), list(self.mesh.dim_names), [str(device) for device in self.mesh.global_devices()]
+        )
+        return keras.distribution.TensorLayout(axes, mesh)
+
+    def to_string(self) -> str:
+        """Returns a text from which `from_string` makes an equal layout."""
+        names = "".join(("+".join(spec) if isinstance(spec, tuple) else spec) + "," for spec in self.sharding_specs)
+        return f"sharding_specs:{names} mesh:{self.mesh.to_string()}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout.from_string, (self.to_string(),)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return self.sharding_specs == other.sharding_specs and self.mesh == other.mesh
+
+    def __hash__(self) -> int:
+        return hash((self.sharding_specs, self.mesh))
+
+    def __repr__(self) -> str:
+        specs = ", ".join("+".join(spec) if isinstance(spec, tuple) else spec for spec in self.sharding_specs)
+        return f"Layout([{specs}], {self.mesh!r})"
+
+
+def dims_of(spec: Spec) -> tuple[str, ...]:
+    """Returns the mesh dimensions that an entry of a layout names."""
+    if isinstance(spec, tuple):
+        return spec
+    return () if spec in (UNSHARDED, MATCH) else (spec,)
+
+
+def _spec_of(entry: Any) -> Spec:
+    """Returns an entry of a `PartitionSpec` as one of a layout."""
+    if entry is None or entry == ():
+        return UNSHARDED
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return MATCH
+    if isinstance(entry, tuple):
+        return entry[0] if len(entry) == 1 else entry
+    return entry
+
+
+def _partition_spec(specs: tuple[Spec, ...]) -> PartitionSpec:
+    entries = [PartitionSpec.UNCONSTRAINED if spec == MATCH else None if spec == UNSHARDED else spec for spec in specs]
+    while entries and entries[-1] is None:  # as JAX writes the shardings of results: equal ones then compare equal
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def _checked_specs(sharding_specs: Any, mesh: Mesh) -> tuple[Spec, ...]:
+    if isinstance(sharding_specs, str) or not isinstance(sharding_specs, Sequence):
+        raise LayoutError(
+            f"A layout is a list with an entry for each dimension, such as ['batch', 'unsharded'], got "
+            f"{sharding_specs!r:.100}."
+        )
+    specs = tuple(_spec_of(tuple(spec)) if isinstance(spec, (tuple, list)) else spec for spec in sharding_specs)
+    for spec in specs:
+        names = dims_of(spec) if isinstance(spec, (str, tuple)) else (spec,)
+        unknown = [name for name in names if name not in mesh.dim_names]
+        if unknown:
+            raise LayoutError(
+                f"{unknown[0]!r} is not a dimension of {mesh!r}. An entry of a layout is one of "
+                f"{list(mesh.dim_names)}, {UNSHARDED!r} or {MATCH!r}."
+            )
+    used = [name for spec in specs for name in dims_of(spec)]
+    repeated = sorted({name for name in used if used.count(name) > 1})
+    if repeated:
+        raise LayoutError(
+            f"A mesh dimension can cut one dimension of a tensor only, but {repeated[0]!r} comes more than once in "
+            f"{list(specs)}."
+        )
+    return specs
+
+
+def _checked_rank(rank: int) -> int:
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+        raise LayoutError(f"A tensor's rank is an int of at least 0, got {rank!r}.")
+    return rank

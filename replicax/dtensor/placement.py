@@ -1,0 +1,105 @@
+"""Putting values where a layout says: the one way onto a mesh, for plain arrays, DTensors and traced values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.array_like import ArrayLike
+from replicax.data.placement import owned_copy
+from replicax.dtensor.layout import MATCH, Layout
+from replicax.errors import ArgumentError, LayoutError, TensorError
+
+
+def checked_layout(layout: Any) -> Layout:
+    """Returns `layout` if it is one.
+
+    Raises:
+        ArgumentError: It is something else.
+    """
+    if not isinstance(layout, Layout):
+        raise ArgumentError(f"Expected an rx.dtensor.Layout, got {type(layout).__name__}: {layout!r:.100}.")
+    return layout
+
+
+def is_traced(value: Any) -> bool:
+    """Returns whether `value` stands for an array in a function that JAX is tracing."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def laid_out(value: Any, layout: Layout, copy: bool = False) -> jax.Array:
+    """Returns `value` with a layout.
+
+    Host memory goes to each device in parts, never whole; the result does not go on using it.
+
+    Args:
+        value: Array (traced or not), variable, number, or nested list of numbers.
+        layout: The layout; `MATCH` keeps a dimension as it is.
+        copy: Whether the result must share no buffer with `value`.
+
+    Raises:
+        LayoutError: The rank is another one, or, outside of traced functions, a dimension does not divide.
+        TensorError: `value` is no array.
+    """
+    value = as_array(value)
+    if is_traced(value):
+        layout.check_rank(value.shape)
+        return jax.lax.with_sharding_constraint(value, layout.to_sharding())
+    layout = resolved(layout, value)
+    layout.check_shape(value.shape)
+    if isinstance(value, np.ndarray):
+        value = owned_copy(value)
+    elif copy:
+        value = jax.numpy.copy(value)  # device_put returns the very buffers of a value that is in place already
+    return jax.device_put(value, layout.to_sharding())
+
+
+def as_array(value: Any) -> Any:
+    """Returns a value as a JAX array if it is or holds one, otherwise as a NumPy array.
+
+    Raises:
+        TensorError: It is no array, variable or number.
+    """
+    if isinstance(value, ArrayLike):
+        value = value.value
+    if isinstance(value, (jax.Array, np.ndarray)):
+        return value
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        array = np.asarray(None)
+    if array.dtype.kind not in "biufcV":
+        raise TensorError(f"Expected an array, a variable or numbers, got {type(value).__name__}: {value!r:.100}.")
+    if array.dtype.kind in "if" and not isinstance(value, np.generic):  # Python's numbers take JAX's default dtypes
+        array = array.astype(jax.dtypes.canonicalize_dtype(float if array.dtype.kind == "f" else int))
+    return array
+
+
+def layout_of(value: jax.Array) -> Layout | None:
+    """Returns the layout of an array that lives on a mesh, None for any other."""
+    sharding = value.sharding
+    if not isinstance(sharding, jax.sharding.NamedSharding) or not isinstance(sharding.mesh, jax.sharding.Mesh):
+        return None
+    return Layout.from_sharding(sharding, value.ndim)
+
+
+def resolved(layout: Layout, value: Any) -> Layout:
+    """Returns `layout` with each `MATCH` replaced by how `value` is cut there now.
+
+    Raises:
+        LayoutError: `value` is on another mesh, or the result would use a mesh dimension twice.
+    """
+    if MATCH not in layout.sharding_specs:
+        return layout
+    layout.check_rank(value.shape)
+    present = layout_of(value) if isinstance(value, jax.Array) else None
+    present = Layout.replicated(layout.mesh, layout.rank) if present is None else present
+    if present.mesh != layout.mesh:
+        raise LayoutError(f"{layout!r} matches the present layout, which is on another mesh: {present!r}.")
+    specs = [
+        now if wanted == MATCH else wanted
+        for wanted, now in zip(layout.sharding_specs, present.sharding_specs, strict=True)
+    ]
+    return Layout(specs, layout.mesh)

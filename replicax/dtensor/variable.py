@@ -1,0 +1,164 @@
+"""DVariable: a variable that lives over a mesh in a fixed layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+import replicax.context as context
+from replicax.dtensor.creation import call_with_layout
+from replicax.dtensor.layout import Layout
+from replicax.dtensor.placement import as_array, checked_layout, is_traced, laid_out, layout_of
+from replicax.errors import ContextError, LayoutError, VariableError
+from replicax.variables import Variable
+
+
+class DVariable(Variable):
+    """A variable over a mesh: its layout is fixed, whatever is assigned to it.
+
+    Programs (`rx.function`) update it in place and in its layout; `rx.value_and_grad` returns gradients in that layout;
+    Keras optimizers lay their state out like it. It belongs to no strategy: inside `strategy.run` it cannot be used.
+
+    Args:
+        initial_value: DTensor, plain array, number, or a function without arguments that returns one. A function is
+            called so that its result is made in the layout (see `call_with_layout`).
+        layout: The layout. It may be left out where the initial value is a DTensor: then it is that one's.
+        trainable: Whether optimizers should train it.
+        dtype: Dtype of the variable; by default the initial value's.
+        name: Name for messages and checkpoints.
+
+    Raises:
+        LayoutError: There is no layout, it does not fit, or it is not that of the DTensor given as initial value.
+
+    Attributes:
+        layout: The `Layout`.
+        save_as_bf16: Whether checkpoints store it as bfloat16 (see `enable_save_as_bf16`); float32 variables only.
+    """
+
+    def __init__(
+        self,
+        initial_value: Any,
+        *,
+        layout: Layout | None = None,
+        trainable: bool = True,
+        dtype: Any = None,
+        name: str = "DVariable",
+    ):
+        layout = checked_layout(layout) if layout is not None else None
+        with jax.ensure_compile_time_eval():
+            if callable(initial_value) and layout is not None:
+                initial_value = call_with_layout(initial_value, layout)
+            value = initial_value() if callable(initial_value) else initial_value
+            self.layout = _agreed_layout(value, layout, name)
+            #: Where programs, Keras and optimizers' state find how the value is placed.
+            self._layout: NamedSharding = self.layout.to_sharding()
+            if not is_traced(value):
+                value = laid_out(value, self.layout)
+        self.save_as_bf16 = False
+        with context.entered(strategy=None):
+            super().__init__(value, trainable=trainable, dtype=dtype, name=name)
+
+    @property
+    def save_as_bf16(self) -> bool:
+        """Whether checkpoints store it as bfloat16; setting it takes effect for float32 variables only."""
+        return self._save_as_bf16 and self.dtype == np.float32
+
+    @save_as_bf16.setter
+    def save_as_bf16(self, enable: bool) -> None:
+        self._save_as_bf16 = bool(enable)
+
+    def assign(self, value: Any) -> jax.Array:
+        """Replaces the value and returns the new one, in the variable's layout.
+
+        Args:
+            value: Numbers, a NumPy array, an array that JAX has placed by default, a DTensor of the same mesh in any
+                layout (it is relaid), or a traced value. The shape is the variable's.
+
+        Raises:
+            VariableError: The shape is another one.
+            LayoutError: The value lives on another mesh, or was put on one device on purpose. Move it first, with
+                `copy_to_mesh(value, variable.layout)`: that costs a transfer, which should be visible.
+        """
+        return super().assign(value)
+
+    def _read(self) -> jax.Array:
+        if context.current().replica is not None:
+            raise ContextError(
+                f"DVariable {self.name!r} lives over {self.layout.mesh!r} and was used inside strategy.run, where each "
+                "replica computes on its own. Use it in an @rx.function without run, or use an rx.Variable made in the "
+                "strategy's scope."
+            )
+        return super()._read()
+
+    def _converted(self, value: Any) -> jax.Array:
+        value = as_array(value)
+        if value.shape != self._shape:
+            raise VariableError(f"Variable {self.name!r} has shape {self._shape}, was assigned shape {value.shape}.")
+        if isinstance(value, jax.Array) and not is_traced(value):
+            self._check_on_mesh(value)
+        if value.dtype != self._dtype:
+            value = value.astype(self._dtype)
+        return laid_out(value, self.layout)
+
+    def _check_on_mesh(self, value: jax.Array) -> None:
+        present = layout_of(value)
+        mine = self.layout.mesh
+        if present is not None and present.mesh.jax_mesh.devices.tolist() == mine.jax_mesh.devices.tolist():
+            return
+        if value.committed:
+            raise LayoutError(
+                f"DVariable {self.name!r} lives over {mine!r}, and was assigned a value that was placed on "
+                f"{present.mesh if present is not None else value.sharding!r}. Move it first: "
+                "copy_to_mesh(value, variable.layout)."
+            )
+
+    def _store(self, raw: jax.Array) -> jax.Array:
+        if context.current().frame is not None or is_traced(raw):
+            return super()._store(raw)
+        self._value = laid_out(raw, self.layout, copy=True)
+        return raw
+
+    def _initialize(self, value: jax.Array) -> None:
+        with jax.ensure_compile_time_eval():
+            self._value = laid_out(value, self.layout, copy=True)
+
+    def __repr__(self) -> str:
+        return f"<DVariable {self.name!r} shape={self._shape} dtype={self._dtype} {self.layout!r}>"
+
+
+def enable_save_as_bf16(variables: Iterable[DVariable]) -> None:
+    """Makes checkpoints store variables as bfloat16: half the size, 8 bits of precision. Only float32 ones change.
+
+    Raises:
+        VariableError: One of them is not a `DVariable`; then none changes.
+    """
+    variables = list(variables)
+    for variable in variables:
+        if not isinstance(variable, DVariable):
+            raise VariableError(f"Only a DVariable can be saved as bfloat16, got {variable!r:.100}.")
+    for variable in variables:
+        variable.save_as_bf16 = True
+
+
+def _agreed_layout(value: Any, layout: Layout | None, name: str) -> Layout:
+    present = layout_of(value) if isinstance(value, jax.Array) and not is_traced(value) else None
+    present = value.layout if isinstance(value, DVariable) else present
+    if layout is None and present is None:
+        raise LayoutError(
+            f"DVariable {name!r} needs a layout: pass `layout`, or a DTensor as its initial value. Got "
+            f"{type(value).__name__}."
+        )
+    if layout is None:
+        assert present is not None
+        return present
+    same = present is None or present.to_sharding().is_equivalent_to(layout.to_sharding(), present.rank)
+    if not same:
+        raise LayoutError(
+            f"The initial value of DVariable {name!r} has the layout {present!r}, and `layout` is {layout!r}. Leave "
+            "`layout` out, or relayout the value first."
+        )
+    return layout
