@@ -12,6 +12,7 @@ from replicax.collectives import (
 )
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ReplicaDivergenceError, ReplicaxError
+from replicax.export import LoadedFunction, export, load
 from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.program import function, grad, value_and_grad
 from replicax.reduce_op import ReduceOp
@@ -43,6 +44,7 @@ __all__ = [
     "InputContext",
     "InputOptions",
     "LayoutStrategy",
+    "LoadedFunction",
     "Mirrored",
     "MirroredStrategy",
     "NcclAllReduce",
@@ -64,12 +66,14 @@ __all__ = [
     "config",
     "dtensor",
     "errors",
+    "export",
     "function",
     "get_replica_context",
     "get_strategy",
     "grad",
     "has_strategy",
     "in_cross_replica_context",
+    "load",
     "scale_regularization_loss",
     "set_strategy",
     "value_and_grad",

@@ -5,10 +5,13 @@ Everything else in replicax uses documented JAX only. Supported: JAX 0.10 and 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src import distributed as jax_distributed
+from jax._src import xla_bridge
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
@@ -90,3 +93,26 @@ def assert_equal_over_axis(x: jax.Array, axis_name: str) -> jax.Array:
     Only for values that a collective algorithm has made bitwise equal on every device of the axis.
     """
     return _assert_equal_p.bind(x, axis_name=axis_name)
+
+
+def backends_have_started() -> bool:
+    """Returns whether JAX has looked for devices: then it is too late to start `jax.distributed`."""
+    return xla_bridge.backends_are_initialized()
+
+
+def wait_at_barrier(name: str, timeout_ms: int, processes: Sequence[int]) -> None:
+    """Waits until all of `processes` wait at the barrier `name` of JAX's coordination service.
+
+    JAX's public barrier (`multihost_utils.sync_global_devices`) computes on the devices and so has no timeout.
+
+    Args:
+        name: Name of the barrier. It can be used again after it has let all pass, not after a timeout.
+        timeout_ms: How long to wait, in milliseconds.
+        processes: The process indices that take part, this one among them.
+
+    Raises:
+        jax.errors.JaxRuntimeError: Not all came in time, or the service is gone.
+    """
+    client = jax_distributed.global_state.client
+    assert client is not None, "jax.distributed is not initialized"
+    client.wait_at_barrier(name, timeout_ms, list(processes))

@@ -8,6 +8,7 @@ pickling, because they travel between processes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -59,6 +60,14 @@ class TensorError(ReplicaxError, TypeError, ValueError):
     """A tensor cannot be packed, unpacked or laid out as asked: wrong kind, number, shape or dtype of components."""
 
 
+class CheckpointError(ReplicaxError, ValueError):
+    """A checkpoint cannot be written, is not there, is incomplete, or does not match the objects it is for."""
+
+
+class ExportError(ReplicaxError, ValueError):
+    """A function cannot be exported, or what was exported cannot be loaded."""
+
+
 class ProgramError(ReplicaxError, RuntimeError):
     """A function could not be turned into a compiled program."""
 
@@ -86,3 +95,62 @@ class ReplicaDivergenceError(ReplicaxError, ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.variable,)
+
+
+class ClientsTimeoutError(ReplicaxError, TimeoutError):
+    """The clients (processes) of a program did not find each other in time at its start.
+
+    Attributes:
+        waited_for: What this client waited for.
+        timeout_s: How long, in seconds.
+        client: Number of this client.
+        missing: Numbers of the clients that did not come, as far as they are known here.
+    """
+
+    def __init__(self, waited_for: str, timeout_s: float = 0.0, client: int = 0, missing: Sequence[int] = ()):
+        self.waited_for = waited_for
+        self.timeout_s = timeout_s
+        self.client = client
+        self.missing = tuple(missing)
+        super().__init__(
+            f"Client {client} waited {timeout_s:g} s for {waited_for}. Every client must be started, with the same "
+            "DTENSOR_JOBS and a DTENSOR_CLIENT_ID of its own, and must reach the first address of DTENSOR_JOBS; if "
+            "they start slowly, give initialize_accelerator_system a longer `timeout_s`."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.waited_for, self.timeout_s, self.client, self.missing)
+
+
+class BarrierTimeoutError(ReplicaxError, TimeoutError):
+    """The other clients (processes) did not come to a barrier in time.
+
+    Attributes:
+        barrier: Name of the barrier.
+        timeout_ms: How long it waits, in milliseconds.
+        client: Number of the client that waited.
+        missing: Numbers of the clients that had not come, as far as they are known here.
+        late: Whether it was this client that came after the others had given up.
+    """
+
+    def __init__(
+        self, barrier: str, timeout_ms: int = 0, client: int = 0, missing: Sequence[int] = (), late: bool = False
+    ):
+        self.barrier = barrier
+        self.timeout_ms = timeout_ms
+        self.client = client
+        self.missing = tuple(missing)
+        self.late = late
+        if late:
+            happened = f"Client {client} came to barrier {barrier!r} after the others had given up waiting there."
+        else:
+            absent = f"client(s) {', '.join(map(str, missing))}" if missing else "the others"
+            happened = f"Client {client} waited {timeout_ms} ms at barrier {barrier!r} for {absent}, in vain."
+        super().__init__(
+            f"{happened} All clients of the mesh must call the same barriers in the same order: look at the log of "
+            "those that did not come. If they are only slow, give all of them a longer `timeout_in_ms`. After this "
+            "error the name cannot be used again."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.barrier, self.timeout_ms, self.client, self.missing, self.late)

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import replicax.context as context
 from replicax.dtensor.layout import Layout
-from replicax.dtensor.placement import checked_layout, is_traced, laid_out
-from replicax.errors import ArgumentError
+from replicax.dtensor.placement import checked_layout, is_traced, is_tracing, laid_out
+from replicax.errors import ArgumentError, LayoutError
 from replicax.program.function import WeakProgramCaches
 from replicax.program.nest import Structure, is_array
 
@@ -33,7 +32,7 @@ def call_with_layout(fn: Callable[..., Any], layout: Layout | None, *args: Any, 
         **kwargs: Arguments of `fn`.
 
     Raises:
-        LayoutError: A result has another rank, or a dimension that does not divide.
+        LayoutError: A result has another rank, or a dimension that does not divide, or an argument lives elsewhere.
         ArgumentError: `fn` is not callable, or returns something else than arrays.
 
     Example:
@@ -46,19 +45,36 @@ def call_with_layout(fn: Callable[..., Any], layout: Layout | None, *args: Any, 
         raise ArgumentError(f"call_with_layout calls a function, got {type(fn).__name__}: {fn!r:.100}.")
     if layout is None:
         return fn(*args, **kwargs)
-    layout = checked_layout(layout)
+    return _made(fn, checked_layout(layout), args, kwargs)
+
+
+def _made(fn: Callable[..., Any], layout: Layout | None, args: Any, kwargs: Any) -> Any:
+    """Calls `fn` as one program, or as a part of the one that is being traced."""
     leaves, treedef = jax.tree_util.tree_flatten((args, kwargs))
-    if context.current().frame is not None or any(map(is_traced, leaves)):
-        return jax.tree_util.tree_map(lambda result: laid_out(result, layout), fn(*args, **kwargs))
+    if any(map(is_traced, leaves)) or is_tracing():
+        results = fn(*args, **kwargs)
+        return results if layout is None else jax.tree_util.tree_map(lambda result: laid_out(result, layout), results)
     arrays = [leaf for leaf in leaves if is_array(leaf)]
     static = tuple((i, leaf) for i, leaf in enumerate(leaves) if not is_array(leaf))
+    if layout is not None:
+        _check_devices(arrays, layout)
     return _program(fn, layout, Structure(treedef, static, len(leaves)))(arrays)
+
+
+def _check_devices(arrays: list[Any], layout: Layout) -> None:
+    devices = set(layout.mesh.global_devices())
+    for array in arrays:
+        if isinstance(array, jax.Array) and array.committed and array.sharding.device_set != devices:
+            raise LayoutError(
+                f"An argument of the function lives on {array.sharding!r:.200}, the result is to be made on "
+                f"{layout.mesh!r}. Move it there first: copy_to_mesh(argument, a layout of that mesh)."
+            )
 
 
 _PROGRAMS = WeakProgramCaches()
 
 
-def _program(fn: Callable[..., Any], layout: Layout, structure: Structure) -> Any:
+def _program(fn: Callable[..., Any], layout: Layout | None, structure: Structure) -> Any:
     """Returns `fn` as a compiled function of its arrays, the same one for the same other arguments."""
 
     def make(get_fn: Callable[[], Callable[..., Any]]) -> Any:
@@ -67,10 +83,10 @@ def _program(fn: Callable[..., Any], layout: Layout, structure: Structure) -> An
             results = get_fn()(*args, **kwargs)
             return jax.tree_util.tree_map(lambda result: _checked(result, layout), results)
 
-        return jax.jit(laid_out_results, out_shardings=layout.to_sharding())
+        return jax.jit(laid_out_results, out_shardings=None if layout is None else layout.to_sharding())
 
-    # With their types: 1, 1.0 and True are equal, but make different programs.
-    static = tuple((i, type(leaf), leaf) for i, leaf in structure.static)
+    # With their types and signs: 1, 1.0 and True are equal, and 0.0 and -0.0, but make different programs.
+    static = tuple((i, type(leaf), repr(leaf) if isinstance(leaf, float) else leaf) for i, leaf in structure.static)
     variant = (layout, structure.treedef, static)
     try:
         hash(variant)
@@ -79,10 +95,11 @@ def _program(fn: Callable[..., Any], layout: Layout, structure: Structure) -> An
     return _PROGRAMS.get(fn, variant, make)
 
 
-def _checked(result: Any, layout: Layout) -> jax.Array:
+def _checked(result: Any, layout: Layout | None) -> jax.Array:
     if not is_array(result):
         raise ArgumentError(f"A function called with a layout returns arrays, got {type(result).__name__}.")
-    layout.check_shape(result.shape)
+    if layout is not None:
+        layout.check_shape(result.shape)
     return result
 
 
@@ -93,7 +110,8 @@ def stateless_uniform(
 
     The numbers depend on the seed, shape and dtype only, never on the layout. (TensorFlow's differ where the result is
     cut.) They are made with the counter-based generator Threefry of Salmon et al., "Parallel Random Numbers: As Easy as
-    1, 2, 3" (2011), so that each device makes its own.
+    1, 2, 3" (2011), so that each device makes its own. (Inside a larger compiled function XLA may fuse the last
+    multiplication and addition into one, which rounds once instead of twice.)
 
     Args:
         shape: Shape of the tensor.
@@ -128,7 +146,12 @@ def stateless_truncated_normal(
 def _drawn(draw: Callable[..., jax.Array], shape: Sequence[int], seed: Seed, layout: Any, **parameters: Any) -> Any:
     # Partitionable: a device can make its part of the numbers alone, and they are those of any other layout.
     with jax.threefry_partitionable(True):
-        return call_with_layout(draw, layout, _key(seed), tuple(shape), **parameters)
+        layout = None if layout is None else checked_layout(layout)
+        key = _key(seed)
+        if layout is not None:  # JAX makes keys on the default mesh, and a user may have put one anywhere.
+            key = laid_out(key, Layout.replicated(layout.mesh, key.ndim))
+        # A program without a layout too: operation by operation, the numbers would be rounded once more.
+        return _made(draw, layout, (key, tuple(shape)), parameters)
 
 
 def _normal(key: jax.Array, shape: tuple[int, ...], mean: Any, stddev: Any, dtype: Any) -> jax.Array:
@@ -142,9 +165,9 @@ def _truncated_normal(key: jax.Array, shape: tuple[int, ...], mean: Any, stddev:
 def _key(seed: Seed) -> jax.Array:
     if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
         return seed
-    if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
-        return jax.random.key(int(seed), impl="threefry2x32")
-    pair = np.asarray(seed) if isinstance(seed, (Sequence, np.ndarray, jax.Array)) else np.zeros(0)
-    if pair.shape != (2,) or pair.dtype.kind not in "iu":
+    numbers: Any = seed if isinstance(seed, jax.Array) else np.asarray(seed)
+    if numbers.dtype.kind not in "iu" or numbers.shape not in ((), (2,)):
         raise ArgumentError(f"A seed is an int, a pair of ints or a JAX random key, got {seed!r:.100}.")
-    return jax.random.wrap_key_data(jnp.asarray(pair.astype(np.uint32)), impl="threefry2x32")
+    if numbers.shape == ():
+        return jax.random.key(numbers, impl="threefry2x32")
+    return jax.random.wrap_key_data(jnp.asarray(numbers.astype(np.uint32)), impl="threefry2x32")

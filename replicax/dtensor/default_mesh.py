@@ -43,4 +43,5 @@ def get_default_mesh() -> Mesh | None:
 
 def device_name() -> str:
     """Returns the name of the device on which arrays are made that no mesh or layout places, such as `"cpu:0"`."""
-    return name_of(jax.numpy.zeros(()).devices().pop())
+    with jax.ensure_compile_time_eval():  # in a traced function too
+        return name_of(jax.device_put(0).devices().pop())

@@ -21,7 +21,7 @@ UNSHARDED = "unsharded"
 MATCH = "match"
 
 Spec = str | tuple[str, ...]
-_STRING = re.compile(r"sharding_specs:(?P<specs>.*) mesh:(?P<mesh>.*)", re.DOTALL)
+_STRING = re.compile(r"sharding_specs:(?P<specs>.*?) mesh:(?P<mesh>.*)", re.DOTALL)
 
 
 class Layout:
@@ -228,6 +228,25 @@ class Layout:
 
     def _offset(self, spec: Spec, place: dict[str, int]) -> int:
         return functools.reduce(lambda i, name: i * self.mesh.dim_size(name) + place[name], dims_of(spec), 0)
+
+    def visualize(self, shape: Sequence[int] | None = None) -> Any:
+        """Returns a picture of which device holds which part of a tensor; print it or let a notebook show it.
+
+        Args:
+            shape: The tensor's shape; the picture then tells the indices of each part.
+
+        Returns:
+            A `LayoutPicture`.
+
+        Raises:
+            LayoutError: A tensor of that shape cannot have the layout, or a dimension is `MATCH`.
+        """
+        from replicax.dtensor.visualize import LayoutPicture  # loads rich, which only pictures need
+
+        if shape is not None:
+            self.check_shape(shape)
+        axes = [("+".join(dims_of(spec)), self.num_shards(axis)) for axis, spec in enumerate(self.sharding_specs)]
+        return LayoutPicture(repr(self), axes, self.offset_to_shard(), self.mesh.global_devices(), shape)
 
     # Checking.
 

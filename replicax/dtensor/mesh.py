@@ -247,7 +247,7 @@ class Mesh:
             raise MeshError(f"A mesh is written 'name|x=2,y=3|ids|local ids|devices', got {text!r:.200}.")
         name, dims, _, _, devices = fields
         try:
-            pairs = [(dim, int(size)) for dim, size in (field.split("=") for field in dims.split(","))]
+            pairs = [(dim, int(size)) for dim, size in (field.split("=") for field in filter(None, dims.split(",")))]
         except ValueError:
             raise MeshError(f"Mesh dimensions are written 'x=2,y=3', got {dims!r} in {text!r:.200}.") from None
         found = [_device_of_id(device) for device in devices.split(",")]

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.array_like import ArrayLike
 from replicax.data.placement import owned_copy
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import ArgumentError, LayoutError, TensorError
@@ -29,6 +28,11 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
+def is_tracing() -> bool:
+    """Returns whether JAX is tracing the running code, so that even what is computed from constants is traced."""
+    return is_traced(jax.numpy.zeros(()))
+
+
 def laid_out(value: Any, layout: Layout, copy: bool = False) -> jax.Array:
     """Returns `value` with a layout.
 
@@ -44,7 +48,7 @@ def laid_out(value: Any, layout: Layout, copy: bool = False) -> jax.Array:
         TensorError: `value` is no array.
     """
     value = as_array(value)
-    if is_traced(value):
+    if is_traced(value) or is_tracing():
         layout.check_rank(value.shape)
         return jax.lax.with_sharding_constraint(value, layout.to_sharding())
     layout = resolved(layout, value)
@@ -62,23 +66,24 @@ def as_array(value: Any) -> Any:
     Raises:
         TensorError: It is no array, variable or number.
     """
-    if isinstance(value, ArrayLike):
-        value = value.value
-    if isinstance(value, (jax.Array, np.ndarray)):
+    if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):  # a variable, of replicax or Keras
+        value = value.__jax_array__()
+    if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc"):
         return value
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
         array = np.asarray(None)
-    if array.dtype.kind not in "biufcV":
+    if not jax.numpy.isdtype(array.dtype, ("bool", "numeric")):
         raise TensorError(f"Expected an array, a variable or numbers, got {type(value).__name__}: {value!r:.100}.")
-    if array.dtype.kind in "if" and not isinstance(value, np.generic):  # Python's numbers take JAX's default dtypes
+    python_numbers = not isinstance(value, (np.ndarray, np.generic))
+    if python_numbers and array.dtype.kind in "if":  # they take JAX's default dtypes
         array = array.astype(jax.dtypes.canonicalize_dtype(float if array.dtype.kind == "f" else int))
     return array
 
 
-def layout_of(value: jax.Array) -> Layout | None:
-    """Returns the layout of an array that lives on a mesh, None for any other."""
+def layout_of(value: jax.Array | jax.ShapeDtypeStruct) -> Layout | None:
+    """Returns the layout of an array (or its description) that lives on a mesh, None for any other."""
     sharding = value.sharding
     if not isinstance(sharding, jax.sharding.NamedSharding) or not isinstance(sharding.mesh, jax.sharding.Mesh):
         return None

@@ -53,14 +53,19 @@ class DVariable(Variable):
             if callable(initial_value) and layout is not None:
                 initial_value = call_with_layout(initial_value, layout)
             value = initial_value() if callable(initial_value) else initial_value
-            self.layout = _agreed_layout(value, layout, name)
+            self._fixed = _agreed_layout(value, layout, name)
             #: Where programs, Keras and optimizers' state find how the value is placed.
-            self._layout: NamedSharding = self.layout.to_sharding()
+            self._layout: NamedSharding = self._fixed.to_sharding()
             if not is_traced(value):
                 value = laid_out(value, self.layout)
         self.save_as_bf16 = False
         with context.entered(strategy=None):
             super().__init__(value, trainable=trainable, dtype=dtype, name=name)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout; it never changes."""
+        return self._fixed
 
     @property
     def save_as_bf16(self) -> bool:
@@ -80,28 +85,39 @@ class DVariable(Variable):
 
         Raises:
             VariableError: The shape is another one.
+            TensorError: The value is no array.
+            ContextError: Called inside `strategy.run`.
             LayoutError: The value lives on another mesh, or was put on one device on purpose. Move it first, with
                 `copy_to_mesh(value, variable.layout)`: that costs a transfer, which should be visible.
         """
         return super().assign(value)
 
-    def _read(self) -> jax.Array:
-        if context.current().replica is not None:
+    def _check_context(self) -> None:
+        current = context.current()
+        if current.replica is not None or current.manual_replicas is not None:
             raise ContextError(
                 f"DVariable {self.name!r} lives over {self.layout.mesh!r} and was used inside strategy.run, where each "
                 "replica computes on its own. Use it in an @rx.function without run, or use an rx.Variable made in the "
                 "strategy's scope."
             )
+
+    def _read(self) -> jax.Array:
+        self._check_context()
         return super()._read()
 
-    def _converted(self, value: Any) -> jax.Array:
+    def _as_array(self, value: Any) -> Any:
+        self._check_context()
         value = as_array(value)
+        if isinstance(value, np.ndarray):
+            return value.astype(self._dtype)  # Host memory goes to each device in parts.
+        if not is_traced(value):
+            self._check_on_mesh(value)
+        return super()._as_array(value)
+
+    def _converted(self, value: Any) -> jax.Array:
+        value = self._as_array(value)
         if value.shape != self._shape:
             raise VariableError(f"Variable {self.name!r} has shape {self._shape}, was assigned shape {value.shape}.")
-        if isinstance(value, jax.Array) and not is_traced(value):
-            self._check_on_mesh(value)
-        if value.dtype != self._dtype:
-            value = value.astype(self._dtype)
         return laid_out(value, self.layout)
 
     def _check_on_mesh(self, value: jax.Array) -> None:

@@ -54,12 +54,12 @@ class Program:
     ):
         self._get_fn, self._structure, self._donate = get_fn, structure, list(donate)
         self._any_donated = any(self._donate)
+        self._result: Structure | None = None  # known when the function has been traced
         frame = self._discover(arrays, replicas)
         self._sites = frame.sites
         self.strategy = frame.strategy
         self.replicas = frame.replicas or (frame.strategy.num_replicas_in_sync if frame.strategy is not None else None)
         self._bind(list(frame.inputs.values()), list(frame.written.values()))
-        self._result: Structure | None = None
         self._compiled = self._jit()
 
     def _discover(self, arrays: Sequence[Any], replicas: int | None) -> ProgramFrame:
@@ -152,8 +152,25 @@ class Program:
             return self._store_partial(leaves, new_values)
         for variable, value in zip(self._written, new_values, strict=True):
             variable._value = value
+        return self.result.rebuild(leaves)
+
+    @property
+    def written(self) -> list[Any]:
+        """The variables that the program assigns."""
+        return list(self._written)
+
+    @property
+    def result(self) -> Structure:
+        """How the function's result is rebuilt from the program's."""
         assert self._result is not None
-        return self._result.rebuild(leaves)
+        return self._result
+
+    def parts(self) -> tuple[Any, list[Any], list[Any]]:
+        """Returns the compiled function and the variables that it takes: those that it updates, and the others.
+
+        The function is `(updated, others, donated arguments, other arguments) -> (new values, result's arrays)`.
+        """
+        return self._compiled, list(self._updated), list(self._constant)
 
     def lower(self, arrays: Sequence[Any]) -> jax.stages.Lowered:
         """Returns the program as JAX lowers it."""
@@ -183,8 +200,7 @@ class Program:
     def _store_partial(self, leaves: list[Any], new_values: list[Any]) -> Any:
         for variable, value in zip(self._written, new_values, strict=True):
             self.strategy.placement.store(variable, value)
-        assert self._result is not None
-        return self.strategy.placement.rejoined(self._result.rebuild(leaves), self.replicas)
+        return self.strategy.placement.rejoined(self.result.rebuild(leaves), self.replicas)
 
     def _place(self) -> None:
         """Moves variables onto the mesh that are not there yet: they are new, or were assigned outside of a program."""

@@ -1,0 +1,40 @@
+"""Prints what a step of each scheme sends, as the table in docs/guides/dtensor.md.
+
+python examples/dtensor_schemes/table.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import data_model
+import data_parallel
+import embedding
+import model_parallel
+import sequence
+import spatial
+from scheme import Scheme, Training, communication, mesh_of
+
+MODULES = (data_parallel, model_parallel, data_model, spatial, embedding, sequence)
+HEADINGS = ("Scheme", "Mesh", "Collective", "Count", "Payload, bytes", "Sent, bytes")
+
+
+def rows_of(file_name: str, scheme: Scheme) -> list[tuple[str, ...]]:
+    training = Training(scheme, mesh_of(scheme))
+    report = communication(training.step, *training.batch)
+    dims = ", ".join(f"{name}={size}" for name, size in scheme.mesh_dims.items())
+    titles = [(f"{scheme.name} (`{file_name}`)", dims), *[("", "")] * (len(report.counts) - 1)]
+    return [
+        (*title, kind, str(count), f"{report.payload_bytes[kind]:,}", f"{report.sent_bytes[kind]:,}")
+        for title, (kind, count) in zip(titles, report.counts.items(), strict=True)
+    ]
+
+
+def table() -> str:
+    rows = [row for module in MODULES for row in rows_of(Path(module.__file__).name, module.SCHEME)]
+    rule = ("---", "---", "---", "---:", "---:", "---:")
+    return "\n".join("| " + " | ".join(row) + " |" for row in (HEADINGS, rule, *rows))
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,90 @@
+"""Which variables a checkpoint of some objects holds, and under which names."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.errors import CheckpointError
+from replicax.program.keras_state import keras_is_loaded
+from replicax.variables import Variable
+
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), type, np.ndarray, np.generic, jax.Array)
+_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
+
+
+def variables_of(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the variables in `objects` by name.
+
+    Lists, tuples and dicts are gone through, and the attributes of plain objects; a name is the way to the variable,
+    such as `model/layers/0/w`. The variables of a Keras model, layer, optimizer or metric are numbered instead: Keras
+    names depend on how many others were made before. A variable that is found twice has the first name.
+
+    Raises:
+        CheckpointError: An object holds no variable, a dict's key is not a string or number, or two variables would
+            have the same name.
+    """
+    seen: set[int] = set()
+    found: dict[str, Any] = {}
+    for name, value in objects.items():
+        named = list(_walk(value, name, seen))
+        if not named and id(value) not in seen:
+            raise CheckpointError(
+                f"There is no variable in {name or 'root'}={value!r:.100}: nothing of it can be saved."
+            )
+        for path, variable in named:
+            if path in found:
+                raise CheckpointError(f"Two variables would both be called {path!r}. Rename one of them.")
+            found[path] = variable
+    return found
+
+
+def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, _LEAVES + _CODE) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if is_variable(value):
+        yield path, value
+        return
+    for name, child in _children(value):
+        yield from _walk(child, f"{path}/{name}" if path else name, seen)
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if _is_keras_object(value):
+        yield from ((str(i), variable) for i, variable in enumerate(value.variables))
+    elif isinstance(value, Mapping):
+        yield from ((_key(key), child) for key, child in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((str(i), child) for i, child in enumerate(value))
+    else:
+        yield from getattr(value, "__dict__", {}).items()
+
+
+def is_variable(value: Any) -> bool:
+    """Returns whether `value` is a variable, of replicax or of Keras."""
+    if isinstance(value, Variable):
+        return True
+    if not keras_is_loaded():
+        return False
+    import keras
+
+    return isinstance(value, keras.Variable)
+
+
+def _is_keras_object(value: Any) -> bool:
+    if not keras_is_loaded():
+        return False
+    import keras
+
+    return isinstance(value, (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric))
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, (str, int)) or "/" in str(key):
+        raise CheckpointError(f"A dict in a checkpoint has string or int keys without '/', got {key!r}.")
+    return str(key)

@@ -1,0 +1,168 @@
+"""Saving tensors and variables over a mesh: each device's part is written by its owner, and read under any layout."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from replicax.checkpoint import entries, read_arrays, restore_variables, variables_of, write_arrays, write_variables
+from replicax.checkpoint.store import Directory
+from replicax.dtensor.layout import Layout
+from replicax.dtensor.mesh import Mesh
+from replicax.dtensor.placement import is_traced, layout_of
+from replicax.dtensor.variable import DVariable
+from replicax.errors import CheckpointError, LayoutError, ProgramError, TensorError
+
+
+class Checkpoint:
+    """The values of some objects' variables, to be written to disk and restored.
+
+    What is stored are the global tensors: they can be restored into variables of other layouts, on a mesh of another
+    shape or size.
+
+    Args:
+        mesh: The mesh that the `DVariable`s live over.
+        root: An object whose attributes are stored under their own names.
+        **objects: Objects by name: variables, lists and dicts of them, plain objects with variables among their
+            attributes, Keras models, optimizers and metrics.
+
+    Raises:
+        CheckpointError: An object holds no variable, or a keyword is also an attribute of `root`.
+        LayoutError: A `DVariable` lives over other devices than the mesh.
+
+    Example:
+        >>> import tempfile
+        >>> from replicax.dtensor import create_mesh
+        >>> mesh = create_mesh([("x", 8)])
+        >>> w = DVariable([1.0, 2.0], layout=Layout.replicated(mesh, 1))
+        >>> directory = tempfile.mkdtemp() + "/first"
+        >>> path = Checkpoint(mesh, w=w).write(directory)
+        >>> w.assign([0.0, 0.0]), Checkpoint(mesh, w=w).restore(directory), w.numpy()
+        (Array([0., 0.], dtype=float32), None, array([1., 2.], dtype=float32))
+    """
+
+    def __init__(self, mesh: Any, root: Any = None, **objects: Any):
+        self.mesh = Mesh.of(mesh)
+        clashes = [name for name in objects if hasattr(root, name)]
+        if clashes:
+            raise CheckpointError(f"{clashes} are attributes of `root` as well as keywords: rename the keywords.")
+        self._objects = objects if root is None else {"": root, **objects}
+        self.variables()
+
+    def variables(self) -> dict[str, Any]:
+        """Returns the variables by the names that they have in the checkpoint.
+
+        Raises:
+            CheckpointError: An object holds no variable.
+            LayoutError: A `DVariable` lives over other devices than the mesh.
+        """
+        found = variables_of(self._objects)
+        devices = self.mesh.global_devices()
+        for name, variable in found.items():
+            if isinstance(variable, DVariable) and variable.layout.mesh.global_devices() != devices:
+                raise LayoutError(f"{name!r} lives over {variable.layout.mesh!r}, the checkpoint over {self.mesh!r}.")
+        return found
+
+    def write(self, directory: Directory) -> Path:
+        """Writes the variables to a new directory and returns its path when all is on disk.
+
+        The directory appears only when it is complete. With several processes all of them call this.
+
+        Raises:
+            CheckpointError: The directory exists already, or cannot be written.
+        """
+        return write_variables(directory, self.variables())
+
+    def restore(self, directory: Directory, partial: bool = False) -> None:
+        """Gives the variables the values in a checkpoint: all of them, or none if anything is wrong.
+
+        Args:
+            directory: Where `write` put it.
+            partial: Whether the checkpoint and the objects may have variables that the other lacks.
+
+        Raises:
+            CheckpointError: There is no complete checkpoint, a variable is missing on either side, or a shape differs.
+        """
+        restore_variables(directory, self.variables(), partial)
+
+
+def sharded_save(mesh: Any, directory: Directory, tensor_names: Sequence[str], tensors: Sequence[Any]) -> Path:
+    """Writes tensors under names, each process the parts that its devices hold; returns the path.
+
+    Args:
+        mesh: The mesh that the tensors live over.
+        directory: A new directory.
+        tensor_names: A name for each tensor.
+        tensors: DTensors or `DVariable`s.
+
+    Raises:
+        TensorError: There are more names than tensors or the reverse, or a tensor lives on no mesh.
+        CheckpointError: A name comes twice, the directory exists, or it cannot be written.
+        LayoutError: A tensor lives over other devices than the mesh.
+        ProgramError: A tensor is traced.
+    """
+    if len(tensor_names) != len(tensors):
+        raise TensorError(f"There are {len(tensor_names)} names for {len(tensors)} tensors.")
+    repeated = sorted({name for name in tensor_names if list(tensor_names).count(name) > 1})
+    if repeated:
+        raise CheckpointError(f"Each tensor needs a name of its own, but {repeated} came more than once.")
+    return name_based_save(mesh, directory, dict(zip(tensor_names, tensors, strict=True)))
+
+
+def name_based_save(mesh: Any, directory: Directory, name_tensor_dict: Mapping[str, Any]) -> Path:
+    """Writes tensors by name; otherwise like `sharded_save`."""
+    mesh = Mesh.of(mesh)
+    arrays = {}
+    for name, tensor in name_tensor_dict.items():
+        value = tensor.value if isinstance(tensor, DVariable) else tensor
+        _layout_on(mesh, name, value)
+        arrays[name] = value.astype("bfloat16") if getattr(tensor, "save_as_bf16", False) else value
+    return write_arrays(directory, arrays)
+
+
+def name_based_restore(mesh: Any, directory: Directory, name_tensor_dict: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """Returns tensors that were saved by name.
+
+    Args:
+        mesh: The mesh that the tensors are to live over.
+        directory: Where they were saved.
+        name_tensor_dict: For each name a template: a DTensor, a `DVariable` or a `jax.ShapeDtypeStruct` with a
+            sharding, whose shape, dtype and layout the restored tensor gets.
+
+    Raises:
+        TensorError: A template lives on no mesh.
+        LayoutError: A template lives over other devices than the mesh.
+        CheckpointError: There is no complete checkpoint, a name is not in it, or it has another shape there.
+        ProgramError: A template is traced.
+    """
+    mesh = Mesh.of(mesh)
+    wanted = {}
+    for name, template in name_tensor_dict.items():
+        value = template.value if isinstance(template, DVariable) else template
+        layout = _layout_on(mesh, name, value)
+        wanted[name] = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=layout.to_sharding())
+    return OrderedDict(read_arrays(directory, wanted))
+
+
+def saved_tensors(directory: Directory) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the names, shapes and stored dtypes of the tensors in a checkpoint.
+
+    Raises:
+        CheckpointError: There is no complete checkpoint.
+    """
+    return {name: jax.ShapeDtypeStruct(entry.shape, entry.dtype) for name, entry in entries(directory).items()}
+
+
+def _layout_on(mesh: Mesh, name: str, tensor: Any) -> Layout:
+    if is_traced(tensor):
+        raise ProgramError(f"Tensor {name!r} is traced: save and restore outside of functions.")
+    layout = layout_of(tensor) if isinstance(tensor, (jax.Array, jax.ShapeDtypeStruct)) else None
+    if layout is None:
+        raise TensorError(f"Tensor {name!r} is no DTensor, got {type(tensor).__name__}: {tensor!r:.100}.")
+    if layout.mesh.global_devices() != mesh.global_devices():
+        raise LayoutError(f"Tensor {name!r} lives over {layout.mesh!r}, not over {mesh!r}.")
+    return layout

@@ -1,0 +1,202 @@
+"""`rx.load`: runs a function that `rx.export` wrote, on one device or on a mesh."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.checkpoint import read_arrays
+from replicax.dtensor.layout import UNSHARDED, Layout
+from replicax.dtensor.mesh import Mesh
+from replicax.dtensor.placement import laid_out
+from replicax.dtensor.variable import DVariable
+from replicax.errors import ArgumentError, ExportError, LayoutError
+from replicax.export.nests import described, is_value, rebuilt
+from replicax.export.writing import FORMAT, MANIFEST, PORTABLE, SHARDED, VARIABLES
+from replicax.variables import Variable
+
+
+class LoadedFunction:
+    """A function that was exported, with variables of its own.
+
+    Call it with arguments of the structure, shapes and dtypes that it was exported for. Made by `rx.load`.
+
+    Attributes:
+        name: Name of the function that was exported.
+        mesh: The mesh that it runs on, None on one device.
+        exported_mesh_dims: Pairs of name and size: the mesh that it was exported on, None if there was none.
+        variables: Its variables by name: `DVariable` on a mesh, otherwise `rx.Variable`. They can be read, assigned,
+            and put into checkpoints.
+    """
+
+    def __init__(self, directory: Path, manifest: dict[str, Any], mesh: Mesh | None):
+        self.name: str = manifest["function"]
+        self.mesh = mesh
+        dims = manifest["mesh"]
+        self.exported_mesh_dims = None if dims is None else [(name, size) for name, size in dims]
+        self._manifest = manifest
+        self._inputs = [_Input(entry, mesh) for entry in manifest["inputs"]]
+        self._call = _compiled(_program_bytes(directory, manifest, mesh))
+        self.variables: dict[str, Variable] = _variables(directory, manifest["variables"], mesh)
+        assigned = [entry["name"] for entry in manifest["variables"] if entry["assigned"]]
+        self._assigned = [self.variables[name] for name in assigned]
+        self._read = [variable for name, variable in self.variables.items() if name not in assigned]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the function, and updates the variables that it assigns.
+
+        Raises:
+            ArgumentError: The arguments are not those that it was exported for.
+        """
+        arguments, leaves = described((list(args), kwargs), is_value)
+        if arguments != self._manifest["arguments"]:
+            raise ArgumentError(
+                f"{self.name} was exported for arguments like {_spelled(self._manifest['arguments'], self._inputs)}, "
+                f"got {_spelled(arguments, [_shape_of(leaf) for leaf in leaves])}."
+            )
+        inputs = [wanted.placed(leaf) for wanted, leaf in zip(self._inputs, leaves, strict=True)]
+        values, read = [variable.value for variable in self._assigned], [variable.value for variable in self._read]
+        new_values, results = self._call(values, read, [], inputs)
+        for variable, value in zip(self._assigned, new_values, strict=True):
+            variable.assign(value)
+        return rebuilt(self._manifest["results"], results)
+
+    def __repr__(self) -> str:
+        where = f"on {self.mesh!r}" if self.mesh is not None else "on one device"
+        return f"<LoadedFunction {self.name}{_spelled(self._manifest['arguments'], self._inputs)} {where}>"
+
+
+def load(path: str | os.PathLike[str], *, mesh: Any = None) -> LoadedFunction:
+    """Loads a function that `rx.export` wrote. The code that made it is not needed, and nothing in the files is run.
+
+    Args:
+        path: The directory.
+        mesh: The mesh to run on: variables and arguments get the layouts that they had, so it must have the
+            dimensions that these name. If its dimensions and their sizes are those of the mesh that the function was
+            exported on, the program keeps the layouts inside too; on others XLA chooses those. By default everything
+            is on one device.
+
+    Raises:
+        ExportError: There is no exported function, it is incomplete, or it cannot run on one device.
+        LayoutError: The mesh lacks a dimension that a layout names, or one does not divide what it cuts.
+        CheckpointError: The variables cannot be read.
+    """
+    directory = Path(path).absolute()
+    manifest = _manifest(directory)
+    return LoadedFunction(directory, manifest, None if mesh is None else Mesh.of(mesh))
+
+
+class _Input:
+    """What the function wants in one place of its arguments."""
+
+    def __init__(self, entry: dict[str, Any], mesh: Mesh | None):
+        self.shape, self.dtype = tuple(entry["shape"]), np.dtype(entry["dtype"])
+        self._layout = None if mesh is None else _layout(entry, mesh)
+
+    def placed(self, value: Any) -> jax.Array:
+        """Returns an argument as the program takes it.
+
+        Raises:
+            ArgumentError: Its shape or dtype is another one.
+        """
+        if not isinstance(value, (jax.Array, np.ndarray)):
+            value = np.asarray(value, self.dtype)  # a Python number has no dtype of its own
+        shape = np.shape(value)
+        fits = len(shape) == len(self.shape) and all(
+            isinstance(wanted, str) or wanted == length for wanted, length in zip(self.shape, shape, strict=True)
+        )
+        if not fits or jax.dtypes.canonicalize_dtype(value.dtype) != self.dtype:
+            raise ArgumentError(f"An argument must be {self}, got {value.dtype}{list(shape)}.")
+        if self._layout is None:
+            return jnp.asarray(value)
+        try:
+            return laid_out(value, self._layout)
+        except LayoutError:  # a smaller batch than at export, say: it is computed whole on each device
+            return laid_out(value, Layout.replicated(self._layout.mesh, self._layout.rank))
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def _manifest(directory: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text())
+    except FileNotFoundError:
+        raise ExportError(f"There is no exported function in {directory}: it has no {MANIFEST}.") from None
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{directory / MANIFEST} cannot be read: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise ExportError(f"{directory} has format {manifest.get('format')!r}; this version reads format {FORMAT}.")
+    return manifest
+
+
+def _program_bytes(directory: Path, manifest: dict[str, Any], mesh: Mesh | None) -> bytes:
+    dims = None if mesh is None else [[name, mesh.dim_size(name)] for name in mesh.dim_names]
+    same_mesh = dims is not None and dims == manifest["mesh"]
+    if not same_mesh and manifest["why_not_portable"]:
+        raise ExportError(
+            f"{manifest['function']} can only run on a mesh like the one that it was exported on, "
+            f"{dict(manifest['mesh'])}: pass `mesh`. {manifest['why_not_portable']}"
+        )
+    file = directory / (SHARDED if same_mesh else PORTABLE)
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ExportError(f"The exported function is incomplete: {error}") from error
+
+
+def _compiled(serialized: bytes) -> Any:
+    try:
+        exported = jax.export.deserialize(bytearray(serialized))
+    except (ValueError, TypeError, AssertionError) as error:
+        raise ExportError(f"The exported program is damaged: {error}") from error
+    return jax.jit(exported.call)
+
+
+def _variables(directory: Path, entries: list[dict[str, Any]], mesh: Mesh | None) -> dict[str, Variable]:
+    if not entries:
+        return {}
+    layouts = {entry["name"]: None if mesh is None else _layout(entry, mesh) for entry in entries}
+    wanted = {}
+    for entry in entries:
+        layout = layouts[entry["name"]]
+        sharding = None if layout is None else layout.to_sharding()
+        if layout is not None:
+            layout.check_shape(entry["shape"])
+        wanted[entry["name"]] = jax.ShapeDtypeStruct(tuple(entry["shape"]), np.dtype(entry["dtype"]), sharding=sharding)
+    values = read_arrays(directory / VARIABLES, wanted)
+    return {name: _variable(name, values[name], layouts[name]) for name in wanted}
+
+
+def _variable(name: str, value: Any, layout: Layout | None) -> Variable:
+    return Variable(value, name=name) if layout is None else DVariable(value, layout=layout, name=name)
+
+
+def _layout(entry: dict[str, Any], mesh: Mesh) -> Layout:
+    specs = entry["layout"] or [UNSHARDED] * len(entry["shape"])
+    return Layout([tuple(spec) if isinstance(spec, list) else spec for spec in specs], mesh)
+
+
+def _shape_of(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(np.shape(leaf))}" if hasattr(leaf, "dtype") else type(leaf).__name__
+
+
+def _spelled(arguments: Any, leaves: list[Any]) -> str:
+    args, kwargs = rebuilt(arguments, [_Spelled(leaf) for leaf in leaves])
+    return "(" + ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]) + ")"
+
+
+class _Spelled:
+    """An argument in a message: its dtype and shape, without quotes."""
+
+    def __init__(self, leaf: Any):
+        self._text = str(leaf)
+
+    def __repr__(self) -> str:
+        return self._text

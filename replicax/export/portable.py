@@ -1,0 +1,71 @@
+"""Taking the placement out of a program: the same computation without a mesh, for any device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+
+from replicax.errors import ExportError
+
+_PLACEMENT = {"sharding_constraint", "reshard"}
+# Calls of a function that can as well be written out. Their other parameters say where the results go, or how they are
+# differentiated, which nobody will.
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+_CALLS |= {"closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}
+
+
+def without_placement(program: jex_core.ClosedJaxpr) -> Any:
+    """Returns a function that computes what `program` does and says nothing about devices.
+
+    Raises:
+        ExportError: When called: the program is written for a certain number of devices (`jax.shard_map`, which
+            `strategy.run` uses).
+    """
+
+    def portable(*args: Any) -> list[Any]:
+        return _evaluate(program, args)
+
+    return portable
+
+
+def _evaluate(program: Any, args: Sequence[Any]) -> list[Any]:
+    """Evaluates a program equation by equation; traced, that makes the new one."""
+    jaxpr, consts = (program.jaxpr, program.consts) if hasattr(program, "jaxpr") else (program, ())
+    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, jex_core.Literal) else values[atom]
+
+    for equation in jaxpr.eqns:
+        results = _apply(equation, [read(atom) for atom in equation.invars])
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _apply(equation: Any, inputs: list[Any]) -> Sequence[Any]:
+    primitive = equation.primitive
+    if primitive.name in _PLACEMENT or primitive.name == "device_put":
+        return inputs
+    if primitive.name == "shard_map":
+        raise ExportError(
+            "The function runs jax.shard_map (strategy.run does), which is written for a certain number of devices."
+        )
+    if primitive.name in _CALLS:
+        return _evaluate(equation.params[_CALLS[primitive.name]], inputs)
+    params = {name: _inner(value) for name, value in equation.params.items()}
+    with equation.ctx.manager:  # settings that held where the user's code ran, such as how random bits are made
+        results = primitive.bind(*inputs, **params)
+    return results if primitive.multiple_results else [results]
+
+
+def _inner(parameter: Any) -> Any:
+    """Returns a parameter of an equation with the programs in it (a loop's body, a condition's branches) rewritten."""
+    if isinstance(parameter, jex_core.ClosedJaxpr):
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in parameter.in_avals]
+        return jax.make_jaxpr(without_placement(parameter))(*shapes)
+    if isinstance(parameter, tuple) and any(isinstance(part, jex_core.ClosedJaxpr) for part in parameter):
+        return tuple(_inner(part) for part in parameter)
+    return parameter

@@ -1,0 +1,239 @@
+"""`rx.export`: writes a function and its variables to a directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.checkpoint import write_variables
+from replicax.dtensor.layout import Layout
+from replicax.dtensor.placement import layout_of
+from replicax.errors import ExportError
+from replicax.export.nests import described, is_value, rebuilt
+from replicax.export.portable import without_placement
+from replicax.program.frames import variable_name
+from replicax.program.function import Function, function
+from replicax.program.lifting import Program
+from replicax.program.nest import Structure
+
+FORMAT = 1
+MANIFEST, VARIABLES, PORTABLE, SHARDED = "manifest.json", "variables", "portable.stablehlo", "sharded.stablehlo"
+
+
+def export(
+    fn: Callable[..., Any],
+    path: str | os.PathLike[str],
+    *args: Any,
+    platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
+    **kwargs: Any,
+) -> Path:
+    """Writes a function and the variables that it uses to a directory; `rx.load` runs it, without your code.
+
+    The program is stored as StableHLO (by `jax.export`), the variables as a checkpoint with the layout of each, a
+    description of arguments and results as JSON: no Python is pickled. Variables that the function assigns are part of
+    what is exported: a training step can be, and goes on where it was.
+
+    Args:
+        fn: An `rx.function`, or a function that could be one.
+        path: A new directory.
+        *args: Arguments like those of later calls: arrays, DTensors (whose layouts are kept), numbers, or
+            `jax.ShapeDtypeStruct`s, also with symbolic dimensions (`jax.export.symbolic_shape("b, 784")`). Only their
+            shapes, dtypes and layouts matter. Strings, bools and None are fixed in the program.
+        platforms: Platforms that the program can run on.
+        **kwargs: More arguments.
+
+    Returns:
+        The absolute path of the directory. It appears when everything is in it.
+
+    Raises:
+        ExportError: The directory exists, an argument or result is no nest of dicts, lists and tuples of arrays, the
+            variables are spread over several meshes, or JAX cannot export the function; nothing is written then.
+
+    Example:
+        >>> import tempfile
+        >>> from replicax import Variable, load
+        >>> w = Variable([1.0, 2.0])
+        >>> path = export(lambda x: w * x, tempfile.mkdtemp() + "/scale", jnp.zeros(2))
+        >>> load(path)(jnp.array([3.0, 4.0]))
+        Array([3., 8.], dtype=float32)
+    """
+    target = Path(path).absolute()
+    if target.exists():
+        raise ExportError(f"{target} exists already. A function is exported to a new directory: choose another name.")
+    if jax.process_count() > 1:
+        raise ExportError(
+            f"export runs in one process, and there are {jax.process_count()}. Write a checkpoint, and export from a "
+            "single process that restores it."
+        )
+    exported = _Exported(fn, args, kwargs, tuple(platforms))
+    unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
+    try:
+        exported.write(unfinished)
+        os.replace(unfinished, target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return target
+
+
+@dataclasses.dataclass
+class _Exported:
+    """A function on its way to disk: everything that can go wrong does so before anything is written."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    platforms: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        fn = self.fn if isinstance(self.fn, Function) else function(self.fn)
+        self._arguments, leaves = described((list(self.args), self.kwargs), is_value)
+        self._inputs = [_abstract(leaf) for leaf in leaves]
+        program = _program(fn, self._arguments, self._inputs)
+        self._jitted, self._assigned, self._read = program.parts()
+        self._variables = [*self._assigned, *self._read]
+        _check_updated(program, self._assigned)
+        results = program.result
+        self._results, _ = described(
+            jax.tree_util.tree_unflatten(results.treedef, _results_with_marks(results)), lambda leaf: leaf is _ARRAY
+        )
+        self._mesh = _mesh_of([variable._value for variable in self._variables] + self._inputs)
+        self._portable, self._why_not_portable = self._export_portable()
+        self._sharded = None if self._mesh is None else self._export(self._jitted, sharded=True)
+        self._names = _unique([variable_name(variable) for variable in self._variables])
+        self._manifest = self._described()
+
+    def _export_portable(self) -> tuple[bytes | None, str]:
+        program = jax.make_jaxpr(self._jitted)(*self._signature(sharded=False))
+        flat = without_placement(program)
+        count = len(self._assigned)
+
+        def portable(
+            assigned: list[Any], read: list[Any], donated: list[Any], inputs: list[Any]
+        ) -> tuple[list[Any], list[Any]]:
+            del donated
+            results = flat(*assigned, *read, *inputs)
+            return results[:count], results[count:]
+
+        try:
+            return self._export(jax.jit(portable), sharded=False), ""
+        except ExportError as error:
+            if self._mesh is None:
+                raise
+            return None, str(error)
+
+    def _signature(self, sharded: bool) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        def abstract(value: Any) -> jax.ShapeDtypeStruct:
+            sharding = value.sharding if sharded and layout_of(value) is not None else None
+            return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+
+        assigned, read = ([abstract(v._value) for v in group] for group in (self._assigned, self._read))
+        return assigned, read, [], [abstract(value) for value in self._inputs]
+
+    def _export(self, jitted: Any, sharded: bool) -> bytes:
+        try:
+            return bytes(jax.export.export(jitted, platforms=self.platforms)(*self._signature(sharded)).serialize())
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise ExportError(f"JAX cannot export {self.fn!r:.100} for {self.platforms}: {error}") from error
+
+    def write(self, directory: Path) -> None:
+        """Writes everything to a new directory."""
+        directory.mkdir(parents=True)
+        if self._variables:
+            write_variables(directory / VARIABLES, dict(zip(self._names, self._variables, strict=True)))
+        if self._portable is not None:
+            (directory / PORTABLE).write_bytes(self._portable)
+        if self._sharded is not None:
+            (directory / SHARDED).write_bytes(self._sharded)
+        (directory / MANIFEST).write_text(json.dumps(self._manifest, indent=1) + "\n")
+
+    def _described(self) -> dict[str, Any]:
+        described_variables = [
+            {"name": name, "assigned": i < len(self._assigned), **_described_array(variable._value)}
+            for i, (name, variable) in enumerate(zip(self._names, self._variables, strict=True))
+        ]
+        return {
+            "format": FORMAT,
+            "jax": jax.__version__,
+            "function": getattr(self.fn, "__name__", type(self.fn).__name__),
+            "mesh": None if self._mesh is None else list(zip(self._mesh.dim_names, self._mesh.shape(), strict=True)),
+            "platforms": list(self.platforms),
+            "arguments": self._arguments,
+            "inputs": [_described_array(value) for value in self._inputs],
+            "results": self._results,
+            "variables": described_variables,
+            "why_not_portable": self._why_not_portable,
+        }
+
+
+_ARRAY = object()
+
+
+def _results_with_marks(results: Structure) -> list[Any]:
+    fixed = dict(results.static)
+    return [fixed.get(i, _ARRAY) for i in range(results.count)]
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+    sharding = array.sharding if layout_of(array) is not None else None
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+
+def _program(fn: Function, arguments: Any, inputs: list[jax.ShapeDtypeStruct]) -> Program:
+    """Returns the program of a function for abstract arguments."""
+    args, kwargs = rebuilt(arguments, inputs)
+    leaves, treedef = jax.tree_util.tree_flatten((tuple(args), kwargs))
+    static = tuple((i, leaf) for i, leaf in enumerate(leaves) if not is_value(leaf))
+    structure = Structure(treedef, static, len(leaves))
+    return Program(lambda: fn.python_function, structure, inputs, [False] * len(inputs), None)
+
+
+def _check_updated(program: Program, assigned: list[Any]) -> None:
+    if len(assigned) != len(program.written):
+        known = {id(variable) for variable in assigned}
+        names = [variable_name(variable) for variable in program.written if id(variable) not in known]
+        raise ExportError(f"{names} are assigned without being read first; an exported function must read them too.")
+
+
+def _mesh_of(values: list[Any]) -> Any:
+    """Returns the mesh that values are laid out over, None if there is none.
+
+    Raises:
+        ExportError: They are over several.
+    """
+    layouts = [layout for layout in map(layout_of, values) if layout is not None]
+    meshes = list(dict.fromkeys(layout.mesh for layout in layouts))
+    if len(meshes) > 1:
+        raise ExportError(
+            f"The function's variables and arguments live over several meshes, {meshes}; export needs one."
+        )
+    return meshes[0] if meshes else None
+
+
+def _described_array(value: Any) -> dict[str, Any]:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        raise ExportError(f"A random key cannot be exported ({value.dtype}): keep jax.random.key_data of it instead.")
+    layout: Layout | None = layout_of(value)
+    specs = None if layout is None else [list(s) if isinstance(s, tuple) else s for s in layout.sharding_specs]
+    shape = [dim if isinstance(dim, int) else str(dim) for dim in value.shape]
+    return {"shape": shape, "dtype": str(value.dtype), "layout": specs}
+
+
+def _unique(names: list[str]) -> list[str]:
+    """Returns names with a number behind those that come again."""
+    seen: dict[str, int] = {}
+    unique = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        unique.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return unique
