@@ -3,7 +3,7 @@
     python examples/dtensor_schemes/sequence.py
 
 Attention needs all keys and values of a text, but its heads have nothing to do with each other. So, after Jacobs et
-al., "DeepSpeed Ulysses" (2023), the cut moves from the positions to the heads and back by relayouts, each of which is an
+al., "DeepSpeed Ulysses" (2023), the cut moves from the positions to the heads and back, by relayouts. Each is an
 all-to-all: a device sends an eighth of what it holds to each other device.
 """
 

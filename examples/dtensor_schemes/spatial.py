@@ -21,7 +21,7 @@ ROWS = PartitionSpec(None, "height")
 
 # Written as an ordinary convolution of the whole images this works as well: XLA's partitioner finds the halos. But it
 # sends them once more for the gradient of the kernel: ten permutes instead of six for the two convolutions. So here
-# each device's part is written down with jax.shard_map; the rows that came with the forward pass serve the backward one.
+# each device's part is written down with jax.shard_map; the rows that came going forward are kept for going backward.
 
 
 def convolution(mesh, images, kernel):

@@ -360,7 +360,8 @@ def barrier(mesh: Any, barrier_name: str | None = None, timeout_in_ms: int | Non
     Args:
         mesh: The mesh. Clients that have no device in it must not call.
         barrier_name: A name for messages; every client must give the same one. It may be used again.
-        timeout_in_ms: How long to wait for the others, in milliseconds; by default a day.
+        timeout_in_ms: How long to wait for the others, in milliseconds; by default a day. (JAX's coordination service
+            looks about once a second.)
 
     Raises:
         BarrierTimeoutError: Not all came in time; it says who did not.
@@ -392,11 +393,13 @@ def _wait(name: str, timeout_ms: int, processes: Sequence[int]) -> None:
     try:
         wait_at_barrier(f"replicax {name}" + ("" if everyone else f" of {processes}"), timeout_ms, processes)
     except jax.errors.JaxRuntimeError as error:
-        problem = str(error)
+        problem, me = str(error), jax.process_index()
+        missing = _missing(problem)
+        # Who comes late is told of the timeout of those that waited, or that the barrier is past.
+        if me in missing or "invoked by the task, but the service thinks it is" in problem:
+            raise BarrierTimeoutError(name, timeout_ms, me, late=True) from error
         if problem.startswith("DEADLINE_EXCEEDED"):
-            raise BarrierTimeoutError(name, timeout_ms, jax.process_index(), _missing(problem)) from error
-        if "invoked by the task, but the service thinks it is" in problem:
-            raise BarrierTimeoutError(name, timeout_ms, jax.process_index(), late=True) from error
+            raise BarrierTimeoutError(name, timeout_ms, me, missing) from error
         raise ContextError(f"Waiting at barrier {name!r} failed: {problem}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -42,7 +43,8 @@ class LoadedFunction:
         self.exported_mesh_dims = None if dims is None else [(name, size) for name, size in dims]
         self._manifest = manifest
         self._inputs = [_Input(entry, mesh) for entry in manifest["inputs"]]
-        self._call = _compiled(_program_bytes(directory, manifest, mesh))
+        exported = jax.export.deserialize(bytearray(_program_bytes(directory, manifest, mesh)))
+        self._call = jax.jit(exported.call)
         self.variables: dict[str, Variable] = _variables(directory, manifest["variables"], mesh)
         assigned = [entry["name"] for entry in manifest["variables"] if entry["assigned"]]
         self._assigned = [self.variables[name] for name in assigned]
@@ -144,19 +146,14 @@ def _program_bytes(directory: Path, manifest: dict[str, Any], mesh: Mesh | None)
             f"{manifest['function']} can only run on a mesh like the one that it was exported on, "
             f"{dict(manifest['mesh'])}: pass `mesh`. {manifest['why_not_portable']}"
         )
-    file = directory / (SHARDED if same_mesh else PORTABLE)
+    file = SHARDED if same_mesh else PORTABLE
     try:
-        return file.read_bytes()
+        program = (directory / file).read_bytes()
     except OSError as error:
         raise ExportError(f"The exported function is incomplete: {error}") from error
-
-
-def _compiled(serialized: bytes) -> Any:
-    try:
-        exported = jax.export.deserialize(bytearray(serialized))
-    except (ValueError, TypeError, AssertionError) as error:
-        raise ExportError(f"The exported program is damaged: {error}") from error
-    return jax.jit(exported.call)
+    if hashlib.sha256(program).hexdigest() != manifest["programs"][file]:
+        raise ExportError(f"{directory / file} is damaged: it is not what was exported.")
+    return program
 
 
 def _variables(directory: Path, entries: list[dict[str, Any]], mesh: Mesh | None) -> dict[str, Variable]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -105,12 +106,15 @@ class _Exported:
             jax.tree_util.tree_unflatten(results.treedef, _results_with_marks(results)), lambda leaf: leaf is _ARRAY
         )
         self._mesh = _mesh_of([variable._value for variable in self._variables] + self._inputs)
-        self._portable, self._why_not_portable = self._export_portable()
-        self._sharded = None if self._mesh is None else self._export(self._jitted, sharded=True)
+        self._programs: dict[str, bytes] = {}
+        self._why_not_portable = self._export_portable()
+        if self._mesh is not None:
+            self._programs[SHARDED] = self._export(self._jitted, sharded=True)
         self._names = _unique([variable_name(variable) for variable in self._variables])
         self._manifest = self._described()
 
-    def _export_portable(self) -> tuple[bytes | None, str]:
+    def _export_portable(self) -> str:
+        """Makes the program without placement; returns why there is none, or an empty string."""
         program = jax.make_jaxpr(self._jitted)(*self._signature(sharded=False))
         flat = without_placement(program)
         count = len(self._assigned)
@@ -123,15 +127,18 @@ class _Exported:
             return results[:count], results[count:]
 
         try:
-            return self._export(jax.jit(portable), sharded=False), ""
+            self._programs[PORTABLE] = self._export(jax.jit(portable), sharded=False)
         except ExportError as error:
             if self._mesh is None:
                 raise
-            return None, str(error)
+            return str(error)
+        return ""
 
     def _signature(self, sharded: bool) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         def abstract(value: Any) -> jax.ShapeDtypeStruct:
-            sharding = value.sharding if sharded and layout_of(value) is not None else None
+            # JAX cannot prove that a mesh divides a length that has only a name.
+            known = sharded and all(isinstance(length, int) for length in value.shape)
+            sharding = value.sharding if known and layout_of(value) is not None else None
             return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
 
         assigned, read = ([abstract(v._value) for v in group] for group in (self._assigned, self._read))
@@ -148,10 +155,8 @@ class _Exported:
         directory.mkdir(parents=True)
         if self._variables:
             write_variables(directory / VARIABLES, dict(zip(self._names, self._variables, strict=True)))
-        if self._portable is not None:
-            (directory / PORTABLE).write_bytes(self._portable)
-        if self._sharded is not None:
-            (directory / SHARDED).write_bytes(self._sharded)
+        for file, program in self._programs.items():
+            (directory / file).write_bytes(program)
         (directory / MANIFEST).write_text(json.dumps(self._manifest, indent=1) + "\n")
 
     def _described(self) -> dict[str, Any]:
@@ -169,6 +174,7 @@ class _Exported:
             "inputs": [_described_array(value) for value in self._inputs],
             "results": self._results,
             "variables": described_variables,
+            "programs": {file: hashlib.sha256(program).hexdigest() for file, program in self._programs.items()},
             "why_not_portable": self._why_not_portable,
         }
 

@@ -14,7 +14,7 @@ import replicax as rx
 from replicax import dtensor
 from replicax.errors import BarrierTimeoutError, ClientsTimeoutError, ContextError, MeshError
 
-ROWS, COLUMNS, BATCH, STEPS = 22, 4, 8, 9
+ROWS, COLUMNS, BATCH = 22, 4, 8
 X = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
 Y = X @ np.arange(1.0, COLUMNS + 1, dtype=np.float32)
 
@@ -42,6 +42,7 @@ def train(mesh):
         return value
 
     losses = [float(whole(step(batch))) for _ in range(3) for batch in batches(mesh)]
+    assert weight.value.sharding == weight.layout.to_sharding()
     everywhere = dtensor.relayout(weight.value, dtensor.Layout.replicated(mesh, 1))
     return {"losses": losses, "weight": whole(everywhere).tolist(), "offset": float(whole(offset.value))}
 
@@ -66,11 +67,14 @@ def together():
     found = {"again": str(error_of(ContextError, dtensor.initialize_accelerator_system))}
     mesh = dtensor.create_distributed_mesh([("batch", 4)])
     found["mesh"] = [mesh.to_string(), [device.process_index for device in mesh.global_devices()]]
-    found["swapped"] = [
-        (device.process_index, device.local_hardware_id)
-        for device in dtensor.create_distributed_mesh({"x": 2, "y": 2}, local_devices=["cpu:1", "cpu:0"]).global_devices()
+    swapped = dtensor.create_distributed_mesh({"x": 2, "y": 2}, local_devices=["cpu:1", "cpu:0"])
+    found["swapped"] = [mesh.global_devices().index(device) for device in swapped.global_devices()]
+    found["who"] = [
+        dtensor.num_clients(),
+        dtensor.full_job_name(),
+        mesh.local_device_ids(),
+        mesh.min_global_device_id(),
     ]
-    found["who"] = [dtensor.num_clients(), dtensor.full_job_name(), mesh.local_device_ids(), mesh.min_global_device_id()]
     found["devices"] = [
         dtensor.num_local_devices("cpu"),
         dtensor.num_global_devices("CPU"),
@@ -96,7 +100,8 @@ def together():
         before = time.monotonic()
         error = error_of(BarrierTimeoutError, dtensor.barrier, mesh, "alone", timeout_in_ms=300)
         found["waited"] = time.monotonic() - before
-        found["theirs"] = str(error_of(MeshError, dtensor.barrier, dtensor.Mesh(["x"], dtensor.local_devices("cpu", 1))))
+        theirs = dtensor.Mesh(["x"], dtensor.local_devices("cpu", 1))
+        found["theirs"] = str(error_of(MeshError, dtensor.barrier, theirs))
         dtensor.barrier(mesh, "after", timeout_in_ms=30_000)
     else:
         dtensor.barrier(mesh, "after", timeout_in_ms=30_000)
@@ -114,7 +119,7 @@ def together():
 def alone():
     """The other client does not come."""
     before = time.monotonic()
-    unconnected = str(error_of(ContextError, dtensor.create_distributed_mesh, [("x", 2)])) 
+    unconnected = str(error_of(ContextError, dtensor.create_distributed_mesh, [("x", 2)]))
     error = error_of(ClientsTimeoutError, dtensor.initialize_accelerator_system, timeout_s=0.5)
     return {
         "unconnected": unconnected,

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from replicax.dtensor import Layout, Mesh, create_mesh
+
+
+@pytest.fixture(scope="session")
+def mesh() -> Mesh:
+    """Four by two devices: x=4, y=2."""
+    return create_mesh([("x", 4), ("y", 2)])
+
+
+@pytest.fixture(scope="session")
+def pair() -> Mesh:
+    """Two of the eight devices."""
+    return create_mesh([("x", 2)], devices=["cpu:0", "cpu:1"])
+
+
+@pytest.fixture(scope="session")
+def by_x(mesh: Mesh) -> Layout:
+    return Layout(["x"], mesh)
