@@ -12,7 +12,7 @@ from replicax.collectives import (
 )
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ReplicaDivergenceError, ReplicaxError
-from replicax.export import LoadedFunction, export, load
+from replicax.exporting import LoadedFunction, export, load
 from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.program import function, grad, value_and_grad
 from replicax.reduce_op import ReduceOp

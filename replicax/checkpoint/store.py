@@ -75,7 +75,7 @@ def entries(directory: Directory) -> dict[str, Entry]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is no complete checkpoint, or was damaged: {error}") from error
     if metadata is None:
-        raise CheckpointError(f"{path} is no complete checkpoint: Orbax finds no description of its arrays, or not their data.")
+        raise CheckpointError(f"{path} is no complete checkpoint: Orbax finds no arrays in it, or not their data.")
     return {name: Entry(tuple(found.shape), np.dtype(found.dtype)) for name, found in metadata.tree.items()}
 
 

@@ -1,4 +1,4 @@
-"""What each of two clients runs in `test_clients.py`: `python two_clients.py SCENARIO`. Prints what it found as JSON."""
+"""What each of two clients runs in `test_clients.py`: `python two_clients.py SCENARIO`. Prints its findings as JSON."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from replicax import dtensor
 from replicax.errors import ExportError
-from replicax.export.portable import without_placement
+from replicax.exporting.portable import without_placement
 
 X = np.linspace(-1.0, 1.0, 16, dtype=np.float32).reshape(8, 2)
 

@@ -18,8 +18,8 @@ from replicax.checkpoint import write_variables
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.placement import layout_of
 from replicax.errors import ExportError
-from replicax.export.nests import described, is_value, rebuilt
-from replicax.export.portable import without_placement
+from replicax.exporting.nests import described, is_value, rebuilt
+from replicax.exporting.portable import without_placement
 from replicax.program.frames import variable_name
 from replicax.program.function import Function, function
 from replicax.program.lifting import Program

@@ -18,8 +18,8 @@ from replicax.dtensor.mesh import Mesh
 from replicax.dtensor.placement import laid_out
 from replicax.dtensor.variable import DVariable
 from replicax.errors import ArgumentError, ExportError, LayoutError
-from replicax.export.nests import described, is_value, rebuilt
-from replicax.export.writing import FORMAT, MANIFEST, PORTABLE, SHARDED, VARIABLES
+from replicax.exporting.nests import described, is_value, rebuilt
+from replicax.exporting.writing import FORMAT, MANIFEST, PORTABLE, SHARDED, VARIABLES
 from replicax.variables import Variable
 
 
