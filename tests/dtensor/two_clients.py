@@ -69,12 +69,8 @@ def together():
     found["mesh"] = [mesh.to_string(), [device.process_index for device in mesh.global_devices()]]
     swapped = dtensor.create_distributed_mesh({"x": 2, "y": 2}, local_devices=["cpu:1", "cpu:0"])
     found["swapped"] = [mesh.global_devices().index(device) for device in swapped.global_devices()]
-    found["who"] = [
-        dtensor.num_clients(),
-        dtensor.full_job_name(),
-        mesh.local_device_ids(),
-        mesh.min_global_device_id(),
-    ]
+    found["who"] = [dtensor.num_clients(), dtensor.full_job_name()]
+    found["positions"] = [mesh.local_device_ids(), mesh.min_global_device_id()]
     found["devices"] = [
         dtensor.num_local_devices("cpu"),
         dtensor.num_global_devices("CPU"),
