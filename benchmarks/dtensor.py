@@ -1,6 +1,6 @@
 """What DTensor costs over hand-written JAX: a training step whose batch comes from the host each time.
 
-    python benchmarks/dtensor.py [--devices 8] [--rows 128 512] [--rounds 15] [--steps 10]
+    python benchmarks/dtensor.py [--devices 8] [--rows 128 512] [--rounds 30] [--steps 5]
 
 The step is a 784-700-500-10 network with Adam. By hand, a batch is placed with `jax.device_put` and a `NamedSharding`
 and the step is partitioned by XLA; with DTensor, `pack` makes it from its parts or `relayout` cuts it, and the step
@@ -140,8 +140,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, default=8, help="virtual CPU devices, where there is no GPU")
     parser.add_argument("--rows", type=int, nargs="+", default=[128, 512], help="batch sizes; the first one counts")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=10, help="steps of a variant in each round")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=5, help="steps of a variant in each round")
     options = parser.parse_args()
     rx.config.set_virtual_devices(options.devices)
     mesh = create_mesh([("replica", -1)])

@@ -218,8 +218,11 @@ def print_comparison(training, alone):
     if differences.max() > TOLERANCE:
         # Several devices add the rows up in another order and round differently. That alone stays below 1e-6, but near
         # its kink a ReLU makes another gradient of it. One device drifts so, too, given the rows in another order.
-        print(f"  (up to step {np.argmax(differences > TOLERANCE)} by {TOLERANCE:.0e} at most: in float32 rounding has "
-              "switched a ReLU there, and the trainings drift apart. With --dtype float64 they agree.)")  # fmt: skip
+        first = np.argmax(differences > TOLERANCE)
+        print(
+            f"  (before step {first} by less than {TOLERANCE:.0e}; once rounding switches a ReLU, trainings in float32"
+        )
+        print("  drift apart; with --dtype float64 they agree)")
     return differences.max()
 
 

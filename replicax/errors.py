@@ -68,6 +68,37 @@ class ExportError(ReplicaxError, ValueError):
     """A function cannot be exported, or what was exported cannot be loaded."""
 
 
+class ClusterError(ReplicaxError, ValueError):
+    """The description of a cluster is malformed, contradicts itself, or does not fit what it is used for.
+
+    Attributes:
+        field: What is wrong, such as `"TF_CONFIG task.index"` or the name of an environment variable.
+        value: What it holds; None if it is missing. Anything but plain data is kept as its `repr`.
+        problem: The rule that it breaks.
+        cure: What to do.
+    """
+
+    def __init__(self, field: str, value: Any = None, problem: str = "is malformed", cure: str = ""):
+        self.field = field
+        plain = value is None or isinstance(value, (bool, int, float, str))
+        self.value = value if plain else repr(value)
+        self.problem = problem
+        self.cure = cure
+        shown = repr(self.value) if plain else self.value
+        got = "" if value is None else f", got {shown if len(shown) <= 200 else shown[:200] + '...'}"
+        super().__init__(f"{field} {problem}{got}. {cure}".rstrip())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self)._again, (str(self), vars(self))
+
+    @classmethod
+    def _again(cls, message: str, attributes: dict[str, Any]) -> ClusterError:
+        error = cls.__new__(cls)
+        error.args = (message,)
+        vars(error).update(attributes)
+        return error
+
+
 class ProgramError(ReplicaxError, RuntimeError):
     """A function could not be turned into a compiled program."""
 

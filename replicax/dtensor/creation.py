@@ -36,7 +36,7 @@ def call_with_layout(fn: Callable[..., Any], layout: Layout | None, *args: Any, 
         ArgumentError: `fn` is not callable, or returns something else than arrays.
 
     Example:
-        >>> from replicax.dtensor import create_mesh
+        >>> from replicax.dtensor import UNSHARDED, create_mesh
         >>> layout = Layout(["x", UNSHARDED], create_mesh([("x", 8)]))
         >>> call_with_layout(jnp.zeros, layout, shape=(16, 3)).addressable_shards[0].data.shape
         (2, 3)

@@ -66,7 +66,7 @@ def _packed_from_host(parts: list[Any], shape: tuple[int, ...], sharding: Any, d
     return jax.make_array_from_callback(shape, sharding, lambda index: by_start[_start(index)])
 
 
-def _start(index: tuple[slice, ...]) -> tuple[int, ...]:
+def _start(index: Any) -> tuple[int, ...]:
     """Returns where a part begins in the tensor; a slice itself is no key for a dict before Python 3.12."""
     return tuple(each.start or 0 for each in index)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,8 +12,8 @@ from jax.sharding import NamedSharding
 
 import replicax.context as context
 from replicax.dtensor.creation import call_with_layout
-from replicax.dtensor.layout import Layout
-from replicax.dtensor.placement import as_array, checked_layout, is_traced, laid_out, layout_of
+from replicax.dtensor.layout import MATCH, Layout
+from replicax.dtensor.placement import as_array, checked_layout, is_traced, is_tracing, laid_out, layout_of
 from replicax.errors import ContextError, LayoutError, VariableError
 from replicax.variables import Variable
 
@@ -49,7 +50,8 @@ class DVariable(Variable):
         name: str = "DVariable",
     ):
         layout = checked_layout(layout) if layout is not None else None
-        with jax.ensure_compile_time_eval():
+        # Where a function is being traced, the value must be a real one all the same: then it is computed op by op.
+        with jax.ensure_compile_time_eval() if is_tracing() else contextlib.nullcontext():
             if callable(initial_value) and layout is not None:
                 initial_value = call_with_layout(initial_value, layout)
             value = initial_value() if callable(initial_value) else initial_value
@@ -171,6 +173,8 @@ def _agreed_layout(value: Any, layout: Layout | None, name: str) -> Layout:
     if layout is None:
         assert present is not None
         return present
+    if MATCH in layout.sharding_specs:
+        raise LayoutError(f"DVariable {name!r} needs a layout that says how each dimension is cut, got {layout!r}.")
     same = present is None or present.to_sharding().is_equivalent_to(layout.to_sharding(), present.rank)
     if not same:
         raise LayoutError(

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
@@ -24,6 +25,7 @@ from replicax.program.buffers import holders
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
 from replicax.program.keras_state import keras_scope, repeat_while_variables_are_created
 from replicax.program.nest import Structure, take_apart_outputs
+from replicax.runtime.transfer import put
 
 _MISUSES = (
     jax.errors.ConcretizationTypeError,
@@ -101,10 +103,17 @@ class Program:
             return layout
         if self.strategy is not None and self.strategy.mesh is not None:
             return self.strategy.placement.program_sharding(variable, self.replicas)
-        # Beside variables over a mesh, one that lives nowhere in particular (a step counter) is copied to all of it.
-        # Left alone it would come back so placed, and the program would be compiled once more.
-        floating = self._mesh is not None and not variable._value.committed
-        return NamedSharding(self._mesh, PartitionSpec()) if floating else None
+        return None if self._mesh is None else self._sharding_beside_layouts(variable._value)
+
+    def _sharding_beside_layouts(self, value: jax.Array) -> Any:
+        """Returns where a variable without a layout lives in a program that has variables over a mesh.
+
+        One that lives nowhere in particular (a step counter) is copied to all of it; one that is there already stays as
+        it is. Left alone, XLA would choose, and the program (and others) would be compiled once more.
+        """
+        if not value.committed:
+            return NamedSharding(self._mesh, PartitionSpec())
+        return value.sharding if value.sharding.device_set == set(self._mesh.devices.flat) else None
 
     def _jit(self) -> Any:
         def pure(updated: list[Any], constant: list[Any], donated: list[Any], kept: list[Any]) -> Any:
@@ -125,7 +134,8 @@ class Program:
 
         name = getattr(self._get_fn(), "__name__", "program")
         pure.__name__ = pure.__qualname__ = name
-        out_shardings = ([self._sharding(variable) for variable in self._written], None)
+        results = self.strategy.placement.result_sharding(self.replicas) if self._is_partial() else None
+        out_shardings = ([self._sharding(variable) for variable in self._written], results)
         donate = () if self._is_partial() else (0, 2)
         return jax.jit(pure, donate_argnums=donate, out_shardings=out_shardings)
 
@@ -142,7 +152,8 @@ class Program:
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
         """Runs the program on arguments of its signature, updates the variables and returns the result."""
-        new_values, leaves = self._compiled(*self._inputs(arrays))
+        inputs = self._inputs(arrays)
+        new_values, leaves = self._compiled(*inputs) if self._takes_part() else self._placeholders(inputs)
         if self._written and isinstance(new_values[0], jax.core.Tracer):
             raise ProgramError(
                 "A function that assigns variables was called inside a function that JAX traces (jax.jit, jax.grad, "
@@ -185,29 +196,47 @@ class Program:
             donated = [array for array, flag in zip(arrays, self._donate, strict=True) if flag]
             kept = [array for array, flag in zip(arrays, self._donate, strict=True) if not flag]
         if self._is_partial():
-            constant = [self._load(variable) for variable in self._constant]
+            constant = self._loaded([(variable, self._sharding(variable)) for variable in self._constant])
         else:
             self._place()
             _own(self._updated)
             constant = [variable._value for variable in self._constant]
         return [variable._value for variable in self._updated], constant, donated, kept
 
-    def _load(self, variable: Any) -> jax.Array:
-        if self.strategy is None or self.strategy.mesh is None or variable_layout(variable) is not None:
-            return jax.device_put(variable._value, self._sharding(variable))
-        return self.strategy.placement.load(variable, self.replicas)
+    def _loaded(self, placements: Sequence[tuple[Any, Any]]) -> list[jax.Array]:
+        """Returns the values of variables at their shardings, those of a strategy all at once."""
+        if self.strategy is None or self.strategy.mesh is None:
+            return [put(variable._value, sharding) for variable, sharding in placements]
+        strategys = [variable for variable, _ in placements if variable_layout(variable) is None]
+        values = iter(self.strategy.placement.load(strategys, self.replicas))
+        return [
+            next(values) if variable_layout(variable) is None else put(variable._value, sharding)
+            for variable, sharding in placements
+        ]
+
+    def _takes_part(self) -> bool:
+        """Returns whether a device of this process is among those that the program runs on."""
+        return not self._is_partial() or self.strategy.placement.takes_part(self.replicas)
+
+    def _placeholders(self, inputs: Any) -> tuple[list[Any], list[Any]]:
+        """Returns what the program returns elsewhere, with other numbers; its real results are sent here."""
+        return jax.tree_util.tree_map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(self._compiled, *inputs))
 
     def _store_partial(self, leaves: list[Any], new_values: list[Any]) -> Any:
-        for variable, value in zip(self._written, new_values, strict=True):
-            self.strategy.placement.store(variable, value)
+        self.strategy.placement.store(self._written, new_values)
+        leaves = self.strategy.placement.spread(leaves)
         return self.strategy.placement.rejoined(self.result.rebuild(leaves), self.replicas)
 
     def _place(self) -> None:
         """Moves variables onto the mesh that are not there yet: they are new, or were assigned outside of a program."""
-        for variable, sharding in self._placements:
-            current = variable._value.sharding
+        new = []
+        for placement in self._placements:
+            current, sharding = placement[0]._value.sharding, placement[1]
             if current is not sharding and current != sharding:
-                variable._value = self._load(variable)
+                new.append(placement)
+        if new:
+            for (variable, _), value in zip(new, self._loaded(new), strict=True):
+                variable._value = value
 
 
 def _mesh_of_layouts(variables: Sequence[Any]) -> Any:

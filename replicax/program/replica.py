@@ -115,12 +115,12 @@ class ReplicaCall:
             for array, stacked in zip(self._arrays, self._stacked, strict=True)
         ]
         outputs, new_values = repeat_while_variables_are_created(lambda: mapped(placed))
-        for variable, value in zip(written, new_values, strict=True):
+        for i, (variable, value) in enumerate(zip(written, new_values, strict=True)):
             if not variable_is_stacked(variable):
-                value = value[0]
+                new_values[i] = value[0]
             elif self._leaves_rows_out(variable):
-                value = np.concatenate([value, variable._value[self.replicas :]])
-            self.strategy.placement.store(variable, value)
+                new_values[i] = np.concatenate([value, variable._value[self.replicas :]])
+        self.strategy.placement.store(written, new_values)
         outputs = [out if differs else out[0] for out, differs in zip(outputs, varying, strict=True)]
         return self.strategy.placement.rejoined(self._wrapped(outputs, varying), self.replicas)
 

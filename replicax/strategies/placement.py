@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from replicax.compat import strongly_typed
 from replicax.program.frames import variable_is_stacked, variable_shape
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
+from replicax.runtime.transfer import from_chief, put, spans_processes
 from replicax.values import is_per_replica
 
 
@@ -50,6 +51,8 @@ class Placement:
             row.flat[0] if self._devices.ndim > 1 else row for row in self._devices
         )
         self._meshes: dict[int, Mesh] = {}
+        #: Whether some of the devices belong to other processes.
+        self.spans_processes = spans_processes(self.sharding(stacked=False))
 
     def mesh_for(self, replicas: int) -> Mesh:
         """Returns the mesh of the first `replicas` replicas."""
@@ -80,32 +83,65 @@ class Placement:
         return placed_copy(value, self.sharding(stacked, replicas))
 
     def assembled(self, rows: Sequence[jax.Array]) -> jax.Array:
-        """Returns the stacked value of `rows`, arrays of shape `(1, ...)`, each on its replica's device."""
+        """Returns the stacked value of this process's `rows`, arrays of shape `(1, ...)` on their replicas' devices."""
         if self._devices.ndim > 1:
             return self.place(np.concatenate(rows), stacked=True)
-        shape = (len(rows), *rows[0].shape[1:])
+        shape = (self.replicas, *rows[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self.sharding(stacked=True), list(rows))
 
-    def load(self, variable: Any, replicas: int) -> jax.Array:
-        """Returns a variable's value as a program on `replicas` replicas needs it.
+    def load(self, variables: Sequence[Any], replicas: int) -> list[jax.Array]:
+        """Returns the values of variables as a program on `replicas` replicas needs them.
 
         On a sub-mesh a mirrored variable is a view of the copies of the first devices. Any other comes whole, to each
-        device: also the components of replicas that sit the step out count when it is read.
+        device: also the components of replicas that sit the step out count when it is read. A value that is not on the
+        mesh yet is a first value: where the mesh spans processes, that of process 0.
         """
-        value, home = variable._value, self.variable_sharding(variable)
-        if value.sharding != home:
-            value = placed_copy(value, home)
+        homes = [self.variable_sharding(variable) for variable in variables]
+        new = [i for i, (v, home) in enumerate(zip(variables, homes, strict=True)) if v._value.sharding != home]
+        values = [variable._value for variable in variables]
+        for i, value in zip(new, self._agreed([values[i] for i in new]), strict=True):
+            values[i] = placed_copy(value, homes[i])
         if replicas == self.replicas:
-            return value
-        return self._first(value, replicas) if home.is_fully_replicated else self.place(value, replicas=replicas)
+            return values
+        return [
+            self._first(value, replicas) if home.is_fully_replicated else self.place(value, replicas=replicas)
+            for value, home in zip(values, homes, strict=True)
+        ]
 
     def initialize(self, variable: Any, value: Any) -> None:
-        """Gives a variable a copy of `value`, which may be anybody's."""
-        variable._value = placed_copy(value, self.variable_sharding(variable))
+        """Gives a variable a copy of `value`, which may be anybody's; of process 0's if there are several."""
+        (agreed,) = self._agreed([value])
+        variable._value = placed_copy(agreed, self.variable_sharding(variable))
 
-    def store(self, variable: Any, value: jax.Array) -> None:
-        """Gives a variable a value that a program on any number of replicas has computed for it."""
-        variable._value = jax.device_put(value, self.variable_sharding(variable))
+    def _agreed(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Returns values that are the same in every process: those that are not global yet become process 0's."""
+        if not self.spans_processes:
+            return values
+        own = [i for i, v in enumerate(values) if not isinstance(v, jax.Array) or v.is_fully_addressable]
+        agreed = list(values)
+        for i, value in zip(own, from_chief([values[i] for i in own]), strict=True):
+            agreed[i] = value
+        return agreed
+
+    def store(self, variables: Sequence[Any], values: Sequence[jax.Array]) -> None:
+        """Gives variables the values that a program on any number of replicas has computed for them."""
+        for variable, value in zip(variables, self.spread(values), strict=True):
+            variable._value = put(value, self.variable_sharding(variable))
+
+    def spread(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Returns results of a program on a sub-mesh in every process, also in those that had no part in it."""
+        return [self.place(value) for value in from_chief(values)] if self.spans_processes else values
+
+    def takes_part(self, replicas: int) -> bool:
+        """Returns whether a device of the first `replicas` replicas belongs to this process."""
+        return bool(self.sharding(stacked=False, replicas=replicas).addressable_devices)
+
+    def result_sharding(self, replicas: int) -> NamedSharding | None:
+        """Returns how a program on a sub-mesh returns its results; None leaves it to XLA.
+
+        Where the mesh spans processes each result must be whole on process 0, which sends it to the others.
+        """
+        return self.sharding(stacked=False, replicas=replicas) if self.spans_processes else None
 
     def shrunk(self, array: Any, replicas: int) -> Any:
         """Returns an argument that is mirrored on all devices as a program on `replicas` replicas needs it."""
@@ -115,9 +151,9 @@ class Placement:
 
     def _first(self, mirrored: jax.Array, replicas: int) -> jax.Array:
         shards = {shard.device: shard.data for shard in mirrored.addressable_shards}
-        held = [shards[device] for device in self._devices[:replicas].flat]
+        held = [shards[device] for device in self._devices[:replicas].flat if device in shards]
         sharding = self.sharding(stacked=False, replicas=replicas)
-        return jax.make_array_from_single_device_arrays(mirrored.shape, sharding, held)
+        return jax.make_array_from_single_device_arrays(mirrored.shape, sharding, held, dtype=mirrored.dtype)
 
     def rejoined(self, nest: Any, replicas: int) -> Any:
         """Moves the mirrored results of a program on `replicas` replicas to all devices."""
@@ -135,7 +171,7 @@ def placed_copy(value: Any, sharding: NamedSharding) -> jax.Array:
     """Returns a copy of `value` with a sharding; it shares no buffer with `value`."""
     # `device_put` reuses the buffer of a device that has the value already, even with may_alias=False.
     value = jnp.copy(value) if isinstance(value, jax.Array) else strongly_typed(value)
-    return jax.device_put(value, sharding)
+    return put(value, sharding)
 
 
 def cut_if_large(variable: Any, min_size: int, parts: int) -> PartitionSpec:

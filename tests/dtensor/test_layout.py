@@ -115,7 +115,7 @@ def test_shape_is_the_meshes_and_num_shards_tells_how_often_a_tensor_is_cut(mesh
     assert Layout([("y", "x")], mesh).num_shards(0) == 8
     with pytest.raises(LayoutError, match="no dimension 3"):
         layout.num_shards(3)
-    with pytest.raises(LayoutError, match="Dimension 0.*only relayout knows"):
+    with pytest.raises(LayoutError, match=r"Dimension 0.*only relayout knows"):
         Layout([MATCH], mesh).num_shards(0)
 
 
@@ -266,7 +266,7 @@ def test_shardings_become_layouts(mesh):
 
 
 def test_other_shardings_have_no_layout():
-    with pytest.raises(LayoutError, match="Only a NamedSharding.*SingleDeviceSharding"):
+    with pytest.raises(LayoutError, match=r"Only a NamedSharding.*SingleDeviceSharding"):
         Layout.from_sharding(jax.sharding.SingleDeviceSharding(jax.devices()[0]), 1)
 
 
@@ -288,7 +288,7 @@ def test_keras_cannot_say_everything(mesh, entry):
 
 def test_a_keras_layout_needs_a_mesh():
     for other in (keras.distribution.TensorLayout(["x"]), "x"):
-        with pytest.raises(LayoutError, match="Not a keras.distribution.TensorLayout"):
+        with pytest.raises(LayoutError, match=r"Not a keras.distribution.TensorLayout"):
             Layout.from_keras(other)
 
 

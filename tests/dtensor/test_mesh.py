@@ -102,7 +102,7 @@ def test_a_mesh_is_made_of_as_many_dimensions_of_different_devices(names, device
 
 @pytest.mark.parametrize("label", ["a|b", 3])
 def test_a_label_is_a_string_that_can_be_written_down(label):
-    with pytest.raises(MeshError, match="without '|'"):
+    with pytest.raises(MeshError, match=r"without '|'"):
         create_mesh(mesh_name=label)
 
 
@@ -138,7 +138,7 @@ def test_dimensions_are_asked_for_by_name(mesh):
     assert mesh.contains_dim("x")
     assert "y" in mesh
     assert "z" not in mesh
-    with pytest.raises(MeshError, match="no dimension 'z'.*x=4, y=2"):
+    with pytest.raises(MeshError, match=r"no dimension 'z'.*x=4, y=2"):
         mesh.dim_size("z")
     with pytest.raises(MeshError, match="'z'"):
         mesh["z"]

@@ -50,7 +50,7 @@ def test_other_things_are_refused(by_x, value):
 
 @pytest.mark.parametrize("layout", [None, "x", ["x"]])
 def test_a_layout_is_asked_for(layout):
-    with pytest.raises(ArgumentError, match="Expected an rx.dtensor.Layout, got"):
+    with pytest.raises(ArgumentError, match=r"Expected an rx.dtensor.Layout, got"):
         relayout([1], layout)
 
 

@@ -119,7 +119,7 @@ def test_equal_parts_are_checked_on_demand(by_x):
     pack(parts, by_x, check_replicas=True)
     parts[5] = parts[5] + 1
     pack(parts, by_x)
-    with pytest.raises(TensorError, match="parts 4 and 5 are the same part.*differ"):
+    with pytest.raises(TensorError, match=r"parts 4 and 5 are the same part.*differ"):
         pack(parts, by_x, check_replicas=True)
 
 
@@ -172,7 +172,7 @@ def test_relayout_refuses_what_does_not_fit(mesh, by_x):
     for change in (relayout, copy_to_mesh):
         with pytest.raises(LayoutError, match="rank 1"):
             change(np.ones((8, 8)), by_x)
-        with pytest.raises(LayoutError, match="length 6.* 4 equal"):
+        with pytest.raises(LayoutError, match=r"length 6.* 4 equal"):
             change(np.ones(6), by_x)
 
 

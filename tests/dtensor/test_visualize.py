@@ -67,7 +67,7 @@ def test_a_shape_gives_the_indices_of_each_part(mesh):
 
 
 def test_shapes_that_do_not_fit_are_refused(mesh):
-    with pytest.raises(LayoutError, match="length 6.* 4 equal"):
+    with pytest.raises(LayoutError, match=r"length 6.* 4 equal"):
         Layout(["x"], mesh).visualize((6,))
     with pytest.raises(LayoutError, match="rank 1"):
         Layout(["x"], mesh).visualize((8, 8))

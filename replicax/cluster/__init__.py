@@ -1,0 +1,59 @@
+"""Who am I: the cluster, and this process's place in it, read from the environment. Nothing here starts anything."""
+
+from replicax.cluster.addresses import Address, parse_address
+from replicax.cluster.config import ROLES, ClusterConfig, check_roles, check_synchronous
+from replicax.cluster.detect import PRECEDENCE, Candidate, Detection, detect_cluster
+from replicax.cluster.resolvers import (
+    ClusterResolver,
+    GCEClusterResolver,
+    JaxClusterResolver,
+    KubernetesClusterResolver,
+    KubernetesExecutableLocation,
+    OpenMPIClusterResolver,
+    PMIClusterResolver,
+    RankClusterResolver,
+    ReplicaxClusterResolver,
+    SageMakerClusterResolver,
+    SimpleClusterResolver,
+    SlurmClusterResolver,
+    TFConfigClusterResolver,
+    TorchrunClusterResolver,
+    TPUClusterResolver,
+    UnionResolver,
+    expand_hostlist,
+    expand_tasks_per_node,
+)
+from replicax.cluster.spec import ClusterSpec, Task
+
+__all__ = [
+    "PRECEDENCE",
+    "ROLES",
+    "Address",
+    "Candidate",
+    "ClusterConfig",
+    "ClusterResolver",
+    "ClusterSpec",
+    "Detection",
+    "GCEClusterResolver",
+    "JaxClusterResolver",
+    "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
+    "OpenMPIClusterResolver",
+    "PMIClusterResolver",
+    "RankClusterResolver",
+    "ReplicaxClusterResolver",
+    "SageMakerClusterResolver",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "TPUClusterResolver",
+    "Task",
+    "TorchrunClusterResolver",
+    "UnionResolver",
+    "check_roles",
+    "check_synchronous",
+    "detect_cluster",
+    "expand_hostlist",
+    "expand_tasks_per_node",
+    "parse_address",
+]

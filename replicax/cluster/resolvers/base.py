@@ -1,0 +1,179 @@
+"""The contract of a cluster resolver: what it can be asked, whoever runs the cluster."""
+
+from __future__ import annotations
+
+import abc
+import os
+from typing import Any, ClassVar, NamedTuple
+
+from replicax.cluster.config import ClusterConfig
+from replicax.cluster.environment import Environ
+from replicax.cluster.spec import ClusterSpec, Task
+from replicax.errors import ArgumentError, ClusterError
+
+
+class Verdict(NamedTuple):
+    """Whether an environment is one that a resolver is for, and why."""
+
+    applies: bool
+    because: str
+
+
+class ClusterResolver(abc.ABC):
+    """Tells where the tasks of a cluster are, and which of them this process is.
+
+    A resolver reads its source again on every access and remembers only what it was given. It starts nothing.
+
+    Args:
+        task_type: Job of this process, instead of what the source says.
+        task_id: Number of this process in its job, instead of what the source says.
+        rpc_layer: Prefix of addresses for `master`, such as `"grpc"`.
+        environment: A label for the environment, such as `"google"`; kept, not used.
+        environ: The environment variables; by default `os.environ`.
+    """
+
+    name: ClassVar[str]
+    """What the source is called in messages."""
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
+        environ: Environ | None = None,
+    ):
+        for argument, value in (("task_type", task_type), ("rpc_layer", rpc_layer), ("environment", environment)):
+            if value is not None and not isinstance(value, str):
+                raise ArgumentError(f"`{argument}` is a string or None, got {value!r}.")
+        self._given_type = task_type
+        self._given_id = _check_id(task_id)
+        self._given_rpc_layer = rpc_layer
+        self._environment = environment
+        self._environ: Environ = os.environ if environ is None else environ
+
+    @classmethod
+    def applies(cls, environ: Environ) -> Verdict:
+        """Says whether `environ` is an environment that this resolver is for, without checking its details."""
+        return Verdict(False, "it is never looked for by itself: make the resolver and pass it")
+
+    @abc.abstractmethod
+    def cluster_spec(self) -> ClusterSpec:
+        """Returns the tasks whose addresses are known; an empty spec if there is no cluster.
+
+        Raises:
+            ClusterError: The source is malformed; also in the members below.
+        """
+
+    @property
+    def task_type(self) -> str | None:
+        """The job of this process; None if it is not known. May be assigned."""
+        return self._given_type if self._given_type is not None else self._told_type()
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._given_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """The number of this process in its job; None if it is not known. May be assigned."""
+        return self._given_id if self._given_id is not None else self._told_id()
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._given_id = _check_id(task_id)
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """Prefix of addresses for `master`; None if there is none."""
+        return self._given_rpc_layer if self._given_rpc_layer is not None else self._told_rpc_layer()
+
+    @property
+    def environment(self) -> str | None:
+        """The label that was given for the environment."""
+        return self._environment
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """Returns the address of a task, with `rpc_layer://` before it if there is one.
+
+        Args:
+            task_type: Job of the task; by default this process's own.
+            task_id: Number of the task in its job; by default this process's own.
+            rpc_layer: Prefix; by default the resolver's.
+
+        Returns:
+            The address, or `""` if no task was named and this process's own is not known.
+
+        Raises:
+            ClusterError: The task that was named is not in the cluster, or the source is malformed.
+        """
+        wanted_type = self.task_type if task_type is None else task_type
+        wanted_id = self.task_id if task_id is None else task_id
+        if wanted_type is None or wanted_id is None:
+            return ""
+        spec = self.cluster_spec()
+        if task_type is None and task_id is None and not spec.has_task(wanted_type, wanted_id):
+            return ""
+        return self._with_prefix(spec.task_address(wanted_type, wanted_id), rpc_layer)
+
+    def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
+        """Returns how many accelerators a task has, by kind, as far as the source says; no device is asked."""
+        return {}
+
+    def config(self) -> ClusterConfig:
+        """Returns all of it as one record, checked.
+
+        Raises:
+            ClusterError: The source is malformed, or does not fit together.
+        """
+        return ClusterConfig(
+            spec=self.cluster_spec(),
+            task=self._task(),
+            rpc_layer=self.rpc_layer,
+            processes=self.told_processes(),
+            local_process_id=self.local_process_id(),
+            source=self.name,
+        )
+
+    def told_processes(self) -> int | None:
+        """Returns the number of processes if the source tells it beside (or instead of) their addresses."""
+        return None
+
+    def local_process_id(self) -> int | None:
+        """Returns the number of this process among those on its machine, or None if the source does not tell."""
+        return None
+
+    def _told_type(self) -> str | None:
+        return None
+
+    def _told_id(self) -> int | None:
+        return None
+
+    def _told_rpc_layer(self) -> str | None:
+        return None
+
+    def _task(self) -> Task | None:
+        task_type, task_id = self.task_type, self.task_id
+        if task_type is None and task_id is None:
+            return None
+        if task_type is None or task_id is None:
+            missing = "task.type" if task_type is None else "task.index"
+            raise ClusterError(
+                f"{self.name} {missing}", None, "is missing", "Give both the type and the index of this task, or none."
+            )
+        return Task(task_type, task_id)
+
+    def _with_prefix(self, address: str, rpc_layer: str | None) -> str:
+        layer = rpc_layer or self.rpc_layer
+        return f"{layer}://{address}" if layer and address else address
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def _check_id(task_id: Any) -> int | None:
+    if task_id is None:
+        return None
+    if isinstance(task_id, bool) or not isinstance(task_id, int) or task_id < 0:
+        raise ClusterError("task_id", task_id, "must be an int of at least 0, or None", "Tasks are numbered from 0.")
+    return task_id

@@ -1,0 +1,43 @@
+"""Processes started by Open MPI's mpirun."""
+
+from __future__ import annotations
+
+import re
+
+from replicax.cluster.addresses import join_address
+from replicax.cluster.environment import text
+from replicax.cluster.resolvers.ranks import RankClusterResolver
+from replicax.errors import ClusterError
+
+ORTE_URI = "OMPI_MCA_orte_hnp_uri"  # Set only for processes that mpirun has started; Open MPI 5 has it no more.
+_URI = re.compile(r"(?P<job>[0-9]{1,18})\..*?(tcp://(?P<v4>[^,:\]]+)[,:]|tcp6://\[(?P<v6>[^,\]]+)[,\]])")
+_PORTS = 2**12
+
+
+class OpenMPIClusterResolver(RankClusterResolver):
+    """Reads `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` and `OMPI_COMM_WORLD_LOCAL_RANK`.
+
+    The coordinator's address is `coordinator_address`, or what JAX derives: the host where mpirun runs, which is
+    expected to run process 0 as well, with a port made of the number of the job. Without it (Open MPI 5) it is
+    `JAX_COORDINATOR_ADDRESS`, or not known.
+    """
+
+    name = "Open MPI"
+    rank, count = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
+    local_rank, local_count = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+
+    def _told_coordinator(self) -> tuple[str, str | None]:
+        uri = text(self._environ, ORTE_URI)
+        if uri is None or text(self._environ, "JAX_COORDINATOR_ADDRESS"):
+            return ORTE_URI, None
+        found = _URI.match(uri)
+        if not found:
+            raise ClusterError(
+                ORTE_URI,
+                uri,
+                "must look like '1531576320.0;tcp://10.96.0.1:34911'",
+                "Set JAX_COORDINATOR_ADDRESS to 'host:port' of process 0.",
+            )
+        # Job numbers are multiples of 2^12; the port is among the highest 2^12, as in JAX.
+        port = int(found["job"]) // _PORTS % _PORTS + 2**16 - _PORTS
+        return ORTE_URI, join_address(found["v4"] or found["v6"], port)

@@ -1,0 +1,31 @@
+"""replicax's own variables, which its launcher sets: they come before all others."""
+
+from __future__ import annotations
+
+from replicax.cluster.environment import Environ, required, text
+from replicax.cluster.resolvers.base import Verdict
+from replicax.cluster.resolvers.ranks import RankClusterResolver
+
+_COORDINATOR = "REPLICAX_COORDINATOR"
+
+
+class ReplicaxClusterResolver(RankClusterResolver):
+    """Reads `REPLICAX_COORDINATOR`, `REPLICAX_NUM_PROCESSES` and `REPLICAX_PROCESS_ID`.
+
+    `REPLICAX_LOCAL_PROCESS_ID` and `REPLICAX_LOCAL_NUM_PROCESSES` (on this machine) may be set too.
+    """
+
+    name = "REPLICAX_*"
+    rank, count = "REPLICAX_PROCESS_ID", "REPLICAX_NUM_PROCESSES"
+    local_rank, local_count = "REPLICAX_LOCAL_PROCESS_ID", "REPLICAX_LOCAL_NUM_PROCESSES"
+
+    @classmethod
+    def applies(cls, environ: Environ) -> Verdict:
+        """One of the three is enough, since nothing but the wish to use them sets them: the others are then missed."""
+        found = [name for name in (_COORDINATOR, cls.count, cls.rank) if text(environ, name)]
+        return Verdict(bool(found), f"{', '.join(found) or 'none of the variables'} set")
+
+    def _told_coordinator(self) -> tuple[str, str | None]:
+        if self.told_processes() == 1:
+            return _COORDINATOR, text(self._environ, _COORDINATOR)
+        return _COORDINATOR, required(self._environ, _COORDINATOR, "Set it to 'host:port' of process 0.")

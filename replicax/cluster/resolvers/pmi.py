@@ -1,0 +1,38 @@
+"""Processes started by a launcher that speaks PMI: MPICH's and Intel MPI's mpiexec, Cray's aprun and PALS."""
+
+from __future__ import annotations
+
+from replicax.cluster.environment import Environ, text
+from replicax.cluster.resolvers.base import Verdict
+from replicax.cluster.resolvers.ranks import RankClusterResolver
+
+
+class PMIClusterResolver(RankClusterResolver):
+    """Reads `PMI_RANK` and `PMI_SIZE`; with `MPI_LOCALRANKID` and `MPI_LOCALNRANKS`.
+
+    PMI does not tell where process 0 is: pass `coordinator_address`, or set `JAX_COORDINATOR_ADDRESS`. PMIx
+    (`PMIX_RANK`) does not tell the number of processes either, so it takes `PMI_SIZE` beside it.
+    """
+
+    name = "PMI"
+    rank, count = "PMI_RANK", "PMI_SIZE"
+    local_rank, local_count = "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
+
+    def __init__(
+        self, coordinator_address: str | None = None, rpc_layer: str | None = None, environ: Environ | None = None
+    ):
+        super().__init__(coordinator_address, rpc_layer, environ)
+        if text(self._environ, "PMI_RANK") is None and text(self._environ, "PMIX_RANK") is not None:
+            self.rank = "PMIX_RANK"  # type: ignore[misc]
+
+    @classmethod
+    def applies(cls, environ: Environ) -> Verdict:
+        verdict = super().applies(environ)
+        if verdict.applies or text(environ, "PMIX_RANK") is None:
+            return verdict
+        if text(environ, "PMI_SIZE") is None:
+            return Verdict(False, "PMIX_RANK is set, but nothing tells the number of processes (PMI_SIZE)")
+        return Verdict(True, "PMIX_RANK and PMI_SIZE are set")
+
+    def _told_coordinator(self) -> tuple[str, str | None]:
+        return "coordinator_address", None

@@ -1,0 +1,62 @@
+"""A cluster that the program itself knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from replicax.cluster.environment import Environ
+from replicax.cluster.resolvers.base import ClusterResolver
+from replicax.cluster.spec import ClusterSpec
+from replicax.errors import ArgumentError
+
+
+class SimpleClusterResolver(ClusterResolver):
+    """Gives back what it was given.
+
+    Args:
+        cluster_spec: A `ClusterSpec`, or a dict that makes one.
+        master: What `master()` returns where no task is named.
+        task_type: Job of this process.
+        task_id: Number of this process in its job.
+        environment: A label for the environment.
+        num_accelerators: Accelerators of each task, by kind, such as `{"GPU": 4}`.
+        rpc_layer: Prefix of addresses for `master`.
+
+    Raises:
+        ArgumentError: An argument has another type.
+        ClusterError: The spec is malformed.
+    """
+
+    name = "SimpleClusterResolver"
+
+    def __init__(
+        self,
+        cluster_spec: ClusterSpec | Mapping[str, Any],
+        master: str = "",
+        task_type: str | None = None,
+        task_id: int | None = None,
+        environment: str = "",
+        num_accelerators: Mapping[str, int] | None = None,
+        rpc_layer: str | None = None,
+    ):
+        environ: Environ = {}  # It asks none.
+        super().__init__(task_type, task_id, rpc_layer, environment, environ)
+        if not isinstance(cluster_spec, (ClusterSpec, Mapping)):
+            raise ArgumentError(f"`cluster_spec` is a ClusterSpec or a dict, got {cluster_spec!r}.")
+        if not isinstance(master, str):
+            raise ArgumentError(f"`master` is a string, got {master!r}.")
+        self._spec = ClusterSpec(cluster_spec, "cluster_spec")
+        self._master = master
+        self._num_accelerators = dict(num_accelerators or {})
+
+    def cluster_spec(self) -> ClusterSpec:
+        return self._spec
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        if task_type is not None and task_id is not None:
+            return super().master(task_type, task_id, rpc_layer)
+        return self._with_prefix(self._master, rpc_layer)
+
+    def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
+        return dict(self._num_accelerators)

@@ -1,0 +1,72 @@
+"""Putting values on devices, also on those of several processes that run the same program.
+
+Where a mesh spans processes, each of them puts the parts of its own devices there. What a caller passes must be the
+same in every process, or is the chief's by definition (`from_chief`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Sharding
+
+
+def spans_processes(sharding: Sharding) -> bool:
+    """Returns whether some device of `sharding` belongs to another process."""
+    return not sharding.is_fully_addressable
+
+
+def put(value: Any, sharding: Sharding) -> jax.Array:
+    """Returns `value` with a sharding; it may share buffers with `value`.
+
+    Args:
+        value: Array that every process holds, equal in all of them; or a global array.
+        sharding: Where to, over devices of any processes.
+    """
+    if not spans_processes(sharding) and (not isinstance(value, jax.Array) or value.is_fully_addressable):
+        return jax.device_put(value, sharding)
+    if isinstance(value, jax.Array) and not value.is_fully_addressable and not value.is_fully_replicated:
+        return jax.jit(_same, out_shardings=sharding)(value)
+    if isinstance(value, jax.Array) and value.sharding == sharding:
+        return value
+    if _is_key(value):
+        data = put(jax.random.key_data(local(value)), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+    host = np.asarray(local(value))
+    dtype = jax.dtypes.canonicalize_dtype(host.dtype)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index].astype(dtype), dtype=dtype)
+
+
+def local(value: Any) -> Any:
+    """Returns a value that every process holds as an array of this process."""
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return value.addressable_data(0)
+    return value
+
+
+def from_chief(values: Sequence[Any]) -> list[Any]:
+    """Returns process 0's `values` in every process; all processes must call this together.
+
+    Args:
+        values: Arrays; in the other processes only their shapes and dtypes matter.
+    """
+    plain = [jax.random.key_data(local(value)) if _is_key(value) else np.asarray(local(value)) for value in values]
+    if jax.process_count() > 1 and plain:
+        plain = multihost_utils.broadcast_one_to_all(plain)
+    return [
+        jax.random.wrap_key_data(jnp.asarray(sent), impl=jax.random.key_impl(value)) if _is_key(value) else sent
+        for value, sent in zip(values, plain, strict=True)
+    ]
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _same(value: jax.Array) -> jax.Array:
+    return value
