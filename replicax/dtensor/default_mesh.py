@@ -10,6 +10,7 @@ import jax
 
 import replicax.context as context
 from replicax.dtensor.mesh import Mesh
+from replicax.dtensor.placement import is_tracing
 from replicax.runtime.devices import device_name as name_of
 
 
@@ -19,15 +20,15 @@ def default_mesh(mesh: Any) -> Iterator[Mesh]:
 
     Layouts made without a mesh are for it. New arrays that no layout places (`jnp.ones`, `jnp.array`) are made on it,
     replicated, and a bare `jax.sharding.PartitionSpec` names its dimensions: it is JAX's own mesh too
-    (`jax.set_mesh`). In a function that is being traced only the first of these holds.
+    (`jax.set_mesh`), so that inside the block it computes on these devices only: use arrays of another mesh outside.
+    In a function that is being traced only the first of these holds.
 
     Raises:
         MeshError: `mesh` is not a mesh.
     """
     mesh = Mesh.of(mesh)
     with contextlib.ExitStack() as stack:
-        # JAX sets its own mesh outside of traced functions only, and has no way to ask whether one is being traced.
-        with contextlib.suppress(ValueError):
+        if not is_tracing():  # JAX sets its own mesh outside of traced functions only.
             stack.enter_context(jax.set_mesh(mesh.jax_mesh))
         stack.enter_context(context.entered(default_mesh=mesh))
         yield mesh
