@@ -156,11 +156,11 @@ class ClusterConfig:
                 )
         elif task.type not in ROLES:
             raise ClusterError(self._field("task.type"), task.type, f"must be one of {[*ROLES]}", _rename(task.type))
-        elif not self.spec and self.processes is None and task.index > 0:
+        elif not self.spec and self.processes is None and (task.index > 0 or task.type == "ps"):
             raise ClusterError(
-                self._field("task.index"),
-                task.index,
-                "must be 0 if there is no cluster",
+                self._field("task"),
+                str(task),
+                "must be the only one if there is no cluster, so not a parameter server, and its index 0",
                 "List the addresses of all tasks under 'cluster', or leave the task out.",
             )
 

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from replicax.runtime import mirrored_sharding, stacked_sharding
+from replicax.runtime.transfer import put, spans_processes
 from replicax.values import PerReplica
 
 _ALIGNMENT = (
@@ -33,7 +34,11 @@ def place(parts: Any, mesh: Mesh, *, bare: bool) -> Any:
     """
     leaves, treedef = jax.tree.flatten(parts)
     owned = [owned_copy(leaf[0] if bare else leaf) for leaf in leaves]
-    placed = jax.device_put(owned, mirrored_sharding(mesh) if bare else stacked_sharding(mesh))
+    sharding = mirrored_sharding(mesh) if bare else stacked_sharding(mesh)
+    if spans_processes(sharding):
+        placed = [put(leaf, sharding) for leaf in owned]
+    else:
+        placed = jax.device_put(owned, sharding)
     return jax.tree.unflatten(treedef, placed if bare else [PerReplica(array) for array in placed])
 
 

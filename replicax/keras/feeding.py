@@ -14,6 +14,7 @@ from replicax.data import DistributedDataset, DistributedDatasetFromFunction
 from replicax.data.placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime.transfer import put, spans_processes
 from replicax.values import PerReplica, is_per_replica
 
 
@@ -47,7 +48,13 @@ class Feed:
             raise BatchError(f"A batch has no rows: its arrays have shapes {shapes}. Each step needs at least one row.")
         # A source may refill its memory for the next batch while this one is still on its way.
         arrays = [owned_copy(array) if isinstance(array, np.ndarray) else array for array in arrays]
-        return jax.tree_util.tree_unflatten(treedef, jax.device_put(arrays, [self._sharding(a) for a in arrays]))
+        return jax.tree_util.tree_unflatten(treedef, self._put(arrays))
+
+    def _put(self, arrays: list[Any]) -> list[jax.Array]:
+        shardings = [self._sharding(array) for array in arrays]
+        if spans_processes(self._whole):
+            return [put(array, sharding) for array, sharding in zip(arrays, shardings, strict=True)]
+        return jax.device_put(arrays, shardings)
 
     def _sharding(self, array: Any) -> NamedSharding:
         divides = np.ndim(array) > 0 and array.shape[0] % self._replicas == 0

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from replicax.keras.feeding import Feed
 from replicax.program.buffers import holders
 from replicax.program.keras_state import owner_of
+from replicax.runtime.transfer import put
 from replicax.variables import check_owner
 
 
@@ -73,7 +74,7 @@ class StepFunctions:
             [(in_update if i == optimizer_group else at_home)(variable) for variable in group]
             for i, group in enumerate(groups)
         )
-        placed = _PlacedState(groups, shardings)
+        placed = _PlacedState(self._strategy, groups, shardings)
         run = self._feed.constrained(step)
         if not self._model.run_eagerly and self._model.jit_compile:
             run = jax.jit(run, donate_argnums=0, out_shardings=(None, shardings))
@@ -100,7 +101,8 @@ class _PlacedState:
     Keras lets weights and their moving averages share theirs.
     """
 
-    def __init__(self, groups: list[Any], shardings: Any):
+    def __init__(self, strategy: Any, groups: list[Any], shardings: Any):
+        self._strategy = strategy
         self._variables, self._shardings = list(itertools.chain(*groups)), list(itertools.chain(*shardings))
         self._lengths = [len(group) for group in groups]
         self._last: Any = None
@@ -111,10 +113,9 @@ class _PlacedState:
         values = [value for group in state for value in group]
         # Known holders are Keras's list, `values`, and the variable if Keras has not taken it from there.
         shared = [holders(values[i]) > 2 + (variable._value is values[i]) for i, variable in enumerate(self._variables)]
-        placed = iter(
-            jax.device_put(jnp.copy(value) if is_shared else value, sharding)
-            for value, is_shared, sharding in zip(values, shared, self._shardings, strict=True)
-        )
+        values = [jnp.copy(value) if is_shared else value for value, is_shared in zip(values, shared, strict=True)]
+        agreed = self._strategy.placement.agreed(values)
+        placed = iter([put(value, sharding) for value, sharding in zip(agreed, self._shardings, strict=True)])
         return tuple(list(itertools.islice(placed, length)) for length in self._lengths)
 
     def remember(self, state: Any) -> None:

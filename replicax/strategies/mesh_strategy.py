@@ -128,18 +128,18 @@ class MeshStrategy(Strategy):
     # Values and datasets.
 
     def _rejoined(self, value: Any, replicas: int) -> Any:
-        return self.placement.rejoined(value, replicas)
+        return self.placement.mirrored(self.placement.rejoined(value, replicas))
 
     def replicate(self, nest: Any) -> Any:
         """Returns a copy of the arrays and numbers in `nest` that every device of the strategy holds in full."""
         return jax.tree_util.tree_map(lambda x: self.placement.place(x) if is_number_like(x) else x, nest)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the components of `value`, one for each replica."""
+        """Returns the components of `value`, one for each replica of this process."""
         leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_per_replica)
-        counts = {leaf.num_replicas for leaf in leaves if is_per_replica(leaf)}
+        counts = {len(leaf.values) for leaf in leaves if is_per_replica(leaf)}
         if not counts and any(isinstance(leaf, Mirrored) for leaf in leaves):
-            counts = {self.num_replicas_in_sync}
+            counts = {len(self.placement.local_replicas)}
         if not counts:
             return (value,)
         components = [_components(leaf, max(counts)) for leaf in leaves]
@@ -169,9 +169,9 @@ class MeshStrategy(Strategy):
         )
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Builds a per-replica value, one call of `value_fn` for each replica."""
+        """Builds a per-replica value, one call of `value_fn` for each replica of this process."""
         replicas = self.num_replicas_in_sync
-        nests = [value_fn(ValueContext(i, replicas)) for i in range(replicas)]
+        nests = [value_fn(ValueContext(i, replicas)) for i in self.placement.local_replicas]
         if replicas == 1:
             return self.replicate(nests[0])
         return jax.tree_util.tree_map(lambda *components: self._per_replica(components), *nests)
@@ -179,9 +179,10 @@ class MeshStrategy(Strategy):
     def _per_replica(self, components: Sequence[Any]) -> PerReplica | UnevenPerReplica:
         if not all(is_number_like(component) for component in components):
             return UnevenPerReplica(components)
+        devices = [self.devices[i] for i in self.placement.local_replicas]
         if len({(np.shape(c), strongly_typed(c).dtype) for c in components}) > 1:
-            return UnevenPerReplica([jax.device_put(c, d) for c, d in zip(components, self.devices, strict=True)])
-        rows = [jax.device_put(strongly_typed(c)[None], d) for c, d in zip(components, self.devices, strict=True)]
+            return UnevenPerReplica([jax.device_put(c, d) for c, d in zip(components, devices, strict=True)])
+        rows = [jax.device_put(strongly_typed(c)[None], d) for c, d in zip(components, devices, strict=True)]
         return PerReplica(self.placement.assembled(rows))
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -54,6 +55,11 @@ class Placement:
         #: Whether some of the devices belong to other processes.
         self.spans_processes = spans_processes(self.sharding(stacked=False))
 
+    @functools.cached_property
+    def local_replicas(self) -> tuple[int, ...]:
+        """Numbers of the replicas whose (first) device belongs to this process."""
+        return tuple(i for i, device in enumerate(self.devices) if device.process_index == jax.process_index())
+
     def mesh_for(self, replicas: int) -> Mesh:
         """Returns the mesh of the first `replicas` replicas."""
         if replicas not in self._meshes:
@@ -99,21 +105,24 @@ class Placement:
         homes = [self.variable_sharding(variable) for variable in variables]
         new = [i for i, (v, home) in enumerate(zip(variables, homes, strict=True)) if v._value.sharding != home]
         values = [variable._value for variable in variables]
-        for i, value in zip(new, self._agreed([values[i] for i in new]), strict=True):
+        for i, value in zip(new, self.agreed([values[i] for i in new]), strict=True):
             values[i] = placed_copy(value, homes[i])
         if replicas == self.replicas:
             return values
-        return [
-            self._first(value, replicas) if home.is_fully_replicated else self.place(value, replicas=replicas)
-            for value, home in zip(values, homes, strict=True)
-        ]
+        return [self._shrunk_value(value, replicas) for value in values]
+
+    def _shrunk_value(self, value: jax.Array, replicas: int) -> jax.Array:
+        if not value.sharding.is_fully_replicated and not self.spans_processes:
+            return self.place(value, replicas=replicas)
+        # Between processes there is no way but over all devices: only they can run a program together.
+        return self._first(put(value, self.sharding(stacked=False)), replicas)
 
     def initialize(self, variable: Any, value: Any) -> None:
         """Gives a variable a copy of `value`, which may be anybody's; of process 0's if there are several."""
-        (agreed,) = self._agreed([value])
+        (agreed,) = self.agreed([value])
         variable._value = placed_copy(agreed, self.variable_sharding(variable))
 
-    def _agreed(self, values: Sequence[Any]) -> Sequence[Any]:
+    def agreed(self, values: Sequence[Any]) -> Sequence[Any]:
         """Returns values that are the same in every process: those that are not global yet become process 0's."""
         if not self.spans_processes:
             return values
@@ -160,6 +169,11 @@ class Placement:
         if replicas == self.replicas:
             return nest
         return jax.tree_util.tree_map(self._rejoined, nest, is_leaf=is_per_replica)
+
+    def mirrored(self, value: Any) -> Any:
+        """Returns a result as every process can read it: whole on all devices; in one process it is left as it is."""
+        is_here = not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer) or value.is_fully_addressable
+        return value if is_here or not self.spans_processes else put(value, self.sharding(stacked=False))
 
     def _rejoined(self, leaf: Any) -> Any:
         if is_per_replica(leaf) or not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):

@@ -57,7 +57,7 @@ def expand_tasks_per_node(tasks_per_node: str, field: str = "tasks_per_node") ->
 
 def _items(hostlist: str, field: str) -> Iterator[str]:
     """Splits at the commas outside of brackets."""
-    for item in re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+|(?<=,)(?=,)|^(?=,)|(?<=,)$|^$", hostlist):
+    for item in re.split(r",(?![^\[]*\])", hostlist):
         if not item.strip():
             raise ClusterError(field, hostlist, "has an empty entry", _HOSTS_CURE)
         yield item.strip()
