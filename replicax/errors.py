@@ -99,6 +99,10 @@ class ClusterError(ReplicaxError, ValueError):
         return error
 
 
+class LaunchError(ReplicaxError, ValueError):
+    """A local cluster cannot be started as asked, or a manifest for a real one cannot be written."""
+
+
 class ProgramError(ReplicaxError, RuntimeError):
     """A function could not be turned into a compiled program."""
 

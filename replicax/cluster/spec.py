@@ -191,12 +191,12 @@ def _check_addresses(jobs: Mapping[str, Tasks], field: str) -> None:
                     "Give each task an address of its own; on one machine, another port.",
                 )
             seen[address] = f"{job}[{index}]"
-    loopback = [(name, address) for address, name in seen.items() if address.is_loopback()]
+    loopback = [name for address, name in seen.items() if address.is_loopback()]
     if loopback and len(loopback) < len(seen):
-        name, address = loopback[0]
+        job, _, number = loopback[0].rstrip("]").partition("[")
         raise ClusterError(
-            f"{field}.{name}",
-            f"{address.host}:{address.port}",
+            f"{field}.{loopback[0]}",
+            dict(jobs[job])[int(number)],
             "is a loopback address in a cluster of several machines: each of the others would look for it at itself",
             "Write the machine's name or address in the network, or loopback addresses only if all run on one machine.",
         )

@@ -12,7 +12,9 @@ Document = dict[str, Any]
 ROLES = ("chief", "worker", "ps", "evaluator")
 
 ports = st.integers(1, 65535)
-names = st.builds("{}{}{}".format, st.sampled_from(["w", "node-", "My_Host"]), ports, st.sampled_from(["", ".a.example"]))
+names = st.builds(
+    "{}{}{}".format, st.sampled_from(["w", "node-", "My_Host"]), ports, st.sampled_from(["", ".a.example"])
+)
 ips = st.integers(1 << 24, (127 << 24) - 1).map(lambda number: str(ipaddress.IPv4Address(number)))
 hosts = st.one_of(names, ips)
 json_values = st.recursive(
@@ -38,7 +40,10 @@ def valid_documents(draw: st.DrawFn, at_least: int = 1) -> Document:
             cluster[job] = {str(index): address for index, address in enumerate(mine)} if numbered else mine
     job = draw(st.sampled_from(sorted(cluster)))
     index = draw(st.integers(0, sizes[job] - 1))
-    document: Document = {"cluster": cluster, "task": {"type": job, "index": draw(st.sampled_from([index, str(index)]))}}
+    document: Document = {
+        "cluster": cluster,
+        "task": {"type": job, "index": draw(st.sampled_from([index, str(index)]))},
+    }
     if draw(st.booleans()):
         document["rpc_layer"] = "grpc"
     return document
@@ -128,10 +133,14 @@ BREAK: dict[str, Callable[[st.DrawFn, Document], Any]] = {
     "index too large": _set_task("index", st.integers(min_value=5) | st.integers(5, 99).map(str)),
     "address retyped": _set_address(_others(str)),
     "address without port": _set_address(hosts),
-    "port out of range": _set_address(st.builds("{}:{}".format, hosts, st.integers(65536, 10**30) | st.integers(-9, 0))),
+    "port out of range": _set_address(
+        st.builds("{}:{}".format, hosts, st.integers(65536, 10**30) | st.integers(-9, 0))
+    ),
     "port no number": _set_address(st.builds("{}:{}".format, hosts, st.text("abcxyz.-_ ²", max_size=4))),
     "address with spaces": _set_address(st.builds("{} {}:{}".format, hosts, hosts, ports)),
-    "address with scheme": _set_address(st.builds("{}://{}:{}".format, st.sampled_from(["grpc", "http"]), hosts, ports)),
+    "address with scheme": _set_address(
+        st.builds("{}://{}:{}".format, st.sampled_from(["grpc", "http"]), hosts, ports)
+    ),
     "address with two ports": _set_address(st.builds("{}:{}:{}".format, hosts, ports, ports)),
     "address twice": _copy_address,
     "address in two jobs": lambda draw, document: document["cluster"].update(evaluator=[_first(document)]),
@@ -162,18 +171,24 @@ def is_valid(document: Any) -> bool:
 
     It is for documents whose addresses are all `"a:1"` or wrong.
     """
-    if not isinstance(document, dict) or any(not isinstance(document.get(key, {}), dict) for key in ("cluster", "task")):
+    if not isinstance(document, dict) or any(
+        not isinstance(document.get(key, {}), dict) for key in ("cluster", "task")
+    ):
         return False
     cluster, task = document.get("cluster", {}), document.get("task", {})
     if not cluster:
-        alone = not task or ("cluster" in document and task.get("type") in set(ROLES) - {"ps"} and task.get("index") in (0, "0"))
+        alone = not task or (
+            "cluster" in document
+            and task.get("type") in ("chief", "worker", "evaluator")
+            and task.get("index") in (0, "0")
+        )
         return alone and not isinstance(task.get("index"), (bool, float))
     jobs = [[*tasks.values()] if isinstance(tasks, dict) and [*tasks] == ["0"] else tasks for tasks in cluster.values()]
     # One address only, so one task only; an evaluator need not be in the cluster.
     return (
         jobs == [["a:1"]]
-        and [*cluster][0] in ("chief", "worker")
-        and task.get("type") in ([*cluster][0], "evaluator")
+        and next(iter(cluster)) in ("chief", "worker")
+        and task.get("type") in (next(iter(cluster)), "evaluator")
         and task.get("index") in (0, "0")
         and not isinstance(task["index"], (bool, float))
     )

@@ -1,0 +1,95 @@
+"""Resolvers that the program fills itself: Simple and Union (rule 115)."""
+
+from __future__ import annotations
+
+import pytest
+
+from replicax.cluster import (
+    ClusterSpec,
+    SimpleClusterResolver,
+    TFConfigClusterResolver,
+    TorchrunClusterResolver,
+    UnionResolver,
+)
+from replicax.errors import ArgumentError, ClusterError
+
+
+def simple(cluster, **arguments) -> SimpleClusterResolver:
+    return SimpleClusterResolver(ClusterSpec(cluster), **arguments)
+
+
+def test_simple_gives_back_what_it_was_given():
+    found = simple(
+        {"worker": ["a:1", "b:1"]},
+        master="here",
+        task_type="worker",
+        task_id=1,
+        environment="google",
+        num_accelerators={"GPU": 2},
+        rpc_layer="grpc",
+    )
+    assert found.cluster_spec() == ClusterSpec({"worker": ["a:1", "b:1"]})
+    assert (found.task_type, found.task_id, found.environment, found.rpc_layer) == ("worker", 1, "google", "grpc")
+    assert found.num_accelerators() == {"GPU": 2}
+    assert (found.master(), found.master("worker", 0)) == ("grpc://here", "grpc://a:1")
+    assert found.config().process_id == 1
+
+
+def test_simple_without_anything_else():
+    found = SimpleClusterResolver({"worker": ["a:1"]})
+    assert (found.master(), found.task_type, found.task_id, found.environment) == ("", None, None, "")
+    assert found.num_accelerators() == {}
+    found.task_type, found.task_id = "worker", 0
+    assert found.config().is_chief
+
+
+@pytest.mark.parametrize(("spec", "master"), [(["a:1"], ""), (None, ""), ({}, None), ({}, 5)])
+def test_simple_refuses_other_types(spec, master):
+    with pytest.raises(TypeError):
+        SimpleClusterResolver(spec, master)
+
+
+def test_union_appends_lists_and_takes_the_first_for_the_rest():
+    first = simple({"worker": ["a:1"]}, task_type="worker", task_id=0, environment="x", num_accelerators={"GPU": 1})
+    second = simple({"worker": ["b:1"], "chief": ["c:1"]}, task_type="chief", task_id=0, rpc_layer="grpc")
+    found = UnionResolver(first, second)
+    assert found.cluster_spec() == ClusterSpec({"worker": ["a:1", "b:1"], "chief": ["c:1"]})
+    assert (found.task_type, found.task_id, found.environment, found.rpc_layer) == ("worker", 0, "x", None)
+    assert found.num_accelerators() == {"GPU": 1}
+    assert found.master("worker", 1, "grpc") == "grpc://b:1"
+    assert (found.config().process_id, found.config().coordinator_address) == (1, "c:1")
+
+
+def test_union_joins_numbered_tasks():
+    found = UnionResolver(simple({"worker": {1: "b:1"}}), simple({"worker": ["a:1"]}))
+    assert found.cluster_spec() == ClusterSpec({"worker": ["a:1", "b:1"]})
+    with pytest.raises(ClusterError, match=r"worker\[0\] is given by two"):
+        UnionResolver(simple({"worker": {0: "a:1", 2: "c:1"}}), simple({"worker": ["b:1"]})).cluster_spec()
+
+
+@pytest.mark.parametrize(("given", "task_id"), [(None, 1), (0, 1), (2, 2)])
+def test_a_task_id_of_0_counts_as_not_given_to_a_union(given, task_id):
+    assert UnionResolver(simple({"worker": ["a:1"]}, task_id=1), task_id=given).task_id == task_id
+
+
+def test_a_union_may_be_told_who_it_is():
+    found = UnionResolver(simple({"worker": ["a:1", "b:1"]}), task_type="worker", task_id=1, rpc_layer="http")
+    assert (found.master(), found.config().process_id) == ("http://b:1", 1)
+
+
+def test_a_union_of_one_that_does_not_list_all():
+    alone = TorchrunClusterResolver("h:1", environ={"RANK": "2", "WORLD_SIZE": "3"})
+    assert UnionResolver(alone).config().process_id == 2
+    with pytest.raises(ClusterError, match="does not list all"):
+        UnionResolver(simple({"worker": ["a:1"]}), alone).config()
+
+
+def test_a_union_refuses_the_same_address_twice():
+    with pytest.raises(ClusterError, match="a:1"):
+        UnionResolver(simple({"worker": ["a:1"]}), simple({"ps": ["a:1"]})).cluster_spec()
+
+
+@pytest.mark.parametrize("resolvers", [(), (5,), (simple({}), None), (TFConfigClusterResolver,)])
+def test_a_union_takes_resolvers(resolvers):
+    with pytest.raises(ArgumentError):
+        UnionResolver(*resolvers)
