@@ -132,6 +132,33 @@ class ReplicaDivergenceError(ReplicaxError, ValueError):
         return type(self), (self.variable,)
 
 
+class ClusterTimeoutError(ReplicaxError, TimeoutError):
+    """The processes of a cluster did not find each other in time at its start.
+
+    Attributes:
+        process: What this process is called, such as `"worker:1 at 10.0.0.2:2222"`.
+        timeout_s: How long it waited, in seconds.
+        missing: What those are called that did not come, as far as they are known here.
+        address: Where they meet: the address of process 0.
+        note: What else is known.
+    """
+
+    def __init__(
+        self, process: str, timeout_s: float = 0.0, missing: Sequence[str] = (), address: str = "", note: str = ""
+    ):
+        self.process, self.timeout_s, self.missing = process, timeout_s, tuple(missing)
+        self.address, self.note = address, note
+        absent = ", ".join(missing) if missing else "others that only process 0 knows"
+        super().__init__(
+            f"{process} waited {timeout_s:g} s at {address} for {absent}{note}. Every process of the cluster must be "
+            "started, with the same cluster and a task of its own, and must reach that address. If they start slowly, "
+            "give the strategy a longer `start_timeout`."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.process, self.timeout_s, self.missing, self.address, self.note)
+
+
 class ClientsTimeoutError(ReplicaxError, TimeoutError):
     """The clients (processes) of a program did not find each other in time at its start.
 

@@ -77,7 +77,9 @@ class StepFunctions:
         placed = _PlacedState(self._strategy, groups, shardings)
         run = self._feed.constrained(step)
         if not self._model.run_eagerly and self._model.jit_compile:
-            run = jax.jit(run, donate_argnums=0, out_shardings=(None, shardings))
+            # Where some devices belong to other processes, each of these must be able to read the results.
+            outputs = self._strategy.placement.result_sharding(self._strategy.num_replicas_in_sync)
+            run = jax.jit(run, donate_argnums=0, out_shardings=(outputs, shardings))
 
         def one_step(state: Any, iterator: Iterator[Any]) -> Any:
             try:

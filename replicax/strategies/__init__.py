@@ -11,16 +11,20 @@ from replicax.strategies.base import Strategy
 from replicax.strategies.fully_sharded import FullyShardedStrategy
 from replicax.strategies.layout import LayoutStrategy
 from replicax.strategies.mirrored import MirroredStrategy
+from replicax.strategies.multi_worker import MultiWorkerMirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
 from replicax.strategies.replica_context import ReplicaContext
+from replicax.strategies.tpu import TPUStrategy
 
 __all__ = [
     "FullyShardedStrategy",
     "LayoutStrategy",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ReplicaContext",
     "Strategy",
+    "TPUStrategy",
     "get_replica_context",
     "get_strategy",
     "has_strategy",

@@ -146,9 +146,10 @@ class Placement:
         return bool(self.sharding(stacked=False, replicas=replicas).addressable_devices)
 
     def result_sharding(self, replicas: int) -> NamedSharding | None:
-        """Returns how a program on a sub-mesh returns its results; None leaves it to XLA.
+        """Returns how a program on so many replicas returns results that every process reads; None leaves it to XLA.
 
-        Where the mesh spans processes each result must be whole on process 0, which sends it to the others.
+        Where the mesh spans processes they are whole on each device. (Of a sub-mesh, process 0 sends them to those that
+        have no part in it.)
         """
         return self.sharding(stacked=False, replicas=replicas) if self.spans_processes else None
 

@@ -1,0 +1,112 @@
+"""Starting and stopping: connecting this process with the others of its cluster through `jax.distributed`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from replicax.cluster.addresses import parse_address
+from replicax.cluster.config import ClusterConfig, check_synchronous
+from replicax.cluster.rendezvous import meet
+from replicax.compat import backends_have_started
+from replicax.errors import ClusterError, ContextError
+
+TOKEN = "REPLICAX_TOKEN"
+_SECONDS_TO_CONNECT = 60  # for JAX, once all processes are there
+# JAX aborts all processes when one has not been heard of for so long. It must not come before our own reports.
+_HEARTBEAT_S = 24 * 60 * 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A process of the cluster, as the others know it.
+
+    Attributes:
+        name: Its task, such as `"worker:2"`.
+        info: What it told the others when they met.
+    """
+
+    name: str
+    info: Mapping[str, Any]
+
+
+def start(config: ClusterConfig, info: Mapping[str, Any], timeout_s: float) -> list[Peer]:
+    """Connects this process with the others; returns when all of them have called it.
+
+    Args:
+        config: Who this process is.
+        info: What the others should know of this process, as JSON can hold it. Keys that begin with `"same "` must have
+            the same value in all processes.
+        timeout_s: How long to wait for the others, in seconds.
+
+    Returns:
+        All processes in their order; an empty list if there is only this one.
+
+    Raises:
+        ClusterError: The cluster cannot train in step, its coordinator is not known, or this process does not fit.
+        ClusterTimeoutError: Not all came in time; it says which.
+        ContextError: JAX has already started in this process, or cannot connect.
+    """
+    check_synchronous(config)
+    if config.num_processes == 1:
+        return []
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
+        raise ClusterError("start_timeout", timeout_s, "is no positive number of seconds", "Leave it out for 300.")
+    if jax.distributed.is_initialized():
+        return _already_connected(config)
+    _check_not_started(config)
+    address = config.coordinator_address
+    assert address is not None  # check_synchronous has seen to it
+    names = [_name(config, i) for i in range(config.num_processes)]
+    info = {**info, "same number of processes": config.num_processes, "same version of JAX": jax.__version__}
+    begin = time.monotonic()
+    infos = meet(address, config.process_id, names, info, timeout_s, os.environ.get(TOKEN, ""))
+    _connect(config, address, max(_SECONDS_TO_CONNECT, timeout_s - (time.monotonic() - begin)))
+    return [Peer(name.partition(" ")[0], each) for name, each in zip(names, infos, strict=True)]
+
+
+def _connect(config: ClusterConfig, address: str, timeout_s: float) -> None:
+    try:
+        jax.distributed.initialize(
+            coordinator_address=address,
+            num_processes=config.num_processes,
+            process_id=config.process_id,
+            coordinator_bind_address=address if parse_address(address, "coordinator").is_loopback() else None,
+            initialization_timeout=math.ceil(timeout_s),
+            heartbeat_timeout_seconds=_HEARTBEAT_S,
+        )
+    except RuntimeError as error:
+        raise ContextError(f"JAX could not connect {config} through {address}: {error}") from error
+
+
+def _already_connected(config: ClusterConfig) -> list[Peer]:
+    """Takes part in a connection that was made before: by an earlier strategy, or by the user."""
+    found, wanted = (jax.process_index(), jax.process_count()), (config.process_id, config.num_processes)
+    if found != wanted:
+        raise ContextError(
+            f"jax.distributed is already initialised, as process {found[0]} of {found[1]}, but this process is "
+            f"{config}. Make the strategy first, or initialise JAX with the same numbers."
+        )
+    return [Peer(_name(config, i).partition(" ")[0], {}) for i in range(config.num_processes)]
+
+
+def _check_not_started(config: ClusterConfig) -> None:
+    if backends_have_started():
+        raise ContextError(
+            f"JAX has already looked for devices in this process, so it cannot join the others any more ({config}). "
+            "Make the strategy at the top of the program, before anything creates an array or asks for devices."
+        )
+
+
+def _name(config: ClusterConfig, process: int) -> str:
+    """Returns how a process is called in messages: its task and, where it is known, its address."""
+    chiefs = config.spec.num_tasks("chief") if "chief" in config.spec.jobs else 0
+    job, index = ("chief", process) if process < chiefs else ("worker", process - chiefs)
+    address = f" at {config.spec.task_address(job, index)}" if config.spec.has_task(job, index) else ""
+    return f"{job}:{index}{address}"

@@ -1,0 +1,86 @@
+"""Synchronous data parallelism over the devices of many processes and machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from replicax.cluster import ClusterConfig, ClusterResolver, detect_cluster
+from replicax.cluster.runtime import Peer, start
+from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.errors import ArgumentError
+from replicax.strategies.mesh_strategy import MeshStrategy
+from replicax.strategies.placement import Placement
+
+_START_TIMEOUT_S = 300.0
+
+
+class MultiWorkerMirroredStrategy(MeshStrategy):
+    """Trains on the devices of all workers of a cluster in step: `MirroredStrategy` over many processes.
+
+    Every worker runs the same program, and makes the strategy at its top, before anything creates an array: there it
+    waits for the others. All variables have a copy on each device of each worker; the first values are those of the
+    chief. Every worker must call `run`, `fit`, `reduce` and the like in the same order, since they compute together.
+
+    Args:
+        cluster_resolver: Says who this process is; by default the environment does (`TF_CONFIG`, `JAX_*`, Slurm, Open
+            MPI, torchrun, ...: see `rx.cluster_resolver.detect_cluster`). Without any cluster there is one worker.
+        communication_options: How gradients are packed and compressed on the way.
+        cross_device_ops: The algorithm that combines gradients.
+        start_timeout: How long to wait for the other workers, in seconds.
+
+    Raises:
+        ClusterError: What the cluster is told about is malformed or contradicts itself, or this process does not fit.
+        ClusterTimeoutError: Not all workers came in time; it says which.
+        ContextError: JAX has already started in this process.
+
+    Attributes:
+        cluster_resolver: The resolver that was given, or None.
+        cluster: The `ClusterConfig`: who this process is.
+        workers: The names of all workers, such as `("worker:0", "worker:1")`.
+
+    Example:
+        >>> strategy = MultiWorkerMirroredStrategy()  # no TF_CONFIG here: one worker, all its devices
+        >>> strategy.num_workers, strategy.is_chief
+        (1, True)
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        start_timeout: float = _START_TIMEOUT_S,
+    ):
+        if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
+            raise ArgumentError(f"`cluster_resolver` is a ClusterResolver, got {cluster_resolver!r:.100}.")
+        self.cluster_resolver = cluster_resolver
+        self.cluster: ClusterConfig = detect_cluster().config if cluster_resolver is None else cluster_resolver.config()
+        self._peers: list[Peer] = start(self.cluster, {}, start_timeout)
+        self.workers = tuple(peer.name for peer in self._peers) or ("worker:0",)
+        super().__init__(Placement(_devices(len(self._peers) > 1)), cross_device_ops, communication_options)
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that train together."""
+        return len(self.workers)
+
+    @property
+    def worker_index(self) -> int:
+        """Number of this process among them."""
+        return self.cluster.process_id if self.num_workers > 1 else 0
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes logs and the like."""
+        return self.cluster.is_chief
+
+    def __repr__(self) -> str:
+        local = len(self.placement.local_replicas)
+        return f"{type(self).__name__}({self.workers[self.worker_index]} of {self.num_workers}, {local} local devices)"
+
+
+def _devices(several: bool) -> list[jax.Device]:
+    devices: list[Any] = jax.devices() if several else jax.local_devices()
+    return sorted(devices, key=lambda device: device.process_index)
