@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from replicax.data.context import InputContext
 from replicax.data.iterator import DistributedIterator
 from replicax.data.options import InputOptions
+from replicax.data.passes import check_may_be_empty, peek
 from replicax.data.placement import device_dtype, place
 from replicax.data.prefetch import prefetch
 from replicax.data.sources import host_batches
@@ -63,14 +64,7 @@ class _Distributed(Iterable[Any], abc.ABC):
             BatchError: There is no batch.
         """
         if self._spec is None:
-            splits = self._open_pass()
-            first = next(splits, None)
-            if first is None:
-                raise BatchError("The dataset has no batch, so what its elements look like is unknown.")
-            if self._keeps_peeked_pass:
-                self._peeked_pass = _resume(first, splits)
-            else:
-                splits.close()
+            self._peeked_pass = peek(self._open_pass(), keep=self._keeps_peeked_pass)
         return self._spec
 
     def _open_pass(self) -> Generator[Split]:
@@ -103,11 +97,7 @@ class _Distributed(Iterable[Any], abc.ABC):
                 f"remainder='drop' left nothing of this dataset: each of its {dropped} batch(es) is too small for "
                 f"{self._num_replicas} replicas. Use larger batches or remainder='exact'."
             )
-        if self._spec is not None:
-            raise BatchError(
-                "The dataset gave batches before, but none in this pass: its source probably returns the same used-up "
-                "iterator again. Give something that starts anew each time, such as a function that makes an iterator."
-            )
+        check_may_be_empty(gave_batches_before=self._spec is not None)
 
     def _place(self, splits: Generator[Split]) -> Generator[Any]:
         with contextlib.closing(splits):
@@ -210,9 +200,3 @@ class DistributedDatasetFromFunction(_Distributed):
 
 def _component_spec(split: Split) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], device_dtype(leaf.dtype)), split.parts)
-
-
-def _resume(first: Split, rest: Generator[Split]) -> Generator[Split]:
-    with contextlib.closing(rest):
-        yield first
-        yield from rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -37,30 +38,43 @@ class HostBatches(Iterable[Any]):
         self.name = name
         self.one_shot = one_shot
         self.last_rows = last_rows
-        self._open_source = open_source
+        self._open_pass = open_source
         self._length = length
         self._used = False
 
-    def __iter__(self) -> Generator[Any]:
+    @contextlib.contextmanager
+    def open_source(self) -> Generator[Iterator[Any]]:
+        """Opens the source for a pass; gives what it yields, unchecked, so that it need not be batches.
+
+        At the end of the block the source is closed, unless it is an iterator: one that the user made is the user's to
+        close.
+
+        Raises:
+            BatchError: The source is an iterator, and this is the second pass.
+        """
         if self._used and self.one_shot:
             raise BatchError(
                 f"The dataset is an iterator ({self.name}) and can be passed over once only; this is the second pass. "
                 "Give something that starts anew each time: a list, a dataset, or a function that returns an iterator."
             )
         self._used = True
-        batches = self._open_source()
-        expected = None
+        opened = self._open_pass()
         try:
-            for index, raw in enumerate(batches):
+            yield opened
+        finally:
+            close = getattr(opened, "close", None)
+            if close is not None and not self.one_shot:
+                close()
+
+    def __iter__(self) -> Generator[Any]:
+        expected = None
+        with self.open_source() as opened:
+            for index, raw in enumerate(opened):
                 batch = host_batch(raw, f"Batch {index} of the dataset")
                 found = signature(batch)
                 expected = expected or found
                 check_signature(index, found, expected)
                 yield batch
-        finally:
-            close = getattr(batches, "close", None)
-            if close is not None and not self.one_shot:  # An iterator that the user made is the user's to close.
-                close()
 
     def __len__(self) -> int:
         if self._length is None:
@@ -99,9 +113,38 @@ def host_batches(source: Any, batch_size: int | None = None) -> HostBatches:
     return HostBatches(lambda: _open(source), name, length=length, one_shot=isinstance(source, Iterator))
 
 
+def check_batch_size(batch_size: Any, name: str = "batch_size") -> int:
+    """Returns the number of rows of a global batch as an int.
+
+    Args:
+        batch_size: The number; anything that can be an index.
+        name: What the argument is called, for the message.
+
+    Raises:
+        ArgumentError: It is not a positive int.
+    """
+    try:
+        size = -1 if isinstance(batch_size, bool) else operator.index(batch_size)
+    except TypeError:
+        size = -1
+    if size < 1:
+        raise ArgumentError(f"`{name}` is the number of rows of a global batch, at least 1, got {batch_size!r}.")
+    return size
+
+
+def is_nest(source: Any) -> bool:
+    """Returns whether `source` is data itself, not something that yields it.
+
+    A list is not: it is a list of batches, or of elements.
+    """
+    if source is None or isinstance(source, list):
+        return False
+    return is_array(source) or not jax.tree_util.all_leaves([source])
+
+
 def _array_batches(source: Any, batch_size: int) -> HostBatches:
-    size = _check_batch_size(batch_size)
-    if not _is_nest(source):
+    size = check_batch_size(batch_size)
+    if not is_nest(source):
         raise ArgumentError(
             f"`batch_size` is for arrays (an array, tuple, dict or other nest of them), but a {type(source).__name__} "
             "already yields batches: leave `batch_size` out. (A list is a list of batches; write a nest as a tuple.)"
@@ -116,25 +159,8 @@ def _array_batches(source: Any, batch_size: int) -> HostBatches:
     return HostBatches(batches, "arrays", length=lambda: -(-rows // size), last_rows=rows % size or size)
 
 
-def _check_batch_size(batch_size: Any) -> int:
-    try:
-        size = -1 if isinstance(batch_size, bool) else operator.index(batch_size)
-    except TypeError:
-        size = -1
-    if size < 1:
-        raise ArgumentError(f"`batch_size` is the number of rows of a global batch, at least 1, got {batch_size!r}.")
-    return size
-
-
-def _is_nest(source: Any) -> bool:
-    """Whether `source` is data itself. A list is not: it is a list of batches."""
-    if source is None or isinstance(source, list):
-        return False
-    return is_array(source) or not jax.tree_util.all_leaves([source])
-
-
 def _check_yields_batches(source: Any) -> None:
-    if _is_nest(source):
+    if is_nest(source):
         raise ArgumentError(
             f"A {type(source).__name__} is an array or a nest of arrays: say how many rows a global batch has with "
             "`batch_size=...`. (If it is a collection of batches, make it a list.)"

@@ -1,9 +1,8 @@
 """DTensor: meshes, layouts and global tensors, after `tf.experimental.dtensor`."""
 
+from replicax.dtensor.barriers import barrier
 from replicax.dtensor.clients import (
-    barrier,
     client_id,
-    create_distributed_mesh,
     full_job_name,
     heartbeat_enabled,
     initialize_accelerator_system,
@@ -25,8 +24,9 @@ from replicax.dtensor.creation import (
 )
 from replicax.dtensor.dataset import DTensorDataset
 from replicax.dtensor.default_mesh import default_mesh, device_name, get_default_mesh, run_on
-from replicax.dtensor.layout import MATCH, UNSHARDED, Layout
-from replicax.dtensor.mesh import Mesh, create_mesh
+from replicax.dtensor.layout import Layout
+from replicax.dtensor.mesh import Mesh
+from replicax.dtensor.mesh_creation import create_distributed_mesh, create_mesh
 from replicax.dtensor.saving import (
     Checkpoint,
     name_based_restore,
@@ -34,6 +34,7 @@ from replicax.dtensor.saving import (
     saved_tensors,
     sharded_save,
 )
+from replicax.dtensor.specs import MATCH, UNSHARDED
 from replicax.dtensor.tensors import (
     check_layout,
     copy_to_mesh,

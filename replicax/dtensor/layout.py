@@ -13,14 +13,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
 from replicax.dtensor.mesh import Mesh
+from replicax.dtensor.specs import (
+    MATCH,
+    UNSHARDED,
+    Spec,
+    checked_rank,
+    checked_specs,
+    dims_of,
+    partition_spec,
+    specs_of,
+    text_of,
+)
 from replicax.errors import LayoutError
 
-#: This dimension of the tensor is not cut.
-UNSHARDED = "unsharded"
-#: This dimension keeps the cut that it has; understood by `relayout` only.
-MATCH = "match"
-
-Spec = str | tuple[str, ...]
 _STRING = re.compile(r"sharding_specs:(?P<specs>.*?) mesh:(?P<mesh>.*)", re.DOTALL)
 
 
@@ -59,8 +64,8 @@ class Layout:
                 "A layout needs a mesh: pass one, or make it inside `with rx.dtensor.default_mesh(mesh)`."
             )
         self.mesh = Mesh.of(mesh)
-        self.sharding_specs = _checked_specs(sharding_specs, self.mesh)
-        self._sharding = NamedSharding(self.mesh.jax_mesh, _partition_spec(self.sharding_specs))
+        self.sharding_specs = checked_specs(sharding_specs, self.mesh)
+        self._sharding = NamedSharding(self.mesh.jax_mesh, partition_spec(self.sharding_specs))
         self._frozen = True
 
     def __setattr__(self, attribute: str, value: Any) -> None:
@@ -73,7 +78,7 @@ class Layout:
     @classmethod
     def replicated(cls, mesh: Any, rank: int) -> Layout:
         """Returns the layout that cuts nothing: every device holds the whole tensor."""
-        return cls([UNSHARDED] * _checked_rank(rank), mesh)
+        return cls([UNSHARDED] * checked_rank(rank), mesh)
 
     @classmethod
     def batch_sharded(cls, mesh: Any, batch_dim: str, rank: int, axis: int = 0) -> Layout:
@@ -82,7 +87,7 @@ class Layout:
         Raises:
             LayoutError: The mesh has no such dimension, or the tensor no such axis.
         """
-        rank = _checked_rank(rank)
+        rank = checked_rank(rank)
         if not -rank <= axis < rank:
             raise LayoutError(f"A tensor of rank {rank} has no axis {axis} to cut.")
         specs = [UNSHARDED] * rank
@@ -107,11 +112,7 @@ class Layout:
         """
         if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, jax.sharding.Mesh):
             raise LayoutError(f"Only a NamedSharding over devices has a layout, got {sharding!r:.200}.")
-        entries = tuple(sharding.spec)
-        if len(entries) > rank:
-            raise LayoutError(f"{sharding.spec} cuts {len(entries)} dimensions, the tensor has {rank}.")
-        specs = [_spec_of(entry) for entry in entries] + [UNSHARDED] * (rank - len(entries))
-        return cls(specs, sharding.mesh)
+        return cls(specs_of(sharding.spec, rank), sharding.mesh)
 
     @classmethod
     def from_keras(cls, tensor_layout: Any) -> Layout:
@@ -135,8 +136,8 @@ class Layout:
         found = _STRING.fullmatch(text) if isinstance(text, str) else None
         if found is None:
             raise LayoutError(f"A layout is written 'sharding_specs:x,unsharded, mesh:...', got {text!r:.200}.")
-        names = [name for name in found["specs"].split(",") if name]
-        return cls([tuple(name.split("+")) if "+" in name else name for name in names], Mesh.from_string(found["mesh"]))
+        specs = [tuple(spec.split("+")) if "+" in spec else spec for spec in found["specs"].split(",") if spec]
+        return cls(specs, Mesh.from_string(found["mesh"]))
 
     def delete(self, dims: Sequence[int]) -> Layout:
         """Returns the layout without some of its dimensions, for instance that of a bias from that of its kernel.
@@ -308,8 +309,8 @@ class Layout:
 
     def to_string(self) -> str:
         """Returns a text from which `from_string` makes an equal layout."""
-        names = "".join(("+".join(spec) if isinstance(spec, tuple) else spec) + "," for spec in self.sharding_specs)
-        return f"sharding_specs:{names} mesh:{self.mesh.to_string()}"
+        specs = "".join(f"{text_of(spec)}," for spec in self.sharding_specs)
+        return f"sharding_specs:{specs} mesh:{self.mesh.to_string()}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layout.from_string, (self.to_string(),)
@@ -323,61 +324,5 @@ class Layout:
         return hash((self.sharding_specs, self.mesh))
 
     def __repr__(self) -> str:
-        specs = ", ".join("+".join(spec) if isinstance(spec, tuple) else spec for spec in self.sharding_specs)
+        specs = ", ".join(map(text_of, self.sharding_specs))
         return f"Layout([{specs}], {self.mesh!r})"
-
-
-def dims_of(spec: Spec) -> tuple[str, ...]:
-    """Returns the mesh dimensions that an entry of a layout names."""
-    if isinstance(spec, tuple):
-        return spec
-    return () if spec in (UNSHARDED, MATCH) else (spec,)
-
-
-def _spec_of(entry: Any) -> Spec:
-    """Returns an entry of a `PartitionSpec` as one of a layout."""
-    if entry is None or entry == ():
-        return UNSHARDED
-    if entry is PartitionSpec.UNCONSTRAINED:
-        return MATCH
-    if isinstance(entry, tuple):
-        return entry[0] if len(entry) == 1 else entry
-    return entry
-
-
-def _partition_spec(specs: tuple[Spec, ...]) -> PartitionSpec:
-    entries = [PartitionSpec.UNCONSTRAINED if spec == MATCH else None if spec == UNSHARDED else spec for spec in specs]
-    while entries and entries[-1] is None:  # as JAX writes the shardings of results: equal ones then compare equal
-        entries.pop()
-    return PartitionSpec(*entries)
-
-
-def _checked_specs(sharding_specs: Any, mesh: Mesh) -> tuple[Spec, ...]:
-    if isinstance(sharding_specs, str) or not isinstance(sharding_specs, Sequence):
-        raise LayoutError(
-            f"A layout is a list with an entry for each dimension, such as ['batch', 'unsharded'], got "
-            f"{sharding_specs!r:.100}."
-        )
-    specs = tuple(_spec_of(tuple(spec)) if isinstance(spec, (tuple, list)) else spec for spec in sharding_specs)
-    for spec in specs:
-        names = dims_of(spec) if isinstance(spec, (str, tuple)) else (spec,)
-        unknown = [name for name in names if name not in mesh.dim_names]
-        if unknown:
-            raise LayoutError(
-                f"{unknown[0]!r} is not a dimension of {mesh!r}. An entry of a layout is one of "
-                f"{list(mesh.dim_names)}, {UNSHARDED!r} or {MATCH!r}."
-            )
-    used = [name for spec in specs for name in dims_of(spec)]
-    repeated = sorted({name for name in used if used.count(name) > 1})
-    if repeated:
-        raise LayoutError(
-            f"A mesh dimension can cut one dimension of a tensor only, but {repeated[0]!r} comes more than once in "
-            f"{list(specs)}."
-        )
-    return specs
-
-
-def _checked_rank(rank: int) -> int:
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-        raise LayoutError(f"A tensor's rank is an int of at least 0, got {rank!r}.")
-    return rank

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType
 
+from replicax.dtensor.mesh_checks import check_devices, checked_label, checked_names
 from replicax.errors import DeviceError, MeshError
-from replicax.runtime.devices import parse_devices
-
-_RESERVED = ("unsharded", "match")
-_DIM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-
-MeshDims = Sequence[tuple[str, int]] | Mapping[str, int]
 
 
 class Mesh:
@@ -42,10 +36,10 @@ class Mesh:
     """
 
     def __init__(self, dim_names: Sequence[str], devices: Any, name: str = ""):
-        self.dim_names = _checked_names(dim_names)
-        self.name = _checked_label(name)
+        self.dim_names = checked_names(dim_names)
+        self.name = checked_label(name)
         grid = np.array(devices, dtype=object)
-        _check_devices(grid, self.dim_names)
+        check_devices(grid, self.dim_names)
         self.jax_mesh = jax.sharding.Mesh(grid, self.dim_names, axis_types=(AxisType.Auto,) * grid.ndim)
         self._key = (self.dim_names, grid.shape, tuple(grid.flat))
         self._frozen = True
@@ -212,7 +206,7 @@ class Mesh:
                 f"A host mesh of {self!r} needs a CPU device for each of its devices. Make more of them at the top of "
                 f"the program: rx.config.set_virtual_devices({self.num_local_devices()})."
             )
-        return Mesh(self.dim_names, _grid(found, self.shape()), self.name)
+        return Mesh(self.dim_names, np.array(found).reshape(self.shape()), self.name)
 
     # Comparing and writing down.
 
@@ -251,7 +245,12 @@ class Mesh:
         except ValueError:
             raise MeshError(f"Mesh dimensions are written 'x=2,y=3', got {dims!r} in {text!r:.200}.") from None
         found = [_device_of_id(device) for device in devices.split(",")]
-        return cls([dim for dim, _ in pairs], _grid(found, _sizes(dict(pairs), len(found))), name)
+        shape = [size for _, size in pairs]
+        if min(shape, default=1) < 1 or math.prod(shape) != len(found):
+            raise MeshError(
+                f"A mesh of {dims!r} needs {math.prod(shape)} devices, but {text!r:.200} names {len(found)}."
+            )
+        return cls([dim for dim, _ in pairs], np.array(found).reshape(shape), name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Mesh.from_string, (self.to_string(),)
@@ -259,96 +258,6 @@ class Mesh:
     def __repr__(self) -> str:
         label = f"{self.name!r}, " if self.name else ""
         return f"Mesh({label}{self._dims()}, {self.device_type()})"
-
-
-def create_mesh(
-    mesh_dims: MeshDims | None = None,
-    mesh_name: str = "",
-    devices: Sequence[str | jax.Device] | None = None,
-    device_type: str | None = None,
-) -> Mesh:
-    """Makes a mesh of this process's devices.
-
-    Args:
-        mesh_dims: Pairs of a name and a size, or a dict of them. One size may be -1: what the number of devices
-            leaves for it. By default one dimension `"x"` over all devices.
-        mesh_name: A label.
-        devices: The devices, or their names, such as `"cpu:0"`; by default all of `device_type`.
-        device_type: `"cpu"`, `"gpu"` or `"tpu"`; by default that of `devices`, or the machine's best.
-
-    Raises:
-        MeshError: The sizes do not multiply to the number of devices, or a dimension is not well-formed.
-        DeviceError: A device does not exist, or is not of `device_type`.
-
-    Example:
-        >>> mesh = create_mesh([("batch", 4), ("model", 2)])
-        >>> mesh.dim_size("batch"), mesh.coords(5)
-        (4, (2, 1))
-    """
-    found = parse_devices(devices) if devices is not None else _devices_of_type(device_type)
-    wrong = [device for device in found if device_type is not None and device.platform != device_type.lower()]
-    if wrong:
-        raise DeviceError(f"The devices must be of type {device_type!r}, but {wrong} are not.")
-    dims = _pairs(mesh_dims)
-    return Mesh(list(dims), _grid(found, _sizes(dims, len(found))), mesh_name)
-
-
-def _pairs(mesh_dims: MeshDims | None) -> dict[str, int]:
-    """Returns the dimensions as a dict.
-
-    Raises:
-        MeshError: They are no pairs of names and sizes, or a name is repeated.
-    """
-    if mesh_dims is None:
-        return {"x": -1}
-    try:
-        pairs = list(mesh_dims.items() if isinstance(mesh_dims, Mapping) else mesh_dims)
-        dims = dict(pairs)
-    except (TypeError, ValueError):
-        raise MeshError(
-            f"Mesh dimensions are pairs of a name and a size, such as [('batch', 4), ('model', 2)], got {mesh_dims!r}."
-        ) from None
-    if len(dims) < len(pairs):
-        raise MeshError(f"A mesh dimension's name can be used once, got {[name for name, _ in pairs]}.")
-    return dims
-
-
-def _sizes(dims: Mapping[str, int], devices: int) -> tuple[int, ...]:
-    """Returns the dimensions' sizes, -1 replaced by what the number of devices leaves.
-
-    Raises:
-        MeshError: The sizes are no positive ints, or do not multiply to `devices`.
-    """
-    sizes = list(dims.values())
-    bad = [size for size in sizes if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1)]
-    if bad or sizes.count(-1) > 1:
-        raise MeshError(f"Sizes of mesh dimensions are positive ints, one of them may be -1, got {dict(dims)}.")
-    if -1 in sizes:
-        sizes[sizes.index(-1)] = max(1, devices // math.prod(size for size in sizes if size != -1))
-    if math.prod(sizes) != devices:
-        raise MeshError(
-            f"A mesh of {dict(dims)} needs {abs(math.prod(dims.values()))} devices (or a multiple, with -1), and there "
-            f"are {devices}. Choose other sizes, name the devices, or make virtual ones: "
-            "rx.config.set_virtual_devices(n)."
-        )
-    return tuple(sizes)
-
-
-def _grid(devices: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
-    grid = np.empty(len(devices), dtype=object)
-    grid[:] = devices
-    return grid.reshape(shape)
-
-
-def _devices_of_type(device_type: str | None) -> list[jax.Device]:
-    if device_type is None:
-        return jax.local_devices()
-    try:
-        return jax.local_devices(backend=device_type.lower())
-    except (AttributeError, RuntimeError):
-        raise DeviceError(
-            f"There are no devices of type {device_type!r} here; JAX has found {jax.local_devices()}."
-        ) from None
 
 
 def _device_of_id(text: str) -> jax.Device:
@@ -364,40 +273,3 @@ def _device_of_id(text: str) -> jax.Device:
 
 def _cpus_of(process: int) -> list[jax.Device]:
     return [device for device in jax.devices("cpu") if device.process_index == process]
-
-
-def _checked_names(dim_names: Sequence[str]) -> tuple[str, ...]:
-    names = (dim_names,) if isinstance(dim_names, str) else tuple(dim_names)
-    for name in names:
-        if not isinstance(name, str) or not _DIM_NAME.fullmatch(name) or name in _RESERVED:
-            raise MeshError(
-                f"Not a name for a mesh dimension: {name!r}. Use letters, digits, '_', '-' and '.', beginning with a "
-                f"letter, and none of {_RESERVED}."
-            )
-    if len(set(names)) < len(names):
-        raise MeshError(f"A mesh dimension's name can be used once, got {names}.")
-    return names
-
-
-def _checked_label(name: str) -> str:
-    if not isinstance(name, str) or "|" in name:
-        raise MeshError(f"A mesh's name is a string without '|', got {name!r}.")
-    return name
-
-
-def _check_devices(grid: np.ndarray, dim_names: tuple[str, ...]) -> None:
-    if grid.ndim != len(dim_names) or not grid.size:
-        raise MeshError(
-            f"A mesh with the dimensions {dim_names} needs a non-empty array of devices of that rank, got shape "
-            f"{grid.shape}."
-        )
-    others = [device for device in grid.flat if not isinstance(device, jax.Device)]
-    if others:
-        raise MeshError(f"A mesh is made of jax.Device, got {others[0]!r:.100}.")
-    platforms = sorted({device.platform for device in grid.flat})
-    if len(platforms) > 1:
-        raise MeshError(f"All devices of a mesh must be of one type, got {platforms}.")
-    seen = list(grid.flat)
-    repeated = [device for device in dict.fromkeys(seen) if seen.count(device) > 1]
-    if repeated:
-        raise MeshError(f"A device can come once in a mesh, but {repeated} came more than once.")

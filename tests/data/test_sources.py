@@ -172,3 +172,22 @@ def test_iterators_that_we_open_are_closed_and_the_users_are_not():
         batches.close()
     assert closed == ["ours"]
     assert next(theirs) is BATCHES[1]
+
+
+def test_an_opened_source_is_unchecked_and_closed_like_a_pass():
+    closed = []
+
+    def generate():
+        try:
+            yield from ("no", "batches")
+        finally:
+            closed.append(True)
+
+    ours, theirs = host_batches(generate), host_batches(generate())
+    for batches in (ours, theirs):
+        with batches.open_source() as opened:
+            assert next(opened) == "no"
+    assert closed == [True]
+    assert next(opened) == "batches"
+    with pytest.raises(BatchError, match="second pass"), theirs.open_source():
+        pass

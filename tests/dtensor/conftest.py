@@ -12,6 +12,12 @@ def mesh() -> Mesh:
 
 
 @pytest.fixture(scope="session")
+def two_by_three() -> Mesh:
+    """Six of the eight devices: x=2, y=3."""
+    return create_mesh([("x", 2), ("y", 3)], devices=[f"cpu:{i}" for i in range(6)])
+
+
+@pytest.fixture(scope="session")
 def pair() -> Mesh:
     """Two of the eight devices."""
     return create_mesh([("x", 2)], devices=["cpu:0", "cpu:1"])

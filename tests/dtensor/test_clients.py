@@ -17,15 +17,7 @@ import pytest
 
 from replicax import dtensor
 from replicax.dtensor import rendezvous
-from replicax.dtensor.clients import ClientSettings, client_settings
-from replicax.errors import (
-    ArgumentError,
-    BarrierTimeoutError,
-    ClientsTimeoutError,
-    ContextError,
-    DeviceError,
-    MeshError,
-)
+from replicax.errors import ArgumentError, BarrierTimeoutError, ClientsTimeoutError, ContextError, DeviceError
 from tests.dtensor import two_clients
 
 WORKER = Path(two_clients.__file__)
@@ -33,49 +25,7 @@ ROOT = WORKER.parent.parent.parent
 JOBS = "10.0.0.1:9898,10.0.0.2:9898"
 
 
-# The environment.
-
-
-@pytest.mark.parametrize(
-    ("environment", "settings"),
-    [
-        ({}, ClientSettings()),
-        ({"DTENSOR_JOBS": "", "DTENSOR_CLIENT_ID": "", "DTENSOR_JOB_NAME": ""}, ClientSettings()),
-        ({"DTENSOR_JOBS": "host:1"}, ClientSettings(("host:1",))),
-        (
-            {"DTENSOR_JOBS": "a.b:1, [::1]:65535", "DTENSOR_CLIENT_ID": "1", "DTENSOR_JOB_NAME": "mine"},
-            ClientSettings(("a.b:1", "[::1]:65535"), 1, "mine"),
-        ),
-        ({"DTENSOR_ENABLE_HEARTBEAT": "False"}, ClientSettings(heartbeat=False)),
-        ({"DTENSOR_ENABLE_HEARTBEAT": "1"}, ClientSettings(heartbeat=True)),
-    ],
-)
-def test_the_environment_tells_who_is_who(environment, settings):
-    assert client_settings(environment) == settings
-
-
-@pytest.mark.parametrize(
-    ("environment", "says"),
-    [
-        ({"DTENSOR_JOBS": "a:1,,b:1"}, r"DTENSOR_JOBS has an empty entry: 'a:1,,b:1'. Write 'host:port'"),
-        ({"DTENSOR_JOBS": "a:1,"}, r"DTENSOR_JOBS has an empty entry"),
-        ({"DTENSOR_JOBS": "a"}, r"without a host or port: 'a'. Write"),
-        ({"DTENSOR_JOBS": ":1"}, r"without a host or port: ':1'"),
-        ({"DTENSOR_JOBS": "a:b"}, r"without a host or port: 'a:b'"),
-        ({"DTENSOR_JOBS": "a:0"}, r"without a host or port: 'a:0'"),
-        ({"DTENSOR_JOBS": "a:65536"}, r"without a host or port: 'a:65536'"),
-        ({"DTENSOR_JOBS": "::1:80"}, r"without brackets: '::1:80'"),
-        ({"DTENSOR_JOBS": "a:1,b:1,a:1"}, r"names 'a:1' more than once"),
-        ({"DTENSOR_CLIENT_ID": "1"}, r"DTENSOR_CLIENT_ID must be an int from 0 to 0.*1 client\(s\).*got '1'"),
-        ({"DTENSOR_JOBS": JOBS, "DTENSOR_CLIENT_ID": "2"}, r"from 0 to 1, .*2 client\(s\).*got '2'"),
-        ({"DTENSOR_JOBS": JOBS, "DTENSOR_CLIENT_ID": "-1"}, r"got '-1'. Number the clients"),
-        ({"DTENSOR_JOBS": JOBS, "DTENSOR_CLIENT_ID": "one"}, r"got 'one'"),
-        ({"DTENSOR_ENABLE_HEARTBEAT": "yes"}, r"DTENSOR_ENABLE_HEARTBEAT must be one of .*'true'.*got 'yes'"),
-    ],
-)
-def test_a_malformed_environment_is_named(environment, says):
-    with pytest.raises(ArgumentError, match=says):
-        client_settings(environment)
+# Who is who.
 
 
 def test_one_client_by_default():
@@ -134,35 +84,6 @@ def test_one_client_may_start_any_number_of_times():
         dtensor.initialize_accelerator_system("TPU")
     with pytest.raises(ArgumentError, match=r"`timeout_s` is a positive number of seconds, got 0"):
         dtensor.initialize_accelerator_system(timeout_s=0)
-
-
-def test_the_mesh_of_one_client_is_of_its_devices():
-    mesh = dtensor.create_distributed_mesh({"x": 4, "y": -1}, "mine", device_type="CPU")
-    assert mesh == dtensor.create_mesh([("x", 4), ("y", 2)], devices=jax.devices("cpu"))
-    assert mesh.name == "mine"
-    two = dtensor.create_distributed_mesh([("x", 2)], local_devices=["cpu:3", jax.devices("cpu")[1]])
-    assert two.global_devices() == [jax.devices("cpu")[3], jax.devices("cpu")[1]]
-    with pytest.raises(MeshError, match=r"needs 3 devices"):
-        dtensor.create_distributed_mesh([("x", 3)], device_type="cpu")
-    with pytest.raises(DeviceError, match=r"No client has a device of type 'tpu'"):
-        dtensor.create_distributed_mesh([("x", 8)], device_type="tpu")
-
-
-@pytest.mark.parametrize("dims", [[("x", 8)], [("x", 4), ("y", 2)]])
-def test_a_barrier_of_one_client_counts_its_devices(dims):
-    assert dtensor.barrier(dtensor.create_mesh(dims, devices=jax.devices("cpu")), "here", timeout_in_ms=1) is None
-
-
-def test_misuse_of_a_barrier():
-    mesh = dtensor.create_mesh([("x", 8)], devices=jax.devices("cpu"))
-    with pytest.raises(ArgumentError, match=r"`timeout_in_ms` is a positive int, got 0"):
-        dtensor.barrier(mesh, timeout_in_ms=0)
-    with pytest.raises(ArgumentError, match=r"`barrier_name` is a string, got 3"):
-        dtensor.barrier(mesh, 3)
-    with pytest.raises(MeshError, match=r"Not a mesh"):
-        dtensor.barrier("x")
-    with pytest.raises(RuntimeError, match=r"while a function was being traced"):
-        jax.jit(lambda: dtensor.barrier(mesh))()
 
 
 def test_timeouts_say_who_waited_for_whom_and_survive_pickling():

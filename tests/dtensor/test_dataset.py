@@ -12,25 +12,14 @@ import pytest
 import torch
 
 import replicax as rx
-from replicax.dtensor import MATCH, UNSHARDED, DTensorDataset, Layout, create_mesh, default_mesh, fetch_layout, unpack
-from replicax.errors import ArgumentError, BatchError, ContextError, LayoutError
-
-ROWS = np.arange(12, dtype=np.int32)
-
-
-@pytest.fixture(scope="module")
-def mesh():
-    return create_mesh([("x", 2), ("y", 3)], devices=jax.devices("cpu")[:6])
+from replicax.dtensor import UNSHARDED, DTensorDataset, Layout, create_mesh, default_mesh, fetch_layout, unpack
+from replicax.errors import ArgumentError, BatchError, ContextError
+from tests.dtensor.row_datasets import ROWS, numbers, of_rows
 
 
-def of_rows(source, mesh, size=4, batch_dim="x", **options):
-    """A dataset whose elements are numbers."""
-    layout = Layout([batch_dim or UNSHARDED], mesh)
-    return DTensorDataset(source, mesh=mesh, layouts=layout, global_batch_size=size, batch_dim=batch_dim, **options)
-
-
-def numbers(dataset):
-    return [batch.tolist() for batch in dataset]
+@pytest.fixture
+def mesh(two_by_three):
+    return two_by_three
 
 
 # Sources.
@@ -130,39 +119,11 @@ def test_a_source_that_is_used_up_is_told(mesh):
         numbers(dataset)
 
 
-def test_a_source_may_use_its_memory_again(mesh):
-    def reusing(shape):
-        buffer = np.zeros(shape, np.int32)
-        for i in range(12):
-            buffer[...] = i
-            yield buffer
-
-    batches = list(of_rows(lambda: reusing(()), mesh))
-    assert [batch.tolist() for batch in batches] == ROWS.reshape(3, 4).tolist()
-    batches = list(of_rows(lambda: reusing(4), mesh, dataset_already_batched=True))
-    assert [batch.tolist() for batch in batches] == [[i] * 4 for i in range(12)]
-
-
 def test_batches_are_their_own(mesh):
     rows = ROWS.copy()
     batches = list(of_rows(rows, mesh))
     rows[:] = -1
     assert [batch.tolist() for batch in batches] == ROWS.reshape(3, 4).tolist()
-
-
-def test_elements_are_nests_of_arrays_and_numbers(mesh):
-    elements = [
-        {"x": (np.full((2, 3), i, np.float32), torch.full((3,), i, dtype=torch.bfloat16)), "y": float(i), "z": i > 4}
-        for i in range(6)
-    ]
-    cut, whole = Layout(["x", UNSHARDED, "y"], mesh), Layout(["x"], mesh)
-    layouts = {"x": (cut, Layout(["x", "y"], mesh)), "y": whole, "z": whole}
-    dataset = DTensorDataset(elements, mesh=mesh, layouts=layouts, global_batch_size=6, batch_dim="x")
-    (batch,) = dataset
-    assert [leaf.shape for leaf in batch["x"]] == [(6, 2, 3), (6, 3)]
-    assert [leaf.dtype for leaf in jax.tree.leaves(batch)] == [np.float32, jnp.bfloat16, np.float32, np.bool_]
-    assert jax.tree.map(fetch_layout, batch) == layouts
-    assert batch["y"].tolist() == batch["x"][1][:, 2].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 # What each device gets.
@@ -232,15 +193,6 @@ def test_nothing_is_lost_of_a_last_batch(source, rows, last):
         assert fetch_layout(batches[-1]) == Layout(["x" if divides else UNSHARDED], mesh)
 
 
-def test_a_last_batch_that_does_not_divide_keeps_its_other_cuts(mesh):
-    layout = Layout(["x", "y"], mesh)
-    data = np.arange(5 * 3).reshape(5, 3)
-    first, last = DTensorDataset(data, mesh=mesh, layouts=layout, global_batch_size=4, batch_dim="x")
-    assert fetch_layout(first) == layout
-    assert fetch_layout(last) == Layout([UNSHARDED, "y"], mesh)
-    assert last.tolist() == data[4:].tolist()
-
-
 @pytest.mark.parametrize("source", [lambda rows: rows, list], ids=["array", "elements"])
 def test_drop_leaves_the_last_batch_out(mesh, source):
     dataset = of_rows(source(ROWS), mesh, 10, remainder="drop")
@@ -253,15 +205,6 @@ def test_drop_leaves_the_last_batch_out(mesh, source):
 def test_drop_leaves_a_small_batch_out(mesh):
     dataset = of_rows([ROWS[:6], ROWS[6:10]], mesh, 6, remainder="drop", dataset_already_batched=True)
     assert numbers(dataset) == [[*range(6)]]
-
-
-@pytest.mark.parametrize("remainder", ["exact", "drop"])
-def test_batches_must_have_the_global_size(mesh, remainder):
-    options = {"remainder": remainder, "dataset_already_batched": True}
-    with pytest.raises(BatchError, match=r"Batch 0 of the dataset has 8 rows, more than global_batch_size=4"):
-        numbers(of_rows([ROWS[:8]], mesh, **options))
-    with pytest.raises(BatchError, match=r"Batch 1 of the dataset has 2 rows, fewer than.*=4, but batch 2 follows"):
-        numbers(of_rows([ROWS[:4], ROWS[4:6], ROWS[6:10]], mesh, **options))
 
 
 # Specification and length.
@@ -293,59 +236,6 @@ def test_an_unknown_length_is_a_type_error(mesh):
 
 
 @pytest.mark.parametrize(
-    ("layout", "batch_dim", "says"),
-    [
-        (["x", UNSHARDED], None, r"cuts the batch by 'x', but no batch_dim is given. Pass batch_dim='x'"),
-        ([UNSHARDED, UNSHARDED], "x", r"first entry of a layout must be batch_dim='x', got 'unsharded'"),
-        (["y", UNSHARDED], "x", r"must be batch_dim='x', got 'y'"),
-        ([MATCH, UNSHARDED], None, r"cannot say 'match'"),
-        ([], "x", r"begins with an entry for its rows"),
-        (["x"], "x", r"shape \(rows, 3\), of rank 2, and the layout is for rank 1"),
-        (["x", UNSHARDED, UNSHARDED], "x", r"of rank 2, and the layout is for rank 3"),
-        (["y", "x"], "y", r"has length 3, which 'x' .* cannot cut into 2"),
-        ([UNSHARDED, UNSHARDED], "z", r"'z' is not a dimension of Mesh\(x=2, y=3"),
-        ([UNSHARDED, UNSHARDED], MATCH, r"cannot say 'match'"),
-    ],
-)
-@pytest.mark.parametrize("source", [lambda rows: rows, list], ids=["array", "elements"])
-def test_layouts_must_fit(mesh, source, layout, batch_dim, says):
-    with pytest.raises(LayoutError, match=says):
-        next(
-            iter(
-                DTensorDataset(
-                    source(np.zeros((6, 3))),
-                    mesh=mesh,
-                    layouts=Layout(layout, mesh),
-                    global_batch_size=6,
-                    batch_dim=batch_dim,
-                )
-            )
-        )
-
-
-def test_layouts_must_be_nested_like_elements(mesh):
-    layouts = {"x": Layout(["x"], mesh)}
-    for source in ((ROWS, ROWS), [{"y": row} for row in ROWS]):
-        with pytest.raises(LayoutError, match=r"(?s)must be a nest like an element.*layouts: PyTreeDef"):
-            next(iter(DTensorDataset(source, mesh=mesh, layouts=layouts, global_batch_size=4, batch_dim="x")))
-    (batch,) = DTensorDataset(
-        (ROWS, ROWS), mesh=mesh, layouts=layouts["x"], global_batch_size=12, batch_dim="x"
-    )  # One layout is for all leaves.
-    assert [fetch_layout(leaf) for leaf in batch] == [layouts["x"]] * 2
-
-
-def test_layouts_must_be_for_the_mesh(mesh):
-    other = create_mesh([("x", 2)], devices=jax.devices("cpu")[:2])
-    with pytest.raises(LayoutError, match=r"for Mesh\(x=2, y=3, cpu\), but a layout is for another mesh"):
-        DTensorDataset(ROWS, mesh=mesh, layouts=Layout(["x"], other), global_batch_size=4, batch_dim="x")
-
-
-def test_the_batch_must_divide(mesh):
-    with pytest.raises(LayoutError, match=r"global_batch_size=5 does not divide by 2, the size of batch_dim='x'"):
-        of_rows(ROWS, mesh, 5)
-
-
-@pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"size": 0}, r"at least 1, got 0"),
@@ -368,22 +258,6 @@ def test_layouts_and_datasets_are_told_from_others(mesh):
         DTensorDataset(ROWS, mesh=mesh, layouts={"x": "x"}, global_batch_size=4)
     with pytest.raises(ArgumentError, match=r"DTensors already"):
         of_rows(of_rows(ROWS, mesh), mesh)
-
-
-@pytest.mark.parametrize(
-    ("elements", "says"),
-    [
-        ([np.zeros(3), np.zeros(4)], r"(?s)Element 1 of the dataset differs.*float64\[3\].*float64\[4\].*pad them"),
-        ([1, 2.0], r"(?s)Element 1 .*before: .*int64\[\].*element 1: .*float64\[\]"),
-        ([(1, 2), (1,)], r"Element 1 of the dataset differs in structure"),
-        (["a"], r"Element 0 of the dataset: a str is not an array: 'a'"),
-        ([{"x": np.array(["a"])}], r"Element 0 of the dataset, leaf \['x'\]: values of dtype <U1"),
-        ([None], r"Element 0 of the dataset holds no array"),
-    ],
-)
-def test_bad_elements_are_named(mesh, elements, says):
-    with pytest.raises(BatchError, match=says):
-        numbers(DTensorDataset(elements, mesh=mesh, layouts=Layout([UNSHARDED], mesh), global_batch_size=4))
 
 
 def test_arrays_must_agree_in_their_rows(mesh):

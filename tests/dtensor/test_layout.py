@@ -14,33 +14,7 @@ from replicax.dtensor import MATCH, UNSHARDED, Layout, create_mesh, default_mesh
 from replicax.errors import DeviceError, LayoutError, MeshError
 from tests.dtensor.random_layouts import layouts
 
-
-@pytest.fixture
-def two_by_three():
-    return create_mesh([("x", 2), ("y", 3)], devices=[f"cpu:{i}" for i in range(6)])
-
-
 # Making layouts.
-
-
-@pytest.mark.parametrize(
-    ("specs", "message"),
-    [
-        (["z"], r"'z' is not a dimension of Mesh\(x=4, y=2, cpu\)"),
-        (["x", "x"], "'x' comes more than once"),
-        ([("x", "y"), "y"], "'y' comes more than once"),
-        ([("x", "z")], "'z' is not"),
-        ([("x", UNSHARDED)], "'unsharded' is not"),
-        ([None], "None is not"),
-        ([3], "3 is not"),
-        ("x", "such as.*'x'"),
-        (None, "None"),
-        ({"x"}, "such as"),
-    ],
-)
-def test_bad_entries_are_refused(mesh, specs, message):
-    with pytest.raises(LayoutError, match=message):
-        Layout(specs, mesh)
 
 
 def test_something_else_than_a_mesh_is_refused():
@@ -58,12 +32,6 @@ def test_a_layout_without_a_mesh_is_for_the_default_one(mesh):
 def test_meshes_of_jax_and_keras_are_taken(mesh, by_x):
     assert Layout(["x"], mesh.jax_mesh) == by_x
     assert Layout(["x"], keras.distribution.DeviceMesh((4, 2), ["x", "y"])) == by_x
-
-
-def test_entries_are_kept_as_a_tuple(mesh):
-    assert Layout(["x", UNSHARDED], mesh).sharding_specs == ("x", "unsharded")
-    assert Layout([["x", "y"], UNSHARDED], mesh).sharding_specs == (("x", "y"), "unsharded")
-    assert Layout([("x",), ()], mesh).sharding_specs == ("x", "unsharded")
 
 
 def test_the_usual_layouts_have_names(mesh):
@@ -86,12 +54,6 @@ def test_scalars_and_unknown_dimensions_cannot_be_cut(mesh):
         Layout.inner_sharded(mesh, "x", 0)
     with pytest.raises(LayoutError, match="'z'"):
         Layout.batch_sharded(mesh, "z", 2)
-
-
-@pytest.mark.parametrize("rank", [-1, 1.0, True, "2"])
-def test_a_bad_rank_is_refused(mesh, rank):
-    with pytest.raises(LayoutError, match=f"rank is an int.*{rank}"):
-        Layout.replicated(mesh, rank)
 
 
 def test_deleting_dimensions(mesh):
@@ -245,12 +207,6 @@ def test_layouts_differ_by_entries_mesh_and_kind(mesh, by_x):
 
 
 # Converting.
-
-
-def test_entries_become_a_partition_spec(mesh):
-    assert Layout(["x", UNSHARDED], mesh).partition_spec == PartitionSpec("x")
-    assert Layout([UNSHARDED, ("x", "y")], mesh).partition_spec == PartitionSpec(None, ("x", "y"))
-    assert Layout([MATCH], mesh).partition_spec == PartitionSpec(PartitionSpec.UNCONSTRAINED)
 
 
 def test_shardings_become_layouts(mesh):

@@ -1,0 +1,49 @@
+"""Passes over a dataset: looking at the first batch before the pass, and passes without any."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import TypeVar
+
+from replicax.errors import BatchError
+
+_Item = TypeVar("_Item")
+
+
+def peek(items: Generator[_Item], *, keep: bool) -> Generator[_Item] | None:
+    """Runs a pass up to its first item.
+
+    Args:
+        items: The pass, not begun yet.
+        keep: Whether to return the pass, with its first item, because that cannot be had again; else it is closed.
+
+    Raises:
+        BatchError: There is no item.
+    """
+    first = next(items, None)
+    if first is None:
+        raise BatchError("The dataset has no batch, so what its elements look like is unknown.")
+    if keep:
+        return _resume(first, items)
+    items.close()
+    return None
+
+
+def check_may_be_empty(*, gave_batches_before: bool) -> None:
+    """Checks that a pass without a batch is no mistake.
+
+    Raises:
+        BatchError: An earlier pass had some.
+    """
+    if gave_batches_before:
+        raise BatchError(
+            "The dataset gave batches before, but none in this pass: its source probably returns the same used-up "
+            "iterator again. Give something that starts anew each time, such as a function that makes an iterator."
+        )
+
+
+def _resume(first: _Item, rest: Generator[_Item]) -> Generator[_Item]:
+    with contextlib.closing(rest):
+        yield first
+        yield from rest

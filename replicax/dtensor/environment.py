@@ -1,0 +1,86 @@
+"""The environment variables that tell the clients of a program who they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+from replicax.errors import ArgumentError
+
+JOBS = "DTENSOR_JOBS"
+_CLIENT_ID, _JOB_NAME, _HEARTBEAT = "DTENSOR_CLIENT_ID", "DTENSOR_JOB_NAME", "DTENSOR_ENABLE_HEARTBEAT"
+_SWITCH = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientSettings:
+    """What the environment says about the clients.
+
+    Attributes:
+        jobs: Address `"host:port"` of each client; empty for a program of one client.
+        client_id: Which of them this process is.
+        job_name: Name of the job for `full_job_name`; None if the environment gives none.
+        heartbeat: Whether clients watch each other.
+    """
+
+    jobs: tuple[str, ...] = ()
+    client_id: int = 0
+    job_name: str | None = None
+    heartbeat: bool = True
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients, 1 if no jobs are named."""
+        return max(1, len(self.jobs))
+
+
+def client_settings(environment: Mapping[str, str]) -> ClientSettings:
+    """Reads the settings of the clients.
+
+    Args:
+        environment: Such as `os.environ`. A variable that is empty counts as not set.
+            `DTENSOR_JOBS`: comma-separated `host:port`, one for each client; at the first one clients meet.
+            `DTENSOR_CLIENT_ID`: which of them this process is; by default 0.
+            `DTENSOR_JOB_NAME`: name of the job.
+            `DTENSOR_ENABLE_HEARTBEAT`: `true` (the default) or `false`.
+
+    Raises:
+        ArgumentError: A value is not of that form.
+    """
+    jobs = tuple(job.strip() for job in environment[JOBS].split(",")) if environment.get(JOBS) else ()
+    _check_jobs(jobs)
+    heartbeat = environment.get(_HEARTBEAT) or "true"
+    if heartbeat.lower() not in _SWITCH:
+        raise ArgumentError(f"{_HEARTBEAT} must be one of {[*_SWITCH]}, got {heartbeat!r}.")
+    return ClientSettings(
+        jobs,
+        _client_id(environment.get(_CLIENT_ID) or "0", max(1, len(jobs))),
+        environment.get(_JOB_NAME) or None,
+        _SWITCH[heartbeat.lower()],
+    )
+
+
+def _check_jobs(jobs: tuple[str, ...]) -> None:
+    form = "Write 'host:port' for each client, separated by commas, such as '10.0.0.1:9898,10.0.0.2:9898'."
+    for job in jobs:
+        if not job:
+            raise ArgumentError(f"{JOBS} has an empty entry: {','.join(jobs)!r}. {form}")
+        host, _, port = job.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise ArgumentError(f"{JOBS} has an entry without a host or port: {job!r}. {form}")
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise ArgumentError(f"{JOBS} has an IPv6 address without brackets: {job!r}. Write '[address]:port'.")
+    repeated = sorted({job for job in jobs if jobs.count(job) > 1})
+    if repeated:
+        raise ArgumentError(f"{JOBS} names {repeated[0]!r} more than once. Each client has an address of its own.")
+
+
+def _client_id(text: str, num_clients: int) -> int:
+    client = int(text) if re.fullmatch(r"\s*-?\d+\s*", text) else -1
+    if not 0 <= client < num_clients:
+        raise ArgumentError(
+            f"{_CLIENT_ID} must be an int from 0 to {num_clients - 1}, as {JOBS} names {num_clients} client(s) (none: "
+            f"one), got {text!r}. Number the clients in the order of {JOBS}."
+        )
+    return client

@@ -1,0 +1,102 @@
+"""Entries of layouts: which dimensions of a mesh cut one dimension of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from replicax.dtensor.mesh import Mesh
+from replicax.errors import LayoutError
+
+#: This dimension of the tensor is not cut.
+UNSHARDED = "unsharded"
+#: This dimension keeps the cut that it has; understood by `relayout` only.
+MATCH = "match"
+
+Spec = str | tuple[str, ...]
+
+
+def dims_of(spec: Spec) -> tuple[str, ...]:
+    """Returns the mesh dimensions that an entry of a layout names."""
+    if isinstance(spec, tuple):
+        return spec
+    return () if spec in (UNSHARDED, MATCH) else (spec,)
+
+
+def text_of(spec: Spec) -> str:
+    """Returns an entry of a layout as text: `"x"`, `"x+y"`, `"unsharded"`, `"match"`."""
+    return "+".join(spec) if isinstance(spec, tuple) else spec
+
+
+def specs_of(partition: PartitionSpec, rank: int) -> list[Spec]:
+    """Returns a `PartitionSpec` as the entries of a layout for tensors of rank `rank`.
+
+    Raises:
+        LayoutError: It is for a higher rank.
+    """
+    entries = tuple(partition)
+    if len(entries) > rank:
+        raise LayoutError(f"{partition} cuts {len(entries)} dimensions, the tensor has {rank}.")
+    return [_spec_of(entry) for entry in entries] + [UNSHARDED] * (rank - len(entries))
+
+
+def partition_spec(specs: tuple[Spec, ...]) -> PartitionSpec:
+    """Returns the entries of a layout as a `PartitionSpec`."""
+    entries = [PartitionSpec.UNCONSTRAINED if spec == MATCH else None if spec == UNSHARDED else spec for spec in specs]
+    while entries and entries[-1] is None:  # as JAX writes the shardings of results: equal ones then compare equal
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def checked_specs(sharding_specs: Any, mesh: Mesh) -> tuple[Spec, ...]:
+    """Returns the entries of a layout for a mesh as a tuple.
+
+    Raises:
+        LayoutError: They are no sequence, or one is not a dimension of the mesh, or one is used twice.
+    """
+    if isinstance(sharding_specs, str) or not isinstance(sharding_specs, Sequence):
+        raise LayoutError(
+            f"A layout is a list with an entry for each dimension, such as ['batch', 'unsharded'], got "
+            f"{sharding_specs!r:.100}."
+        )
+    specs = tuple(_spec_of(tuple(spec)) if isinstance(spec, (tuple, list)) else spec for spec in sharding_specs)
+    for spec in specs:
+        names = dims_of(spec) if isinstance(spec, (str, tuple)) else (spec,)
+        unknown = [name for name in names if name not in mesh.dim_names]
+        if unknown:
+            raise LayoutError(
+                f"{unknown[0]!r} is not a dimension of {mesh!r}. An entry of a layout is one of "
+                f"{list(mesh.dim_names)}, {UNSHARDED!r} or {MATCH!r}."
+            )
+    used = [name for spec in specs for name in dims_of(spec)]
+    repeated = sorted({name for name in used if used.count(name) > 1})
+    if repeated:
+        raise LayoutError(
+            f"A mesh dimension can cut one dimension of a tensor only, but {repeated[0]!r} comes more than once in "
+            f"{list(specs)}."
+        )
+    return specs
+
+
+def checked_rank(rank: int) -> int:
+    """Returns the rank of a tensor.
+
+    Raises:
+        LayoutError: It is not an int of at least 0.
+    """
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+        raise LayoutError(f"A tensor's rank is an int of at least 0, got {rank!r}.")
+    return rank
+
+
+def _spec_of(entry: Any) -> Spec:
+    """Returns an entry of a `PartitionSpec` as one of a layout."""
+    if entry is None or entry == ():
+        return UNSHARDED
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return MATCH
+    if isinstance(entry, tuple):
+        return entry[0] if len(entry) == 1 else entry
+    return entry
