@@ -152,36 +152,11 @@ class ClusterTimeoutError(ReplicaxError, TimeoutError):
         super().__init__(
             f"{process} waited {timeout_s:g} s at {address} for {absent}{note}. Every process of the cluster must be "
             "started, with the same cluster and a task of its own, and must reach that address. If they start slowly, "
-            "give the strategy a longer `start_timeout`."
+            "wait longer (a strategy's `start_timeout`)."
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.process, self.timeout_s, self.missing, self.address, self.note)
-
-
-class ClientsTimeoutError(ReplicaxError, TimeoutError):
-    """The clients (processes) of a program did not find each other in time at its start.
-
-    Attributes:
-        waited_for: What this client waited for.
-        timeout_s: How long, in seconds.
-        client: Number of this client.
-        missing: Numbers of the clients that did not come, as far as they are known here.
-    """
-
-    def __init__(self, waited_for: str, timeout_s: float = 0.0, client: int = 0, missing: Sequence[int] = ()):
-        self.waited_for = waited_for
-        self.timeout_s = timeout_s
-        self.client = client
-        self.missing = tuple(missing)
-        super().__init__(
-            f"Client {client} waited {timeout_s:g} s for {waited_for}. Every client must be started, with the same "
-            "DTENSOR_JOBS and a DTENSOR_CLIENT_ID of its own, and must reach the first address of DTENSOR_JOBS; if "
-            "they start slowly, give initialize_accelerator_system a longer `timeout_s`."
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.waited_for, self.timeout_s, self.client, self.missing)
 
 
 class BarrierTimeoutError(ReplicaxError, TimeoutError):

@@ -12,10 +12,10 @@ import time
 
 import jax
 
+from replicax.cluster.rendezvous import meet
 from replicax.compat import backends_have_started
 from replicax.config import set_virtual_devices
 from replicax.dtensor.environment import JOBS, ClientSettings, client_settings
-from replicax.dtensor.rendezvous import meet, split_address
 from replicax.errors import ArgumentError, ContextError, DeviceError
 
 _DEVICE_TYPES = ("tpu", "gpu", "cpu")  # best first
@@ -151,9 +151,10 @@ def initialize_accelerator_system(
 
     Raises:
         ContextError: The clients are connected already, or JAX has already started, or cannot connect.
-        ClientsTimeoutError: Not all clients came in time; it says which.
+        ClusterTimeoutError: Not all clients came in time; it says which.
         DeviceError: There is no device of that type, or virtual ones cannot be made any more.
-        ArgumentError: The environment is malformed, or does not fit that of the other clients.
+        ArgumentError: The environment is malformed.
+        ClusterError: This client does not fit the others, or client 0 cannot listen at its address.
     """
     settings = client_settings(os.environ)
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
@@ -181,7 +182,8 @@ def initialize_accelerator_system(
 
 def _connect(settings: ClientSettings, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    meet(settings.jobs[0], settings.client_id, settings.num_clients, timeout_s)
+    names = [f"client {i} at {job}" for i, job in enumerate(settings.jobs)]
+    meet(settings.jobs[0], settings.client_id, names, {"same version of JAX": jax.__version__}, timeout_s)
     try:
         jax.distributed.initialize(
             coordinator_address=settings.jobs[0],
@@ -191,10 +193,9 @@ def _connect(settings: ClientSettings, timeout_s: float) -> None:
             heartbeat_timeout_seconds=_SECONDS_BETWEEN_SIGNS_OF_LIFE[settings.heartbeat],
         )
     except RuntimeError as error:
-        host, port = split_address(settings.jobs[0])
         raise ContextError(
             f"JAX could not connect client {settings.client_id} of {settings.num_clients} with the coordination "
-            f"service of client 0, on port {port} of {host}: {error}"
+            f"service of client 0 at {settings.jobs[0]}: {error}"
         ) from error
 
 
