@@ -8,7 +8,7 @@ pickling, because they travel between processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -130,6 +130,26 @@ class ReplicaDivergenceError(ReplicaxError, ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.variable,)
+
+
+class WorkersDisagreeError(ReplicaxError, ValueError):
+    """Workers that train in step do something different.
+
+    Attributes:
+        what: What differs, such as `"logs"`.
+        found: By worker, what it has and others lack.
+    """
+
+    def __init__(self, what: str, found: Mapping[str, Sequence[str]]):
+        self.what, self.found = what, dict(found)
+        told = "; ".join(f"{worker} alone or with some others: {', '.join(own)}" for worker, own in found.items())
+        super().__init__(
+            f"All workers must have the same {what}, but they differ. {told}. Every worker runs the same program: look "
+            "for code that runs on some of them only, such as a callback or a metric behind `if strategy.is_chief`."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.what, self.found)
 
 
 class ClusterTimeoutError(ReplicaxError, TimeoutError):

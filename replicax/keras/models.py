@@ -19,9 +19,11 @@ from replicax.errors import ArgumentError, BatchError, ContextError
 from replicax.keras.feeding import as_keras_data
 from replicax.keras.saving import write_atomically
 from replicax.keras.trainer import StepFunctions
+from replicax.keras.workers import has_workers, loop_of_workers
 from replicax.program.keras_state import keras_is_loaded, keras_ownership
 
-_LOOPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+_EPOCH_LOOPS = ("fit", "evaluate", "predict")
+_LOOPS = (*_EPOCH_LOOPS, "train_on_batch", "test_on_batch", "predict_on_batch")
 _DATA = {"x", "y", "sample_weight", "validation_data"}
 _STEPS = {"make_train_function": "train", "make_test_function": "test", "make_predict_function": "predict"}
 
@@ -97,7 +99,10 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
             _check_batch_size(given.arguments.get("batch_size"))
             for name in _DATA & given.arguments.keys():
                 given.arguments[name] = as_keras_data(given.arguments[name], strategy)
-            return _run_loop(original, self, given)
+            if not has_workers(strategy) or original.__name__ not in _EPOCH_LOOPS:
+                return _run_loop(original, self, given)
+            with loop_of_workers(given, strategy, trains=original.__name__ == "fit"):
+                return _run_loop(original, self, given)
 
     return loop
 
@@ -140,8 +145,11 @@ def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..
 def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        if strategy_of(self) is None:
+        strategy = strategy_of(self)
+        if strategy is None:
             return original(self, filepath, *args, **kwargs)
+        if has_workers(strategy) and not strategy.is_chief:
+            return None  # All workers hold the same values: the chief writes them.
         return write_atomically(filepath, lambda path: original(self, path, *args, **kwargs))
 
     return save

@@ -64,6 +64,15 @@ def from_chief(values: Sequence[Any]) -> list[Any]:
     ]
 
 
+def from_all(values: Sequence[Any]) -> list[np.ndarray]:
+    """Returns the `values` of all processes, stacked in their order; all processes must call this together.
+
+    Args:
+        values: Arrays, of one shape and dtype in all processes.
+    """
+    return multihost_utils.process_allgather([np.asarray(value)[None] for value in values], tiled=True)
+
+
 def _is_key(value: Any) -> bool:
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 

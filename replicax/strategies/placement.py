@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from replicax.compat import strongly_typed
 from replicax.program.frames import variable_is_stacked, variable_shape
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
-from replicax.runtime.transfer import from_chief, put, spans_processes
+from replicax.runtime.transfer import from_all, from_chief, put, spans_processes
 from replicax.values import is_per_replica
 
 
@@ -123,14 +123,24 @@ class Placement:
         variable._value = placed_copy(agreed, self.variable_sharding(variable))
 
     def agreed(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Returns values that are the same in every process: those that are not global yet become process 0's."""
+        """Returns values that are the same in every process: those that are not global yet become process 0's.
+
+        All processes call this together, with the same values not global.
+        """
         if not self.spans_processes:
             return values
-        own = [i for i, v in enumerate(values) if not isinstance(v, jax.Array) or v.is_fully_addressable]
+        own = [i for i, value in enumerate(values) if _is_own(value)]
         agreed = list(values)
         for i, value in zip(own, from_chief([values[i] for i in own]), strict=True):
             agreed[i] = value
         return agreed
+
+    def make_alike(self, variables: Sequence[Any]) -> None:
+        """Gives variables that some process has assigned a value of its own process 0's; all call this together."""
+        (anyones,) = from_all([np.array([_is_own(variable._value) for variable in variables])])
+        changed = [variables[i] for i in np.flatnonzero(anyones.any(axis=0)).tolist()]
+        for variable, value in zip(changed, from_chief([v._value for v in changed]), strict=True):
+            variable._value = placed_copy(value, self.variable_sharding(variable))
 
     def store(self, variables: Sequence[Any], values: Sequence[jax.Array]) -> None:
         """Gives variables the values that a program on any number of replicas has computed for them."""
@@ -180,6 +190,11 @@ class Placement:
         if is_per_replica(leaf) or not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
             return leaf
         return self.place(leaf) if leaf.sharding.is_fully_replicated else leaf
+
+
+def _is_own(value: Any) -> bool:
+    """Returns whether a value is of this process alone."""
+    return not isinstance(value, jax.Array) or value.is_fully_addressable
 
 
 def placed_copy(value: Any, sharding: NamedSharding) -> jax.Array:

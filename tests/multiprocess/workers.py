@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 # What a worker runs: the function, named by its file and its own name, after the devices are set up.
 _WORKER = """
-import importlib.util, json, os, sys
+import faulthandler, importlib.util, json, os, sys
+faulthandler.dump_traceback_later(float(os.environ["TEST_SECONDS"]), exit=True)
 import replicax as rx
 rx.config.set_virtual_devices(int(os.environ["TEST_DEVICES"]))
 spec = importlib.util.spec_from_file_location("worker_program", sys.argv[1])
@@ -39,7 +40,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def run_workers(
-    function: Callable[..., Any], workers: int, devices: int = 1, timeout: float = 150, **arguments: Any
+    function: Callable[..., Any], workers: int, devices: int = 1, timeout: float = 120, **arguments: Any
 ) -> list[Any]:
     """Calls a function in `workers` processes, each with `devices` virtual devices and a TF_CONFIG of its own.
 
@@ -59,6 +60,7 @@ def run_workers(
         for index in range(workers):
             task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
             environment = {**os.environ, "TF_CONFIG": json.dumps(task), "TEST_DEVICES": str(devices)}
+            environment["TEST_SECONDS"] = str(timeout - 10)  # then it tells where it hangs
             environment.pop("XLA_FLAGS", None)
             log = open(Path(folder, f"{index}.log"), "w")  # noqa: SIM115 - the process writes to it
             command = [sys.executable, "-c", _WORKER, sys.modules[function.__module__].__file__, function.__name__]

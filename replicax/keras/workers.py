@@ -1,0 +1,131 @@
+"""`Model.fit` on several workers: one of them writes, and all of them decide alike.
+
+Each worker runs Keras's loop with its callbacks. Logs are computed by all workers together, so that callbacks that
+decide by them decide alike; what a callback of one worker changes on its own is put right by the chief's word at the
+end of each epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import random
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from replicax.errors import WorkersDisagreeError
+from replicax.runtime.transfer import from_all, from_chief
+
+# What these do besides writing is done by the chief for all.
+_WRITERS = ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
+_LONGEST_LOG_NAMES = 4096
+
+
+def has_workers(strategy: Any) -> bool:
+    """Returns whether a strategy has devices in several processes."""
+    return strategy.placement.spans_processes
+
+
+@contextlib.contextmanager
+def loop_of_workers(given: inspect.BoundArguments, strategy: Any, trains: bool) -> Iterator[None]:
+    """Prepares the arguments of a loop for this worker, and lets all workers draw the same random numbers in it.
+
+    Every worker reads the same global batches, so shuffling and random augmentation must be the same everywhere: the
+    global generators of NumPy and Python are seeded alike inside the block, and restored.
+    """
+    if not strategy.is_chief:
+        given.arguments["verbose"] = 0
+    if "callbacks" in given.signature.parameters:
+        given.arguments["callbacks"] = _callbacks(given.arguments.get("callbacks"), strategy, trains)
+    numpys, pythons = np.random.get_state(), random.getstate()
+    (seed,) = from_chief([np.uint32(np.random.randint(2**32, dtype=np.uint64))])
+    np.random.seed(seed)
+    random.seed(int(seed))
+    try:
+        yield
+    finally:
+        np.random.set_state(numpys)
+        random.setstate(pythons)
+
+
+def _callbacks(callbacks: Any, strategy: Any, trains: bool) -> Any:
+    """Returns the callbacks that this worker runs."""
+    import keras
+
+    held = getattr(callbacks, "callbacks", None)  # of a CallbackList
+    given = list(held) if held is not None else [] if callbacks is None else callbacks
+    given = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not strategy.is_chief:
+        given = [callback for callback in given if not _writes(callback)]
+        for callback in given:
+            if isinstance(callback, keras.callbacks.BackupAndRestore):
+                _reads_only(callback)
+    if trains:
+        given.append(_alike_class()(strategy))
+    if held is None:
+        return given
+    callbacks.callbacks = given
+    return callbacks
+
+
+def _writes(callback: Any) -> bool:
+    return any(base.__name__ in _WRITERS for base in type(callback).__mro__)
+
+
+def _reads_only(backup: Any) -> None:
+    """Leaves a worker's `BackupAndRestore` what it restores, which every worker must do."""
+    backup._save_model = lambda: None
+    backup.on_train_end = lambda logs=None: None
+
+
+@functools.cache
+def _alike_class() -> type:
+    import keras
+
+    class DecideAlike(keras.callbacks.Callback):
+        """Comes last, and makes what the callbacks before it have decided the same on all workers."""
+
+        def __init__(self, strategy: Any):
+            super().__init__()
+            self._strategy = strategy
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            (epoch,) = from_chief([np.int64(self.model._initial_epoch or 0)])
+            self.model._initial_epoch = int(epoch)
+            self._make_variables_alike()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            check_same_names(sorted(logs or {}), self._strategy.workers)
+            self._make_variables_alike()
+            (stop,) = from_chief([np.bool_(self.model.stop_training)])
+            self.model.stop_training = bool(stop)
+
+        def on_train_end(self, logs: Any = None) -> None:
+            self._make_variables_alike()  # Early stopping may have restored the best ones.
+
+        def _make_variables_alike(self) -> None:
+            optimizer = self.model.optimizer
+            self._strategy.placement.make_alike([*self.model.variables, *(optimizer.variables if optimizer else ())])
+
+    return DecideAlike
+
+
+def check_same_names(names: list[str], workers: tuple[str, ...]) -> None:
+    """Checks that all workers log the same values; all of them call this together.
+
+    Raises:
+        WorkersDisagreeError: They do not.
+    """
+    text = "\n".join(names).encode()[:_LONGEST_LOG_NAMES]
+    (digests,) = from_all([np.uint32(zlib.crc32(text))])
+    if len(set(digests.tolist())) == 1:
+        return
+    (padded,) = from_all([np.frombuffer(text.ljust(_LONGEST_LOG_NAMES, b"\0"), np.uint8)])
+    logged = [bytes(row).rstrip(b"\0").decode(errors="replace").split("\n") for row in padded]
+    common = set(logged[0]).intersection(*logged[1:])
+    odd = {worker: sorted(set(own) - common) for worker, own in zip(workers, logged, strict=True)}
+    raise WorkersDisagreeError("logs", {worker: own for worker, own in odd.items() if own})
