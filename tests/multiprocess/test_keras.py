@@ -40,11 +40,11 @@ def noisy(strategy: Any) -> keras.callbacks.Callback:
 
 def worker(folder: str) -> dict[str, Any]:
     strategy = rx.MultiWorkerMirroredStrategy(start_timeout=60)
-    np.random.seed(strategy.worker_index)  # each would shuffle in its own way
     x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
     y = x.sum(1, keepdims=True)
     at = Path(folder)
     model = compiled_model(strategy)
+    np.random.seed(strategy.worker_index)  # each would shuffle in its own way
     callbacks = [
         noisy(strategy),
         keras.callbacks.EarlyStopping("val_loss", patience=3, restore_best_weights=True),
