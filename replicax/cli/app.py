@@ -8,6 +8,8 @@ import typer
 
 import replicax as rx
 from replicax.cli.demo import demo
+from replicax.cli.run import SETTINGS, run
+from replicax.cli.template import template
 
 app = typer.Typer(
     name="replicax",
@@ -18,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # A traceback is for the bug report: leave it as Python prints it.
 )
 app.command()(demo)
+app.command(context_settings=SETTINGS)(run)
+app.add_typer(template, name="template")
 
 
 def _print_version(wanted: bool) -> None:

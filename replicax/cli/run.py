@@ -1,0 +1,69 @@
+"""`replicax run`: a script as a cluster of processes on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from replicax.errors import LaunchError
+from replicax.exit_codes import ExitCode
+from replicax.launch import Options, launch, parse_workers
+from replicax.launch.options import DEFAULT_GRACE
+
+# What follows the script belongs to the script, whatever it looks like.
+SETTINGS = {"allow_interspersed_args": False}
+
+
+def run(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCRIPT [ARGUMENTS]", show_default=False, help="What each worker runs."),
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as with `python -m`.")] = False,
+    workers: Annotated[
+        str,
+        typer.Option(metavar="N or MIN:MAX", help="How many workers. A range lets the job go on with fewer."),
+    ] = "1",
+    devices_per_worker: Annotated[
+        int, typer.Option(metavar="N", envvar="JAX_NUM_CPU_DEVICES", help="Virtual CPU devices in each worker.")
+    ] = 1,
+    ps: Annotated[int, typer.Option(metavar="N", help="Parameter servers to start beside the workers.")] = 0,
+    evaluator: Annotated[bool, typer.Option("--evaluator", help="Start an evaluator beside the workers.")] = False,
+    restarts: Annotated[int, typer.Option(metavar="N", help="Start all tasks again after a failure, N times.")] = 0,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for one log a task.", show_default="a new one in runs/"),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time from SIGTERM to SIGKILL for the survivors of a failure.")
+    ] = DEFAULT_GRACE,
+) -> None:
+    """Runs a script as several workers on this machine, with TF_CONFIG and JAX's variables set for each.
+
+    Each line of output starts with its worker's name; worker 0 shows the progress bar. When a worker fails, the others
+    are ended, and its traceback is shown last. The exit code is that of the first worker that failed: 70 stalled, 71
+    another worker was gone, 72 programs differ, 75 saved and to be resumed, 128 + n for signal n.
+    """
+    script, *arguments = command or [""]
+    try:
+        fewest, most = parse_workers(workers)
+        options = Options(
+            script,
+            tuple(arguments),
+            module=module,
+            workers=most,
+            min_workers=fewest,
+            devices_per_worker=devices_per_worker,
+            ps=ps,
+            evaluator=evaluator,
+            restarts=restarts,
+            grace=grace,
+            log_dir=log_dir,
+        )
+        code = launch(options)
+    except LaunchError as error:
+        typer.echo(f"replicax run: {error}", err=True)
+        code = ExitCode.USAGE
+    raise typer.Exit(code)

@@ -1,0 +1,130 @@
+"""The first thing that runs in a task's process: ties it to the launcher, then becomes the user's script.
+
+It is started by its path and imports nothing of replicax or JAX, so that the script finds the process as Python would
+have given it. What it adds to plain Python:
+
+- The process dies with the launcher, even if that is killed with SIGKILL (Linux).
+- The launcher learns at once that the script has failed. The process itself may take minutes to end: on the way out JAX
+  waits for all others at a barrier.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib.machinery
+import importlib.util
+import io
+import os
+import signal
+import sys
+import time
+import types
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_FAILED = 1
+_INTERRUPTED = 130
+
+
+def main(arguments: list[str]) -> None:
+    """Runs a script or a module.
+
+    Args:
+        arguments: The launcher's process number, the file descriptor for news, `"file"` or `"module"`, the script or
+            module, and its arguments.
+    """
+    launcher, news, kind, target, *rest = arguments
+    _die_with(int(launcher))
+    os.set_inheritable(int(news), False)
+    faulthandler.enable()  # A crash in compiled code shows where Python was.
+    sys.argv = [target, *rest]
+    try:
+        (_run_module if kind == "module" else _run_file)(target)
+    except SystemExit as error:
+        _tell(int(news), _code_of(error))
+        raise
+    except BaseException as error:
+        sys.excepthook(type(error), _without_our_frames(error), error.__traceback__)
+        code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
+        _tell(int(news), code)
+        sys.exit(code)
+
+
+def _die_with(launcher: int) -> None:
+    """Asks the system for SIGKILL when the launcher ends; other systems than Linux have no such thing."""
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != launcher:  # It died before we asked.
+        os._exit(_FAILED)
+
+
+def _tell(news: int, code: int) -> None:
+    """Tells the launcher the exit code and when it was known, after everything that the script has printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # The script has closed it.
+            stream.flush()
+    with contextlib.suppress(OSError):  # The launcher has gone, and so shall we.
+        os.write(news, f"{code} {time.monotonic()}\n".encode())
+        os.close(news)
+
+
+def _code_of(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else _FAILED
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """Returns the error with the user's part of its traceback, as if Python had run the script itself."""
+    traceback = error.__traceback__
+    while traceback is not None and _is_ours(traceback.tb_frame.f_code.co_filename):
+        traceback = traceback.tb_next
+    return error.with_traceback(traceback)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename == __file__ or filename.startswith("<frozen importlib")
+
+
+def _run_file(path: str) -> None:
+    absolute = os.path.abspath(path)
+    _search_first(os.path.dirname(os.path.realpath(path)))
+    main_module = _become_main(absolute, importlib.machinery.SourceFileLoader("__main__", absolute))
+    with io.open_code(absolute) as file:
+        code = compile(file.read(), absolute, "exec")
+    exec(code, main_module.__dict__)
+
+
+def _run_module(name: str) -> None:
+    _search_first(os.getcwd())
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    code = getattr(spec.loader, "get_code", lambda _: None)(spec.name) if spec is not None else None
+    if spec is None or code is None:
+        sys.exit(f"replicax run: {name!r} is a package without a module __main__, or holds no Python.")
+    sys.argv[0] = spec.origin or name
+    main_module = _become_main(spec.origin or name, spec.loader)
+    main_module.__spec__, main_module.__package__ = spec, spec.parent
+    exec(code, main_module.__dict__)
+
+
+def _search_first(folder: str) -> None:
+    """Puts the folder where Python would have put it, in place of the one that this file lies in."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
+def _become_main(path: str, loader: Any) -> types.ModuleType:
+    """Makes a new module `__main__`. `runpy` takes its own away again when the script ends, before its threads do."""
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=path, __loader__=loader, __builtins__=__builtins__)
+    sys.modules["__main__"] = module
+    return module
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

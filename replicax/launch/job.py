@@ -1,0 +1,109 @@
+"""A whole job: attempt after attempt, until it is done or no restart is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+
+from replicax.exit_codes import ExitCode, describe
+from replicax.launch.options import Options, check_script, make_log_dir
+from replicax.launch.plan import Job, count_ports, make_plan
+from replicax.launch.ports import reserved_ports
+from replicax.launch.processes import Event, Events, Guard, Signalled
+from replicax.launch.restart import Attempt, End, decide
+from replicax.launch.supervisor import Failure, Supervisor
+from replicax.launch.terminal import Terminal
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TOKEN_BYTES = 16
+_RULE = "─" * 8
+
+
+def launch(options: Options, terminal: Terminal | None = None, environment: Mapping[str, str] | None = None) -> int:
+    """Runs a script as a cluster of processes on this machine, and waits for its end.
+
+    Call it in the main thread: only there can signals be caught, and only the main thread lives as long as the
+    process, to which the tasks' lives are tied.
+
+    Args:
+        options: What to run and how.
+        terminal: Where the output goes; by default to standard output and standard error.
+        environment: What the tasks inherit; by default the environment of this process.
+
+    Returns:
+        The exit code; `replicax.exit_codes` lists them.
+
+    Raises:
+        LaunchError: Nothing can be started as asked.
+    """
+    check_script(options)
+    log_dir = make_log_dir(options)
+    terminal = terminal or Terminal(sys.stdout, sys.stderr)
+    inherited = dict(os.environ if environment is None else environment)
+    job = Job(options, inherited, secrets.token_hex(_TOKEN_BYTES), os.getpid())
+    events: Events[Event] = Events()
+    guard = Guard()
+    try:
+        with _signals(events):
+            return _attempts(job, log_dir, terminal, guard, events)
+    finally:
+        guard.close()
+
+
+def _attempts(job: Job, log_dir: Path, terminal: Terminal, guard: Guard, events: Events[Event]) -> int:
+    workers, history = job.options.workers, list[Attempt]()
+    while True:
+        with reserved_ports(count_ports(job.options, workers)) as ports:
+            plan = make_plan(job, workers, len(history), ports)
+            attempt, failure = Supervisor(plan, job, log_dir, terminal, guard, events).run()
+        history.append(attempt)
+        decision = decide(history, job.options)
+        if isinstance(decision, End):
+            _tell_end(terminal, attempt, failure)
+            return decision.code
+        terminal.say(f"{attempt.failed} ended with {describe(attempt.code)}{_reason(failure)}. {decision.why}.")
+        workers = decision.workers
+
+
+def _reason(failure: Failure | None) -> str:
+    """Returns the last line of the first failing task's traceback: what was raised."""
+    words = failure.process.last_words.splitlines() if failure else []
+    return f" ({words[-1].strip()})" if words else ""
+
+
+def _tell_end(terminal: Terminal, attempt: Attempt, failure: Failure | None) -> None:
+    """Shows what the first failing task said last: below everything else, where it is looked for."""
+    if attempt.interrupted:
+        terminal.say(f"All tasks have ended; {describe(attempt.code)}.")
+    elif failure is not None and failure.code == ExitCode.RESUME:
+        terminal.say(f"{attempt.failed} ended with {describe(attempt.code)}.")
+    elif failure is not None:
+        terminal.show(f"\n{_RULE} {attempt.failed} failed first: {describe(attempt.code)} {_RULE}")
+        terminal.show(f"Its log: {failure.process.log_path}\n\n{failure.process.last_words or 'It printed nothing.'}")
+
+
+@contextlib.contextmanager
+def _signals(events: Events[Event]) -> Iterator[None]:
+    """Reports signals as events while the block runs. One that is ignored (`nohup`) stays so."""
+
+    def report(number: int, _: FrameType | None) -> None:
+        events.put(Signalled(number))
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in _FORWARDED}
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, report)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,136 @@
+"""What a user asks of the launcher, checked: each mistake is a `LaunchError` before anything is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.machinery
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from replicax.errors import LaunchError
+
+DEFAULT_GRACE = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """A job for this machine.
+
+    Attributes:
+        script: The Python file that each task runs, or the name of a module.
+        arguments: What the script finds in `sys.argv[1:]`.
+        module: Whether `script` names a module, as with `python -m`.
+        workers: How many workers to start.
+        min_workers: With how few the job may go on when workers die for good.
+        devices_per_worker: Virtual CPU devices in each.
+        ps: How many parameter servers to start beside them.
+        evaluator: Whether to start an evaluator.
+        restarts: How often all tasks are started again after a failure.
+        grace: Seconds that the survivors of a failure have to end, from SIGTERM to SIGKILL.
+        log_dir: Folder for one log a task; None makes a new one in `runs/`.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+    workers: int = 1
+    min_workers: int | None = None
+    devices_per_worker: int = 1
+    ps: int = 0
+    evaluator: bool = False
+    restarts: int = 0
+    grace: float = DEFAULT_GRACE
+    log_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_workers is None:
+            object.__setattr__(self, "min_workers", self.workers)
+        _check_number("--workers", self.workers, 1)
+        _check_number("The smaller number of --workers", self.fewest_workers, 1)
+        if self.fewest_workers > self.workers:
+            raise LaunchError(
+                f"--workers {self.fewest_workers}:{self.workers} is no range: write the smaller number first."
+            )
+        _check_number("--devices-per-worker", self.devices_per_worker, 1)
+        _check_number("--ps", self.ps, 0)
+        _check_number("--restarts", self.restarts, 0)
+        if not (math.isfinite(self.grace) and self.grace >= 0):
+            raise LaunchError(f"--grace is a number of seconds, at least 0, got {self.grace!r}.")
+
+    @property
+    def fewest_workers(self) -> int:
+        """`min_workers` as a number: that of the workers, if no other was given."""
+        return self.workers if self.min_workers is None else self.min_workers
+
+
+def _check_number(name: str, number: int, least: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise LaunchError(f"{name} must be a whole number of at least {least}, got {number!r}.")
+
+
+def parse_workers(text: str) -> tuple[int, int]:
+    """Returns the smallest and the largest number of workers that `"4"` or `"2:4"` stands for.
+
+    >>> parse_workers("4"), parse_workers("2:4")
+    ((4, 4), (2, 4))
+    """
+    numbers = text.split(":")
+    if len(numbers) > 2 or not all(number.strip().isdecimal() for number in numbers):
+        raise LaunchError(f"--workers must be a number such as 4, or a range such as 2:4, got {text!r}.")
+    return int(numbers[0]), int(numbers[-1])
+
+
+def check_script(options: Options) -> None:
+    """Raises if there is no such script or module, so that not each worker has to say so."""
+    if not options.script:
+        raise LaunchError("No script is named. Write: replicax run --workers 4 train.py, and after it its arguments.")
+    if options.module:
+        _check_module(options.script)
+    elif not Path(options.script).is_file():
+        raise LaunchError(f"There is no file {options.script!r} in {Path.cwd()}.{_hint(options.script)}")
+
+
+def _hint(script: str) -> str:
+    if Path(script).name.startswith("python"):
+        return " Name the script itself: the launcher starts each worker with the Python that runs the launcher."
+    if Path(script).is_dir():
+        return " It is a folder; to run a package, write -m before its name."
+    if _is_module(script):
+        return " It is a module: write -m before its name."
+    return ""
+
+
+def _check_module(name: str) -> None:
+    if not _is_module(name):
+        raise LaunchError(
+            f"There is no module {name!r} in {Path.cwd()} or among the installed packages. Leave out -m to run a file."
+        )
+
+
+def _is_module(name: str) -> bool:
+    """Looks the file of a module up without importing anything, not even its packages."""
+    path: Sequence[str] | None = [os.getcwd(), *sys.path]
+    for depth in range(name.count(".") + 1):
+        full_name = ".".join(name.split(".")[: depth + 1])
+        found = importlib.machinery.PathFinder.find_spec(full_name, path) if path is not None else None
+        if found is None:
+            return False
+        path = found.submodule_search_locations
+    return True
+
+
+def make_log_dir(options: Options) -> Path:
+    """Returns the folder for the logs, which exists afterwards."""
+    name = options.script if options.module else Path(options.script).stem
+    folder = options.log_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"The folder for the logs cannot be made: {error}. Choose another --log-dir.") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise LaunchError(f"Nothing can be written to the folder for the logs, {folder}. Choose another --log-dir.")
+    return folder

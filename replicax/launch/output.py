@@ -1,0 +1,128 @@
+"""What a task prints: cut into lines for the terminal, kept raw in its log, and searched for the last traceback."""
+
+from __future__ import annotations
+
+import codecs
+import collections
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from replicax.errors import LaunchError
+from replicax.launch.terminal import Terminal
+
+_LONGEST_LINE = 65_536
+_LINES_KEPT = 500
+_LONGEST_TRACEBACK = 300
+_LINES_WITHOUT_TRACEBACK = 20
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^Fatal Python error: ")
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+# Where Keras writes into a pipe it draws its bar as one line after the other.
+_KERAS_BAR = re.compile(r"^\x1b\[1m *\d+/(\d+|Unknown)\x1b\[0m .*━")
+
+
+class Log:
+    """The file that takes everything a task prints, byte for byte.
+
+    Args:
+        path: Where it is.
+        attempt: Number of the attempt; all but the first go on where the one before ended.
+
+    Raises:
+        LaunchError: It cannot be written.
+    """
+
+    def __init__(self, path: Path, attempt: int):
+        self.path = path
+        self._lock = threading.Lock()
+        try:
+            self._file = path.open("ab" if attempt else "wb", buffering=0)
+        except OSError as error:
+            raise LaunchError(f"A log cannot be written: {error}. Choose another --log-dir.") from error
+        if attempt:
+            self.write(f"=== attempt {attempt} ===\n".encode())
+
+    def write(self, chunk: bytes) -> None:
+        """Adds what came. A full disk must not stop the task, so what cannot be written is lost."""
+        with self._lock:
+            try:
+                self._file.write(chunk)
+            except (OSError, ValueError):
+                return
+
+    def close(self) -> None:
+        """Closes the file; what comes later is lost."""
+        with self._lock:
+            self._file.close()
+
+
+class Stream:
+    """Standard output or standard error of one task, on its way to the terminal.
+
+    Progress bars go over their own line again and again. Only one task's are shown, and where the terminal cannot show
+    them, the last state of each.
+
+    Args:
+        terminal: Where lines go.
+        task: The task's name.
+        number: Its number among all tasks.
+        error: Whether this is standard error.
+    """
+
+    def __init__(self, terminal: Terminal, task: str, number: int, error: bool):
+        self._terminal, self._task, self._number, self._error = terminal, task, number, error
+        self._with_bars = number == 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._unfinished = ""
+        self._drawn = False
+        self.last_lines: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
+
+    def feed(self, chunk: bytes, final: bool = False) -> None:
+        """Takes what came; `final` says that nothing comes after it."""
+        text = self._unfinished + self._decoder.decode(chunk, final)
+        *lines, self._unfinished = text.split("\n")
+        for line in lines:
+            self._line(line)
+        if self._unfinished and (final or len(self._unfinished) > _LONGEST_LINE):
+            self._line(self._unfinished)
+            self._unfinished = ""
+        self._draw()
+
+    def _line(self, line: str) -> None:
+        line = line.removesuffix("\r")  # The other convention for the end of a line.
+        shown = _last_state(line)
+        self.last_lines.append(shown)
+        if self._drawn:
+            self._drawn = False
+            self._terminal.end_bar()
+        if self._with_bars or not ("\r" in line or _KERAS_BAR.match(line)):
+            self._terminal.line(self._task, self._number, shown, self._error)
+
+    def _draw(self) -> None:
+        if "\r" not in self._unfinished and not self._drawn:
+            return
+        if self._with_bars and self._terminal.shows_bars:
+            self._drawn = True
+            self._terminal.bar(self._task, self._number, _last_state(self._unfinished))
+        # Earlier states are of no use any more, but that this line has some is.
+        self._unfinished = self._unfinished[max(self._unfinished.rstrip("\r").rfind("\r"), 0) :]
+
+
+def _last_state(line: str) -> str:
+    """Returns what a terminal would show of a line that goes back to its start, by `\\r` or `\\b`, and over itself."""
+    return next((part for part in reversed(line.replace("\b", "").split("\r")) if part), "")
+
+
+def last_traceback(lines: Sequence[str]) -> str:
+    """Returns the last traceback among `lines` and all that follows, or the last lines if there is none.
+
+    An exception that was raised while another was handled comes with that one's traceback before its own.
+    """
+    starts = [number for number, line in enumerate(lines) if _TRACEBACK.search(line)]
+    if not starts or len(lines) - starts[-1] > _LONGEST_TRACEBACK:  # One from long ago is about something else.
+        return "\n".join(lines[-_LINES_WITHOUT_TRACEBACK:]).strip("\n")
+    start = starts.pop()
+    while starts and any(line.startswith(_CHAINED) for line in lines[starts[-1] : start]):
+        start = starts.pop()
+    return "\n".join(lines[start:]).strip("\n")

@@ -1,0 +1,161 @@
+"""From the options to the tasks of one attempt and the environment of each. Nothing here starts or asks anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from replicax.launch.options import Options
+
+HOST = "127.0.0.1"  # A local cluster is nobody else's business.
+WORKER, SERVER, EVALUATOR = "worker", "ps", "evaluator"
+_THREADS_PER_DEVICE = 2
+
+# A cluster that the launcher itself runs in would contradict the one that it makes.
+_OF_ANOTHER_CLUSTER = (
+    "TF_CONFIG",
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_COORDINATOR_BIND_ADDRESS",
+    "JAX_COORDINATOR_PORT",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+)
+
+# Small programs too come from the cache at a restart: a step of them costs little to compile, hundreds do not.
+_CACHE_SETTINGS = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
+
+class Job(NamedTuple):
+    """What stays the same while a job is restarted.
+
+    Attributes:
+        options: What the user asked for.
+        environment: The launcher's own environment, from which the tasks inherit.
+        token: The secret that the processes of this job share.
+        launcher_pid: Number of the launcher's process.
+    """
+
+    options: Options
+    environment: Mapping[str, str]
+    token: str
+    launcher_pid: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One process of the cluster.
+
+    Attributes:
+        type: `"worker"`, `"ps"` or `"evaluator"`.
+        index: Its number among those of its type.
+        port: Where it may listen; None for an evaluator, which no one calls.
+        environment: All of its environment variables.
+    """
+
+    type: str
+    index: int
+    port: int | None
+    environment: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages, such as `"worker 1"`."""
+        return f"{self.type} {self.index}"
+
+    @property
+    def log_name(self) -> str:
+        """What its log is called, such as `"worker-1.log"`."""
+        return f"{self.type}-{self.index}.log"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One attempt at a job.
+
+    Attributes:
+        attempt: 0 at first, and one more with each restart.
+        workers: How many workers there are.
+        tasks: All tasks, workers first.
+    """
+
+    attempt: int
+    workers: int
+    tasks: tuple[Task, ...]
+
+
+def count_ports(options: Options, workers: int) -> int:
+    """Returns how many ports `make_plan` needs."""
+    return workers + options.ps
+
+
+def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int]) -> Plan:
+    """Returns the tasks of one attempt.
+
+    Args:
+        job: What stays the same in all attempts.
+        workers: How many workers this one has.
+        attempt: Its number, from 0.
+        ports: Free ports, as many as `count_ports` says.
+    """
+    options = job.options
+    addresses = [f"{HOST}:{port}" for port in ports]
+    cluster = {WORKER: addresses[:workers]} | ({SERVER: addresses[workers:]} if options.ps else {})
+    common = _common(job, attempt)
+
+    def task(kind: str, index: int, port: int | None) -> Task:
+        role = {"cluster": cluster, "task": {"type": kind, "index": index}}
+        own = {"TF_CONFIG": json.dumps(role)} | (_jax(cluster[WORKER], index) if kind == WORKER else {})
+        return Task(kind, index, port, {**common, **own})
+
+    tasks = [task(WORKER, index, port) for index, port in enumerate(ports[:workers])]
+    tasks += [task(SERVER, index, port) for index, port in enumerate(ports[workers:])]
+    tasks += [task(EVALUATOR, 0, None)] if options.evaluator else []  # Not in the cluster, as with TensorFlow.
+    return Plan(attempt, workers, tuple(tasks))
+
+
+def _common(job: Job, attempt: int) -> dict[str, str]:
+    """Returns the environment that all tasks share: the user's own, completed."""
+    inherited = {name: value for name, value in job.environment.items() if name not in _OF_ANOTHER_CLUSTER}
+    defaults = {
+        "KERAS_BACKEND": "jax",
+        "JAX_COMPILATION_CACHE_DIR": str(cache_folder(inherited)),
+        **_CACHE_SETTINGS,
+    }
+    devices = job.options.devices_per_worker
+    return {
+        **defaults,
+        **inherited,
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "NPROC": str(_threads(devices, inherited.get("NPROC", ""))),
+        "PYTHONUNBUFFERED": "1",
+        "REPLICAX_TOKEN": job.token,
+        "REPLICAX_ATTEMPT": str(attempt),
+        "REPLICAX_LAUNCHER_PID": str(job.launcher_pid),
+    }
+
+
+def _jax(workers: Sequence[str], index: int) -> dict[str, str]:
+    return {
+        "JAX_COORDINATOR_ADDRESS": workers[0],
+        "JAX_COORDINATOR_BIND_ADDRESS": workers[0],  # JAX would listen on all interfaces.
+        "JAX_NUM_PROCESSES": str(len(workers)),
+        "JAX_PROCESS_ID": str(index),
+    }
+
+
+def _threads(devices: int, previous: str) -> int:
+    """Returns the size of XLA's thread pool: with fewer than two threads a device, collectives can deadlock."""
+    return max(_THREADS_PER_DEVICE * devices, os.cpu_count() or 1, int(previous) if previous.isdecimal() else 1)
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Returns the folder of compiled programs that all jobs of this user share."""
+    home = environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".cache"
+    return Path(home) / "replicax" / "compiled"

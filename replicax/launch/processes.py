@@ -1,0 +1,259 @@
+"""The processes of a job: started, listened to, ended with all that they started, and guarded against our own death.
+
+Each task leads a session, and so a process group, of its own. Ctrl-C in the terminal reaches the launcher alone, which
+decides; and one signal ends a task together with the processes that it has started and not ended. Limit: a process that
+goes into a session of its own, as daemons do, is out of reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import selectors
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from replicax.errors import LaunchError
+from replicax.launch import child, guard
+from replicax.launch.options import Options
+from replicax.launch.output import Log, Stream, last_traceback
+from replicax.launch.plan import Task
+from replicax.launch.terminal import Terminal
+
+_CHUNK = 65_536
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_FOR_THREADS = 2.0
+# A dying process loses its connections before we hear of its end: a peer may have raised because of that in between.
+_SECONDS_TO_HEAR = 0.05
+
+
+class Failing(NamedTuple):
+    """A task's script is over, though its process may take a while to end.
+
+    Attributes:
+        process: Which.
+        code: Its exit code.
+        time: When, by `time.monotonic`.
+    """
+
+    process: Process
+    code: int
+    time: float
+
+
+class Ended(NamedTuple):
+    """A task's process has ended; nothing has been tidied up after it yet.
+
+    Attributes:
+        process: Which.
+        time: When, by `time.monotonic`.
+    """
+
+    process: Process
+    time: float
+
+
+class Signalled(NamedTuple):
+    """The launcher was sent a signal.
+
+    Attributes:
+        number: Which.
+    """
+
+    number: int
+
+
+Event = Failing | Ended | Signalled
+Events = SimpleQueue  # Not Queue: a signal handler puts into it while the main thread may just be taking out.
+
+
+class Process:
+    """One task's process.
+
+    Create it in the main thread: Linux ties the life of a child to that of the thread which started it.
+
+    Args:
+        task: What it is.
+        number: Its number among all tasks.
+        options: What it runs.
+        log: Where its output is kept.
+        terminal: Where its output is shown.
+        events: Where it reports what happens to it.
+
+    Raises:
+        LaunchError: The system cannot start it.
+    """
+
+    def __init__(self, task: Task, number: int, options: Options, log: Log, terminal: Terminal, events: Events[Event]):
+        self.task = task
+        self._log, self._events = log, events
+        self._streams = [Stream(terminal, task.name, number, error) for error in (False, True)]
+        self.last_words = ""
+        self._ended = threading.Event()
+        size = terminal.bar_size(task.name) if number == 0 and terminal.shows_bars else None
+        with contextlib.ExitStack() as ours:
+            pipes = [_pty(size) if size else os.pipe(), os.pipe(), os.pipe()]
+            self._sources = [source for source, _ in pipes]
+            for _, end in pipes:
+                ours.callback(os.close, end)
+            try:
+                self._popen = _start(task, options, *(end for _, end in pipes))
+            except OSError as error:
+                for source in self._sources:
+                    os.close(source)
+                raise LaunchError(f"The process of {task.name} cannot be started: {error}.") from error
+        self._listener, self._waiter = (
+            threading.Thread(target=target, name=f"replicax-launch-{task.name}", daemon=True)
+            for target in (self._listen, self._wait)
+        )
+        self._listener.start()
+        self._waiter.start()
+
+    @property
+    def pid(self) -> int:
+        """Number of the process, and of its group."""
+        return self._popen.pid
+
+    @property
+    def log_path(self) -> Path:
+        """Where its output is kept."""
+        return self._log.path
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the task alone: the processes that it started are its own business."""
+        if self._popen.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kills the task and all processes of its group."""
+        if self._popen.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS forbids signals to the ended.
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def tidy_up(self) -> int:
+        """Ends what an ended task has left behind; returns its return code, -n for signal n."""
+        self.kill()  # Before the number of the process is given back to the system, so that it is still this group's.
+        self._waiter.join()
+        returncode = self._popen.wait()
+        self._ended.set()
+        self._listener.join(_SECONDS_FOR_THREADS)
+        self._log.close()
+        return returncode
+
+    def _wait(self) -> None:
+        """Reports the end of the process, but leaves it a zombie, whose number nobody else can have."""
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        else:  # macOS before Python 3.13
+            self._popen.wait()
+        self._events.put(Ended(self, time.monotonic() - _SECONDS_TO_HEAR))
+
+    def _listen(self) -> None:
+        """Reads what the process prints, and its news, until all of it has been read."""
+        *sources, news = self._sources
+        with selectors.DefaultSelector() as selector:
+            for source in self._sources:
+                os.set_blocking(source, False)
+                selector.register(source, selectors.EVENT_READ)
+            while any(source in selector.get_map() for source in sources):
+                ready = [key.fd for key, _ in selector.select(_SECONDS_BETWEEN_LOOKS)]
+                if not ready and self._ended.is_set():
+                    break  # Something that we cannot kill holds the other end.
+                for source, stream in zip(sources, self._streams, strict=True):
+                    # What was printed before the news counts as such, even if it was found after.
+                    if (source in ready or news in ready) and source in selector.get_map():
+                        self._read(source, stream, selector)
+                if news in ready:
+                    self._read_news(news, selector)
+        for source, stream in zip(sources, self._streams, strict=True):
+            stream.feed(b"", final=True)
+            os.close(source)
+        os.close(news)
+        self.last_words = self.last_words or self._last_words()
+
+    def _read(self, source: int, stream: Stream, selector: selectors.BaseSelector) -> None:
+        """Reads until nothing is there, or the other end is closed."""
+        try:
+            while chunk := os.read(source, _CHUNK):
+                self._log.write(chunk)
+                stream.feed(chunk)
+        except BlockingIOError:
+            return
+        except OSError:  # How Linux says that the other end of a terminal is closed.
+            pass
+        selector.unregister(source)
+
+    def _read_news(self, news: int, selector: selectors.BaseSelector) -> None:
+        words = os.read(news, _CHUNK).split()
+        selector.unregister(news)
+        if words and int(words[0]) != 0:
+            self.last_words = self._last_words()
+            self._events.put(Failing(self, int(words[0]), float(words[1])))
+
+    def _last_words(self) -> str:
+        output, error = (list(stream.last_lines) for stream in self._streams)
+        return last_traceback(error if any(line.strip() for line in error) else output)
+
+
+def _start(task: Task, options: Options, out: int, err: int, news: int) -> subprocess.Popen[bytes]:
+    kind = "module" if options.module else "file"
+    ours = [child.__file__, str(os.getpid()), str(news), kind]
+    return subprocess.Popen(
+        [sys.executable, *ours, options.script, *options.arguments],
+        env=dict(task.environment),
+        stdin=subprocess.DEVNULL,  # There is one keyboard, and many tasks.
+        stdout=out,
+        stderr=err,
+        pass_fds=[news],
+        start_new_session=True,
+    )
+
+
+def _pty(size: tuple[int, int]) -> tuple[int, int]:
+    """Returns both ends of a terminal, for a task that shall know that it draws on one."""
+    columns, rows = size
+    source, end = pty.openpty()
+    tty.setraw(end)  # The real terminal translates line ends.
+    termios.tcsetwinsize(end, (rows, columns))
+    return source, end
+
+
+class Guard:
+    """The process that kills what is left of ours when we are killed ourselves."""
+
+    def __init__(self) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__], stdin=subprocess.PIPE, start_new_session=True
+        )
+
+    def watch(self, processes: Sequence[Process]) -> None:
+        """Kills these too, if we die."""
+        self._tell("".join(f"+{process.pid}\n" for process in processes))
+
+    def forget(self, process: Process) -> None:
+        """Leaves this one alone, for it is gone."""
+        self._tell(f"-{process.pid}\n")
+
+    def close(self) -> None:
+        """Ends the guard."""
+        if self._popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._popen.stdin.close()
+        self._popen.wait()
+
+    def _tell(self, lines: str) -> None:
+        if self._popen.stdin is not None:
+            with contextlib.suppress(OSError):  # It has been killed; then the tasks die with us, if not their own.
+                self._popen.stdin.write(lines.encode())
+                self._popen.stdin.flush()

@@ -1,0 +1,102 @@
+"""What to do when an attempt has ended: pure decisions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from replicax.exit_codes import ExitCode, is_restartable
+from replicax.launch.options import Options
+from replicax.launch.plan import WORKER
+
+# A job that asks to be resumed as soon as it is started would go on for ever, if that never counted as a failure.
+_SECONDS_OF_A_USEFUL_ATTEMPT = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """How an attempt ended.
+
+    Attributes:
+        workers: How many workers it had.
+        code: Its exit code: that of the task that failed first, or 0.
+        failed: The name of that task; "" if none failed.
+        seconds: How long it took.
+        interrupted: Whether the launcher was told to end (Ctrl-C, SIGTERM).
+    """
+
+    workers: int
+    code: int
+    failed: str = ""
+    seconds: float = 0.0
+    interrupted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """The job is over.
+
+    Attributes:
+        code: The launcher's exit code.
+    """
+
+    code: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Again:
+    """Everything is started once more.
+
+    Attributes:
+        workers: With how many workers.
+        why: What to tell the user.
+    """
+
+    workers: int
+    why: str
+
+
+def decide(attempts: Sequence[Attempt], options: Options) -> End | Again:
+    """Returns what follows after the last of `attempts`.
+
+    - Success, a failure that a restart would only repeat (`exit_codes`), or an interrupted launcher end the job.
+    - A task that asks to be resumed is no failure: all start again, as long as a restart is left.
+    - A failure takes one of `options.restarts`.
+    - When the same worker has failed twice in a row, or when no restart is left, one worker fewer starts, down to
+      `options.min_workers`. That takes no restart.
+    """
+    last = attempts[-1]
+    if last.interrupted or not is_restartable(last.code):
+        return End(last.code)
+    left = options.restarts - _restarts_taken(attempts, options)
+    if _is_resumption(attempts, len(attempts) - 1):
+        return Again(last.workers, "it asks to be resumed") if left > 0 else End(last.code)
+    for_good = left <= 0 or _same_worker_again(attempts, len(attempts) - 1)
+    if for_good and last.failed.startswith(WORKER) and last.workers > options.fewest_workers:
+        return Again(last.workers - 1, f"{last.failed} is given up, {last.workers - 1} worker(s) go on")
+    if left > 0:
+        return Again(last.workers, f"restart {options.restarts - left + 1} of {options.restarts}")
+    return End(last.code)
+
+
+def _restarts_taken(attempts: Sequence[Attempt], options: Options) -> int:
+    """Counts the failures before the last attempt that were followed by a restart with as many workers."""
+    return sum(
+        not _is_resumption(attempts, number) and attempts[number + 1].workers == attempts[number].workers
+        for number in range(len(attempts) - 1)
+    )
+
+
+def _is_resumption(attempts: Sequence[Attempt], number: int) -> bool:
+    attempt = attempts[number]
+    if attempt.code != ExitCode.RESUME:
+        return False
+    follows_another = number > 0 and attempts[number - 1].code == ExitCode.RESUME
+    return not (follows_another and attempt.seconds < _SECONDS_OF_A_USEFUL_ATTEMPT)
+
+
+def _same_worker_again(attempts: Sequence[Attempt], number: int) -> bool:
+    if number == 0 or _is_resumption(attempts, number - 1):
+        return False
+    last, before = attempts[number], attempts[number - 1]
+    return (last.failed, last.workers) == (before.failed, before.workers)

@@ -1,0 +1,189 @@
+"""One attempt, from the start of its tasks to the end of the last: who failed first, and how the others are ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import queue
+import signal
+import time
+from pathlib import Path
+
+from replicax.exit_codes import ExitCode, describe, from_returncode, from_signal
+from replicax.launch.output import Log
+from replicax.launch.plan import SERVER, WORKER, Job, Plan
+from replicax.launch.processes import Ended, Event, Events, Failing, Guard, Process, Signalled
+from replicax.launch.restart import Attempt
+from replicax.launch.terminal import Terminal
+
+# Two tasks that end within this time are put in order by when they ended, not by when we heard of it.
+_SECONDS_TO_SETTLE = 0.1
+# Workers that are being preempted save one after the other, and must not be disturbed by the first that has done so.
+_SECONDS_TO_SAVE = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A task that did not end well.
+
+    Attributes:
+        process: Which.
+        code: Its exit code.
+        time: When it failed.
+    """
+
+    process: Process
+    code: int
+    time: float
+
+
+class Supervisor:
+    """Runs one attempt.
+
+    Args:
+        plan: The tasks.
+        job: What they run.
+        log_dir: Folder for their logs.
+        terminal: Where their output goes.
+        guard: Who kills them if we die.
+        events: What happens; signals come in here too.
+    """
+
+    def __init__(
+        self, plan: Plan, job: Job, log_dir: Path, terminal: Terminal, guard: Guard, events: Events[Event]
+    ) -> None:
+        self._plan, self._options, self._log_dir = plan, job.options, log_dir
+        self._terminal, self._guard, self._events = terminal, guard, events
+        self._running: list[Process] = []
+        self._failures: list[Failure] = []
+        self._signal = 0
+        self._done = self._killed = False
+        self._ask_at = math.inf  # When to send SIGTERM to those that still run, and when to kill them.
+        self._kill_at = math.inf
+        self._blamed_until = math.inf  # What fails later fails because we ended it.
+
+    def run(self) -> tuple[Attempt, Failure | None]:
+        """Returns how the attempt ended, and the first failure, when no process is left."""
+        started = time.monotonic()
+        try:
+            self._start()
+            while self._running:
+                self._ask_or_kill()
+                self._take_event()
+        finally:
+            self._kill_all()
+        first = min(self._failures, key=lambda failure: failure.time, default=None)
+        code = self._code(first)
+        name = first.process.task.name if first else ""
+        return Attempt(self._plan.workers, code, name, time.monotonic() - started, bool(self._signal)), first
+
+    def _start(self) -> None:
+        for number, task in enumerate(self._plan.tasks):
+            log = Log(self._log_dir / task.log_name, self._plan.attempt)
+            process = Process(task, number, self._options, log, self._terminal, self._events)
+            self._running.append(process)
+            self._guard.watch([process])
+
+    def _take_event(self) -> None:
+        wait = min(self._ask_at, self._kill_at) - time.monotonic()
+        try:
+            event = self._events.get(timeout=max(wait, 0) if math.isfinite(wait) else None)
+        except queue.Empty:
+            return
+        if isinstance(event, Signalled):
+            self._on_signal(event.number)
+        elif isinstance(event, Failing):
+            self._on_failure(Failure(event.process, event.code, event.time))
+        elif event.process in self._running:  # Not one of an attempt that was broken off.
+            self._on_end(event)
+
+    def _on_end(self, event: Ended) -> None:
+        process = event.process
+        returncode = process.tidy_up()
+        self._running.remove(process)
+        self._guard.forget(process)
+        if returncode != 0:
+            self._on_failure(Failure(process, from_returncode(returncode), event.time))
+        elif not self._failures and not self._workers_run():
+            self._on_work_done()
+
+    def _on_failure(self, failure: Failure) -> None:
+        if any(failure.process is other.process for other in self._failures):
+            return  # Its script's failure was told, now its process has ended.
+        if failure.time > self._blamed_until or (self._done and failure.process.task.type == SERVER):
+            return
+        self._failures.append(failure)
+        now = time.monotonic()
+        delay = _SECONDS_TO_SAVE if failure.code == ExitCode.RESUME else _SECONDS_TO_SETTLE
+        if self._signal:  # They have been asked already.
+            self._kill_at = min(self._kill_at, now + delay + self._options.grace)
+        else:
+            self._ask_at = min(self._ask_at, now + delay)
+
+    def _on_work_done(self) -> None:
+        """Parameter servers serve for ever; an evaluator ends when it has evaluated the last checkpoint."""
+        self._done = True
+        for process in self._running:
+            if process.task.type == SERVER:
+                process.send(signal.SIGTERM)
+            else:
+                self._terminal.say(f"The workers are done; waiting for {process.task.name}. Ctrl-C ends it.")
+        if all(process.task.type == SERVER for process in self._running):
+            self._kill_at = time.monotonic() + self._options.grace
+
+    def _on_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._signal and number == signal.SIGINT:
+            self._terminal.say("Killing all tasks.")
+            self._kill_at = 0
+            return
+        more = " Ctrl-C again kills them." if number == signal.SIGINT else ""
+        self._terminal.say(f"{name} is passed on to all tasks.{more}")
+        self._signal = number
+        if math.isfinite(self._ask_at):  # Nobody is asked twice.
+            self._ask_at, self._kill_at = math.inf, self._ask_at + self._options.grace
+        for process in self._running:
+            process.send(number)
+
+    def _ask_or_kill(self) -> None:
+        now = time.monotonic()
+        if now >= self._ask_at:
+            self._ask_at, self._kill_at, self._blamed_until = math.inf, now + self._options.grace, now
+            self._ask(min(self._failures, key=lambda failure: failure.time))
+        if now >= self._kill_at:
+            self._kill_at, self._blamed_until, self._killed = math.inf, min(self._blamed_until, now), True
+            for process in self._running:
+                process.kill()
+
+    def _ask(self, first: Failure) -> None:
+        """Sends SIGTERM to those that have not failed. Who has failed is on its way out, or waits for them there."""
+        failed = [failure.process for failure in self._failures]
+        others = [process for process in self._running if process not in failed]
+        if others:
+            names = ", ".join(process.task.name for process in others)
+            self._terminal.say(
+                f"{first.process.task.name} failed ({describe(first.code)}); ending {names} "
+                f"within {self._options.grace:g} s."
+            )
+        for process in others:
+            process.send(signal.SIGTERM)
+
+    def _kill_all(self) -> None:
+        for process in self._running:
+            process.kill()
+        for process in self._running:
+            with contextlib.suppress(OSError):
+                process.tidy_up()
+            self._guard.forget(process)
+
+    def _workers_run(self) -> bool:
+        return any(process.task.type == WORKER for process in self._running)
+
+    def _code(self, first: Failure | None) -> int:
+        if not self._signal:
+            return first.code if first else ExitCode.OK
+        codes = {failure.code for failure in self._failures}
+        if ExitCode.RESUME in codes:  # Whoever started the launcher shall resume the job.
+            return ExitCode.RESUME
+        return from_signal(self._signal) if codes or self._killed else ExitCode.OK

@@ -1,0 +1,233 @@
+"""Manifests that start the same script on real clusters: Kubernetes and Slurm.
+
+Pure functions from what the user asks for to text. The exit codes in them are those of `replicax.exit_codes`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+
+from replicax.errors import LaunchError
+from replicax.exit_codes import ExitCode
+
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LONGEST_NAME = 50  # A pod is called "<name>-<index>", which Kubernetes allows 63 characters.
+_THREADS_PER_DEVICE = 2
+_SECONDS_TO_SAVE = 120
+_INDENT = " " * 14
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """A job for a real cluster.
+
+    Attributes:
+        script: The Python file that each worker runs, as the cluster's machines find it.
+        arguments: Its arguments.
+        name: What the job is called.
+        workers: How many workers, one on each pod or node.
+        devices: Virtual CPU devices in each, where there are no GPUs.
+        gpus: GPUs for each; 0 for CPUs only.
+        image: The container's image (Kubernetes).
+        restarts: How often a worker may fail before the job does.
+        port: Where worker 0 is called by the others.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    name: str = "train"
+    workers: int = 2
+    devices: int = 1
+    gpus: int = 0
+    image: str = "python:3.12"
+    restarts: int = 3
+    port: int = 12345
+
+    def __post_init__(self) -> None:
+        if not self.script:
+            raise LaunchError("No script is named. Write it, and after it its arguments, at the end of the command.")
+        if not _NAME.fullmatch(self.name) or len(self.name) > _LONGEST_NAME:
+            raise LaunchError(
+                f"--name must be a name that a host can have: at most {_LONGEST_NAME} small letters, digits and "
+                f"hyphens, beginning with a letter and not ending with a hyphen. Got {self.name!r}."
+            )
+        for option, number, least in (
+            ("--workers", self.workers, 1),
+            ("--devices", self.devices, 1),
+            ("--gpus", self.gpus, 0),
+            ("--restarts", self.restarts, 0),
+        ):
+            if number < least:
+                raise LaunchError(f"{option} must be at least {least}, got {number}.")
+        if not self.image or any(character.isspace() for character in self.image):
+            raise LaunchError(f"--image must be the name of a container image, got {self.image!r}.")
+
+    @property
+    def command(self) -> str:
+        """What runs the script, quoted for a shell."""
+        return shlex.join(["python", self.script, *self.arguments])
+
+    @property
+    def device_variables(self) -> dict[str, str]:
+        """The environment variables that decide over the devices of a worker."""
+        if self.gpus:  # Under Slurm JAX would take one for each process.
+            return {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(self.gpus)))}
+        # With fewer than two threads a device XLA's collectives can deadlock.
+        return {"JAX_NUM_CPU_DEVICES": str(self.devices), "NPROC": str(max(_THREADS_PER_DEVICE * self.devices, 4))}
+
+
+def kubernetes(cluster: Cluster, token: str) -> str:
+    """Returns a manifest of an Indexed Job, the service that gives its pods names, and their secret.
+
+    Args:
+        cluster: What to run.
+        token: A secret for the processes of this job.
+    """
+    name, codes = cluster.name, ExitCode
+    return f"""\
+# kubectl apply -f this-file.yaml        (Kubernetes 1.29 or newer)
+# kubectl logs -f -l job-name={name} --prefix
+apiVersion: v1
+kind: Service
+metadata:
+  name: {name}
+spec:
+  clusterIP: None # Only names: {name}-0.{name}, {name}-1.{name}, ...
+  publishNotReadyAddresses: true # The workers look for each other before they are ready.
+  selector:
+    job-name: {name}
+  ports:
+    - name: coordinator
+      port: {cluster.port}
+---
+apiVersion: v1
+kind: Secret
+metadata:
+  name: {name}-token
+stringData:
+  token: {json.dumps(token)}
+---
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {name}
+spec:
+  completionMode: Indexed
+  completions: {cluster.workers}
+  parallelism: {cluster.workers}
+  backoffLimitPerIndex: {cluster.restarts} # Failures of one worker before the job fails.
+  maxFailedIndexes: 0 # All workers are needed.
+  podReplacementPolicy: Failed # Not two pods with the same index at the same time.
+  podFailurePolicy:
+    rules:
+      # Options or programs are wrong: they would be wrong again.
+      - action: FailJob
+        onExitCodes:
+          containerName: worker
+          operator: In
+          values: [{codes.USAGE:d}, {codes.DIVERGED:d}]
+      # Another worker was gone, whose own end counts; or saved, to be resumed: no failure.
+      - action: Ignore
+        onExitCodes:
+          containerName: worker
+          operator: In
+          values: [{codes.PEER_LOST:d}, {codes.RESUME:d}]
+      # The node was drained, or the pod preempted.
+      - action: Ignore
+        onPodConditions:
+          - type: DisruptionTarget
+            status: "True"
+  template:
+    spec:
+      restartPolicy: Never
+      subdomain: {name}
+      terminationGracePeriodSeconds: {_SECONDS_TO_SAVE} # From SIGTERM to SIGKILL: time to save a checkpoint.
+      containers:
+        - name: worker
+          image: {json.dumps(cluster.image)} # With replicax and your script in it.
+          command: ["/bin/sh", "-c"]
+          args:
+            - |
+{_indented(_pod_script(cluster))}
+          env:
+{_indented(_variables(cluster), " " * 12)}
+          ports:
+            - containerPort: {cluster.port}
+{_indented(_resources(cluster), " " * 10)}
+      # Checkpoints must outlive the pods: mount a volume that all workers can write to.
+      # volumes: [{{name: data, persistentVolumeClaim: {{claimName: my-claim}}}}]
+"""
+
+
+def _pod_script(cluster: Cluster) -> str:
+    """Returns what a pod runs. Worker 0 is where JAX's processes meet, and the first in TF_CONFIG."""
+    command = cluster.command.replace("$(", "$$(")  # Kubernetes would put a variable of its own in its place.
+    hosts = ", ".join(f'"{cluster.name}-{index}.{cluster.name}:{cluster.port}"' for index in range(cluster.workers))
+    task = """{"type": "worker", "index": '$JOB_COMPLETION_INDEX'}"""
+    return f"""\
+set -eu
+export TF_CONFIG='{{"cluster": {{"worker": [{hosts}]}}, "task": {task}}}'
+export JAX_COORDINATOR_ADDRESS={cluster.name}-0.{cluster.name}:{cluster.port}
+export JAX_NUM_PROCESSES={cluster.workers} JAX_PROCESS_ID=$JOB_COMPLETION_INDEX
+exec {command}"""
+
+
+def _variables(cluster: Cluster) -> str:
+    plain = {"KERAS_BACKEND": "jax", "PYTHONUNBUFFERED": "1", **cluster.device_variables}
+    lines = [f'- {{name: {name}, value: "{value}"}}' for name, value in plain.items()]
+    secret = f"{{secretKeyRef: {{name: {cluster.name}-token, key: token}}}}"
+    return "\n".join([*lines, f"- {{name: REPLICAX_TOKEN, valueFrom: {secret}}}"])
+
+
+def _resources(cluster: Cluster) -> str:
+    limits = f"{{nvidia.com/gpu: {cluster.gpus}}}" if cluster.gpus else '{cpu: "2", memory: 4Gi}'
+    return f"resources:\n  limits: {limits}"
+
+
+def _indented(text: str, indent: str = _INDENT) -> str:
+    return "\n".join(f"{indent}{line}" for line in text.splitlines())
+
+
+def slurm(cluster: Cluster) -> str:
+    """Returns a batch script: one task on each node, which finds the others by Slurm's own variables.
+
+    Args:
+        cluster: What to run. Slurm starts no containers: the image is left out.
+    """
+    gpus = f"#SBATCH --gpus-per-node={cluster.gpus}\n" if cluster.gpus else ""
+    exports = "".join(f"export {name}={value}\n" for name, value in cluster.device_variables.items())
+    return f"""\
+#!/bin/bash
+# sbatch this-file.sh
+#SBATCH --job-name={cluster.name}
+#SBATCH --nodes={cluster.workers}
+#SBATCH --ntasks-per-node=1
+{gpus}#SBATCH --output={cluster.name}-%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+# {_SECONDS_TO_SAVE} seconds before the time is up the workers save and ask to be resumed.
+#SBATCH --signal=TERM@{_SECONDS_TO_SAVE}
+set -uo pipefail
+
+export KERAS_BACKEND=jax PYTHONUNBUFFERED=1
+{exports}# A secret for the processes of this job.
+REPLICAX_TOKEN=$(head -c 16 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')
+export REPLICAX_TOKEN
+export REPLICAX_ATTEMPT="${{SLURM_RESTART_COUNT:-0}}"
+
+# When a worker has ended the others get time to save, and are then ended too.
+srun --label --kill-on-bad-exit=0 --wait={_SECONDS_TO_SAVE} {cluster.command}
+code=$?
+
+# {ExitCode.RESUME:d}: saved, to be resumed. Another failure is tried {cluster.restarts} time(s) again; \
+{ExitCode.USAGE:d} and {ExitCode.DIVERGED:d} would only come again.
+case $code in
+  0 | {ExitCode.USAGE:d} | {ExitCode.DIVERGED:d}) ;;
+  {ExitCode.RESUME:d}) scontrol requeue "$SLURM_JOB_ID" ;;
+  *) [ "$REPLICAX_ATTEMPT" -lt {cluster.restarts} ] && scontrol requeue "$SLURM_JOB_ID" ;;
+esac
+exit "$code"
+"""

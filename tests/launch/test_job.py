@@ -1,0 +1,357 @@
+"""The launcher with real processes: small scripts, without JAX."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from replicax.errors import LaunchError
+from replicax.launch import Options, launch
+from tests.launch.conftest import Done, is_alive, wait_for
+
+pytestmark = pytest.mark.multiprocess
+Run = Callable[..., Done]
+
+
+# When all goes well.
+
+
+def test_each_line_has_its_workers_name_and_each_worker_its_log(run: Run):
+    done = run(
+        """
+        print("args", sys.argv[1:])
+        print("to stderr", file=sys.stderr)
+        print("raw \\xff", end="")
+        """,
+        "--x",
+        "y z",
+        workers=3,
+    )
+    assert done.code == 0
+    assert sorted(done.out.splitlines()) == [
+        line for index in range(3) for line in (f"[worker {index}] args ['--x', 'y z']", f"[worker {index}] raw ÿ")
+    ]
+    assert sorted(done.err.splitlines()) == [f"[worker {index}] to stderr" for index in range(3)]
+    for index in range(3):
+        words = ["args ['--x', 'y z']\n", "raw ÿ", "to stderr\n"]
+        assert [word for word in words if word not in done.log(f"worker-{index}")] == []
+
+
+def test_a_module_can_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    code = launch(Options("job", ("a",), module=True, log_dir=tmp_path / "logs"))
+    assert code == 0
+    assert capfd.readouterr().out == "[worker 0] __main__ ['a']\n"
+
+
+def test_workers_may_end_at_different_times(run: Run):
+    done = run("time.sleep(0.4 * index)\nprint('done')", grace=0.0)
+    assert done.code == 0
+    assert done.out == "[worker 0] done\n[worker 1] done\n"
+
+
+def test_the_ports_are_kept_for_the_workers(run: Run):
+    done = run(
+        """
+        import socket
+        host, port = role["cluster"]["worker"][index].split(":")
+        with socket.create_server((host, int(port))):
+            print("listens")
+        """
+    )
+    assert (done.code, sorted(done.out.splitlines())) == (0, ["[worker 0] listens", "[worker 1] listens"])
+
+
+def test_servers_end_with_the_workers_and_the_evaluator_by_itself(run: Run):
+    done = run(
+        """
+        if kind == "ps":
+            sleep()
+        time.sleep(0.5 if kind == "evaluator" else 0)
+        print("done")
+        """,
+        ps=1,
+        evaluator=True,
+    )
+    assert done.code == 0
+    assert sorted(done.out.splitlines()) == ["[evaluator 0] done", "[worker 0] done", "[worker 1] done"]
+    assert "[replicax] The workers are done; waiting for evaluator 0. Ctrl-C ends it." in done.err
+    assert (done.logs / "ps-0.log").exists()
+
+
+def test_nothing_that_a_worker_started_outlives_it(run: Run, tmp_path: Path):
+    run(
+        """
+        child = subprocess.Popen(["sleep", "100"])
+        open(sys.argv[1] + str(index), "w").write(str(child.pid))
+        """,
+        str(tmp_path / "pid-"),
+    )
+    assert [is_alive(int((tmp_path / f"pid-{index}").read_text())) for index in range(2)] == [False, False]
+
+
+def test_our_own_signal_handlers_are_put_back(run: Run):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    run("pass")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_a_terminal_shows_the_bar_of_worker_0_only(script: Callable[[str], Path], tmp_path: Path):
+    path = script(
+        """
+        assert sys.stdout.isatty() == (index == 0)
+        for step in range(3):
+            print(f"\\r{step} of worker {index}", end="", flush=True)
+            time.sleep(0.05)
+        print()
+        print(os.get_terminal_size().columns if index == 0 else "line")
+        """
+    )
+    screen, end = pty.openpty()
+    code = f"from replicax.launch import *; raise SystemExit(launch(Options({str(path)!r}, workers=2, log_dir=Path())))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from pathlib import Path; {code}"],
+        stdout=end,
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "70", "LINES": "20", "NO_COLOR": "1"},
+    )
+    os.close(end)
+    shown = b""
+    while select.select([screen], [], [], 30)[0]:
+        try:
+            shown += os.read(screen, 65_536)
+        except OSError:
+            break
+    os.close(screen)
+    assert process.wait(30) == 0
+    text = shown.decode()
+    assert "\x1b[?7l1 of worker 0\x1b[?7h" in text
+    assert "of worker 1" not in text
+    assert "[worker 0] 59\r\n" in text
+    assert "[worker 1] line\r\n" in text
+    assert "\r1 of worker 1" in (tmp_path / "worker-1.log").open(newline="").read()
+
+
+# When something fails.
+
+
+def test_the_first_failure_ends_the_others_and_is_shown_last(run: Run):
+    done = run(
+        """
+        def fail():
+            raise ValueError(f"boom {index}")
+        time.sleep(0.3 if index == 1 else 100)
+        fail()
+        """,
+        workers=3,
+    )
+    assert done.code == 1
+    assert (
+        "[replicax] worker 1 failed (exit code 1: an error in the script); ending worker 0, worker 2 within 1 s."
+        in (done.err)
+    )
+    assert "──────── worker 1 failed first: exit code 1: an error in the script ────────\n" in done.err
+    assert f"Its log: {done.logs / 'worker-1.log'}\n\nTraceback (most recent call last):\n" in done.err
+    assert done.err.endswith("\nValueError: boom 1\n")
+    assert done.err.count("ValueError: boom 1") == 2  # once as it came, once at the end
+
+
+def test_a_failure_that_follows_from_the_first_is_not_shown_as_such(run: Run):
+    done = run(
+        """
+        import socket
+        address = ("127.0.0.1", int(role["cluster"]["worker"][0].split(":")[1]))
+        if index == 0:
+            with socket.create_server(address) as server:
+                connection, _ = server.accept()
+                while connection.recv(1):
+                    pass
+                raise OSError("my peer has gone")
+        while True:
+            try:
+                connection = socket.create_connection(address)
+                break
+            except OSError:
+                time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    assert done.code == 137
+    assert "worker 1 failed first: exit code 137: ended by SIGKILL" in done.err
+    assert done.err.endswith("It printed nothing.\n")
+
+
+def test_a_script_that_has_failed_but_does_not_end_is_a_failure(run: Run):
+    """As JAX does it: the way out leads through a barrier where the others never come."""
+    done = run(
+        """
+        import atexit
+        if index == 0:
+            atexit.register(print, "after the traceback", file=sys.stderr)
+            atexit.register(sleep)
+            raise ValueError("boom")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sleep()
+        """,
+        grace=0.5,
+    )
+    assert done.code == 1
+    assert done.err.endswith("ValueError: boom\n")
+
+
+def test_survivors_are_asked_first_and_have_the_grace_to_end(run: Run):
+    done = run(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), print("saved"), sys.exit(0)))
+        print("ready", flush=True)
+        time.sleep(0.5)
+        if index == 1:
+            os._exit(3)
+        sleep()
+        """,
+        grace=20.0,
+    )
+    assert done.code == 3
+    assert "[worker 0] saved" in done.out
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ("sys.exit(7)", 7, "exit code 7 "),
+        ("sys.exit('no data')", 1, "no data\n"),
+        ("os.abort()", 134, "Fatal Python error: Aborted"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "ended by SIGSEGV"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt\n"),
+        ("print('this may help'); os._exit(9)", 9, "\n\nthis may help\n"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_worker(run: Run, body: str, code: int, words: str):
+    done = run(f"sys.stdout.reconfigure(line_buffering=True)\n{body}", workers=1)
+    assert done.code == code
+    assert words in done.err
+
+
+def test_a_full_output_of_many_lines_is_kept(run: Run):
+    done = run("print('x' * 999 + '\\n', end='', flush=True) if index else [print(n) for n in range(20_000)]")
+    assert done.code == 0
+    assert done.log("worker-0") == "".join(f"{number}\n" for number in range(20_000))
+    assert done.out.count("\n") == 20_001
+
+
+# Restarts.
+
+
+def test_a_restart_starts_all_again_and_tells_them(run: Run):
+    done = run(
+        """
+        print("attempt", attempt, role["cluster"]["worker"][0], os.environ["REPLICAX_TOKEN"])
+        if attempt < 2 and index == 1:
+            raise RuntimeError(f"number {attempt}")
+        time.sleep(0.2 if attempt == 2 else 100)
+        """,
+        restarts=3,
+    )
+    assert done.code == 0
+    assert (
+        "[replicax] worker 1 ended with exit code 1: an error in the script (RuntimeError: number 0). restart 1 of 3."
+        in done.err
+    )
+    assert "failed first" not in done.err
+    seen = re.findall(r"^attempt (\d) \S+ (\w{32})$", done.log("worker-0"), re.MULTILINE)
+    assert [attempt for attempt, _ in seen] == ["0", "1", "2"]
+    assert len({token for _, token in seen}) == 1
+    assert "=== attempt 2 ===" in done.log("worker-0")
+
+
+def test_the_last_failure_is_shown_when_no_restart_is_left(run: Run):
+    done = run("raise RuntimeError(f'number {attempt}')", workers=1, restarts=2)
+    assert done.code == 1
+    assert done.err.endswith("RuntimeError: number 2\n")
+    assert done.err.count("failed first") == 1
+
+
+def test_wrong_usage_is_not_tried_again(run: Run):
+    done = run("sys.exit(2)", restarts=3)
+    assert done.code == 2
+    assert "restart" not in done.err
+
+
+def test_preempted_workers_are_resumed(run: Run):
+    done = run("sys.exit(75 if attempt < 3 else 0)", restarts=3)
+    assert done.code == 0
+    assert done.err.count("saved, to be resumed. it asks to be resumed") == 1
+    assert run("sys.exit(75)", restarts=0).code == 75
+
+
+def test_who_saves_is_not_disturbed_by_who_has_saved(run: Run):
+    done = run("time.sleep(index)\nprint('saved')\nsys.exit(75)", grace=0.0)
+    assert done.code == 75
+    assert done.out == "[worker 0] saved\n[worker 1] saved\n"
+
+
+def test_the_job_goes_on_without_a_worker_that_keeps_failing(run: Run):
+    done = run(
+        """
+        print("workers", len(role["cluster"]["worker"]))
+        if index == 2:
+            os._exit(5)
+        time.sleep(0.2 if len(role["cluster"]["worker"]) == 2 else 100)
+        """,
+        workers=3,
+        min_workers=2,
+        restarts=3,
+    )
+    assert done.code == 0
+    assert re.findall(r"workers (\d)", done.log("worker-0")) == ["3", "3", "2"]
+    assert "worker 2 is given up, 2 worker(s) go on." in done.err
+
+
+# What cannot be started.
+
+
+def test_a_log_that_cannot_be_written_ends_all(run: Run, tmp_path: Path):
+    (tmp_path / "logs" / "worker-1.log").mkdir(parents=True)
+    with pytest.raises(LaunchError, match=r"worker-1\.log.*Choose another --log-dir"):
+        run("sleep()")
+
+
+def test_a_process_that_cannot_be_started(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("replicax.launch.processes.sys.executable", "/nowhere/python")
+    monkeypatch.setattr("replicax.launch.job.Guard", NoGuard)
+    open_files = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(LaunchError, match=r"The process of worker 0 cannot be started: .*/nowhere/python"):
+        run("pass")
+    assert len(os.listdir("/proc/self/fd")) <= open_files
+
+
+class NoGuard:
+    def watch(self, _: object) -> None: ...
+
+    def forget(self, _: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_no_file_stays_open(run: Run):
+    run("pass")
+    open_files = len(os.listdir("/proc/self/fd"))
+    run("pass", workers=3)
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= open_files)
+
+
+def test_ending_a_job_takes_no_longer_than_it_must(run: Run):
+    started = time.monotonic()
+    run("os._exit(1) if index else sleep()", grace=60.0)
+    assert time.monotonic() - started < 10
