@@ -2,10 +2,10 @@
 
     python benchmarks/workers.py [--workers 2] [--rounds 9] [--steps 20]
 
-The step is a 784-700-500-10 network with Adam and a global batch of 128, over Gloo. replicax and hand-written JAX run in
-turn in the same processes; torch's DistributedDataParallel has processes of its own (where torch is installed), started
-in turn with the others. Figures are medians. The side channel's cost is that of the monitor that watches for stalls: the
-same step with it and without.
+The step is a 784-700-500-10 network with Adam and a global batch of 128, over Gloo. replicax and hand-written JAX run
+in turn in the same processes; torch's DistributedDataParallel has processes of its own (where torch is installed),
+started in turn with the others. Figures are medians. The side channel's cost is that of the monitor that watches for
+stalls: the same step with it and without.
 """
 
 from __future__ import annotations
