@@ -1,0 +1,233 @@
+"""Strikes a job of three workers at random steps, again and again, and sees whether it ends as if nothing had been.
+
+    python tests/soak/chaos.py --faults 20 [--seed 0]
+
+Faults: SIGKILL, SIGSTOP and SIGTERM to a random worker (0 included), an input pipeline that blocks, a callback that
+sleeps. `replicax run --restarts` starts the job again from its newest checkpoint. At the end the parameters must be
+exactly those of a run that nobody has disturbed, and no process may be left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+JOB = Path(__file__).with_name("chaos_job.py")
+WORKERS = 3
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
+KINDS = (*SIGNALS, "input", "callback")
+STALL_TIMEOUT_S = 4.0
+LONGEST_WAIT_S = 120.0  # for a fault to be noticed, or the job to come back: then it is a hang
+
+
+class Job:
+    """One run of the job under `replicax run`.
+
+    Args:
+        folder: Where the workers tell how far they are.
+        steps: Number of steps of the training.
+        restarts: How often the launcher may start it again.
+    """
+
+    def __init__(self, folder: Path, steps: int, restarts: int):
+        self.folder, self.steps = folder, steps
+        folder.mkdir()
+        environment = {
+            **os.environ,
+            "REPLICAX_STALL_TIMEOUT": str(STALL_TIMEOUT_S),
+            "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "programs"),
+            "JAX_ENABLE_COMPILATION_CACHE": "true",
+        }
+        command = [sys.executable, "-m", "replicax", "run", "--workers", str(WORKERS), "--restarts", str(restarts)]
+        command += ["--grace", "3", "--log-dir", str(folder / "logs"), str(JOB), str(folder), str(steps)]
+        self._output = open(folder / "output.txt", "w")  # noqa: SIM115 - the launcher writes to it
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=self._output, stderr=self._output, start_new_session=True
+        )
+
+    def pids(self) -> list[int] | None:
+        """Returns the workers' process ids, None if not all have told them yet."""
+        found = []
+        for worker in range(WORKERS):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(json.loads((self.folder / f"worker-{worker}.pid").read_text())["pid"])
+        return found if len(found) == WORKERS else None
+
+    def step(self) -> int:
+        """Returns how far the workers are: the first of them."""
+        done = 0
+        for worker in range(WORKERS):
+            with contextlib.suppress(OSError, ValueError):
+                done = max(done, int((self.folder / f"worker-{worker}.step").read_text()))
+        return done
+
+    def resumed_from(self) -> int:
+        return json.loads((self.folder / "worker-0.pid").read_text())["from"]
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def output(self) -> str:
+        self._output.flush()
+        return (self.folder / "output.txt").read_text()
+
+    def close(self) -> None:
+        """Ends what is left of the job: nothing, if all is well."""
+        if not self.ended():
+            self.process.kill()
+            self.process.wait()
+        self._output.close()
+
+
+def wait_for(condition, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def strike(job: Job, kind: str, worker: int) -> tuple[int, list[int]]:
+    """Makes a worker fail; returns the step at which, and the processes of that time."""
+    pids, step = job.pids(), job.step()
+    assert pids is not None
+    if kind in SIGNALS:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[worker], SIGNALS[kind])
+    else:
+        (job.folder / f"worker-{worker}.fault").write_text(kind)
+    return step, pids
+
+
+class Chaos:
+    """The faults, and what became of them."""
+
+    def __init__(self, job: Job, faults: int, seed: int):
+        self.job, self.random = job, random.Random(seed)
+        self.kinds = [KINDS[i % len(KINDS)] for i in range(faults)]
+        self.random.shuffle(self.kinds)
+        # Not near the end: a fault must have steps left to strike.
+        self.at = sorted(self.random.sample(range(10, job.steps - 30), faults))
+        self.survived = self.hangs = 0
+        self.detection, self.restart, self.lost = [], [], []
+        self.seen: set[int] = set()
+
+    def run(self) -> None:
+        for kind, step in zip(self.kinds, self.at, strict=True):
+            if not wait_for(lambda step=step: self.job.ended() or self._is_running(step), LONGEST_WAIT_S):
+                self.hangs += 1
+                print(f"the job did not come to step {step}", flush=True)
+                return
+            if self.job.ended():
+                return
+            self._one(kind, self.random.randrange(WORKERS))
+        if not wait_for(self.job.ended, LONGEST_WAIT_S):
+            self.hangs += 1
+
+    def _is_running(self, step: int) -> bool:
+        pids = self.job.pids()
+        return pids is not None and not self.seen & set(pids) and self.job.step() >= step
+
+    def _one(self, kind: str, worker: int) -> None:
+        begin = time.monotonic()
+        step, pids = strike(self.job, kind, worker)
+        self.seen |= set(pids)
+        others = [pid for i, pid in enumerate(pids) if i != worker]
+        noticed = wait_for(lambda: self.job.ended() or not all(map(alive, others)), LONGEST_WAIT_S)
+        self.detection.append(time.monotonic() - begin)
+        back = noticed and wait_for(lambda: self.job.ended() or self._is_back(), LONGEST_WAIT_S)
+        self.restart.append(time.monotonic() - begin - self.detection[-1])
+        if not back:
+            self.hangs += 1
+        elif not self.job.ended():
+            self.survived += 1
+            self.lost.append(max(0, step - self.job.resumed_from()))
+        print(
+            f"{kind} of worker {worker} at step {step}: noticed after {self.detection[-1]:.1f} s, "
+            f"back after {self.restart[-1]:.1f} s more",
+            flush=True,
+        )
+
+    def _is_back(self) -> bool:
+        pids = self.job.pids()
+        return pids is not None and not self.seen & set(pids)
+
+
+def undisturbed(folder: Path, steps: int) -> dict:
+    job = Job(folder, steps, restarts=0)
+    wait_for(job.ended, 2 * LONGEST_WAIT_S)
+    job.close()
+    if not (folder / "final.json").exists():
+        raise SystemExit(f"The undisturbed job failed:\n{job.output()}")
+    return json.loads((folder / "final.json").read_text())
+
+
+def left_over(folder: Path) -> int:
+    """Returns how many processes of the jobs in a folder still run."""
+    count = 0
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and str(folder).encode() in (process / "cmdline").read_bytes():
+                count += int(process.name) != os.getpid()
+    return count
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="by default as many as the faults need")
+    args = parser.parse_args()
+    steps = args.steps or 60 + 25 * args.faults
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        expected = undisturbed(folder / "undisturbed", steps)
+        job = Job(folder / "struck", steps, restarts=2 * args.faults)
+        chaos = Chaos(job, args.faults, args.seed)
+        try:
+            chaos.run()
+        finally:
+            job.close()
+        final = job.folder / "final.json"
+        found = json.loads(final.read_text()) if final.exists() else None
+        time.sleep(1)
+        processes = left_over(folder)
+        if found is None or chaos.survived < args.faults:
+            print(job.output()[-6000:])
+    difference = float("nan") if found is None else np.abs(np.subtract(found["w"], expected["w"])).max()
+    print(f"lost steps by fault: {chaos.lost}")
+    print(f"RESULT faults_survived {chaos.survived}")
+    print(f"RESULT hangs {chaos.hangs}")
+    print(f"RESULT processes_left {processes}")
+    print(f"RESULT final_parameter_difference {difference:.1e}")
+    print(f"RESULT longest_detection_s {max(chaos.detection, default=float('nan')):.1f}")
+    print(f"RESULT longest_lost_steps {max(chaos.lost, default=0)}")
+    print(f"RESULT median_restart_s {statistics.median(chaos.restart) if chaos.restart else float('nan'):.1f}")
+    healthy = chaos.survived == args.faults and not chaos.hangs and not processes and difference == 0.0
+    return 0 if healthy else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
