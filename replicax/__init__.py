@@ -1,6 +1,10 @@
 """replicax: distributed training for JAX and Keras 3. `import replicax as rx`."""
 
-from replicax import config, dtensor, errors
+from typing import Any
+
+from replicax import cluster as cluster_resolver
+from replicax import config, dtensor, errors, health
+from replicax.checkpoint import Checkpoint, CheckpointManager, PreemptionCheckpointHandler, TerminationConfig
 from replicax.collectives import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -10,9 +14,10 @@ from replicax.collectives import (
     ReductionToOneDevice,
     RingAllReduce,
 )
-from replicax.data import InputContext, InputOptions, ValueContext
+from replicax.data import AutoShardPolicy, FileSource, InputContext, InputOptions, ValueContext
 from replicax.errors import ReplicaDivergenceError, ReplicaxError
 from replicax.exporting import LoadedFunction, export, load
+from replicax.keras.sidecar import SidecarEvaluator
 from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.program import function, grad, value_and_grad
 from replicax.reduce_op import ReduceOp
@@ -37,10 +42,14 @@ from replicax.variables import Variable, VariableAggregation, VariableSynchroniz
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoShardPolicy",
+    "Checkpoint",
+    "CheckpointManager",
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
     "DistributedValues",
+    "FileSource",
     "FullyShardedStrategy",
     "HierarchicalCopyAllReduce",
     "InputContext",
@@ -53,19 +62,23 @@ __all__ = [
     "NcclAllReduce",
     "OneDeviceStrategy",
     "PerReplica",
+    "PreemptionCheckpointHandler",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
     "ReplicaDivergenceError",
     "ReplicaxError",
     "RingAllReduce",
+    "SidecarEvaluator",
     "Strategy",
     "TPUStrategy",
+    "TerminationConfig",
     "ValueContext",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
     "__version__",
+    "cluster_resolver",
     "compute_average_loss",
     "config",
     "dtensor",
@@ -76,9 +89,20 @@ __all__ = [
     "get_strategy",
     "grad",
     "has_strategy",
+    "health",
     "in_cross_replica_context",
     "load",
     "scale_regularization_loss",
     "set_strategy",
+    "testing",
     "value_and_grad",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads `rx.testing` when it is first asked for: a training needs none of it."""
+    if name == "testing":
+        import replicax.testing as testing
+
+        return testing
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

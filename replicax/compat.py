@@ -5,11 +5,13 @@ Everything else in replicax uses documented JAX only. Supported: JAX 0.10 and 0.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src import compiler as jax_compiler
 from jax._src import distributed as jax_distributed
 from jax._src import xla_bridge
 from jax.extend import core as jex_core
@@ -116,3 +118,92 @@ def wait_at_barrier(name: str, timeout_ms: int, processes: Sequence[int]) -> Non
     client = jax_distributed.global_state.client
     assert client is not None, "jax.distributed is not initialized"
     client.wait_at_barrier(name, timeout_ms, list(processes))
+
+
+def store_bytes(key: str, value: bytes) -> None:
+    """Puts `value` under a new `key` into the key-value store of JAX's coordination service, which process 0 keeps.
+
+    Raises:
+        jax.errors.JaxRuntimeError: The key is taken, or the service is gone.
+    """
+    _service().key_value_set_bytes(key, value)
+
+
+def fetch_bytes(key: str, timeout_s: float) -> bytes | None:
+    """Returns what a process has stored under `key`; None if nobody has within `timeout_s` seconds.
+
+    Raises:
+        jax.errors.JaxRuntimeError: The service is gone.
+    """
+    try:
+        return _service().blocking_key_value_get_bytes(key, max(1, round(1000 * timeout_s)))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return None
+        raise
+
+
+def delete_stored(key: str) -> None:
+    """Removes `key`, and all keys that begin with `key/`, from the store."""
+    _service().key_value_delete(key)
+
+
+def _service() -> Any:
+    client = jax_distributed.global_state.client
+    assert client is not None, "jax.distributed is not initialized"
+    return client
+
+
+def publish(key: str, value: str) -> None:
+    """Tells all processes a value, through the key-value store of JAX's coordination service."""
+    client = jax_distributed.global_state.client
+    assert client is not None, "jax.distributed is not initialized"
+    client.key_value_set(key, value, allow_overwrite=True)
+
+
+def published(key: str, timeout_ms: int) -> str | None:
+    """Returns what some process has published under `key`, or None if none has after `timeout_ms` milliseconds.
+
+    Raises:
+        jax.errors.JaxRuntimeError: The coordination service is gone.
+    """
+    client = jax_distributed.global_state.client
+    assert client is not None, "jax.distributed is not initialized"
+    try:
+        return client.blocking_key_value_get(key, timeout_ms)
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return None
+        raise
+
+
+def unpublish(prefix: str) -> None:
+    """Forgets what was published under keys below `prefix`, which ends with a slash."""
+    client = jax_distributed.global_state.client
+    assert client is not None, "jax.distributed is not initialized"
+    client.key_value_delete(prefix)
+
+
+@functools.cache
+def write_compilation_cache_from_every_process() -> None:
+    """Lets each CPU process write what it compiles into JAX's compilation cache.
+
+    JAX leaves the writing to process 0. But the programs of CPU processes are kept under different names, so that after
+    a restart the others would not find theirs.
+    """
+    write = jax_compiler._cache_write
+
+    @functools.wraps(write)
+    def write_as_first(*args: Any, **kwargs: Any) -> None:
+        # The backend is the fourth argument.
+        if args[3].platform != "cpu":
+            write(*args, **kwargs)
+            return
+        state = jax_distributed.global_state
+        process_id, state.process_id = state.process_id, 0
+        try:
+            write(*args, **kwargs)
+        finally:
+            state.process_id = process_id
+
+    jax_compiler._cache_write = write_as_first

@@ -103,8 +103,68 @@ class LaunchError(ReplicaxError, ValueError):
     """A local cluster cannot be started as asked, or a manifest for a real one cannot be written."""
 
 
+class WorkersFailedError(ReplicaxError, AssertionError):
+    """A function that `rx.testing` ran in several processes failed in one of them, or was not done in time.
+
+    Attributes:
+        function: Its name.
+        problem: What happened.
+        logs: By worker, the end of what it printed; if the time was up, its stacks among it.
+        timed_out: Whether the time was up.
+    """
+
+    def __init__(
+        self, function: str, problem: str = "", logs: Mapping[str, str] | None = None, timed_out: bool = False
+    ):
+        self.function, self.problem, self.logs, self.timed_out = function, problem, dict(logs or {}), timed_out
+        shown = [f"\n\n----- {worker} -----\n{log or '(it printed nothing)'}" for worker, log in self.logs.items()]
+        super().__init__(f"{function} {problem}.{''.join(shown)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.function, self.problem, self.logs, self.timed_out)
+
+
 class ProgramError(ReplicaxError, RuntimeError):
     """A function could not be turned into a compiled program."""
+
+
+class ProgramMismatchError(ProgramError):
+    """Two workers were about to run different programs, and would have waited in them for each other for ever.
+
+    Attributes:
+        index: How many programs these workers had compared before.
+        worker: Name of this worker.
+        function: Name of the function that it was about to run.
+        fingerprint: Hash of the program.
+        other_worker: Name of the other worker.
+        other_function: Name of its function.
+        other_fingerprint: Hash of its program.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        worker: str = "",
+        function: str = "",
+        fingerprint: str = "",
+        other_worker: str = "",
+        other_function: str = "",
+        other_fingerprint: str = "",
+    ):
+        self.index = index
+        self.worker, self.function, self.fingerprint = worker, function, fingerprint
+        self.other_worker, self.other_function, self.other_fingerprint = other_worker, other_function, other_fingerprint
+        super().__init__(
+            f"The workers' programs differ, at number {index + 1}: {worker} is about to run {function!r} (fingerprint "
+            f"{fingerprint or 'none'}), {other_worker} {other_function!r} ({other_fingerprint or 'none'}). All workers "
+            "must call the same functions in the same order, with arguments of the same shapes. Look for what depends "
+            "on the worker: its index, its data, random choices, different versions of the script. (JAX_LOG_COMPILES=1 "
+            "shows the programs.)"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        mine, theirs = (self.worker, self.function, self.fingerprint), (self.other_worker, self.other_function)
+        return type(self), (self.index, *mine, *theirs, self.other_fingerprint)
 
 
 class TracedValueError(ProgramError):
@@ -140,9 +200,9 @@ class WorkersDisagreeError(ReplicaxError, ValueError):
         found: By worker, what it has and others lack.
     """
 
-    def __init__(self, what: str, found: Mapping[str, Sequence[str]]):
-        self.what, self.found = what, dict(found)
-        told = "; ".join(f"{worker} alone or with some others: {', '.join(own)}" for worker, own in found.items())
+    def __init__(self, what: str, found: Mapping[str, Sequence[str]] | None = None):
+        self.what, self.found = what, dict(found or {})
+        told = "; ".join(f"{worker} alone or with some others: {', '.join(own)}" for worker, own in self.found.items())
         super().__init__(
             f"All workers must have the same {what}, but they differ. {told}. Every worker runs the same program: look "
             "for code that runs on some of them only, such as a callback or a metric behind `if strategy.is_chief`."

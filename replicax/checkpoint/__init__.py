@@ -1,15 +1,29 @@
-"""Checkpoints: the values of variables on disk, written and read in parts by the devices that hold them (Orbax)."""
+"""Checkpoints: the state of a training on disk, written and read in parts by the devices that hold it (Orbax)."""
 
+from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.manager import CheckpointManager
+from replicax.checkpoint.metadata import Entry, Metadata, damaged_files, read_metadata
 from replicax.checkpoint.objects import variables_of
+from replicax.checkpoint.preemption import PreemptionCheckpointHandler, TerminationConfig
 from replicax.checkpoint.state import restore_variables, write_variables
-from replicax.checkpoint.store import Entry, entries, read_arrays, write_arrays
+from replicax.checkpoint.store import Contents, entries, read_arrays, read_state, write, write_arrays
 
 __all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "Contents",
     "Entry",
+    "Metadata",
+    "PreemptionCheckpointHandler",
+    "TerminationConfig",
+    "damaged_files",
     "entries",
     "read_arrays",
+    "read_metadata",
+    "read_state",
     "restore_variables",
     "variables_of",
+    "write",
     "write_arrays",
     "write_variables",
 ]

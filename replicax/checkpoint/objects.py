@@ -31,7 +31,7 @@ def variables_of(objects: Mapping[str, Any]) -> dict[str, Any]:
     seen: set[int] = set()
     found: dict[str, Any] = {}
     for name, value in objects.items():
-        named = list(_walk(value, name, seen))
+        named = list(walk(value, name, seen))
         if not named and id(value) not in seen:
             raise CheckpointError(
                 f"There is no variable in {name or 'root'}={value!r:.100}: nothing of it can be saved."
@@ -43,7 +43,8 @@ def variables_of(objects: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yields the variables in `value` and their names, without those whose `id` is among `seen`, and adds these."""
     if isinstance(value, _LEAVES + _CODE) or id(value) in seen:
         return
     seen.add(id(value))
@@ -51,14 +52,14 @@ def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
         yield path, value
         return
     for name, child in _children(value):
-        yield from _walk(child, f"{path}/{name}" if path else name, seen)
+        yield from walk(child, f"{path}/{name}" if path else name, seen)
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    if _is_keras_object(value):
+    if is_keras_object(value):
         yield from ((str(i), variable) for i, variable in enumerate(value.variables))
     elif isinstance(value, Mapping):
-        yield from ((_key(key), child) for key, child in value.items())
+        yield from ((key_name(key), child) for key, child in value.items())
     elif isinstance(value, (list, tuple)):
         yield from ((str(i), child) for i, child in enumerate(value))
     else:
@@ -76,7 +77,8 @@ def is_variable(value: Any) -> bool:
     return isinstance(value, keras.Variable)
 
 
-def _is_keras_object(value: Any) -> bool:
+def is_keras_object(value: Any) -> bool:
+    """Returns whether `value` is of Keras and lists its own variables."""
     if not keras_is_loaded():
         return False
     import keras
@@ -84,7 +86,8 @@ def _is_keras_object(value: Any) -> bool:
     return isinstance(value, (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric))
 
 
-def _key(key: Any) -> str:
+def key_name(key: Any) -> str:
+    """Returns the name of what a dict has under `key`."""
     if not isinstance(key, (str, int)) or "/" in str(key):
         raise CheckpointError(f"A dict in a checkpoint has string or int keys without '/', got {key!r}.")
     return str(key)

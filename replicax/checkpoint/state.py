@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ def write_variables(directory: Directory, variables: Mapping[str, Any]) -> Path:
     Raises:
         CheckpointError: The directory exists, or cannot be written.
     """
-    return write_arrays(directory, {name: _saved(variable) for name, variable in variables.items()})
+    return write_arrays(directory, {name: saved_value(variable) for name, variable in variables.items()})
 
 
 def restore_variables(directory: Directory, variables: Mapping[str, Any], partial: bool = False) -> None:
@@ -36,29 +36,42 @@ def restore_variables(directory: Directory, variables: Mapping[str, Any], partia
         CheckpointError: There is no complete checkpoint, a name is missing on either side, or a shape differs.
     """
     found = entries(directory)
+    if not partial:
+        check_names(directory, found, variables)
+    common = {name: variable for name, variable in variables.items() if name in found}
+    values = read_arrays(directory, {name: wanted_value(variable) for name, variable in common.items()})
+    for name, variable in common.items():
+        variable.assign(restored_value(values[name], variable))
+
+
+def check_names(directory: Directory, found: Iterable[str], expected: Iterable[str]) -> None:
+    """Checks that a checkpoint and the objects have the same names.
+
+    Raises:
+        CheckpointError: They do not; it lists those that one side lacks.
+    """
+    found, expected = list(found), list(expected)
     unused, missing = (
-        [name for name in found if name not in variables],
-        [name for name in variables if name not in found],
+        [name for name in found if name not in set(expected)],
+        [name for name in expected if name not in set(found)],
     )
-    if (unused or missing) and not partial:
+    if unused or missing:
         raise CheckpointError(
             f"The checkpoint {directory} and the objects do not match. Only in the checkpoint: {unused or 'nothing'}; "
             f"only in the objects: {missing or 'nothing'}. To restore what both have, pass partial=True."
         )
-    common = {name: variable for name, variable in variables.items() if name in found}
-    values = read_arrays(directory, {name: _wanted(variable) for name, variable in common.items()})
-    for name, variable in common.items():
-        variable.assign(_restored(values[name], variable))
 
 
-def _saved(variable: Any) -> jax.Array:
+def saved_value(variable: Any) -> jax.Array:
+    """Returns what a checkpoint stores for a variable."""
     value = variable.value
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(value)
     return value.astype(jnp.bfloat16) if getattr(variable, "save_as_bf16", False) else value
 
 
-def _wanted(variable: Any) -> jax.ShapeDtypeStruct:
+def wanted_value(variable: Any) -> jax.ShapeDtypeStruct:
+    """Returns how the stored value of a variable is to be read."""
     shape, value = variable_shape(variable), variable._value
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, value)
@@ -69,7 +82,8 @@ def _wanted(variable: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, value.dtype, sharding=value.sharding if spread else None)
 
 
-def _restored(value: Any, variable: Any) -> Any:
+def restored_value(value: Any, variable: Any) -> Any:
+    """Returns what to assign to a variable for a value that was read."""
     if jnp.issubdtype(variable._value.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(variable._value))
     return value if isinstance(value, jax.Array) else np.asarray(value)

@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 import replicax as rx
+from replicax.cli.ckpt import ckpt
 from replicax.cli.demo import demo
+from replicax.cli.doctor import doctor
 from replicax.cli.run import SETTINGS, run
 from replicax.cli.template import template
 
@@ -20,8 +22,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # A traceback is for the bug report: leave it as Python prints it.
 )
 app.command()(demo)
+app.command()(doctor)
 app.command(context_settings=SETTINGS)(run)
 app.add_typer(template, name="template")
+app.add_typer(ckpt, name="ckpt")
 
 
 def _print_version(wanted: bool) -> None:

@@ -14,7 +14,7 @@ import jax
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.config import ClusterConfig, check_synchronous
 from replicax.cluster.rendezvous import meet
-from replicax.compat import backends_have_started
+from replicax.compat import backends_have_started, write_compilation_cache_from_every_process
 from replicax.errors import ClusterError, ContextError
 
 TOKEN = "REPLICAX_TOKEN"
@@ -81,6 +81,7 @@ def _connect(config: ClusterConfig, address: str, timeout_s: float) -> None:
             initialization_timeout=math.ceil(timeout_s),
             heartbeat_timeout_seconds=_HEARTBEAT_S,
         )
+        write_compilation_cache_from_every_process()
     except RuntimeError as error:
         raise ContextError(f"JAX could not connect {config} through {address}: {error}") from error
 

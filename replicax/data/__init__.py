@@ -1,15 +1,20 @@
 """Input: from whatever yields batches to values placed on the replicas' devices."""
 
+from replicax.data.channel import Workers
 from replicax.data.context import InputContext, ValueContext
 from replicax.data.distribute import DistributedDataset, DistributedDatasetFromFunction
 from replicax.data.iterator import DistributedIterator
-from replicax.data.options import InputOptions
+from replicax.data.options import AutoShardPolicy, InputOptions
+from replicax.data.units import FileSource
 
 __all__ = [
+    "AutoShardPolicy",
     "DistributedDataset",
     "DistributedDatasetFromFunction",
     "DistributedIterator",
+    "FileSource",
     "InputContext",
     "InputOptions",
     "ValueContext",
+    "Workers",
 ]

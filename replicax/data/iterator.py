@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from typing import Any
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import replicax.context as context
+import replicax.health as health
+from replicax.data.position import Position, Taken
 from replicax.data.prefetch import Prefetcher
 from replicax.errors import ContextError
 
@@ -19,6 +22,7 @@ class DistributedIterator(Iterator[Any]):
 
     def __init__(self, steps: Generator[Any] | Prefetcher):
         self._steps = steps
+        self._phase = health.FIRST_BATCH
 
     def __next__(self) -> Any:
         """Returns the data of the next step.
@@ -28,7 +32,10 @@ class DistributedIterator(Iterator[Any]):
             BatchError: The source yielded something that is not a batch.
         """
         _check_outside_of_programs()
-        return next(self._steps)
+        with health.phase(self._phase):
+            data = next(self._steps)
+        self._phase = health.INPUT
+        return data
 
     def get_next(self) -> Any:
         """Returns the data of the next step, as `next` does; at the end it raises StopIteration."""
@@ -43,6 +50,90 @@ class DistributedIterator(Iterator[Any]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class Handed(NamedTuple):
+    """What a training loop is handed for a step.
+
+    Attributes:
+        value: The data.
+        taken: Which rows of the source they are, with those that were dropped before them.
+    """
+
+    value: Any
+    taken: list[Taken]
+
+
+class OpenPass(NamedTuple):
+    """A pass that has been opened.
+
+    Attributes:
+        steps: Its steps, as `Handed`.
+        units: Number of units of its source.
+        position: Where it begins.
+        close: Tells the other workers' messages apart from those of later passes; None in a single process.
+    """
+
+    steps: Generator[Any] | Prefetcher
+    units: int
+    position: Position
+    close: Callable[[], None] | None
+
+
+class PassIterator(DistributedIterator):
+    """One pass over a distributed dataset, which knows its position.
+
+    Args:
+        open_pass: Opens a pass at a position.
+        opened: The pass.
+    """
+
+    def __init__(self, open_pass: Callable[[Position], OpenPass], opened: OpenPass):
+        self._open_pass = open_pass
+        self._begin(opened)
+
+    def _begin(self, opened: OpenPass) -> None:
+        super().__init__(opened.steps)
+        self._units, self._position = opened.units, opened.position
+        # In the thread of the program, where all workers do the same in the same order.
+        self._finalizer = weakref.finalize(self, opened.close) if opened.close is not None else None
+
+    def __next__(self) -> Any:
+        try:
+            value, taken = super().__next__()
+        except ContextError:
+            raise
+        except StopIteration:
+            self._leave()
+            self._position.finish()
+            raise
+        except BaseException:
+            self._leave()
+            raise
+        self._position.add(self._units, taken)
+        return value
+
+    def close(self) -> None:
+        self._leave()
+        super().close()
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position: which rows have been handed out, as JSON can hold it (not those only prefetched)."""
+        return self._position.state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on at a position that `get_state` has returned, here or in a job with other workers or replicas.
+
+        Raises:
+            ArgumentError: `state` is not one, or this dataset cannot go on there.
+        """
+        position = Position.of(state)
+        self.close()
+        self._begin(self._open_pass(position))
+
+    def _leave(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
 
 
 def _check_outside_of_programs() -> None:

@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
+from typing import Any
 
 from replicax.errors import ArgumentError
 
 _REMAINDERS = ("exact", "drop")
+_UNEVEN = ("drain", "shortest", "error")
+
+
+class AutoShardPolicy(enum.Enum):
+    """How the rows of a dataset are shared out among several workers (processes)."""
+
+    OFF = "off"
+    AUTO = "auto"
+    FILE = "file"
+    DATA = "data"
+    HINT = "hint"
+
+    @classmethod
+    def of(cls, value: AutoShardPolicy | str) -> AutoShardPolicy:
+        """Returns the policy that `value` is or names, in any case.
+
+        Raises:
+            ArgumentError: There is none.
+        """
+        if isinstance(value, AutoShardPolicy):
+            return value
+        try:
+            return cls(str.lower(value))
+        except (TypeError, ValueError):
+            names = ", ".join(repr(policy.value) for policy in cls)
+            raise ArgumentError(f"`auto_shard_policy` is one of {names}, got {value!r}.") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +48,16 @@ class InputOptions:
             nothing: the step runs on as many replicas as divide the rows (7 rows on 8 replicas: on 7; 9 rows: on 3).
             `"drop"` cuts off the last `rows % num_replicas` rows of that batch, and the whole batch if it has fewer
             rows than there are replicas, so that every step runs on all replicas.
+        auto_shard_policy: Which rows a worker reads, where there are several. `"data"`: all workers read the same
+            global batches, and each keeps its own rows. `"file"`: a worker reads files of its own; for an
+            `rx.FileSource`. `"hint"`: the dataset is cut by its own `shard(num_shards, index)`, or, if it is a Grain
+            `MapDataset`, by a slice. `"off"`: each worker's dataset is its own already. `"auto"`: `"file"` for an
+            `rx.FileSource`, and `"data"` for anything else.
+        uneven_workers: What happens to a step for which the workers that read data of their own do not have rows in
+            proportion to their replicas: one has run out, or has a ragged tail. `"drain"`: all rows of all workers
+            count once, those of such a step are shared out anew. `"shortest"`: the pass ends when the first worker has
+            run out. `"error"`: a `BatchError` on every worker, which names the workers and their rows.
+        worker_timeout: How long a worker waits for the others to have read their data, in seconds.
 
     Raises:
         ArgumentError: A value is not one of those.
@@ -27,9 +65,21 @@ class InputOptions:
 
     prefetch: int = 2
     remainder: str = "exact"
+    auto_shard_policy: AutoShardPolicy | str = AutoShardPolicy.AUTO
+    uneven_workers: str = "drain"
+    worker_timeout: float = 600.0
 
     def __post_init__(self) -> None:
         if isinstance(self.prefetch, bool) or not isinstance(self.prefetch, int) or self.prefetch < 0:
             raise ArgumentError(f"`prefetch` is a number of steps, an int of at least 0, got {self.prefetch!r}.")
-        if self.remainder not in _REMAINDERS:
-            raise ArgumentError(f"`remainder` is one of {_REMAINDERS}, got {self.remainder!r}.")
+        _check_one_of("remainder", self.remainder, _REMAINDERS)
+        _check_one_of("uneven_workers", self.uneven_workers, _UNEVEN)
+        object.__setattr__(self, "auto_shard_policy", AutoShardPolicy.of(self.auto_shard_policy))
+        timeout = self.worker_timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise ArgumentError(f"`worker_timeout` is a positive number of seconds, got {timeout!r}.")
+
+
+def _check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ArgumentError(f"`{name}` is one of {allowed}, got {value!r}.")

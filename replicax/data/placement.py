@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
-from replicax.runtime import mirrored_sharding, stacked_sharding
-from replicax.runtime.transfer import put, spans_processes
+from replicax.runtime import REPLICA_AXIS, mirrored_sharding, stacked_sharding
+from replicax.runtime.transfer import spans_processes
 from replicax.values import PerReplica
 
 _ALIGNMENT = (
@@ -17,7 +17,7 @@ _ALIGNMENT = (
 )
 
 
-def place(parts: Any, mesh: Mesh, *, bare: bool) -> Any:
+def place(parts: Any, mesh: Mesh, *, bare: bool, first: int = 0) -> Any:
     """Puts the parts of a step on the devices of `mesh`, part i on device i.
 
     The values are the device's own: the memory of `parts` may be overwritten as soon as this returns. (JAX itself keeps
@@ -25,21 +25,51 @@ def place(parts: Any, mesh: Mesh, *, bare: bool) -> Any:
     others.)
 
     Args:
-        parts: Nest of host arrays of shape `(replicas, rows, ...)`.
+        parts: Nest of host arrays of shape `(replicas, rows, ...)`. Where the mesh spans processes, the parts of this
+            process's replicas are enough.
         mesh: One device a replica.
         bare: For a strategy with a single replica: elements are plain arrays of shape `(rows, ...)`.
+        first: Which replica the first of `parts` is for.
 
     Returns:
         Nest of `PerReplica`, or of arrays if `bare`. Dtypes are JAX's: float64 becomes float32 unless x64 is on.
     """
     leaves, treedef = jax.tree.flatten(parts)
-    owned = [owned_copy(leaf[0] if bare else leaf) for leaf in leaves]
     sharding = mirrored_sharding(mesh) if bare else stacked_sharding(mesh)
     if spans_processes(sharding):
-        placed = [put(leaf, sharding) for leaf in owned]
+        placed = [_place_own(leaf, mesh.shape[REPLICA_AXIS], first, sharding) for leaf in leaves]
     else:
-        placed = jax.device_put(owned, sharding)
+        placed = jax.device_put([owned_copy(leaf[0] if bare else leaf) for leaf in leaves], sharding)
     return jax.tree.unflatten(treedef, placed if bare else [PerReplica(array) for array in placed])
+
+
+def place_rows(parts: Any, mesh: Mesh, *, first: int = 0) -> Any:
+    """Puts the parts of a step on the devices as one array of global rows for each leaf, cut over the replicas.
+
+    Args:
+        parts: As for `place`.
+        mesh: One device a replica.
+        first: Which replica the first of `parts` is for.
+    """
+
+    def placed(leaf: np.ndarray) -> jax.Array:
+        rows = leaf.reshape(-1, *leaf.shape[2:])
+        per_replica = leaf.shape[1]
+        return _place_own(rows, mesh.shape[REPLICA_AXIS] * per_replica, first * per_replica, stacked_sharding(mesh))
+
+    return jax.tree.map(placed, parts)
+
+
+def _place_own(own: np.ndarray, length: int, first: int, sharding: NamedSharding) -> jax.Array:
+    """Returns a global array of which this process has some rows: `own`, from number `first` on, of `length`."""
+
+    def rows(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None  # It is for data without memory.
+        start, stop, _ = index[0].indices(length)
+        return owned_copy(own[start - first : stop - first])
+
+    shape, dtype = (length, *own.shape[1:]), device_dtype(own.dtype)
+    return jax.make_array_from_callback(shape, sharding, rows, dtype=dtype)
 
 
 def owned_copy(array: np.ndarray) -> np.ndarray:

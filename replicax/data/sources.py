@@ -82,6 +82,26 @@ class HostBatches(Iterable[Any]):
         return self._length()
 
 
+class ArrayBatches(HostBatches):
+    """The batches of a nest of arrays: views.
+
+    Attributes:
+        arrays: The arrays.
+        size: Rows of a batch; the last may have fewer.
+    """
+
+    def __init__(self, arrays: Any, size: int):
+        self.arrays, self.size = arrays, size
+        rows = count_rows(arrays)
+        last_rows = rows % size or size
+        super().__init__(self.after, "arrays", length=lambda: -(-rows // size), last_rows=last_rows)
+
+    def after(self, rows: int = 0) -> Iterator[Any]:
+        """Yields the batches that begin with row number `rows`."""
+        for start in range(rows, count_rows(self.arrays), self.size):
+            yield jax.tree.map(lambda leaf: leaf[start : start + self.size], self.arrays)  # noqa: B023 - used at once
+
+
 def host_batches(source: Any, batch_size: int | None = None) -> HostBatches:
     """Returns the batches of `source`.
 
@@ -149,14 +169,7 @@ def _array_batches(source: Any, batch_size: int) -> HostBatches:
             f"`batch_size` is for arrays (an array, tuple, dict or other nest of them), but a {type(source).__name__} "
             "already yields batches: leave `batch_size` out. (A list is a list of batches; write a nest as a tuple.)"
         )
-    arrays = host_batch(source, "The dataset")
-    rows = count_rows(arrays)
-
-    def batches() -> Iterator[Any]:
-        for start in range(0, rows, size):
-            yield jax.tree.map(lambda leaf: leaf[start : start + size], arrays)  # noqa: B023 - used at once
-
-    return HostBatches(batches, "arrays", length=lambda: -(-rows // size), last_rows=rows % size or size)
+    return ArrayBatches(host_batch(source, "The dataset"), size)
 
 
 def _check_yields_batches(source: Any) -> None:

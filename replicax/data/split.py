@@ -18,11 +18,14 @@ class Split(NamedTuple):
 
     Attributes:
         replicas: How many replicas take part: the first so many.
-        parts: Nest of arrays of shape `(replicas, rows of a part, ...)`; part i is for replica i.
+        parts: Nest of arrays of shape `(parts, rows of a part, ...)`, one part for each replica; where there are
+            several workers, those of this worker's replicas are enough.
+        first: Which replica the first part is for; the others follow.
     """
 
     replicas: int
     parts: Any
+    first: int = 0
 
 
 def usable_replicas(rows: int, num_replicas: int) -> int:
@@ -59,6 +62,19 @@ def split_batch(batch: Any, num_replicas: int, remainder: str) -> Split | None:
     return Split(replicas, jax.tree.map(lambda leaf: leaf[:rows].reshape(*shape, *leaf.shape[1:]), batch))
 
 
+def part_of(batch: Any, first: int, count: int, rows: int) -> Any:
+    """Returns some parts of a batch whose parts have `rows` rows: views of shape `(count, rows, ...)`.
+
+    Args:
+        batch: Nest of arrays of rows.
+        first: Number of the first part.
+        count: How many parts; may be 0.
+        rows: Number of rows of a part.
+    """
+    begin, end = first * rows, (first + count) * rows
+    return jax.tree.map(lambda leaf: leaf[begin:end].reshape(count, rows, *leaf.shape[1:]), batch)
+
+
 def group_batches(batches: Iterable[Any], num_replicas: int) -> Iterator[list[Any]]:
     """Yields `num_replicas` consecutive batches at a time; the last group may be shorter.
 
@@ -91,7 +107,7 @@ def split_group(group: Sequence[Any], num_replicas: int, remainder: str) -> Spli
     Raises:
         BatchError: The batches differ in more than their number of rows.
     """
-    _check_row_shapes(group)
+    check_row_shapes(group)
     even = len({count_rows(batch) for batch in group}) == 1
     if even and len(group) == num_replicas:
         return Split(num_replicas, jax.tree.map(lambda *parts: np.stack(parts), *group))
@@ -100,7 +116,12 @@ def split_group(group: Sequence[Any], num_replicas: int, remainder: str) -> Spli
     return split_batch(jax.tree.map(lambda *parts: np.concatenate(parts), *group), num_replicas, remainder)
 
 
-def _check_row_shapes(group: Sequence[Any]) -> None:
+def check_row_shapes(group: Sequence[Any]) -> None:
+    """Checks that the rows of several batches can be put together.
+
+    Raises:
+        BatchError: They have different shapes.
+    """
     shapes = [[leaf.shape[1:] for leaf in jax.tree.leaves(batch)] for batch in group]
     if any(found != shapes[0] for found in shapes):
         raise BatchError(

@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 
-from replicax.checkpoint import entries, read_arrays, restore_variables, variables_of, write_arrays, write_variables
+from replicax.checkpoint import Checkpoint as _Checkpoint
+from replicax.checkpoint import entries, read_arrays, write_arrays
 from replicax.checkpoint.store import Directory
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh
@@ -18,76 +19,43 @@ from replicax.dtensor.variable import DVariable
 from replicax.errors import CheckpointError, LayoutError, ProgramError, TensorError
 
 
-class Checkpoint:
-    """The values of some objects' variables, to be written to disk and restored.
+class Checkpoint(_Checkpoint):
+    """The state of some objects, `DVariable`s over a mesh among them, to be written to disk and restored.
 
     What is stored are the global tensors: they can be restored into variables of other layouts, on a mesh of another
-    shape or size.
+    shape or size. `rx.Checkpoint` is the same without the check of the mesh.
 
     Args:
         mesh: The mesh that the `DVariable`s live over.
         root: An object whose attributes are stored under their own names.
         **objects: Objects by name: variables, lists and dicts of them, plain objects with variables among their
-            attributes, Keras models, optimizers and metrics.
+            attributes, Keras models, optimizers and metrics, and what else `rx.Checkpoint` takes.
 
     Raises:
-        CheckpointError: An object holds no variable, or a keyword is also an attribute of `root`.
+        CheckpointError: There is nothing to save in an object, or a keyword is also an attribute of `root`.
         LayoutError: A `DVariable` lives over other devices than the mesh.
 
     Example:
         >>> import tempfile
-        >>> from replicax.dtensor import create_mesh
+        >>> from replicax.dtensor import Checkpoint, create_mesh
         >>> mesh = create_mesh([("x", 8)])
         >>> w = DVariable([1.0, 2.0], layout=Layout.replicated(mesh, 1))
         >>> directory = tempfile.mkdtemp() + "/first"
         >>> path = Checkpoint(mesh, w=w).write(directory)
         >>> w.assign([0.0, 0.0]), Checkpoint(mesh, w=w).restore(directory), w.numpy()
-        (Array([0., 0.], dtype=float32), None, array([1., 2.], dtype=float32))
+        (Array([0., 0.], dtype=float32), {}, array([1., 2.], dtype=float32))
     """
 
     def __init__(self, mesh: Any, root: Any = None, **objects: Any):
         self.mesh = Mesh.of(mesh)
-        clashes = [name for name in objects if hasattr(root, name)]
-        if clashes:
-            raise CheckpointError(f"{clashes} are attributes of `root` as well as keywords: rename the keywords.")
-        self._objects = objects if root is None else {"": root, **objects}
-        self.variables()
+        super().__init__(root, **objects)
 
-    def variables(self) -> dict[str, Any]:
-        """Returns the variables by the names that they have in the checkpoint.
-
-        Raises:
-            CheckpointError: An object holds no variable.
-            LayoutError: A `DVariable` lives over other devices than the mesh.
-        """
-        found = variables_of(self._objects)
-        devices = self.mesh.global_devices()
-        for name, variable in found.items():
+    def _parts(self) -> Any:
+        parts, devices = super()._parts(), self.mesh.global_devices()
+        for name, variable in parts.variables.items():
             if isinstance(variable, DVariable) and variable.layout.mesh.global_devices() != devices:
                 raise LayoutError(f"{name!r} lives over {variable.layout.mesh!r}, the checkpoint over {self.mesh!r}.")
-        return found
-
-    def write(self, directory: Directory) -> Path:
-        """Writes the variables to a new directory and returns its path when all is on disk.
-
-        The directory appears only when it is complete. With several processes all of them call this.
-
-        Raises:
-            CheckpointError: The directory exists already, or cannot be written.
-        """
-        return write_variables(directory, self.variables())
-
-    def restore(self, directory: Directory, partial: bool = False) -> None:
-        """Gives the variables the values in a checkpoint: all of them, or none if anything is wrong.
-
-        Args:
-            directory: Where `write` put it.
-            partial: Whether the checkpoint and the objects may have variables that the other lacks.
-
-        Raises:
-            CheckpointError: There is no complete checkpoint, a variable is missing on either side, or a shape differs.
-        """
-        restore_variables(directory, self.variables(), partial)
+        return parts
 
 
 def sharded_save(mesh: Any, directory: Directory, tensor_names: Sequence[str], tensors: Sequence[Any]) -> Path:

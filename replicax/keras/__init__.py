@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from replicax.keras.backup import backup_class
 from replicax.keras.models import keras_entered, strategy_of
 from replicax.keras.tensorboard import tensorboard_class
 
@@ -9,7 +10,9 @@ __all__ = ["keras_entered", "strategy_of"]
 
 
 def __getattr__(name: str) -> Any:
-    """Makes `TensorBoard`, a Keras callback, when it is first asked for."""
+    """Makes `TensorBoard` or `BackupAndRestore`, Keras callbacks, when it is first asked for."""
+    if name == "BackupAndRestore":
+        return backup_class()
     if name == "TensorBoard":
         return tensorboard_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

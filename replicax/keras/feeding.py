@@ -53,7 +53,7 @@ class Feed:
     def _put(self, arrays: list[Any]) -> list[jax.Array]:
         shardings = [self._sharding(array) for array in arrays]
         if spans_processes(self._whole):
-            return [put(array, sharding) for array, sharding in zip(arrays, shardings, strict=True)]
+            return [_put_global(array, sharding) for array, sharding in zip(arrays, shardings, strict=True)]
         return jax.device_put(arrays, shardings)
 
     def _sharding(self, array: Any) -> NamedSharding:
@@ -73,6 +73,11 @@ class Feed:
 
         constrained_step.__name__ = getattr(step, "__name__", "step")
         return constrained_step
+
+
+def _put_global(array: Any, sharding: NamedSharding) -> jax.Array:
+    is_there = isinstance(array, jax.Array) and array.sharding == sharding  # cut by a distributed dataset
+    return array if is_there else put(array, sharding)
 
 
 def _rows(leaf: Any) -> Any:
@@ -113,7 +118,8 @@ def _adapter_class() -> type:
             self._dataset = dataset
 
         def get_jax_iterator(self) -> Iterator[Any]:
-            with iter(self._dataset) as steps:
+            # Between processes nobody can put the parts of a batch together but the dataset, which can send rows.
+            with iter(self._dataset) if self._dataset.num_workers == 1 else self._dataset.global_batches() as steps:
                 for batch in steps:
                     yield jax.tree_util.tree_map(_rows, batch, is_leaf=is_per_replica)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import replicax.context as context
+import replicax.health as health
 from replicax.errors import ArgumentError, BatchError, ContextError
 from replicax.keras.feeding import as_keras_data
 from replicax.keras.saving import write_atomically
@@ -71,6 +72,9 @@ def install_trainer_hooks() -> None:
     for name, kind in _STEPS.items():
         setattr(trainer, name, _with_strategy_steps(getattr(trainer, name), kind))
     trainer.__deepcopy__ = _deepcopy
+    for name in [name for name in vars(keras.callbacks.CallbackList) if name.startswith("on_")]:
+        noted = health.phase(health.CALLBACK)(getattr(keras.callbacks.CallbackList, name))
+        setattr(keras.callbacks.CallbackList, name, noted)  # so that we can say why a worker does not go on
     for name in ("save", "save_weights"):
         setattr(keras.Model, name, _whole_or_not_at_all(getattr(keras.Model, name)))
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import replicax.health as health
 from replicax.keras.feeding import Feed
 from replicax.program.buffers import holders
 from replicax.program.keras_state import owner_of
@@ -81,9 +82,14 @@ class StepFunctions:
             outputs = self._strategy.placement.result_sharding(self._strategy.num_replicas_in_sync)
             run = jax.jit(run, donate_argnums=0, out_shardings=(outputs, shardings))
 
+        calls = health.Calls(getattr(step, "__name__", "step"), self._strategy.placement.spans_processes)
+
         def one_step(state: Any, iterator: Iterator[Any]) -> Any:
             try:
-                outputs, state = run(placed(state), self._feed.placed(next(iterator)))
+                with health.phase(health.FIRST_BATCH if calls.is_new else health.INPUT):
+                    data = next(iterator)
+                with calls.one() as call:
+                    outputs, state = _called(run, placed(state), self._feed.placed(data), call)
             except BaseException:
                 _give_back(state, groups)
                 raise
@@ -93,6 +99,21 @@ class StepFunctions:
 
         # Keras knows how to repeat a step `steps_per_execution` times and to join what predictions return.
         return _repeated(one_step, self._model.steps_per_execution, joins_outputs)
+
+
+def _called(run: Callable[..., Any], state: Any, data: Any, call: health.Call | None) -> Any:
+    """Runs the compiled step; one that all workers run together is compared with theirs before the first time."""
+    if call is not None:
+        lower = getattr(run, "lower", None)  # Without it the step runs eagerly.
+        call.prepare(lower and (lambda: lower(state, data)), lambda: _signature(data))
+    outputs, state = run(state, data)
+    if call is not None:
+        call.sent(next((group[0] for group in state if group), None))
+    return outputs, state
+
+
+def _signature(data: Any) -> tuple[Any, ...]:
+    return tuple((leaf.shape, leaf.dtype) for leaf in jax.tree_util.tree_leaves(data))
 
 
 class _PlacedState:

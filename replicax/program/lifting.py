@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
+import replicax.health as health
 from replicax.errors import LayoutError, ProgramError, TracedValueError
 from replicax.program.buffers import holders
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
@@ -57,12 +58,15 @@ class Program:
         self._get_fn, self._structure, self._donate = get_fn, structure, list(donate)
         self._any_donated = any(self._donate)
         self._result: Structure | None = None  # known when the function has been traced
-        frame = self._discover(arrays, replicas)
+        with health.phase(health.COMPILE):
+            frame = self._discover(arrays, replicas)
         self._sites = frame.sites
         self.strategy = frame.strategy
         self.replicas = frame.replicas or (frame.strategy.num_replicas_in_sync if frame.strategy is not None else None)
         self._bind(list(frame.inputs.values()), list(frame.written.values()))
         self._compiled = self._jit()
+        strategy = self.strategy if self.strategy is not None and self.strategy.mesh is not None else None
+        self._calls = health.Calls(self._name(), strategy is not None and strategy.placement.spans_processes)
 
     def _discover(self, arrays: Sequence[Any], replicas: int | None) -> ProgramFrame:
         frames: list[ProgramFrame] = []
@@ -132,12 +136,14 @@ class Program:
                 )
             return [frame.read(variable) for variable in self._written], leaves
 
-        name = getattr(self._get_fn(), "__name__", "program")
-        pure.__name__ = pure.__qualname__ = name
+        pure.__name__ = pure.__qualname__ = self._name()
         results = self.strategy.placement.result_sharding(self.replicas) if self._is_partial() else None
         out_shardings = ([self._sharding(variable) for variable in self._written], results)
         donate = () if self._is_partial() else (0, 2)
         return jax.jit(pure, donate_argnums=donate, out_shardings=out_shardings)
+
+    def _name(self) -> str:
+        return getattr(self._get_fn(), "__name__", "program")
 
     def _call(self, frame: ProgramFrame, arrays: Sequence[Any]) -> list[Any]:
         args, kwargs = self._structure.rebuild(arrays)
@@ -152,8 +158,16 @@ class Program:
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
         """Runs the program on arguments of its signature, updates the variables and returns the result."""
+        with self._calls.one() as call:
+            return self._run(arrays, call)
+
+    def _run(self, arrays: Sequence[Any], call: health.Call | None) -> Any:
         inputs = self._inputs(arrays)
+        if call is not None:
+            call.prepare((lambda: self._compiled.lower(*inputs)) if self._takes_part() else None)
         new_values, leaves = self._compiled(*inputs) if self._takes_part() else self._placeholders(inputs)
+        if call is not None:
+            call.sent(next(iter([*new_values[:1], *leaves[:1]]), None))
         if self._written and isinstance(new_values[0], jax.core.Tracer):
             raise ProgramError(
                 "A function that assigns variables was called inside a function that JAX traces (jax.jit, jax.grad, "

@@ -12,7 +12,13 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.data import InputContext, InputOptions, ValueContext
+from replicax.data import (
+    DistributedDataset,
+    DistributedDatasetFromFunction,
+    InputContext,
+    InputOptions,
+    ValueContext,
+)
 from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.keras import keras_entered
 from replicax.program.frames import variable_name, variable_shape
@@ -239,15 +245,16 @@ class Strategy(TFSpellings, abc.ABC):
 
         Args:
             dataset: Iterable of global batches (nests of arrays whose first dimensions are rows), a Grain dataset, a
-                torch `DataLoader`, a `tf.data.Dataset`, a function without arguments that returns an iterator, or,
-                with `batch_size`, arrays to cut into batches.
+                torch `DataLoader`, a `tf.data.Dataset`, a function without arguments that returns an iterator, an
+                `rx.FileSource`, or, with `batch_size`, arrays to cut into batches.
             options: How many batches to prepare in advance and what to do with rows that do not divide.
             batch_size: Rows in a *global* batch, for a nest of arrays.
 
         Returns:
             An iterable, and re-iterable if `dataset` is. It yields the batches with `PerReplica` leaves; with one
             replica, bare arrays. A batch that does not divide by the number of replicas is split over as many as
-            divide it: nothing is padded or lost.
+            divide it: nothing is padded or lost. `get_state()` tells how far the training loop has come in it, and
+            after `set_state(state)` a pass begins there, also in another job with more or fewer workers.
 
         Raises:
             BatchError: While iterating: a batch without rows, leaves that disagree, or a changed structure.
@@ -262,6 +269,28 @@ class Strategy(TFSpellings, abc.ABC):
         Consecutive batches go to consecutive replicas. `dataset_fn` is called with an `InputContext` each time the
         result is iterated over.
         """
+
+    def shard_report(self, dataset: Any, options: InputOptions | None = None, *, batch_size: int | None = None) -> str:
+        """Runs through a dataset and returns a line for each worker: what it reads, and whether that is right.
+
+        A line has the worker's number of rows, batches and files (of an `rx.FileSource`), how many of its rows
+        another worker reads too (`overlap`), and how many rows of the dataset no worker reads (`missing`). All workers
+        must call this together; all of them get the whole report.
+
+        Args:
+            dataset: What `distribute_dataset` has returned, or what it takes.
+            options: As for `distribute_dataset`, if it has not been called.
+            batch_size: Likewise.
+
+        Raises:
+            ArgumentError: The dataset is an iterator, which would be used up.
+        """
+        if isinstance(dataset, (DistributedDataset, DistributedDatasetFromFunction)):
+            return dataset.shard_report()
+        if self.mesh is not None:
+            return self.distribute_dataset(dataset, options, batch_size=batch_size).shard_report()
+        alone = DistributedDataset(dataset, num_replicas=1, mesh_for=_no_mesh, options=options, batch_size=batch_size)
+        return alone.shard_report()
 
     @abc.abstractmethod
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
@@ -281,6 +310,10 @@ class Strategy(TFSpellings, abc.ABC):
 
     def __copy__(self) -> Strategy:
         raise ContextError(f"{self!r} cannot be copied: variables belong to one strategy object.")
+
+
+def _no_mesh(replicas: int) -> jax.sharding.Mesh:
+    raise ContextError(f"The default strategy has no mesh of {replicas} replicas.")
 
 
 def _reduce_plain(op: ReduceOp, leaf: Any, axis: Any, replicas: int) -> Any:

@@ -18,6 +18,7 @@ from replicax.data import (
     InputContext,
     InputOptions,
     ValueContext,
+    Workers,
 )
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.function import ProgramCache, WeakProgramCaches
@@ -128,7 +129,7 @@ class MeshStrategy(Strategy):
     # Values and datasets.
 
     def _rejoined(self, value: Any, replicas: int) -> Any:
-        return self.placement.mirrored(self.placement.rejoined(value, replicas))
+        return self.placement.mirrored(self.placement.rejoined(value, replicas), replicas)
 
     def replicate(self, nest: Any) -> Any:
         """Returns a copy of the arrays and numbers in `nest` that every device of the strategy holds in full."""
@@ -155,6 +156,7 @@ class MeshStrategy(Strategy):
             mesh_for=self.placement.mesh_for,
             options=options or InputOptions(),
             batch_size=batch_size,
+            workers=self._input_workers,
         )
 
     def distribute_datasets_from_function(
@@ -166,7 +168,19 @@ class MeshStrategy(Strategy):
             num_replicas=self.num_replicas_in_sync,
             mesh_for=self.placement.mesh_for,
             options=options or InputOptions(),
+            workers=self._input_workers,
         )
+
+    @functools.cached_property
+    def _input_workers(self) -> Workers | None:
+        """Those who feed the replicas; None if this process feeds all of them."""
+        if not self.placement.spans_processes:
+            return None
+        processes = [device.process_index for device in self.devices]
+        present = sorted(set(processes))
+        names = getattr(self, "workers", None) or [f"process {process}" for process in present]
+        replicas = tuple(processes.count(process) for process in present)
+        return Workers(present.index(jax.process_index()), tuple(names), replicas)
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Builds a per-replica value, one call of `value_fn` for each replica of this process."""

@@ -7,9 +7,10 @@ from typing import Any
 import jax
 
 from replicax.cluster import ClusterConfig, ClusterResolver, detect_cluster
-from replicax.cluster.runtime import Peer, start
+from replicax.cluster.runtime import Peer
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
+from replicax.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement
 
@@ -29,6 +30,9 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         communication_options: How gradients are packed and compressed on the way.
         cross_device_ops: The algorithm that combines gradients.
         start_timeout: How long to wait for the other workers, in seconds.
+        stall_timeout: For how many seconds a worker may not answer, or do nothing while others wait for it, until all
+            end with a report (see the guide "My job hangs"). None or 0 for no watching. It must be the same in all
+            workers; `REPLICAX_STALL_TIMEOUT` sets another default.
 
     Raises:
         ClusterError: What the cluster is told about is malformed or contradicts itself, or this process does not fit.
@@ -52,12 +56,13 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         communication_options: CommunicationOptions | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         start_timeout: float = _START_TIMEOUT_S,
+        stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
     ):
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise ArgumentError(f"`cluster_resolver` is a ClusterResolver, got {cluster_resolver!r:.100}.")
         self.cluster_resolver = cluster_resolver
         self.cluster: ClusterConfig = detect_cluster().config if cluster_resolver is None else cluster_resolver.config()
-        self._peers: list[Peer] = start(self.cluster, {}, start_timeout)
+        self._peers: list[Peer] = start(self.cluster, start_timeout, stall_timeout_from(stall_timeout))
         self.workers = tuple(peer.name for peer in self._peers) or ("worker:0",)
         super().__init__(Placement(_devices(len(self._peers) > 1)), cross_device_ops, communication_options)
 

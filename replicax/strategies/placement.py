@@ -181,10 +181,13 @@ class Placement:
             return nest
         return jax.tree_util.tree_map(self._rejoined, nest, is_leaf=is_per_replica)
 
-    def mirrored(self, value: Any) -> Any:
-        """Returns a result as every process can read it: whole on all devices; in one process it is left as it is."""
-        is_here = not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer) or value.is_fully_addressable
-        return value if is_here or not self.spans_processes else put(value, self.sharding(stacked=False))
+    def mirrored(self, value: Any, replicas: int) -> Any:
+        """Returns a result of `replicas` replicas as every process can read it; in one process it is left as it is."""
+        if not self.spans_processes or not isinstance(value, jax.Array):
+            return value
+        if isinstance(value, jax.core.Tracer):
+            return jax.lax.with_sharding_constraint(value, self.sharding(stacked=False, replicas=replicas))
+        return value if value.is_fully_addressable else put(value, self.sharding(stacked=False))
 
     def _rejoined(self, leaf: Any) -> Any:
         if is_per_replica(leaf) or not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):

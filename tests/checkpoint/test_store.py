@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 from pathlib import Path
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from replicax import dtensor
-from replicax.checkpoint import Entry, entries, read_arrays, write_arrays
+from replicax.checkpoint import Entry, damaged_files, entries, read_arrays, write_arrays
 from replicax.errors import CheckpointError
 
 
@@ -90,7 +90,49 @@ def test_another_shape_is_an_error(written: Path):
 
 
 def test_a_damaged_checkpoint_is_an_error(written: Path):
-    for data in written.rglob("d"):
-        shutil.rmtree(data)
+    """A missing file would otherwise be read as zeros."""
+    (data,) = written.glob("*-a/0.0")
+    data.unlink()
+    with pytest.raises(CheckpointError, match=r"damaged.*-a/0\.0"):
+        read_arrays(written, {"a": spec((2, 3))})
+
+
+def test_a_checkpoint_without_its_metadata_is_incomplete(written: Path):
+    (written / "metadata.json").unlink()
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         read_arrays(written, {"a": spec((2, 3))})
+
+
+def test_changed_contents_are_found(written: Path):
+    assert damaged_files(written) == {}
+    (data,) = written.glob("*-a/0.0")
+    data.write_bytes(bytes(byte ^ 1 for byte in data.read_bytes()))
+    (damage,) = damaged_files(written).items()
+    assert damage == (data.relative_to(written).as_posix(), "has other contents than were written")
+
+
+def test_paths_in_the_metadata_stay_inside(written: Path):
+    plain = json.loads((written / "metadata.json").read_text())
+    plain["files"]["../../secret"] = {"bytes": 0, "sha256": ""}
+    (written / "metadata.json").write_text(json.dumps(plain))
+    with pytest.raises(CheckpointError, match="no path inside"):
+        entries(written)
+
+
+def test_empty_arrays_and_any_names(tmp_path: Path):
+    arrays = {"../a b/\N{SNOWMAN}": jnp.zeros((0, 3)), "x" * 300: jnp.ones(2), "x": jnp.ones(1), "x/0": jnp.ones(1)}
+    path = write_arrays(tmp_path / "c", arrays)
+    read = read_arrays(path, {name: spec(array.shape) for name, array in arrays.items()})
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read[name], array)
+    assert write_arrays(tmp_path / "empty", {"e": jnp.zeros(0)}).is_dir()
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("replicax.checkpoint.store._orbax_save", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        write_arrays(tmp_path / "c", {"a": jnp.ones(2)})
+    assert list(tmp_path.iterdir()) == []

@@ -27,7 +27,7 @@ def test_usable_replicas_divide_the_rows_and_no_larger_number_does(rows, replica
 
 @given(ROWS, REPLICAS)
 def test_exact_keeps_every_row_in_order(rows, replicas):
-    used, parts = split_batch(batch_of(rows), replicas, "exact")
+    used, parts, _ = split_batch(batch_of(rows), replicas, "exact")
     assert used == usable_replicas(rows, replicas)
     assert parts["id"].shape == (used, rows // used)
     assert parts["x"].shape == (used, rows // used, 2)
@@ -56,7 +56,7 @@ def test_groups_lose_nothing_when_exact(sizes, replicas):
     batches = [batch_of(size, start) for size, start in zip(sizes, starts, strict=False)]
     seen = []
     for group in group_batches(batches, replicas):
-        used, parts = split_group(group, replicas, "exact")
+        used, parts, _ = split_group(group, replicas, "exact")
         if len(group) == replicas and len({len(batch["id"]) for batch in group}) == 1:
             assert used == replicas
         seen += parts["id"].ravel().tolist()

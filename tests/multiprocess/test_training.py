@@ -57,7 +57,13 @@ def custom_loop(strategy: rx.Strategy, rows: int, worker: int = 0) -> dict[str, 
 
     dataset = strategy.distribute_dataset(problem(rows), batch_size=BATCH)
     losses = [float(train(batch)) for _ in range(EPOCHS) for batch in dataset]
-    return {"losses": losses, "weights": weights(model), "mean": float(seen.result())}
+    gathered = [np.asarray(rows_of(strategy)(batch)).tolist() for batch in dataset]
+    return {"losses": losses, "weights": weights(model), "mean": float(seen.result()), "gathered": gathered}
+
+
+def rows_of(strategy: rx.Strategy) -> Any:
+    """Returns a function that puts a batch together again, compiled."""
+    return rx.function(lambda batch: strategy.gather(strategy.run(lambda b: b[0], args=(batch,))))
 
 
 def optax_loop(strategy: rx.Strategy, rows: int) -> dict[str, Any]:
@@ -126,6 +132,7 @@ def test_workers_train_as_one_device(workers: int, devices: int, rows: int):
     for name, program in PROGRAMS.items():
         expected, found = program(alone, rows), results[0][name]
         np.testing.assert_allclose(found["losses"], expected["losses"], rtol=1e-5)
+        assert found.get("gathered") == expected.get("gathered")
         for got, wanted in zip(found["weights"], expected["weights"], strict=True):
             difference = np.linalg.norm(np.subtract(got, wanted)) / np.linalg.norm(wanted)
             assert difference < TOLERANCE, (name, np.shape(got))

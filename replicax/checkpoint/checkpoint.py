@@ -1,0 +1,202 @@
+"""The state of a training: what is saved of it, and how it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.checkpoint.metadata import Metadata, read_metadata
+from replicax.checkpoint.parts import Parts, is_value, parts_of, rebuilt
+from replicax.checkpoint.state import check_names, restored_value, saved_value, wanted_value
+from replicax.checkpoint.states import current_state, restored_state, saved_state, set_state
+from replicax.checkpoint.store import Contents, Directory, read_arrays, read_state, write
+from replicax.errors import CheckpointError
+
+
+class Checkpoint:
+    """The state of some objects, to be written to disk and restored, under any strategy and number of devices.
+
+    What is stored are global values: they can be restored with another strategy, on more or fewer devices or workers.
+
+    Args:
+        root: An object whose attributes are stored under their own names.
+        **objects: Objects by name: variables; Keras models, optimizers and metrics; plain objects with variables among
+            their attributes; NumPy's random generators; objects with `get_state()` and `set_state(state)`, such as a
+            data iterator; and values: arrays, random keys, numbers, strings; lists, tuples, dicts and other pytrees of
+            all these.
+
+    Attributes:
+        objects: The objects by name. Values cannot change: put new ones here, or pass them to `write`.
+
+    Raises:
+        CheckpointError: There is nothing to save in an object, or a keyword is also an attribute of `root`.
+
+    Example:
+        >>> import tempfile, jax.numpy as jnp
+        >>> checkpoint = Checkpoint(w=Variable([1.0, 2.0]), params={"b": jnp.zeros(2)}, step=0)
+        >>> path = checkpoint.write(tempfile.mkdtemp() + "/first", step=3, params={"b": jnp.ones(2)})
+        >>> checkpoint.restore(path)
+        {'params': {'b': Array([1., 1.], dtype=float32)}, 'step': 3}
+    """
+
+    def __init__(self, root: Any = None, **objects: Any):
+        clashes = [name for name in objects if hasattr(root, name)]
+        if clashes:
+            raise CheckpointError(f"{clashes} are attributes of `root` as well as keywords: rename the keywords.")
+        self.objects: dict[str, Any] = objects if root is None else {"": root, **objects}
+        self._notes: dict[str, Callable[[], Any]] = {}
+        self._parts()
+
+    def variables(self) -> dict[str, Any]:
+        """Returns the variables by the names that they have in the checkpoint.
+
+        Raises:
+            CheckpointError: There is nothing to save in an object.
+        """
+        return self._parts().variables
+
+    def write(self, directory: Directory, step: int | None = None, **objects: Any) -> Path:
+        """Writes the objects to a new directory and returns its path when all is on disk.
+
+        The directory appears only when it is complete. With several processes all of them call this, with a directory
+        that all of them see.
+
+        Args:
+            directory: Where to.
+            step: The training step, for the metadata; also the new value of a number called `step`.
+            **objects: New values for objects of these names.
+
+        Raises:
+            CheckpointError: The directory exists already, or cannot be written.
+        """
+        return write(directory, self.contents(step, objects))
+
+    def contents(self, step: int | None = None, objects: Mapping[str, Any] | None = None) -> Contents:
+        """Returns what is to be written now; the arguments are those of `write`."""
+        self._update(step, objects or {})
+        parts = self._parts()
+        arrays = {name: saved_value(variable) for name, variable in parts.variables.items()}
+        arrays |= {name: _saved_array(array) for name, array in parts.arrays.items()}
+        state = {name: saved_state(name, part) for name, part in parts.states.items()}
+        return Contents(arrays, state, step, {name: note() for name, note in self._notes.items()})
+
+    def restore(self, directory: Directory, partial: bool = False) -> dict[str, Any]:
+        """Gives the objects the state in a checkpoint: all of them, or none if anything is wrong.
+
+        Args:
+            directory: Where `write` put it.
+            partial: Whether the checkpoint and the objects may have names that the other lacks.
+
+        Returns:
+            The objects that have values in them, by name, with the restored values. They are in `objects` as well.
+
+        Raises:
+            CheckpointError: There is no complete checkpoint, a name is missing on either side, or a shape differs.
+        """
+        parts, metadata, written = self._parts(), read_metadata(directory), read_state(directory)
+        if not partial:
+            check_names(directory, [*metadata.arrays, *written[0]], parts.names())
+        _check_kinds(directory, parts, metadata, written[0])
+        values = _read(directory, parts, metadata)
+        states = {
+            name: restored_state(name, written, jax.process_index(), jax.process_count())
+            for name in parts.states
+            if name in written[0]
+        }
+        _set_states({name: parts.states[name] for name in states if not is_value(parts.states[name])}, states)
+        for name, variable in parts.variables.items():
+            if name in values:
+                variable.assign(restored_value(values[name], variable))
+        return self._take_values(parts, values, states)
+
+    def add_note(self, name: str, note: Callable[[], Any]) -> None:
+        """Has every checkpoint's metadata hold what `note()` returns then: something small that JSON can hold."""
+        self._notes[name] = note
+
+    def _parts(self) -> Parts:
+        return parts_of(self.objects)
+
+    def _update(self, step: int | None, objects: Mapping[str, Any]) -> None:
+        unknown = [name for name in objects if name not in self.objects]
+        if unknown:
+            raise CheckpointError(f"The checkpoint has no objects {unknown}. It has: {', '.join(self.objects)}.")
+        self.objects.update(objects)
+        if step is not None and type(self.objects.get("step")) is int:
+            self.objects["step"] = int(step)
+
+    def _take_values(self, parts: Parts, values: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, Any]:
+        new = {name: _restored_array(values[name], old) for name, old in parts.arrays.items() if name in values}
+        new |= {name: states[name] for name, old in parts.states.items() if name in states and is_value(old)}
+        old_values = {name for name in (*parts.arrays, *parts.states) if _is_below_value(name, parts)}
+        restored = {}
+        for name, value in self.objects.items():
+            if any(path == name or path.startswith(f"{name}/") for path in old_values) and name:
+                restored[name] = self.objects[name] = rebuilt(value, name, new)
+        return restored
+
+
+def _is_below_value(name: str, parts: Parts) -> bool:
+    return name in parts.arrays or is_value(parts.states[name])
+
+
+def _check_kinds(directory: Directory, parts: Parts, metadata: Metadata, state: Mapping[str, Any]) -> None:
+    for name in parts.names():
+        is_array, has = name not in parts.states, "an array" if name in metadata.arrays else "no array"
+        if (name in metadata.arrays and not is_array) or (name in state and is_array):
+            raise CheckpointError(
+                f"{name!r} is {has} in the checkpoint {directory}, and {'an' if is_array else 'no'} array here."
+            )
+
+
+def _read(directory: Directory, parts: Parts, metadata: Metadata) -> dict[str, Any]:
+    wanted = {name: wanted_value(variable) for name, variable in parts.variables.items()}
+    wanted |= {name: _wanted_array(array) for name, array in parts.arrays.items()}
+    return read_arrays(directory, {name: spec for name, spec in wanted.items() if name in metadata.arrays})
+
+
+def _set_states(targets: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Sets the states of objects, of all or of none."""
+    before = {name: current_state(target) for name, target in targets.items()}
+    done: list[str] = []
+    try:
+        for name, target in targets.items():
+            done.append(name)
+            set_state(target, states[name])
+    except Exception as error:
+        for name in done[:-1]:
+            set_state(targets[name], before[name])
+        raise CheckpointError(f"{done[-1]!r} does not take the state in the checkpoint: {error!r}") from error
+
+
+# Arrays that are no variables.
+
+
+def _is_key(array: Any) -> bool:
+    return isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _saved_array(array: Any) -> Any:
+    return jax.random.key_data(array) if _is_key(array) else array
+
+
+def _wanted_array(array: Any) -> jax.ShapeDtypeStruct:
+    if _is_key(array):
+        data = jax.eval_shape(jax.random.key_data, array)
+        return jax.ShapeDtypeStruct(data.shape, data.dtype)
+    # As for variables: what JAX has placed by default must not be bound to that device.
+    placed = isinstance(array, jax.Array) and array.committed
+    return jax.ShapeDtypeStruct(np.shape(array), array.dtype, sharding=array.sharding if placed else None)
+
+
+def _restored_array(value: Any, old: Any) -> Any:
+    if _is_key(old):
+        key = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(old))
+        return jax.device_put(key, old.sharding) if old.committed and old.is_fully_addressable else key
+    if isinstance(old, jax.Array):
+        return value if isinstance(value, jax.Array) else jnp.asarray(value)
+    return old.dtype.type(value) if isinstance(old, np.generic) else value

@@ -1,0 +1,93 @@
+"""Where the processes of a job tell each other how far they are, on the host: no device takes part.
+
+So a thread may meet the other processes' threads while the devices compute. Every meeting has a name and a deadline,
+and says who did not come.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+import jax
+
+from replicax.compat import publish, published, unpublish
+from replicax.errors import CheckpointError
+
+_PREFIX = "replicax/checkpoint"
+_POLL_MS = 1000
+_numbers = itertools.count()
+
+
+class Meeting:
+    """A series of meetings of all processes, such as those of one save. All processes make them in the same order.
+
+    Args:
+        name: What it is about, for messages.
+        timeout_s: How long to wait for the others each time, in seconds.
+    """
+
+    def __init__(self, name: str, timeout_s: float):
+        self._name, self._timeout_s = name, timeout_s
+        self._number = next(_numbers)
+        self._process, self._count = jax.process_index(), jax.process_count()
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the process that decides and commits."""
+        return self._process == 0
+
+    def tell(self, stage: str, value: str = "", waits: bool = True) -> list[str]:
+        """Tells the others `value` and returns the values of all, in their order.
+
+        Args:
+            stage: What this process has done.
+            value: What to tell.
+            waits: Whether to wait for the others; otherwise only this process's value is returned.
+
+        Raises:
+            CheckpointError: Some process did not come in time.
+        """
+        if self._count == 1:
+            return [value]
+        publish(self._key(stage, self._process), value)
+        return self._collected(stage, range(self._count)) if waits else [value]
+
+    def hear_chief(self, stage: str, value: str = "") -> str:
+        """Returns the chief's `value` in every process."""
+        if self._count == 1:
+            return value
+        if self.is_chief:
+            publish(self._key(stage, 0), value)
+            return value
+        return self._collected(stage, [0])[0]
+
+    def end(self) -> None:
+        """Lets the chief forget what was told in the meetings before this one, which all have left."""
+        if self._count > 1 and self.is_chief and self._number:
+            unpublish(f"{_PREFIX}/{self._number - 1}/")
+
+    def _key(self, stage: str, process: int) -> str:
+        return f"{_PREFIX}/{self._number}/{stage}/{process}"
+
+    def _collected(self, stage: str, processes: Sequence[int]) -> list[str]:
+        deadline = time.monotonic() + self._timeout_s
+        found: dict[int, str] = {}
+        missing = list(processes)
+        while missing:
+            left_ms = max(1, int((deadline - time.monotonic()) * 1000))
+            value = published(self._key(stage, missing[0]), min(left_ms, _POLL_MS))
+            if value is not None:
+                found[missing.pop(0)] = value
+            elif time.monotonic() >= deadline:
+                # Those behind the first may have come: ask once, without waiting.
+                absent = [process for process in missing if published(self._key(stage, process), 1) is None]
+                if not absent:
+                    continue
+                raise CheckpointError(
+                    f"{self._name}: process {self._process} waited {self._timeout_s:g} s at {stage!r} for "
+                    f"{', '.join(f'process {process}' for process in absent)}. All processes must save and restore "
+                    "together, in the same order; look at the log of those that did not come."
+                )
+        return [found[process] for process in processes]

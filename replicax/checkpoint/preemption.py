@@ -1,0 +1,268 @@
+"""What to do when a worker is told to go: all save the same step, and end so that they are started again."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.manager import CheckpointManager
+from replicax.checkpoint.metadata import read_metadata
+from replicax.checkpoint.notice import Notice
+from replicax.checkpoint.store import Directory
+from replicax.errors import ArgumentError, ClusterError
+from replicax.exit_codes import ExitCode
+
+_CALLS = "total_run_calls"
+_STEPS_OF_MARGIN = 6  # between the last save and the end of the grace period
+
+
+@dataclasses.dataclass(frozen=True)
+class TerminationConfig:
+    """How a worker learns that it must go, and how it goes.
+
+    Args:
+        termination_watcher_fn: Asked every second, in a thread, whether this worker must go; besides SIGTERM.
+        exit_fn: Called, without arguments, when all is saved; by default the process ends with exit code
+            `rx.exit_codes.ExitCode.RESUME` (75).
+        grace_period: Seconds from the notice to the end. With 0 or None, the workers save at the next step and go. With
+            more they save, train on, save again shortly before the end, and go.
+        save_fn: Saves instead of the manager; it is given what `save_checkpoint_if_preempted` was.
+    """
+
+    termination_watcher_fn: Callable[[], bool] | None = None
+    exit_fn: Callable[[], Any] | None = None
+    grace_period: float | None = None
+    save_fn: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ArgumentError(f"`{name}` is a function or None, got {getattr(self, name)!r:.100}.")
+        grace = self.grace_period
+        if grace is not None and (isinstance(grace, bool) or not isinstance(grace, (int, float)) or not grace >= 0):
+            raise ArgumentError(f"`grace_period` is a number of seconds or None, got {grace!r}.")
+
+
+def resume_exit() -> None:
+    """Ends the process so that whoever started it knows that it wants to be started again."""
+    sys.exit(int(ExitCode.RESUME))
+
+
+class PreemptionWatch:
+    """Notices SIGTERM, in any process, at a point that all of them reach; the signal handler is put back by `close`.
+
+    Args:
+        config: How this process learns that it must go.
+    """
+
+    def __init__(self, config: TerminationConfig):
+        self._config = config
+        self._notice = notice = Notice(config.termination_watcher_fn)
+        self._last = not config.grace_period
+        self._closed = False
+        self._before: Any = None
+        self._handler: Any = None
+        if threading.current_thread() is threading.main_thread():  # Only there can signals be handled.
+            self._handler = lambda number, frame: notice.give()
+            self._before = signal.signal(signal.SIGTERM, self._handler)
+        self._at_exit = functools.partial(_close, weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    def check(self, step_seconds: float = 0.0) -> str:
+        """Returns what to do here, the same in all processes: `""`, `"save"`, or `"exit"`: save and go.
+
+        Args:
+            step_seconds: How long it takes from one check to the next.
+        """
+        if self._closed:
+            return ""
+        told, grace = self._notice.given_at, self._config.grace_period
+        if grace and self._last and told is not None:
+            left = told + grace - time.monotonic()
+            if left < _STEPS_OF_MARGIN * step_seconds:
+                self._notice.give()
+        if not self._notice.check():
+            return ""
+        if self._last:
+            return "exit"
+        self._last = True
+        self._notice.renew()
+        return "save"
+
+    def close(self) -> None:
+        """Ends the threads and puts the signal handler back. May be called twice."""
+        self._closed = True
+        if self._handler is not None and signal.getsignal(signal.SIGTERM) is self._handler:
+            # None is a handler that Python did not install, such as JAX's own, which cannot be put back.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
+        self._handler = None
+        self._notice.close()
+        atexit.unregister(self._at_exit)
+
+
+class PreemptionCheckpointHandler:
+    """Saves when a worker is told to go (SIGTERM), so that the job can be started again where it was.
+
+    All workers save the same step, whichever of them was told, and end with exit code 75. Making the handler restores
+    the newest checkpoint, if there is one. Between steps nothing is exchanged: a check costs a microsecond.
+
+    Args:
+        cluster_resolver: The cluster resolver, the strategy, or None: who takes part JAX knows.
+        checkpoint_or_checkpoint_manager: An `rx.Checkpoint`, or an `rx.CheckpointManager`, which the program may use
+            for its own saves too.
+        checkpoint_dir: Where to save an `rx.Checkpoint`; all workers must see it.
+        termination_config: How a worker learns that it must go, and how it goes.
+
+    Raises:
+        ArgumentError: An argument has the wrong type, or `checkpoint_dir` is missing or superfluous.
+        ClusterError: The cluster has parameter servers.
+        CheckpointError: The newest checkpoint does not match the objects.
+
+    Example:
+        >>> import tempfile
+        >>> steps, directory = Variable(0), tempfile.mkdtemp()
+        >>> handler = PreemptionCheckpointHandler(None, Checkpoint(steps=steps), directory)
+        >>> with handler:
+        ...     while handler.total_run_calls < 3:
+        ...         _ = handler.run(lambda: steps.assign_add(1))
+        >>> handler.total_run_calls
+        3
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: Any,
+        checkpoint_or_checkpoint_manager: Checkpoint | CheckpointManager,
+        checkpoint_dir: Directory | None = None,
+        termination_config: TerminationConfig | None = None,
+    ):
+        _check_cluster(cluster_resolver)
+        if termination_config is not None and not isinstance(termination_config, TerminationConfig):
+            raise ArgumentError(f"`termination_config` is an rx.TerminationConfig, got {termination_config!r:.100}.")
+        self._config = termination_config or TerminationConfig()
+        self._manager = _manager(checkpoint_or_checkpoint_manager, checkpoint_dir)
+        self._calls, self._seconds = 0, 0.0
+        self._here = 0  # calls in this process
+        self._last_check: float | None = None
+        self._restore()
+        self._manager.checkpoint.add_note(_CALLS, lambda: self._calls)
+        self._watch = PreemptionWatch(self._config)
+
+    @property
+    def total_run_calls(self) -> int:
+        """Number of steps that have been made, in this and in earlier runs of the job."""
+        return self._calls
+
+    def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Saves and exits if some worker was told to go; otherwise calls the function, and counts the call.
+
+        Args:
+            distributed_train_function: One step of the training.
+            *args: Given to the function.
+            **kwargs: Given to the function.
+
+        Raises:
+            SystemExit: The state was saved because a worker must go.
+            CheckpointError: It could not be saved, or a worker did not answer.
+        """
+        self._check((), {})
+        begin = time.monotonic()
+        result = distributed_train_function(*args, **kwargs)
+        self._count(time.monotonic() - begin)
+        return result
+
+    def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
+        """Saves and exits if some worker was told to go: to be called after each step, instead of `run`.
+
+        Args:
+            *args: Given to the manager's `save`, or to `save_fn`; by default the step is the number of calls.
+            **kwargs: Likewise.
+        """
+        now = time.monotonic()
+        self._count(0.0 if self._last_check is None else now - self._last_check)
+        self._last_check = now
+        self._check(args, kwargs)
+
+    @contextlib.contextmanager
+    def watch_preemption_scope(self) -> Iterator[None]:
+        """Makes its block one step: at its end it does what `save_checkpoint_if_preempted` does."""
+        yield
+        self.save_checkpoint_if_preempted()
+
+    def close(self) -> None:
+        """Ends watching: SIGTERM does again what it did before. May be called twice."""
+        self._watch.close()
+        self._manager.wait_until_finished()
+
+    def __enter__(self) -> PreemptionCheckpointHandler:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _count(self, seconds: float) -> None:
+        self._calls += 1
+        self._here += 1
+        if self._here > 1:  # The first one compiles.
+            self._seconds += (seconds - self._seconds) / (self._here - 1)
+
+    def _restore(self) -> None:
+        step = self._manager.restore_or_initialize()
+        if step is not None:
+            self._calls = int(read_metadata(self._manager.path(step)).notes.get(_CALLS, step))
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        todo = self._watch.check(self._seconds)
+        if not todo:
+            return
+        if self._config.save_fn is not None:
+            self._config.save_fn(*args, **kwargs)
+        else:
+            if not args and "step" not in kwargs:
+                args = (self._calls,)
+            self._manager.save(*args, **{"force": True, **kwargs})
+            self._manager.wait_until_finished()
+        if todo == "exit":
+            self._watch.close()
+            (self._config.exit_fn or resume_exit)()
+
+
+def _manager(given: Any, directory: Directory | None) -> CheckpointManager:
+    if isinstance(given, CheckpointManager):
+        if directory is not None:
+            raise ArgumentError("A manager knows its directory: leave `checkpoint_dir` out.")
+        return given
+    if not isinstance(given, Checkpoint):
+        raise ArgumentError(f"A handler saves an rx.Checkpoint or with an rx.CheckpointManager, got {given!r:.100}.")
+    if directory is None:
+        raise ArgumentError("Where an rx.Checkpoint is to be saved says `checkpoint_dir`, which is missing.")
+    return CheckpointManager(directory, max_to_keep=1, async_=False, checkpoint=given)
+
+
+def _check_cluster(who: Any) -> None:
+    resolver = getattr(who, "cluster_resolver", who)
+    spec = resolver.cluster_spec() if hasattr(resolver, "cluster_spec") else None
+    if spec is not None and "ps" in spec.jobs:
+        raise ClusterError(
+            "cluster_resolver", "ps", "has parameter servers", "Preemption is handled in synchronous training only."
+        )
+
+
+def _close(watch: weakref.ref[PreemptionWatch]) -> None:
+    """Before JAX leaves the cluster, which it does at exit too: a thread must not wait for an answer then."""
+    alive = watch()
+    if alive is not None:
+        alive.close()
+
+
+__all__ = ["PreemptionCheckpointHandler", "PreemptionWatch", "TerminationConfig", "resume_exit"]

@@ -1,0 +1,153 @@
+"""Agreement: all workers learn what each of them has for the coming steps, ahead of the computation.
+
+A worker reads several steps ahead, says in one message what it has for them, and reads on while the others' messages
+arrive. So there is one exchange for several steps, in the thread that prefetches, and usually nobody waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Generator, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from replicax.data.channel import Closed, HostChannel
+from replicax.errors import BatchError
+
+_Item = TypeVar("_Item")
+# More steps a message cost less each, but what is read ahead must be kept.
+_MOST_STEPS = 16
+_MOST_BYTES = 64 * 2**20
+
+
+class Noted(NamedTuple, Generic[_Item]):
+    """What a worker has for a step.
+
+    Attributes:
+        item: The data itself.
+        note: What the others should know of it, as JSON can hold it; not None.
+        size: Bytes that it takes while it waits.
+    """
+
+    item: _Item
+    note: Any
+    size: int
+
+
+def agree(items: Iterator[Noted[_Item]], channel: HostChannel | None) -> Generator[tuple[_Item | None, list[Any]]]:
+    """Yields for each step this worker's item and all workers' notes; None for those who have no more.
+
+    It ends when all have none. All workers get the same notes for the same steps.
+
+    Args:
+        items: What this worker has; closed at the end if it is a generator.
+        channel: To the others; None if there are none.
+
+    Raises:
+        BatchError: Another worker's source has failed, or is not heard of in time. (The error of this worker's own
+            source is raised as it is, after the steps before it.)
+    """
+    with contextlib.ExitStack() as stack:
+        if hasattr(items, "close"):
+            stack.callback(items.close)
+        if channel is None:
+            yield from ((item, [note]) for item, note, _ in items)
+        else:
+            yield from _chunks(_Reader(items), channel)
+
+
+def _chunks(reader: _Reader[_Item], channel: HostChannel) -> Generator[tuple[_Item | None, list[Any]]]:
+    steps = 1
+    chunk = reader.read(_Chunk(steps))
+    channel.publish(reader.message(chunk))
+    while True:
+        messages = [json.loads(message) for message in channel.collect()]
+        filled = max(len(message["notes"]) for message in messages)
+        following: _Chunk[_Item] = _Chunk(min(2 * steps, *(message["limit"] for message in messages)))
+        # One step less to read it in: then its message is under way when the others need it.
+        at_a_time = -(-following.steps // max(1, steps - 1))
+        over = all(message["end"] for message in messages)
+        for step in range(filled):
+            if step >= min((len(m["notes"]) for m in messages if m["error"] is not None), default=filled):
+                break
+            notes = [message["notes"][step] if step < len(message["notes"]) else None for message in messages]
+            yield chunk.take(step), notes
+            if not over and not following.published:
+                reader.read(following, at_a_time)
+                _publish_if_complete(reader, following, channel)
+        _check_errors(reader, messages, channel)
+        if over:
+            return
+        if not following.published:
+            reader.read(following)
+            _publish_if_complete(reader, following, channel)
+        chunk, steps = following, following.steps
+
+
+def _publish_if_complete(reader: _Reader[Any], chunk: _Chunk[Any], channel: HostChannel) -> None:
+    if len(chunk.items) == chunk.steps or reader.ended:
+        channel.publish(reader.message(chunk))
+        chunk.published = True
+
+
+def _check_errors(reader: _Reader[Any], messages: list[dict[str, Any]], channel: HostChannel) -> None:
+    if all(message["error"] is None for message in messages):
+        return
+    if reader.error is not None:
+        raise reader.error
+    names = channel.workers.names
+    failed = "; ".join(f"{names[w]}: {m['error']}" for w, m in enumerate(messages) if m["error"] is not None)
+    raise BatchError(f"The data of another worker failed, so that no worker can go on. {failed}")
+
+
+class _Chunk(Generic[_Item]):
+    """What this worker has for the next few steps."""
+
+    def __init__(self, steps: int):
+        self.steps = steps
+        self.items: list[_Item | None] = []
+        self.notes: list[Any] = []
+        self.published = False
+
+    def take(self, step: int) -> _Item | None:
+        """Returns the item of a step and forgets it."""
+        if step >= len(self.items):
+            return None
+        item, self.items[step] = self.items[step], None
+        return item
+
+
+class _Reader(Generic[_Item]):
+    """Reads this worker's items into chunks, until the end or an error."""
+
+    def __init__(self, items: Iterator[Noted[_Item]]):
+        self._items = items
+        self._largest = 1
+        self.ended = False
+        self.error: BaseException | None = None
+
+    def read(self, chunk: _Chunk[_Item], most: int = _MOST_STEPS) -> _Chunk[_Item]:
+        """Reads up to `most` items more, as many as the chunk has room for."""
+        for _ in range(min(most, chunk.steps - len(chunk.items))):
+            if self.ended:
+                break
+            try:
+                item, note, size = next(self._items)
+            except StopIteration:
+                self.ended = True
+            except Closed:
+                raise
+            except Exception as error:  # The others must hear of it: they would wait for this worker.
+                self.ended, self.error = True, error
+            else:
+                chunk.items.append(item)
+                chunk.notes.append(note)
+                self._largest = max(self._largest, size)
+        return chunk
+
+    def message(self, chunk: _Chunk[_Item]) -> bytes:
+        """Returns what the others are told of a chunk."""
+        error = None if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000]
+        limit = max(1, min(_MOST_STEPS, _MOST_BYTES // self._largest))
+        said = {"notes": chunk.notes, "end": self.ended, "error": error, "limit": limit}
+        return json.dumps(said, separators=(",", ":")).encode()

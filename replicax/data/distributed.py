@@ -1,0 +1,244 @@
+"""What all distributed datasets share: passes, placement, prefetching, position."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import logging
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from replicax.data.channel import HostChannel, Workers
+from replicax.data.iterator import Handed, OpenPass, PassIterator
+from replicax.data.options import InputOptions
+from replicax.data.passes import check_may_be_empty, peek
+from replicax.data.placement import device_dtype, place, place_rows
+from replicax.data.position import Position, Taken
+from replicax.data.prefetch import prefetch
+from replicax.data.report import report
+from replicax.data.sharding import Reading
+from replicax.data.split import Split
+from replicax.data.steps import Step, StepMaker
+from replicax.errors import ArgumentError, BatchError
+
+_log = logging.getLogger(__name__)
+
+
+class _Pass(NamedTuple):
+    """A pass over the source that has begun.
+
+    Attributes:
+        steps: Its steps; none is dropped, but `taken` holds the rows that were dropped before it too.
+        position: Where it begins.
+        maker: Makes the steps.
+        channel: To the other workers.
+    """
+
+    steps: Generator[Step]
+    position: Position
+    maker: StepMaker
+    channel: HostChannel | None
+
+    def close(self) -> None:
+        """Ends the pass."""
+        self.steps.close()
+        if self.channel is not None:
+            self.channel.close()
+
+
+class Distributed(Iterable[Any], abc.ABC):
+    """What the two kinds of distributed datasets share: passes, placement, prefetching, position, `element_spec`."""
+
+    _keeps_peeked_pass: bool
+    _reading: Reading
+
+    def __init__(
+        self,
+        num_replicas: int,
+        mesh_for: Callable[[int], Mesh],
+        options: InputOptions | None,
+        workers: Workers | None,
+    ):
+        if options is not None and not isinstance(options, InputOptions):
+            raise ArgumentError(f"`options` is an rx.InputOptions, got {options!r}.")
+        self._num_replicas = num_replicas
+        self._mesh_for = mesh_for
+        self._options = options or InputOptions()
+        self._workers = workers or Workers(0, ("worker:0",), (num_replicas,))
+        self._spec: Any = None
+        self._peeked: _Pass | None = None
+        self._next_position = Position()
+        self._position = self._next_position  # of the loop in the latest pass
+
+    # Passes.
+
+    def __iter__(self) -> PassIterator:
+        return self._iterator(self._placed)
+
+    def global_batches(self) -> PassIterator:
+        """Begins a pass whose steps are global rows: for each leaf of a batch an array that is cut over the replicas.
+
+        A batch that the replicas cannot share evenly comes as NumPy arrays, whole on every worker.
+        """
+        return self._iterator(self._placed_as_rows, everywhere=True)
+
+    def _iterator(self, placed: Callable[[Split], Any], everywhere: bool = False) -> PassIterator:
+        def open_pass(position: Position) -> OpenPass:
+            self._check_can_go_on()
+            self._forget_peeked()
+            self._next_position = position
+            return self._opened(placed, everywhere)
+
+        return PassIterator(open_pass, self._opened(placed, everywhere))
+
+    def _opened(self, placed: Callable[[Split], Any], everywhere: bool) -> OpenPass:
+        """Opens the next pass, or goes on with the one that was begun to look at its first step."""
+        begun, self._peeked = self._peeked or self._begin(), None
+        begun.maker.everywhere = everywhere
+        self._position = begun.position
+        self._next_position = Position(begun.position.number + 1)
+        steps = prefetch(_handed(begun.steps, placed), self._options.prefetch)
+        close = None if begun.channel is None else begun.channel.close
+        return OpenPass(steps, self._reading.units(begun.position), begun.position, close)
+
+    def _begin(self) -> _Pass:
+        position, channel = self._next_position.at_start(), None
+        if self._workers.count > 1:
+            channel = HostChannel(self._workers, self._options.worker_timeout)
+        maker = StepMaker(self._workers, channel, self._options)
+        return _Pass(self._kept(self._reading.steps(maker, channel, position), position), position, maker, channel)
+
+    def _kept(self, steps: Generator[Step], position: Position) -> Generator[Step]:
+        """Yields the steps that are not dropped."""
+        kept, dropped = 0, 0
+        taken: list[Taken] = []
+        with contextlib.closing(steps):
+            for split, rows in steps:
+                taken += rows
+                if split is None:
+                    dropped += 1
+                    continue
+                kept += 1
+                if self._spec is None:
+                    self._spec = _component_spec(split)
+                    self._warn_of_idle_replicas(split)
+                yield Step(split, taken)
+                taken = []
+        if not kept and not position.rows:
+            self._check_empty_pass(dropped)
+
+    def _warn_of_idle_replicas(self, first: Split) -> None:
+        if first.replicas < self._num_replicas:
+            rows = first.replicas * jax.tree.leaves(first.parts)[0].shape[1]
+            _log.warning(
+                "The first batch has %d rows and is split over %d of %d replicas, because that many divide it: exact, "
+                "but the others stand idle. Use a batch size that is a multiple of %d.",
+                rows, first.replicas, self._num_replicas, self._num_replicas,
+            )  # fmt: skip
+
+    def _check_empty_pass(self, dropped: int) -> None:
+        if dropped:
+            raise BatchError(
+                f"remainder='drop' left nothing of this dataset: each of its {dropped} batch(es) is too small for "
+                f"{self._num_replicas} replicas. Use larger batches or remainder='exact'."
+            )
+        check_may_be_empty(gave_batches_before=self._spec is not None)
+
+    def _placed(self, split: Split) -> Any:
+        mesh = self._mesh_for(split.replicas)
+        return place(split.parts, mesh, bare=self._num_replicas == 1, first=split.first)
+
+    def _placed_as_rows(self, split: Split) -> Any:
+        if split.replicas == self._num_replicas:
+            return place_rows(split.parts, self._mesh_for(split.replicas), first=split.first)
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), split.parts)
+
+    # What it is.
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that this dataset feeds."""
+        return self._workers.count
+
+    def belongs_to(self, mesh_for: Callable[[int], Mesh]) -> bool:
+        """Returns whether this dataset was made for the meshes of `mesh_for`."""
+        return self._mesh_for == mesh_for
+
+    def __bool__(self) -> bool:
+        return True  # Else Python would ask `__len__`, which not every dataset knows.
+
+    @property
+    def element_spec(self) -> Any:
+        """What one replica gets in the first step: a nest of `jax.ShapeDtypeStruct`.
+
+        Before the first pass the source is opened to look at its first batch. No data is lost: an iterator's first
+        batch is kept for the coming pass; other sources start anew. Where there are several workers, all must ask.
+
+        Raises:
+            BatchError: There is no batch.
+        """
+        if self._spec is None:
+            begun = self._begin()
+            steps = peek(begun.steps, keep=self._keeps_peeked_pass)
+            if steps is not None:
+                self._peeked = begun._replace(steps=steps)
+            else:
+                begun.close()
+        return self._spec
+
+    def shard_report(self) -> str:
+        """Runs through the source and returns a line for each worker; all workers must call it together."""
+        self._check_can_go_on()
+        channel = HostChannel(self._workers, self._options.worker_timeout) if self._workers.count > 1 else None
+        shard, whole = self._reading.shard(StepMaker(self._workers, channel, self._options))
+        return report(shard, whole, self._workers, channel)
+
+    # Position.
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns how far the training loop is in its latest pass: a small dict that JSON can hold.
+
+        It counts the rows that the loop has been given, not those that are only prefetched. It does not depend on the
+        number of replicas, nor, unless each worker's data is its own, on that of workers.
+
+        Raises:
+            ArgumentError: The dataset is an iterator, which cannot begin anew.
+        """
+        self._check_can_go_on()
+        return self._position.state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Makes the next pass begin behind the rows that had been given when `get_state` returned `state`.
+
+        The source must give the same rows in the same order as in that pass. They are read and left out; arrays and
+        files that were used up are not read at all.
+
+        Raises:
+            ArgumentError: `state` is none, or the dataset is an iterator, which cannot begin anew.
+        """
+        self._check_can_go_on()
+        position = Position.of(state)
+        self._forget_peeked()
+        self._next_position = self._position = position
+
+    def _forget_peeked(self) -> None:
+        begun, self._peeked = self._peeked, None
+        if begun is not None:
+            begun.close()
+
+    def _check_can_go_on(self) -> None:
+        """Checks that a pass can begin in the middle of the source."""
+
+
+def _handed(steps: Generator[Step], placed: Callable[[Split], Any]) -> Generator[Handed]:
+    with contextlib.closing(steps):
+        for split, taken in steps:
+            assert split is not None
+            yield Handed(placed(split), taken)
+
+
+def _component_spec(split: Split) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], device_dtype(leaf.dtype)), split.parts)

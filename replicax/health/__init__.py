@@ -1,0 +1,37 @@
+"""No silent hangs: what each worker is doing, who looks after it, and what is said when the job stands still."""
+
+from replicax.health.calls import Call, Calls
+from replicax.health.monitor import running
+from replicax.health.phases import CALLBACK, CHECKPOINT, COMPILE, FIRST_BATCH, INPUT, exchange, phase
+from replicax.health.status import status_of
+from replicax.health.watching import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
+
+__all__ = [
+    "CALLBACK",
+    "CHECKPOINT",
+    "COMPILE",
+    "DEFAULT_STALL_TIMEOUT_S",
+    "FIRST_BATCH",
+    "INPUT",
+    "Call",
+    "Calls",
+    "exchange",
+    "phase",
+    "report",
+    "stall_timeout_from",
+    "start",
+]
+
+
+def report() -> str:
+    """Returns what every worker of the job is doing now, a line each, for debugging.
+
+    Any thread of any worker may call it at any time. A worker that does not answer is shown as it was last heard of.
+    Without a cluster the line is that of this process.
+
+    Example:
+        >>> "last completed step" in report()
+        True
+    """
+    monitor = running()
+    return f"  worker:0   {status_of().describe()}" if monitor is None else monitor.report()

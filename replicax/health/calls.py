@@ -1,0 +1,123 @@
+"""The calls of a compiled program: what is noted at each, and what is compared before the first."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from replicax.health import monitor
+from replicax.health.phases import COMPILE, IDLE, START, STEP, WAIT, now, phase
+from replicax.health.programs import Announced, fingerprint
+
+
+class Calls:
+    """The calls of one compiled function.
+
+    Args:
+        name: Its name.
+        shared: Whether all processes run it together.
+    """
+
+    def __init__(self, name: str, shared: bool):
+        self._name, self._shared = name, shared
+        self._prepared: dict[Hashable, str] = {}
+        self._is_new = True
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there has been no call yet."""
+        return self._is_new
+
+    def one(self) -> AbstractContextManager[Call | None]:
+        """Returns the context of one call; None inside if only this process runs the program."""
+        was_new, self._is_new = self._is_new, False
+        if self._shared:
+            return Call(self._name, self._prepared, COMPILE if was_new else STEP)
+        return _quiet(COMPILE) if was_new else _NOTHING
+
+
+class Call:
+    """One call of a program that all processes run together."""
+
+    __slots__ = ("_before", "_name", "_phase", "_prepared")
+
+    def __init__(self, name: str, prepared: dict[Hashable, str], phase: str):
+        self._name, self._prepared, self._phase = name, prepared, phase
+        self._before: str | None = None
+
+    def __enter__(self) -> Call:
+        if threading.get_ident() == now.thread:
+            before = now.at[0]
+            self._before = IDLE if before == START else before
+            time_now = time.monotonic()
+            now.result = None
+            now.program, now.fingerprint = self._name, ""
+            now.called, now.calls = time_now, now.calls + 1
+            now.at = (self._phase, time_now)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._before is not None:
+            now.at = (self._before, time.monotonic())
+
+    def prepare(self, lower: Callable[[], Any] | None, signature: Callable[[], Hashable] = tuple) -> None:
+        """Before the program runs for the first time: compiles it and compares it with the other workers'.
+
+        Nothing is done if no monitor runs.
+
+        Args:
+            lower: Returns the program as JAX lowers it; None if this process has no part in it, or it is not compiled.
+            signature: Returns what distinguishes the programs of this function, such as shapes.
+
+        Raises:
+            ProgramMismatchError: Another worker is about to run another program.
+        """
+        running = monitor.running()
+        if running is None:
+            return
+        key = signature()
+        found = self._prepared.get(key)
+        if found is None:
+            found = self._prepared[key] = self._compared(running, lower)
+        if self._before is not None:
+            now.fingerprint = found
+
+    def _compared(self, running: monitor.Monitor, lower: Callable[[], Any] | None) -> str:
+        with phase(COMPILE):
+            lowered = lower() if lower is not None else None
+            found = fingerprint(lowered) if lowered is not None else ""
+            index = running.programs.announce(Announced(self._name, found))
+            running.programs.compare(index, running.peers, wait=False)
+            if lowered is not None:
+                lowered.compile()  # What is slow is done before others wait. JAX finds it again when it is called.
+        self._go_on(WAIT)
+        running.programs.compare(index, running.peers, wait=True)
+        self._go_on(STEP)
+        return found
+
+    def _go_on(self, phase: str) -> None:
+        if self._before is not None:
+            now.called = time.monotonic()
+            now.at = (phase, now.called)
+
+    def sent(self, result: Any) -> None:
+        """Notes an array that the program computes: while it is not ready, this process waits for the devices."""
+        if self._before is not None and result is not None:
+            try:  # contextlib.suppress would cost more than the rest
+                now.result = weakref.ref(result)
+            except TypeError:  # nothing that one can refer to weakly
+                now.result = None
+
+
+@contextlib.contextmanager
+def _quiet(name: str) -> Any:
+    with phase(name):
+        yield None
+
+
+_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()

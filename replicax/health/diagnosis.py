@@ -1,0 +1,170 @@
+"""Who is to blame: from what is known of all workers to an alarm or none. Nothing here asks, waits or reads a clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+
+from replicax.exit_codes import ExitCode
+from replicax.health.phases import SLOW_PHASES
+from replicax.health.status import Status
+
+_REFUSALS_OF_THE_DEAD = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How long is too long, in seconds.
+
+    Attributes:
+        stall: For a worker that does not answer, or does nothing while others wait for it.
+        slow: For one that compiles, reads or writes a checkpoint, starts, or waits for its first batch.
+        confirm: For waiting on a worker that has ended.
+    """
+
+    stall: float
+    slow: float = 1800.0
+    confirm: float = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What is known of a worker.
+
+    Attributes:
+        name: Its name, such as `"worker:1"`.
+        address: Where its script runs, as the cluster names it.
+        status: What it said last; None if it has never been heard of, and then it is not judged.
+        silent: For how many seconds it has not answered.
+        refusals: How many times in a row nobody listened at its port.
+    """
+
+    name: str
+    address: str = ""
+    status: Status | None = None
+    silent: float = 0.0
+    refusals: int = 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether its script has not ended, as far as it said."""
+        return self.status is not None and not self.status.ended
+
+
+class Kind(enum.Enum):
+    """What went wrong."""
+
+    DEAD = "dead"
+    STOPPED = "stopped"
+    ENDED = "ended"
+    ABSENT = "absent"
+    SLOW = "slow"
+    DEADLOCK = "deadlock"
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """An alarm.
+
+    Attributes:
+        kind: What went wrong.
+        culprits: The numbers of the workers to blame.
+        reason: The finding in a sentence.
+    """
+
+    kind: Kind
+    culprits: tuple[int, ...]
+    reason: str
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """How the others end: `PEER_LOST` if a worker is gone, else `STALLED`."""
+        return ExitCode.PEER_LOST if self.kind in (Kind.DEAD, Kind.ENDED) else ExitCode.STALLED
+
+
+def diagnose(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
+    """Returns what is wrong; None if nothing is, or nothing that is sure yet.
+
+    Slow is not stuck. A worker that does something else is only to blame when another one has been waiting for as long.
+    """
+    return _gone(workers, limits) or _not_coming(workers, limits)
+
+
+def _gone(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
+    """Who does not answer at all: whether somebody waits for it or not, it cannot come back."""
+    dead = [i for i, w in enumerate(workers) if w.runs and w.refusals >= _REFUSALS_OF_THE_DEAD]
+    if dead:
+        return _diagnosis(workers, Kind.DEAD, dead, "is dead: its process is gone. It ended without a word")
+    stopped = [i for i, w in enumerate(workers) if w.runs and not w.refusals and w.silent >= limits.stall]
+    if stopped:
+        longest = max(workers[i].silent for i in stopped)
+        said = f"does not answer (stopped, or its machine is out of reach); it was last heard of {longest:.1f} s ago"
+        return _diagnosis(workers, Kind.STOPPED, stopped, said)
+    return None
+
+
+def _not_coming(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
+    """Who answers, but does not come to where others wait."""
+    known = {i: w.status for i, w in enumerate(workers) if w.status is not None}
+    waits = {i: s.waiting for i, s in known.items() if s.waiting is not None and _is_here(workers[i])}
+    if not waits:
+        return None
+    longest, furthest = max(waits.values()), max(known[i].calls for i in waits)
+    behind = {i: status for i, status in known.items() if i not in waits and status.calls <= furthest}
+    ended = [i for i, s in behind.items() if s.ended and longest >= _patience(s.calls < furthest, limits)]
+    if ended:
+        return _diagnosis(workers, Kind.ENDED, ended, "has ended, and others wait for it")
+    absent = [
+        i
+        for i, s in behind.items()
+        if not s.ended and s.phase not in SLOW_PHASES and min(s.seconds, longest) >= limits.stall
+    ]
+    if absent:
+        said = "is alive, but does not come to the step in which others wait for it"
+        return _diagnosis(workers, Kind.ABSENT, _furthest_behind(workers, absent), said)
+    slow = [i for i, s in behind.items() if s.phase in SLOW_PHASES and min(s.seconds, longest) >= limits.slow]
+    if slow:
+        said = f"takes longer than the {limits.slow:g} s that its phase may last, and others wait for it"
+        return _diagnosis(workers, Kind.SLOW, _furthest_behind(workers, slow), said)
+    if len(waits) == len(workers) and min(waits.values()) >= limits.stall:
+        return _deadlock(workers)
+    return None
+
+
+def _is_here(worker: Seen) -> bool:
+    return worker.runs and worker.silent == 0.0 and not worker.refusals
+
+
+def _patience(never_came: bool, limits: Limits) -> float:
+    """For how long to wait in a step for a worker that has ended: it may have begun that step before."""
+    return min(limits.confirm, limits.stall) if never_came else limits.stall
+
+
+def _furthest_behind(workers: Sequence[Seen], candidates: Sequence[int]) -> list[int]:
+    calls = {i: workers[i].status.calls for i in candidates}  # type: ignore[union-attr]
+    return [i for i in candidates if calls[i] == min(calls.values())]
+
+
+def _deadlock(workers: Sequence[Seen]) -> Diagnosis:
+    """All wait, and nobody goes on."""
+    everyone = list(range(len(workers)))
+    behind = _furthest_behind(workers, everyone)
+    programs = {(w.status.program, w.status.fingerprint) for w in workers if w.status is not None}
+    if len(behind) < len(everyone):
+        said = "is behind the others and makes no progress in its step; all workers wait"
+    elif len(programs) > 1:
+        said = "run different programs and wait in them for each other (a deadlock)"
+    else:
+        said = "are all in the same step, and none makes progress (a deadlock, or a step that takes this long)"
+    return _diagnosis(workers, Kind.DEADLOCK, behind, said)
+
+
+def _diagnosis(workers: Sequence[Seen], kind: Kind, culprits: Sequence[int], said: str) -> Diagnosis:
+    names = ", ".join(f"{workers[i].name} ({workers[i].address or 'address unknown'})" for i in culprits)
+    states = [workers[i].status for i in culprits]
+    known = "; ".join(status.describe() for status in states if status is not None)
+    return Diagnosis(kind, tuple(culprits), f"{names} {said}. {'Last known' if kind in _GONE else 'Now'}: {known}.")
+
+
+_GONE = (Kind.DEAD, Kind.STOPPED)

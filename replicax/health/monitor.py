@@ -1,0 +1,270 @@
+"""The monitor: a thread of each worker that looks after the others, whatever its own main thread is blocked in."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from replicax.errors import ProgramMismatchError
+from replicax.exit_codes import ExitCode
+from replicax.health.client import in_parallel
+from replicax.health.diagnosis import Diagnosis, Limits, Seen, diagnose
+from replicax.health.peers import Peer
+from replicax.health.programs import Programs
+from replicax.health.reporting import alarm_report, gather, table, write
+from replicax.health.status import status_from, status_of
+
+_log = logging.getLogger(__name__)
+_SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_TO_CONFIRM = 0.3  # before asking again where nobody listened
+_SECONDS_TO_ANSWER = 1.0
+_SECONDS_FOR_THE_FIRST = 1.2  # that a worker waits for each one before it to raise the alarm
+_SECONDS_TO_LEAVE = 2.0
+_SECONDS_UNTIL_UNREACHABLE = 20.0
+
+_DONE = "done"
+
+_running: Monitor | None = None
+
+
+def running() -> Monitor | None:
+    """Returns the monitor of this process, None if there is none."""
+    return _running
+
+
+class Monitor:
+    """Looks after the peers.
+
+    Args:
+        index: The number of this worker.
+        name: Its name.
+        address: Its address in the cluster.
+        peers: The others.
+        limits: How long is too long.
+        end: Ends the process with an exit code.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        address: str,
+        peers: Sequence[Peer],
+        limits: Limits,
+        end: Callable[[int], Any] = os._exit,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.peers, self.programs = tuple(peers), Programs(name)
+        self._index, self._name, self._address, self._limits = index, name, address, limits
+        self._end, self._clock = end, clock
+        self._wake, self._looked = threading.Event(), threading.Condition()
+        self._looks = 0
+        self._told: Mapping[str, Any] | None = None
+        self._error: BaseException | None = None
+        self._ended, self._note, self._left = "", "", False
+        self._begin = self._last = clock()
+        self._unreachable_told = False
+
+    # What the server asks.
+
+    def status(self) -> Mapping[str, Any]:
+        return dataclasses.asdict(status_of(ended=self._ended))
+
+    def program(self, index: int) -> Mapping[str, str] | None:
+        return self.programs.get(index)
+
+    def on_alarm(self, document: Mapping[str, Any]) -> None:
+        self._told = self._told or document
+        self._wake.set()
+
+    def on_goodbye(self, document: Mapping[str, Any]) -> None:
+        for peer in self.peers:
+            if peer.index == document.get("index"):
+                peer.history.ended(str(document.get("ended") or "done"))
+
+    # The thread.
+
+    def start(self) -> None:
+        """Begins to look after the peers."""
+        threading.Thread(target=self._run, name="replicax-health-monitor", daemon=True).start()
+
+    def _run(self) -> None:
+        pause: float | None = 0.0
+        while not self._left:
+            self._wake.wait(pause)
+            if self._told is not None:
+                return self._obey(self._told)
+            try:
+                pause = self._look()
+            except Exception:  # A monitor that dies of its own mistake would leave the job without one, in silence.
+                _log.exception("The health monitor failed to look after the other workers; it goes on.")
+                pause = _SECONDS_BETWEEN_LOOKS
+            if self._ended == _DONE:
+                pause = None  # Nothing more to look after, but an alarm may end us where JAX waits for the others.
+
+    def _look(self) -> float:
+        """Asks all peers once; returns for how long to pause. If something is wrong, the process ends here."""
+        self._notice_own_pause()
+        for peer in self.peers:
+            if peer.history.status is None or not peer.history.status.ended:
+                self._ask(peer)
+        self._warn_of_unreachable()
+        workers = self.workers()
+        diagnosis = diagnose(workers, self._limits)
+        if diagnosis is not None:
+            self._alarm(diagnosis)
+        self._last = self._clock()
+        with self._looked:
+            self._looks += 1
+            self._looked.notify_all()
+        return _SECONDS_TO_CONFIRM if any(w.refusals for w in workers if w.runs) else _SECONDS_BETWEEN_LOOKS
+
+    def _ask(self, peer: Peer) -> None:
+        try:
+            status = status_from(peer.client.status(_SECONDS_TO_ANSWER))
+        except (ConnectionRefusedError, ConnectionResetError):
+            peer.history.refused()
+        except (OSError, ValueError):
+            peer.history.unheard()
+        else:
+            peer.history.answered(status, self._clock())
+
+    def _notice_own_pause(self) -> None:
+        """If this process itself was stopped for a while, the others' silence says nothing."""
+        away = self._clock() - self._last - _SECONDS_BETWEEN_LOOKS
+        if away > max(1.0, self._limits.stall / 2):
+            self._note = f"({self._name} itself had been stopped, or kept from looking, for {away:.1f} s.)"
+            for peer in self.peers:
+                peer.history.forgive(self._clock())
+
+    def _warn_of_unreachable(self) -> None:
+        missing = [peer.history.name for peer in self.peers if not peer.reachable]
+        if missing and not self._unreachable_told and self._clock() - self._begin > _SECONDS_UNTIL_UNREACHABLE:
+            self._unreachable_told = True
+            _log.warning("%s cannot be watched: no answer from its health server.", ", ".join(missing))
+
+    def workers(self) -> list[Seen]:
+        """Returns what is known of all workers, in order."""
+        time_now = self._clock()
+        me = Seen(self._name, self._address, status_of(ended=self._ended))
+        seen = {peer.index: peer.history.seen(time_now) for peer in self.peers} | {self._index: me}
+        return [seen[i] for i in sorted(seen)]
+
+    def report(self) -> str:
+        """Returns what all workers are doing now."""
+        answers = gather(self.peers) | {self._index: (status_of(ended=self._ended), "")}
+        return table(self.workers(), answers)
+
+    # The alarm.
+
+    def _alarm(self, diagnosis: Diagnosis) -> None:
+        if self._leave_it_to_another(diagnosis):
+            assert self._told is not None
+            return self._obey(self._told)
+        workers, answers = self.workers(), gather(self.peers)
+        text = alarm_report(diagnosis, workers, self._index, answers, self._note)
+        write(text, self._name)
+        document = {"text": text, "code": int(diagnosis.exit_code), "culprits": diagnosis.culprits}
+        reached = [peer for peer in self.peers if peer.index in answers]
+        tell = [lambda peer=peer: peer.client.post("/alarm", document, _SECONDS_TO_ANSWER) for peer in reached]
+        in_parallel(tell, _SECONDS_TO_ANSWER)
+        self._leave(diagnosis.exit_code, diagnosis.culprits, reached)
+
+    def _leave_it_to_another(self, diagnosis: Diagnosis) -> bool:
+        """Waits for those before this one to raise the alarm, so that all tell the same story."""
+        before = [i for i, w in enumerate(self.workers()) if w.runs and i < self._index and i not in diagnosis.culprits]
+        self._wake.wait(_SECONDS_FOR_THE_FIRST * min(len(before), 2))
+        return self._told is not None
+
+    def _obey(self, document: Mapping[str, Any]) -> None:
+        """Ends as another worker says, with the same report."""
+        write(str(document.get("text")), self._name)
+        code = document.get("code")
+        culprits = document.get("culprits")
+        self._leave(
+            code if isinstance(code, int) else ExitCode.STALLED,
+            culprits if isinstance(culprits, list) else (),
+            [peer for peer in self.peers if peer.history.seen(self._clock()).refusals == 0],
+        )
+
+    def _leave(self, code: int, culprits: Sequence[int], reached: Sequence[Peer]) -> None:
+        if self._index == 0:  # JAX ends the others at once when its service, in this process, is gone: so it goes last.
+            deadline = time.monotonic() + _SECONDS_TO_LEAVE
+            while reached and time.monotonic() < deadline:
+                time.sleep(0.05)
+                reached = [peer for peer in reached if _answers(peer)]
+        if self._error is not None and self._index in culprits:
+            code = _code_of(self._error)
+        self._left = True
+        self._end(int(code))
+
+    # The end of the script.
+
+    def on_error(self, error: BaseException) -> None:
+        """Notes that the script ends with an error."""
+        self._error = error
+
+    def at_exit(self) -> None:
+        """Says goodbye to the peers; before JAX waits for all of them to end."""
+        if self._error is not None:
+            self._wait_for_looks(3)  # If it is a peer's death that we fail of, the alarm says so, and we end there.
+        error = self._error
+        self._ended = _DONE if error is None else f"{type(error).__name__}: {error}"[:500]
+        goodbye = {"index": self._index, "ended": self._ended}
+        tell = [lambda peer=peer: peer.client.post("/goodbye", goodbye, _SECONDS_TO_ANSWER) for peer in self.peers]
+        in_parallel(tell, _SECONDS_TO_ANSWER)
+        if isinstance(error, ProgramMismatchError):  # So do the others: there is nobody to wait for in JAX's barrier.
+            self._wait_for_looks(3)
+            logging.shutdown()
+            self._leave(_code_of(error), (), self.peers)
+
+    def _wait_for_looks(self, count: int) -> None:
+        with self._looked:
+            goal = self._looks + count
+            self._wake.set()
+            self._wake.clear()
+            self._looked.wait_for(lambda: self._looks >= goal, count * (_SECONDS_BETWEEN_LOOKS + 1))
+
+
+def _answers(peer: Peer) -> bool:
+    try:
+        peer.client.status(0.2)
+    except OSError:
+        return False
+    except ValueError:
+        pass
+    return True
+
+
+def _code_of(error: BaseException) -> int:
+    return ExitCode.DIVERGED if isinstance(error, ProgramMismatchError) else ExitCode.FAILED
+
+
+def install(monitor: Monitor) -> None:
+    """Makes a monitor that of this process: it starts, hears of uncaught errors, and says goodbye at exit."""
+    global _running
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        monitor.on_error(error)
+        previous(kind, error, traceback)
+
+    sys.excepthook = hook
+    _running = monitor
+    monitor.start()
+    atexit.register(_at_exit, monitor)
+
+
+def _at_exit(monitor: Monitor) -> None:
+    with contextlib.suppress(Exception):  # Whatever it is, it must not change how the script ends.
+        monitor.at_exit()

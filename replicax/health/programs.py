@@ -1,0 +1,99 @@
+"""Comparing programs: before one runs for the first time, its fingerprint must be the same in all workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from replicax.errors import ProgramMismatchError
+from replicax.health.peers import Peer
+
+# What XLA calls back by a number or an address of the process.
+_CALLBACK = re.compile(r"(custom_call @\w*python\w*callback\w*\(.*?)(index = \d+|\"\d{5,}\")")
+_LARGEST_CONSTANT = 32  # elements; of a larger one only the shape counts
+_SECONDS_BETWEEN_QUESTIONS = 0.02, 0.25
+_SECONDS_TO_ANSWER = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Announced:
+    """A program that a worker is about to run for the first time.
+
+    Attributes:
+        name: Name of the function.
+        fingerprint: Hash of the program; empty if this worker has no part in it.
+    """
+
+    name: str
+    fingerprint: str
+
+    def differs(self, other: Announced) -> bool:
+        """Returns whether the two cannot be the same program."""
+        known = self.fingerprint and other.fingerprint
+        return self.name != other.name or bool(known and self.fingerprint != other.fingerprint)
+
+
+def fingerprint(lowered: Any) -> str:
+    """Returns the hash of a program that JAX has lowered (`jax.stages.Lowered`)."""
+    text = lowered.compiler_ir("stablehlo").operation.get_asm(large_elements_limit=_LARGEST_CONSTANT)
+    return hashlib.sha256(_CALLBACK.sub(r"\1", text).encode()).hexdigest()[:16]
+
+
+class Programs:
+    """The programs of this process, in the order in which it came to them, and the comparison with the peers'."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._announced: list[Announced] = []
+
+    def announce(self, program: Announced) -> int:
+        """Tells the peers, when they ask, of a program; returns its number."""
+        with self._lock:
+            self._announced.append(program)
+            return len(self._announced) - 1
+
+    def get(self, index: int) -> Mapping[str, str] | None:
+        """Returns a program that has been announced."""
+        with self._lock:
+            return dataclasses.asdict(self._announced[index]) if index < len(self._announced) else None
+
+    def compare(self, index: int, peers: Sequence[Peer], wait: bool) -> None:
+        """Compares a program with the peers'.
+
+        Args:
+            index: Its number.
+            peers: The peers.
+            wait: Whether to wait until all have come to theirs. The monitor sees to it that nobody waits for ever. (A
+                peer that cannot be watched is not waited for.)
+
+        Raises:
+            ProgramMismatchError: One is about to run another program.
+        """
+        pending = [peer for peer in peers if peer.reachable]
+        pause, longest = _SECONDS_BETWEEN_QUESTIONS
+        while True:
+            pending = [peer for peer in pending if not self._same(index, peer)]
+            if not pending or not wait:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    def _same(self, index: int, peer: Peer) -> bool:
+        """Returns whether a peer has announced the same program; False if it has announced none yet."""
+        try:
+            answer = peer.client.program(index, _SECONDS_TO_ANSWER)
+            theirs = None if answer is None else Announced(str(answer["name"]), str(answer["fingerprint"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        mine = self._announced[index]
+        if theirs is not None and mine.differs(theirs):
+            raise ProgramMismatchError(
+                index, self._name, mine.name, mine.fingerprint, peer.history.name, theirs.name, theirs.fingerprint
+            )
+        return theirs is not None

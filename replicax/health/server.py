@@ -1,0 +1,163 @@
+"""The health server of a worker: a few questions that the other workers ask, answered whatever the main thread does.
+
+It answers only who knows the job's token, speaks JSON and text, and can read nothing but what is listed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import http.server
+import json
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from replicax.health.client import TOKEN_HEADER
+
+_LARGEST_QUESTION = 2**23
+_SECONDS_OF_SILENCE = 60.0  # after which a connection is closed
+
+
+class Answers(Protocol):
+    """Who knows the answers."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Returns what this worker is doing."""
+
+    def program(self, index: int) -> Mapping[str, Any] | None:
+        """Returns the program that this worker has compared as number `index`."""
+
+    def on_alarm(self, document: Mapping[str, Any]) -> None:
+        """Hears of an alarm that another worker has raised."""
+
+    def on_goodbye(self, document: Mapping[str, Any]) -> None:
+        """Hears that another worker's script has ended."""
+
+
+class HealthServer(http.server.ThreadingHTTPServer):
+    """Listens from when it is made; answers when it knows the token and the answers.
+
+    Args:
+        host: The address to listen at.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, host: str):
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, 0), _Handler)
+        self._token: bytes | None = None
+        self.answers: Answers | None = None
+
+    @property
+    def port(self) -> int:
+        """The port, which the system has chosen."""
+        return self.server_address[1]
+
+    def answer(self, token: str, answers: Answers) -> None:
+        """Begins to answer, in a thread of its own."""
+        self._token, self.answers = token.encode(), answers
+        threading.Thread(target=self.serve_forever, name="replicax-health-server", daemon=True).start()
+
+    def knows(self, token: str | None) -> bool:
+        """Returns whether a question comes from this job."""
+        return self._token is not None and token is not None and hmac.compare_digest(token.encode(), self._token)
+
+    def server_bind(self) -> None:
+        """Binds the socket, without asking the name service what this machine is called."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Is silent: the other one has gone, or is nobody of ours."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # Keeps connections open.
+    timeout = _SECONDS_OF_SILENCE
+    server: HealthServer
+
+    def do_GET(self) -> None:
+        answers = self._allowed()
+        if answers is None:
+            return
+        if self.path == "/status":
+            self._say(json.dumps(answers.status()))
+        elif self.path == "/stacks":
+            self._say(stacks(), "text/plain; charset=utf-8")
+        elif self.path.startswith("/programs/") and self.path[10:].isdecimal() and len(self.path) < 30:
+            self._say(json.dumps(answers.program(int(self.path[10:]))))
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND)
+
+    def do_POST(self) -> None:
+        answers = self._allowed()
+        document = self._document() if answers is not None else None
+        if answers is None or document is None:
+            return
+        if self.path == "/alarm":
+            answers.on_alarm(document)
+        elif self.path == "/goodbye":
+            answers.on_goodbye(document)
+        else:
+            return self._refuse(HTTPStatus.NOT_FOUND)
+        self._say("{}")
+
+    def _allowed(self) -> Answers | None:
+        if self.server.knows(self.headers.get(TOKEN_HEADER)):
+            return self.server.answers
+        self._refuse(HTTPStatus.FORBIDDEN)
+        return None
+
+    def _document(self) -> Mapping[str, Any] | None:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > _LARGEST_QUESTION:
+            self._refuse(HTTPStatus.BAD_REQUEST)
+            return None
+        document = None
+        with contextlib.suppress(ValueError):
+            document = json.loads(self.rfile.read(int(length)))
+        if not isinstance(document, dict):
+            self._refuse(HTTPStatus.BAD_REQUEST)
+            return None
+        return document
+
+    def _say(self, text: str, kind: str = "application/json") -> None:
+        body = text.encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        self.close_connection = True
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.send_header("Connection", "close")
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Writes no log: there is a question every second."""
+
+
+def stacks() -> str:
+    """Returns the Python stacks of all threads of this process, the main thread first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
+    own = threading.get_ident()
+    parts = [
+        f"Thread {names.get(ident, ident)!r}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in frames
+        if ident != own
+    ]
+    return "\n".join(parts)

@@ -1,0 +1,79 @@
+"""What a worker tells the others of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from replicax.health.phases import WAITING_PHASES, Activity, now
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """What a worker is doing.
+
+    Attributes:
+        phase: Its phase; `replicax.health.phases` lists them.
+        seconds: For how long it has been in it.
+        calls: Number of the program that it began last, counting those that all workers run together.
+        completed: Number of the last one that it has finished.
+        waiting: For how many seconds it has been waiting for that program; None if it does not wait.
+        program: Name of that program.
+        fingerprint: Its fingerprint.
+        ended: How its script ended: `""` while it runs, `"done"`, or the error.
+    """
+
+    phase: str
+    seconds: float = 0.0
+    calls: int = 0
+    completed: int = 0
+    waiting: float | None = None
+    program: str = ""
+    fingerprint: str = ""
+    ended: str = ""
+
+    def describe(self) -> str:
+        """Returns the status in words."""
+        if self.ended:
+            return f"ended ({self.ended}), last completed step {self.completed}"
+        program = f" of {self.program!r}" if self.program else ""
+        waits = "" if self.waiting is None else f", waiting for {self.waiting:.1f} s"
+        step = f"last completed step {self.completed}"
+        if self.calls > self.completed:
+            step += f", in step {self.calls}{program}"
+        return f"phase {self.phase!r} for {self.seconds:.1f} s, {step}{waits}"
+
+
+def status_of(activity: Activity = now, ended: str = "") -> Status:
+    """Returns the status of this process."""
+    (phase, since), time_now = activity.at, time.monotonic()
+    waits_since = None if ended else activity.waits_since()
+    in_step = not ended and (phase in WAITING_PHASES or activity.computes())
+    return Status(
+        phase,
+        time_now - since,
+        activity.calls,
+        activity.calls - in_step if activity.calls else 0,
+        None if waits_since is None else time_now - waits_since,
+        activity.program,
+        activity.fingerprint,
+        ended,
+    )
+
+
+def status_from(document: Mapping[str, Any]) -> Status:
+    """Returns the status that another process has sent, as JSON gives it.
+
+    Raises:
+        ValueError: It is none.
+    """
+    kinds: dict[str, Any] = {"phase": str, "program": str, "fingerprint": str, "ended": str, "calls": int}
+    kinds |= {"completed": int, "seconds": (int, float), "waiting": (int, float, type(None))}
+    if not isinstance(document, Mapping):
+        raise ValueError(f"not a status: {document!r:.100}")
+    found = {name: document.get(name) for name in kinds}
+    if not all(isinstance(found[name], kind) for name, kind in kinds.items()):
+        raise ValueError(f"not a status: {document!r:.100}")
+    return Status(**found)  # type: ignore[arg-type] # checked above

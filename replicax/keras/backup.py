@@ -1,0 +1,226 @@
+"""The callback BackupAndRestore: a `fit` that is killed goes on where it was when it is started again.
+
+The file loads without Keras. `rx.keras.BackupAndRestore`, made by `backup_class`, is `_BackupAndRestore` on top of
+Keras's `Callback`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import shutil
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.checkpoint import CheckpointManager, read_metadata
+from replicax.checkpoint.preemption import PreemptionWatch, TerminationConfig, resume_exit
+from replicax.errors import ArgumentError
+
+
+@functools.cache
+def backup_class() -> Any:
+    """Returns the class `rx.keras.BackupAndRestore`; imports Keras."""
+    import keras
+
+    namespace = {"__doc__": _BackupAndRestore.__doc__, "__module__": "replicax.keras"}
+    return type("BackupAndRestore", (_BackupAndRestore, keras.callbacks.Callback), namespace)
+
+
+class _BackupAndRestore:
+    """Saves the training every so often, and continues from there when `fit` is called again after an interruption.
+
+    What is saved: the weights, the optimizer's state, the metrics, the epoch, the step in it, and the state of the
+    global random generators of NumPy and Python from which `shuffle=True` draws. The continued training is then the
+    same as one without an interruption, provided that the data can be read again and come in the same order: arrays,
+    shuffled or not, and data whose order depends on nothing but a seed. The batches that were seen are read and
+    skipped; for these, callbacks are called again with the restored logs.
+
+    When a worker is told to go (SIGTERM), all workers save the same step and exit with code 75, "resume me". Every
+    worker of a strategy must have the callback, with a directory that all of them see. A training that ends well
+    deletes its backup.
+
+    Args:
+        directory: Where the backups are.
+        save_freq: `"epoch"`, or a number of steps from one backup to the next.
+        delete_checkpoint: Whether a training that ends well deletes its backup.
+        save_before_exit: Whether to save and exit at SIGTERM; otherwise the signal does what it did before.
+        async_: Whether training goes on while a backup is written.
+        exit_fn: Called when all is saved after SIGTERM; by default the process ends with exit code 75.
+
+    Raises:
+        ArgumentError: An argument has the wrong type or value.
+        CheckpointError: When `fit` begins: the backup does not match the model; in `fit`: it could not be saved.
+    """
+
+    model: Any  # Keras sets these.
+    params: dict[str, Any]
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        save_freq: str | int = "epoch",
+        *,
+        delete_checkpoint: bool = True,
+        save_before_exit: bool = True,
+        async_: bool = True,
+        exit_fn: Callable[[], Any] | None = None,
+    ):
+        super().__init__()
+        if save_freq != "epoch" and (isinstance(save_freq, bool) or not isinstance(save_freq, int) or save_freq < 1):
+            raise ArgumentError(f"`save_freq` is 'epoch' or a number of steps, at least 1, got {save_freq!r}.")
+        if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
+            raise ArgumentError(f"`directory` is the path of a folder, got {directory!r}.")
+        self.directory = os.fspath(directory)
+        self.save_freq = save_freq
+        self._deletes, self._saves_before_exit, self._async = delete_checkpoint, save_before_exit, async_
+        self._exit_fn = exit_fn
+        self._open: list[PreemptionWatch] = []
+        # For a `fit` that an error ended: Keras then calls no callback any more.
+        self._finalizer = weakref.finalize(self, _close, self._open)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        del logs
+        _close(self._open)
+        self._epoch, self._step, self._saved_at = 0, 0, 0
+        self._generators = _Generators()
+        self._manager = CheckpointManager(self.directory, max_to_keep=1, async_=self._async, objects=self._objects())
+        self._count = 0  # of saves: the checkpoint's number, which grows
+        self._resume: _Skipping | None = None
+        self._restored = False
+        if isinstance(self.model.train_function, _Skipping):  # left by a `fit` that an error ended
+            self.model.train_function = self.model.train_function.train
+        step = self._manager.restore_or_initialize()
+        if step is not None:
+            self._continue_from(step)
+        if self._saves_before_exit:
+            self._open.append(PreemptionWatch(TerminationConfig()))
+
+    def _objects(self) -> dict[str, Any]:
+        model = self.model
+        objects = {"model": model, "generators": self._generators}
+        if getattr(model, "optimizer", None) is not None and model.optimizer.variables:
+            objects["optimizer"] = model.optimizer
+        # A model lists the variables of its metrics only where these are its layers'.
+        if model.metrics_variables:
+            objects["metrics"] = list(model.metrics_variables)
+        return objects
+
+    def _continue_from(self, step: int) -> None:
+        notes = read_metadata(self._manager.path(step)).notes
+        self._restored = True
+        self._count, self._epoch = step, int(notes["epoch"])
+        self._saved_at = int(notes["step"])
+        self.model._initial_epoch = self._epoch
+        if self._saved_at:
+            metrics = [np.asarray(variable) for variable in self.model.metrics_variables]
+            self._resume = _Skipping(self.model, self._saved_at, metrics)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        del logs
+        self._epoch, self._step = epoch, 0
+        if self._restored:
+            self._generators.draw_again()  # the order of the data, as it was
+            self._restored = False
+        else:
+            self._saved_at = 0
+            self._generators.remember()
+        if self._resume is not None:
+            self._resume.begin()
+            self._resume = None
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        del logs
+        self._step = min(batch + 1, self.params.get("steps") or batch + 1)
+        if self._step <= self._saved_at:
+            return  # skipped
+        if self._is_told_to_go():
+            self._save_and_exit(self._epoch, self._step)
+        elif isinstance(self.save_freq, int) and self._step // self.save_freq > self._saved_at // self.save_freq:
+            self._save(self._epoch, self._step)
+            self._saved_at = self._step
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        del logs
+        self._generators.remember()
+        if self._is_told_to_go():
+            self._save_and_exit(epoch + 1, 0)
+        elif self.save_freq == "epoch":
+            self._save(epoch + 1, 0)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        del logs
+        _close(self._open)
+        self._manager.close()
+        if self._deletes and jax.process_index() == 0:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _is_told_to_go(self) -> bool:
+        return bool(self._open) and self._open[0].check() == "exit"
+
+    def _save(self, epoch: int, step: int) -> None:
+        # Asking for the model has Keras give it its state back.
+        assert self.model is not None
+        self._manager.checkpoint.add_note("epoch", lambda: epoch)
+        self._manager.checkpoint.add_note("step", lambda: step)
+        self._count += 1
+        self._manager.save(self._count)
+
+    def _save_and_exit(self, epoch: int, step: int) -> None:
+        self._save(epoch, step)
+        self._manager.close()
+        _close(self._open)
+        (self._exit_fn or resume_exit)()
+
+
+class _Generators:
+    """The global random generators of NumPy and Python, as they were when the order of an epoch's data was drawn."""
+
+    def __init__(self) -> None:
+        self.remember()
+
+    def remember(self) -> None:
+        self._state: dict[str, Any] = {"numpy": np.random.get_state(legacy=False), "python": random.getstate()}
+
+    def draw_again(self) -> None:
+        np.random.set_state(self._state["numpy"])
+        random.setstate(self._state["python"])
+
+    def get_state(self) -> dict[str, Any]:
+        return self._state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        version, numbers, gauss = state["python"]
+        self._state = {"numpy": state["numpy"], "python": (version, tuple(numbers), gauss)}
+
+
+class _Skipping:
+    """Takes the place of a model's training function until the steps that were made before have been skipped."""
+
+    def __init__(self, model: Any, steps: int, metrics: list[np.ndarray]):
+        self._model, self._left, self._metrics = model, steps, metrics
+        self.train = model.train_function
+
+    def begin(self) -> None:
+        """Is called when the epoch begins, after Keras has reset the metrics."""
+        for variable, value in zip(self._model.metrics_variables, self._metrics, strict=True):
+            variable.assign(value)
+        self._logs = self._model.get_metrics_result()
+        self._model.train_function = self
+
+    def __call__(self, state: Any, iterator: Iterator[Any]) -> Any:
+        for _ in range(min(self._left, self._model.steps_per_execution)):
+            next(iterator)
+            self._left -= 1
+        if self._left == 0:
+            self._model.train_function = self.train
+        return self._logs, state
+
+
+def _close(watches: list[PreemptionWatch]) -> None:
+    while watches:
+        watches.pop().close()

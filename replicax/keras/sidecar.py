@@ -1,0 +1,214 @@
+"""The sidecar evaluator: a process of its own evaluates each checkpoint while the workers train on."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from replicax.errors import ArgumentError
+from replicax.keras.checkpoints import Found, Watched
+from replicax.keras.saving import write_atomically
+from replicax.keras.tensorboard import _EventFiles
+
+_log = logging.getLogger(__name__)
+_BETTER: dict[str, Callable[[float, float], bool]] = {"min": lambda a, b: a < b, "max": lambda a, b: a > b}
+_GREATER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """One checkpoint's evaluation.
+
+    Attributes:
+        name: Which checkpoint.
+        step: Its step; for a file without a number in its name, how many evaluations there were before.
+        logs: The losses and metrics.
+    """
+
+    name: str
+    step: int
+    logs: Mapping[str, float]
+
+
+class SidecarEvaluator:
+    """Waits for checkpoints, evaluates each new one once, in order, and keeps the best model.
+
+    It runs in a process of its own, beside the workers that train: the *evaluator* of the cluster (`replicax run
+    --evaluator`, or TF_CONFIG with the task type "evaluator"). There `rx.MultiWorkerMirroredStrategy()` has this
+    process's devices only and waits for nobody.
+
+    It takes what `rx.CheckpointManager` writes (whole checkpoints, never half-written ones), and the files of
+    `keras.callbacks.ModelCheckpoint`: `.keras` and `.weights.h5`. Of both it reads the weights alone. A checkpoint that
+    is deleted before its turn comes is left out, and said so in the log.
+
+    Args:
+        model: A compiled model with the architecture of the one that is trained.
+        data: What to evaluate on: `(x, y)` or `(x, y, sample_weight)`, or a dataset that can be read again and again.
+        checkpoint_dir: Where the checkpoints appear; it need not exist yet.
+        steps: Number of batches of each evaluation; by default all.
+        max_evaluations: After how many evaluations `start` returns; by default it goes on.
+        callbacks: Keras callbacks for the evaluations.
+        poll_interval_s: How often to look for checkpoints, in seconds.
+        idle_timeout_s: After how many seconds without a new checkpoint `start` returns; None for never.
+        monitor: Which of the losses and metrics tells the best model.
+        mode: `"min"`, `"max"`, or `"auto"`: "max" for accuracies and the like, otherwise "min".
+        best_model_path: Where the best model so far is saved: a file with the ending `.keras` or `.weights.h5`; None
+            for nowhere.
+        log_dir: Folder for TensorBoard's scalars, which need tensorboardX (the extra `tensorboard`); by default
+            `evaluations` in `checkpoint_dir`.
+        name: How the model is called in checkpoints of `rx.CheckpointManager`: the key in its `objects`.
+
+    Raises:
+        ArgumentError: An argument has the wrong type or value.
+
+    Attributes:
+        evaluations: What has been evaluated so far: each with `name`, `step` and `logs`.
+        best: The best of them, or None.
+
+    Example:
+        >>> evaluator = rx.SidecarEvaluator(model, (x, y), "checkpoints", max_evaluations=10)  # doctest: +SKIP
+        >>> evaluator.start()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        data: Any,
+        checkpoint_dir: str | os.PathLike[str],
+        steps: int | None = None,
+        max_evaluations: int | None = None,
+        callbacks: Sequence[Any] | None = None,
+        *,
+        poll_interval_s: float = 1.0,
+        idle_timeout_s: float | None = 600.0,
+        monitor: str = "loss",
+        mode: str = "auto",
+        best_model_path: str | os.PathLike[str] | None = None,
+        log_dir: str | os.PathLike[str] | None = None,
+        name: str = "model",
+    ):
+        _check_count("steps", steps)
+        _check_count("max_evaluations", max_evaluations)
+        _check_seconds("poll_interval_s", poll_interval_s)
+        if idle_timeout_s is not None:
+            _check_seconds("idle_timeout_s", idle_timeout_s)
+        if mode not in ("auto", *_BETTER):
+            raise ArgumentError(f"`mode` is 'min', 'max' or 'auto', got {mode!r}.")
+        if hasattr(data, "__next__"):
+            raise ArgumentError(
+                f"`data` is read again for each checkpoint, but {data!r:.100} is an iterator, which ends for good. "
+                "Give the arrays or the dataset that it comes from."
+            )
+        self.model = model
+        self.evaluations: list[Evaluation] = []
+        self.best: Evaluation | None = None
+        self._data, self._steps, self._callbacks = data, steps, list(callbacks or [])
+        self._max, self._poll, self._idle = max_evaluations, poll_interval_s, idle_timeout_s
+        self._monitor, self._mode = monitor, mode
+        self._best_path = _checked_best_path(best_model_path)
+        self._watched = Watched(checkpoint_dir, name)
+        self._log_dir = os.fspath(log_dir if log_dir is not None else self._watched.directory / "evaluations")
+
+    def start(self) -> str:
+        """Evaluates checkpoints until enough have been, or none has come for too long.
+
+        Returns:
+            Why it ended, in a sentence, which is logged too.
+
+        Raises:
+            CheckpointError: A checkpoint does not fit the model.
+            ArgumentError: `monitor` is none of the losses and metrics.
+        """
+        files = self._event_files()
+        waiting_since = time.monotonic()
+        try:
+            while True:
+                found = self._watched.next()
+                if found is None:
+                    if self._idle is not None and time.monotonic() - waiting_since >= self._idle:
+                        return self._ended(f"no new checkpoint has come for {self._idle:g} s")
+                    time.sleep(self._poll)
+                    continue
+                if not self._watched.load(found, self.model):
+                    time.sleep(self._poll)  # It may still be being written.
+                    continue
+                self._evaluate(found, files)
+                waiting_since = time.monotonic()
+                if self._max is not None and len(self.evaluations) >= self._max:
+                    return self._ended(f"{self._max} checkpoint(s) have been evaluated")
+        finally:
+            if files is not None:
+                files.close()
+
+    def _ended(self, why: str) -> str:
+        best = (
+            f"; best {self._monitor}: {self.best.logs[self._monitor]:g} at step {self.best.step}" if self.best else ""
+        )
+        sentence = f"The evaluator of {self._watched.directory} ends: {why}{best}."
+        _log.warning("%s", sentence)  # So that it is seen without any settings for logging.
+        return sentence
+
+    def _evaluate(self, found: Found, files: _EventFiles | None) -> None:
+        arguments = self._data if isinstance(self._data, tuple) else (self._data,)
+        given = dict(zip(("x", "y", "sample_weight"), arguments, strict=False))
+        logs = self.model.evaluate(
+            **given, steps=self._steps, callbacks=list(self._callbacks), verbose=0, return_dict=True
+        )
+        step = len(self.evaluations) if found.step is None else found.step
+        done = Evaluation(found.name, step, {name: float(np.mean(value)) for name, value in logs.items()})
+        self.evaluations.append(done)
+        _log.info("%s: %s", done.name, ", ".join(f"{name} {value:g}" for name, value in done.logs.items()))
+        if files is not None:
+            event = files.event("validation", step)
+            event.scalars("evaluation_", logs, "_vs_iterations")
+        self._keep_best(done)
+
+    def _keep_best(self, done: Evaluation) -> None:
+        if self._monitor not in done.logs:
+            raise ArgumentError(f"`monitor` is one of {[*done.logs]}, got {self._monitor!r}.")
+        value = done.logs[self._monitor]
+        if math.isnan(value) or (self.best and not self._is_better(value, self.best.logs[self._monitor])):
+            return
+        self.best = done
+        if self._best_path is not None:
+            os.makedirs(os.path.dirname(os.path.abspath(self._best_path)), exist_ok=True)
+            save = self.model.save_weights if self._best_path.endswith(".weights.h5") else self.model.save
+            write_atomically(self._best_path, save)
+
+    def _is_better(self, value: float, than: float) -> bool:
+        name = self._monitor.lower()
+        greater = any(word in name for word in _GREATER_IS_BETTER) and "loss" not in name
+        return _BETTER[("max" if greater else "min") if self._mode == "auto" else self._mode](value, than)
+
+    def _event_files(self) -> _EventFiles | None:
+        try:
+            return _EventFiles(self._log_dir)
+        except ArgumentError as error:  # tensorboardX is not there.
+            _log.info("The evaluator writes no scalars: %s", error)
+            return None
+
+
+def _check_count(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ArgumentError(f"`{name}` is a whole number of at least 1, or None, got {value!r}.")
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ArgumentError(f"`{name}` is a positive number of seconds, got {value!r}.")
+
+
+def _checked_best_path(path: Any) -> str | None:
+    if path is None:
+        return None
+    text = os.fspath(path)
+    if not text.endswith((".keras", ".weights.h5")):
+        raise ArgumentError(f"`best_model_path` ends with '.keras' or '.weights.h5', got {text!r}.")
+    return text

@@ -1,0 +1,62 @@
+"""One thing that the doctor has looked at, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+class Status(enum.Enum):
+    """How well something is."""
+
+    OK = "ok"
+    WARN = "warn"  # It works, or may, but somebody should look at it.
+    FAIL = "fail"  # Training, or part of it, will not work.
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What it is, such as `"keras backend"`; it does not change from version to version.
+        status: How well it is.
+        text: What was found.
+        cure: What to do; empty if it is well.
+        details: The same in numbers, as JSON can hold them.
+    """
+
+    name: str
+    status: Status
+    text: str
+    cure: str = ""
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns it as JSON can hold it."""
+        return {
+            "name": self.name,
+            "status": self.status.value,
+            "text": self.text,
+            "cure": self.cure,
+            "details": dict(self.details),
+        }
+
+
+def ok(name: str, text: str, **details: Any) -> Finding:
+    """Returns a finding that all is well."""
+    return Finding(name, Status.OK, text, "", details)
+
+
+def warn(name: str, text: str, cure: str, **details: Any) -> Finding:
+    """Returns a finding that somebody should look at."""
+    return Finding(name, Status.WARN, text, cure, details)
+
+
+def fail(name: str, text: str, cure: str, **details: Any) -> Finding:
+    """Returns a finding that something will not work."""
+    return Finding(name, Status.FAIL, text, cure, details)

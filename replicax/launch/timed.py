@@ -1,0 +1,93 @@
+"""A local cluster that must be done in time: for tests, and for what `replicax doctor` tries out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from replicax.launch.job import Job
+from replicax.launch.options import Options
+from replicax.launch.plan import count_ports, make_plan
+from replicax.launch.ports import reserved_ports
+from replicax.launch.processes import Event, Events, Guard, Signalled
+from replicax.launch.supervisor import Supervisor
+from replicax.launch.terminal import Terminal
+
+STACKS_SIGNAL = signal.SIGUSR1  # Not SIGTERM: JAX catches that one for itself.
+_SECONDS_TO_WRITE_STACKS = 1.0
+_TOKEN_BYTES = 16
+# Another cluster's, which a worker would believe before its TF_CONFIG.
+_BEFORE_TF_CONFIG = ("REPLICAX_COORDINATOR", "REPLICAX_NUM_PROCESSES", "REPLICAX_PROCESS_ID")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a cluster ended.
+
+    Attributes:
+        code: 0, or the exit code of the task that failed first.
+        failed: The name of that task, such as `"worker 1"`; "" if none failed.
+        timed_out: Whether it was ended because its time was up.
+        logs: By task what it printed, `{"worker 0": path}`.
+    """
+
+    code: int
+    failed: str
+    timed_out: bool
+    logs: Mapping[str, Path]
+
+
+def run_in_time(
+    options: Options, log_dir: Path, timeout_s: float, environment: Mapping[str, str] | None = None
+) -> Outcome:
+    """Runs a script as a cluster, once, without showing what it prints.
+
+    When the time is up each task is sent `STACKS_SIGNAL`, for `faulthandler` to write its stacks into the log, and then
+    SIGKILL. Whatever happens, no process is left.
+
+    Args:
+        options: What to run; its `restarts` and `log_dir` are of no account.
+        log_dir: An existing folder, for one log a task.
+        timeout_s: Seconds until all tasks are ended.
+        environment: What the tasks inherit; by default the environment of this process.
+    """
+    given = os.environ if environment is None else environment
+    inherited = {name: value for name, value in given.items() if name not in _BEFORE_TF_CONFIG}
+    job = Job(options, inherited, secrets.token_hex(_TOKEN_BYTES), os.getpid())
+    events: Events[Event] = Events()
+    terminal = Terminal(io.StringIO(), io.StringIO())
+    with contextlib.closing(Guard()) as guard, reserved_ports(count_ports(options, options.workers)) as ports:
+        plan = make_plan(job, options.workers, 0, ports)
+        with _alarm(events, timeout_s) as rang:
+            attempt, _ = Supervisor(plan, job, log_dir, terminal, guard, events).run()
+    logs = {task.name: log_dir / task.log_name for task in plan.tasks}
+    return Outcome(attempt.code, attempt.failed, rang.is_set(), logs)
+
+
+@contextlib.contextmanager
+def _alarm(events: Events[Event], timeout_s: float) -> Iterator[threading.Event]:
+    """Has all tasks write their stacks and killed, unless the block ends in time; yields whether it came to that."""
+    over, rang = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        if over.wait(timeout_s):
+            return
+        rang.set()
+        events.put(Signalled(STACKS_SIGNAL))
+        over.wait(_SECONDS_TO_WRITE_STACKS)
+        events.put(Signalled(signal.SIGINT))  # The second signal, if it is this one, means: kill.
+
+    thread = threading.Thread(target=wait, name="replicax-alarm", daemon=True)
+    thread.start()
+    try:
+        yield rang
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,11 @@
+"""For tests of distributed programs: real processes with virtual devices, on this machine.
+
+The pytest plugin that comes with the package offers the same as a fixture, `cluster`, and the option
+`--replicax-logs DIR`, which keeps what all workers print.
+"""
+
+from replicax.testing.devices import simulated_devices
+from replicax.testing.distributed import distributed
+from replicax.testing.workers import LOGS_VARIABLE, Cluster, free_ports, run_workers
+
+__all__ = ["LOGS_VARIABLE", "Cluster", "distributed", "free_ports", "run_workers", "simulated_devices"]

@@ -1,0 +1,154 @@
+"""Runs a function in several real processes, as a cluster on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import math
+import os
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from replicax.errors import ArgumentError, WorkersFailedError
+from replicax.exit_codes import describe
+from replicax.launch.options import Options
+from replicax.launch.timed import Outcome, run_in_time
+from replicax.testing import program
+from replicax.testing.arguments import encoded
+
+# Where the logs of all tests shall be kept; the plugin's option --replicax-logs sets it.
+LOGS_VARIABLE = "REPLICAX_TEST_LOGS"
+_LINES_SHOWN = 80
+_SECONDS_TO_END = 2.0
+_REQUEST = "request.json"
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports of 127.0.0.1 that are free now. Nothing keeps others from taking them."""
+    with contextlib.ExitStack() as sockets:
+        opened = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in opened]
+
+
+def run_workers(
+    function: Callable[..., Any], workers: int = 2, devices: int = 1, timeout: float = 120, **arguments: Any
+) -> list[Any]:
+    """Calls a function in several processes, which are the workers of a cluster on this machine.
+
+    Each has a TF_CONFIG (and JAX's variables) of its own, ports that nobody else uses, and virtual CPU devices. In the
+    function `rx.MultiWorkerMirroredStrategy()` joins them.
+
+    Args:
+        function: A function at the top of a module. What it returns must be plain data that JSON can hold.
+        workers: Number of processes.
+        devices: Virtual devices of each.
+        timeout: Seconds until all are ended.
+        **arguments: Given to the function: numbers, strings, paths, and lists, tuples and dicts of these.
+
+    Returns:
+        What each worker returned, in order.
+
+    Raises:
+        WorkersFailedError: A worker failed, or the time was up; it shows what each printed last, and in the second case
+            the stacks of all. It is an AssertionError too.
+        ArgumentError: The function or an argument cannot be given to another process.
+    """
+    return Cluster().run(function, workers, devices, timeout, **arguments)
+
+
+class Cluster:
+    """Runs functions in several processes, as `run_workers` does; the fixture `cluster` is one.
+
+    Args:
+        log_dir: Where to keep what the workers print, in a folder for each call; None for nowhere.
+    """
+
+    def __init__(self, log_dir: Path | None = None):
+        self._log_dir = log_dir
+
+    def run(
+        self, function: Callable[..., Any], workers: int = 2, devices: int = 1, timeout: float = 120, **arguments: Any
+    ) -> list[Any]:
+        """Calls a function in several processes; see `run_workers`."""
+        return call(function, workers, devices, timeout, arguments, log_dir=self._log_dir)
+
+
+def call(
+    function: Callable[..., Any],
+    workers: int,
+    devices: int,
+    timeout: float,
+    arguments: dict[str, Any],
+    wants_result: bool = True,
+    log_dir: Path | None = None,
+) -> list[Any]:
+    """Does what `run_workers` does; without wanting results it returns a None for each worker."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+        raise ArgumentError(f"`timeout` is a positive number of seconds, got {timeout!r}.")
+    request = {
+        **_named(function),
+        "path": [os.path.abspath(folder) for folder in sys.path],
+        "devices": devices,
+        "arguments": {name: encoded(name, value) for name, value in arguments.items()},
+        "wants_result": wants_result,
+    }
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # It may count devices.
+    with tempfile.TemporaryDirectory() as folder, _logs(function, log_dir, folder) as logs:
+        Path(folder, _REQUEST).write_text(json.dumps(request))
+        options = Options(
+            program.__file__,
+            (str(Path(folder, _REQUEST)),),
+            workers=workers,
+            devices_per_worker=devices,
+            grace=_SECONDS_TO_END,
+        )
+        outcome = run_in_time(options, logs, timeout, environment)
+        if outcome.code or outcome.timed_out:
+            raise _failure(function.__name__, outcome, timeout)
+        results = [Path(folder, f"{worker}.json") for worker in range(workers)]
+        return [json.loads(path.read_text()) if wants_result else None for path in results]
+
+
+def _named(function: Callable[..., Any]) -> dict[str, str]:
+    """Returns how a worker finds the function again."""
+    plain = inspect.unwrap(function)
+    if not inspect.isfunction(plain) or "<" in plain.__qualname__ or inspect.iscoroutinefunction(plain):
+        raise ArgumentError(
+            f"The workers find a function by its name at the top of its module, so {function!r:.100} cannot go there: "
+            "write it with `def` (not `async def`, not a lambda) outside of other functions."
+        )
+    module = sys.modules[plain.__module__]
+    return {"module": module.__name__, "file": inspect.getfile(plain), "function": plain.__qualname__}
+
+
+@contextlib.contextmanager
+def _logs(function: Callable[..., Any], log_dir: Path | None, folder: str) -> Iterator[Path]:
+    """Yields an existing folder for the logs: a new one where they are kept, else the one that is deleted."""
+    kept = os.environ.get(LOGS_VARIABLE)
+    base = log_dir or (Path(kept) if kept else None)
+    if base is None:
+        yield Path(folder)
+        return
+    base.mkdir(parents=True, exist_ok=True)
+    yield Path(tempfile.mkdtemp(prefix=f"{re.sub('[^A-Za-z0-9_]', '-', function.__name__)}-", dir=base))
+
+
+def _failure(name: str, outcome: Outcome, timeout: float) -> WorkersFailedError:
+    logs = {task: path.read_text(errors="replace") if path.exists() else "" for task, path in outcome.logs.items()}
+    if outcome.timed_out:
+        problem = f"was not done after {timeout:g} s; where each worker was stands at the end of its log"
+    else:
+        problem = f"failed first in {outcome.failed}: {describe(outcome.code)}"
+    return WorkersFailedError(name, problem, {task: _end(log) for task, log in logs.items()}, outcome.timed_out)
+
+
+def _end(log: str) -> str:
+    lines = log.splitlines()
+    left_out = len(lines) - _LINES_SHOWN
+    return "\n".join([f"... ({left_out} lines before)", *lines[-_LINES_SHOWN:]] if left_out > 0 else lines)

@@ -1,0 +1,176 @@
+"""`rx.Checkpoint`: what it holds, and that it comes back anywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import optax
+import pytest
+
+import replicax as rx
+from replicax.checkpoint import read_metadata
+from replicax.errors import CheckpointError
+
+
+class Reader:
+    """A data position."""
+
+    def __init__(self, position: Any = 0):
+        self.position = position
+
+    def get_state(self) -> Any:
+        return self.position
+
+    def set_state(self, state: Any) -> None:
+        if state == "bad":
+            raise ValueError("bad state")
+        self.position = state
+
+
+def test_values_are_returned(tmp_path: Path):
+    params = {"w": jnp.arange(4.0), "layers": [np.float32(2), np.arange(3)]}
+    optimizer_state = optax.adam(0.1).init(params["w"])
+    checkpoint = rx.Checkpoint(params=params, optimizer=optimizer_state, step=3, rate=0.5, name="run", raw=b"\0\xff")
+    path = checkpoint.write(tmp_path / "c")
+    zeros = jax.tree.map(lambda x: x * 0, (params, optimizer_state))
+    other = rx.Checkpoint(params=zeros[0], optimizer=zeros[1], step=0, rate=0.0, name="", raw=b"")
+    restored = other.restore(path)
+    assert {name: restored[name] for name in ("step", "rate", "name", "raw")} == {
+        "step": 3,
+        "rate": 0.5,
+        "name": "run",
+        "raw": b"\0\xff",
+    }
+    assert restored == other.objects
+    for found, expected in zip(jax.tree.leaves(restored["params"]), jax.tree.leaves(params), strict=True):
+        assert type(found) is type(expected)
+        np.testing.assert_array_equal(found, expected)
+    assert isinstance(restored["optimizer"][0], type(optimizer_state[0]))
+    assert not restored["params"]["w"].committed
+
+
+def test_variables_among_values_stay_themselves(tmp_path: Path):
+    variable = rx.Variable(1.0)
+    checkpoint = rx.Checkpoint(state={"v": variable, "n": 1, "a": jnp.ones(2)})
+    path = checkpoint.write(tmp_path / "c")
+    variable.assign(0.0)
+    checkpoint.objects["state"]["n"] = 7
+    restored = checkpoint.restore(path)["state"]
+    assert restored["v"] is variable
+    assert (float(variable.numpy()), restored["n"]) == (1.0, 1)
+
+
+def test_random_state_comes_back(tmp_path: Path):
+    generators = [np.random.default_rng(1), np.random.Generator(np.random.MT19937(2)), np.random.RandomState(3)]
+    key = jax.random.key(4, impl="rbg")
+    checkpoint = rx.Checkpoint(generators=generators, key=key)
+    path = checkpoint.write(tmp_path / "c")
+    expected = [generator.normal() for generator in generators]
+    checkpoint.objects["key"] = jax.random.key(0, impl="rbg")
+    restored = checkpoint.restore(path)
+    assert [generator.normal() for generator in generators] == expected
+    assert jax.random.uniform(restored["key"]) == jax.random.uniform(key)
+
+
+@pytest.mark.parametrize("position", [b"bytes \0", {"epoch": 1, "rows": [1, 2]}, None, {"order": np.arange(3)}])
+def test_objects_that_know_their_state(tmp_path: Path, position: Any):
+    path = rx.Checkpoint(data=Reader(position)).write(tmp_path / "c")
+    reader = Reader("other")
+    rx.Checkpoint(data=reader).restore(path)
+    np.testing.assert_equal(reader.position, position)
+
+
+def test_a_state_that_json_cannot_hold_is_an_error(tmp_path: Path):
+    with pytest.raises(CheckpointError, match="'data' has in it <object"):
+        rx.Checkpoint(data=Reader({"x": [object()]})).write(tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_no_pickle_in_the_files(tmp_path: Path):
+    path = rx.Checkpoint(g=np.random.default_rng(1), v=rx.Variable([1.0])).write(tmp_path / "c")
+    assert json.loads((path / "state-00000.json").read_text())["g"]["state"]["bit_generator"] == "PCG64"
+    assert not [file for file in path.rglob("*") if file.is_file() and b"numpy._core" in file.read_bytes()]
+
+
+def test_nothing_changes_if_one_object_refuses(tmp_path: Path):
+    first, second, variable = Reader("new"), Reader("bad"), rx.Variable(1.0)
+    path = rx.Checkpoint(first=first, second=second, v=variable).write(tmp_path / "c")
+    first.position, second.position = "old", "old"
+    variable.assign(0.0)
+    with pytest.raises(CheckpointError, match="'second' does not take"):
+        rx.Checkpoint(first=first, second=second, v=variable).restore(path)
+    assert (first.position, float(variable.numpy())) == ("old", 0.0)
+
+
+def test_names_of_all_kinds_must_match(tmp_path: Path):
+    path = rx.Checkpoint(v=rx.Variable(1.0), n=1).write(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"Only in the checkpoint: \['n'\].*objects: \['m'\]"):
+        rx.Checkpoint(v=rx.Variable(1.0), m=1).restore(path)
+    assert rx.Checkpoint(v=rx.Variable(1.0), m=5).restore(path, partial=True) == {"m": 5}
+    with pytest.raises(CheckpointError, match="'n' is no array in the checkpoint"):
+        rx.Checkpoint(v=rx.Variable(1.0), n=rx.Variable(1)).restore(path)
+
+
+def test_metadata_names_step_and_versions(tmp_path: Path):
+    path = rx.Checkpoint(v=rx.Variable([1.0, 2.0]), step=0).write(tmp_path / "c", step=12)
+    metadata = read_metadata(path)
+    assert metadata.step == 12
+    assert metadata.versions["jax"] == jax.__version__
+    assert metadata.arrays["v"].nbytes == 8
+    assert len(metadata.arrays["v"].checksum) == 64
+    assert rx.Checkpoint(v=rx.Variable([0.0, 0.0]), step=0).restore(path) == {"step": 12}
+
+
+def test_new_values_are_passed_to_write(tmp_path: Path):
+    checkpoint = rx.Checkpoint(params=jnp.zeros(2))
+    path = checkpoint.write(tmp_path / "c", params=jnp.ones(2))
+    np.testing.assert_array_equal(checkpoint.restore(path)["params"], [1, 1])
+    with pytest.raises(CheckpointError, match=r"no objects \['other'\]"):
+        checkpoint.write(tmp_path / "d", other=1)
+
+
+def strategies() -> dict[str, Any]:
+    devices = [f"cpu:{i}" for i in range(4)]
+    return {
+        "one": lambda: rx.OneDeviceStrategy("cpu:1"),
+        "mirrored 2": lambda: rx.MirroredStrategy(devices[:2]),
+        "mirrored 4": lambda: rx.MirroredStrategy(devices),
+        "sharded 2": lambda: rx.FullyShardedStrategy(devices[:2], min_size=1),
+        "sharded 4": lambda: rx.FullyShardedStrategy(devices, min_size=1),
+    }
+
+
+def fitted(strategy: Any, epochs: int, restore: Path | None = None) -> tuple[Any, rx.Checkpoint]:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(32, 8)).astype("f4"), rng.normal(size=(32, 4)).astype("f4")
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(4)])
+        model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
+        model.optimizer.build(model.trainable_variables)
+        metric = keras.metrics.Mean()
+    checkpoint = rx.Checkpoint(model=model, optimizer=model.optimizer, metric=metric)
+    if restore is not None:
+        checkpoint.restore(restore)
+    else:
+        metric.update_state([3.0, 5.0])
+    model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+    return [np.asarray(v) for v in [*model.variables, *model.optimizer.variables, *metric.variables]], checkpoint
+
+
+def test_fit_continues_under_any_strategy(tmp_path: Path):
+    """Weights, slots and metrics saved by each strategy after `fit`, restored in two others, and trained on."""
+    whole, _ = fitted(rx.OneDeviceStrategy("cpu:0"), 3)
+    makers = list(strategies().values())
+    for i, make in enumerate(makers):
+        _, checkpoint = fitted(make(), 2)
+        path = checkpoint.write(tmp_path / str(i))
+        for restorer in (makers[(i + 1) % 5], makers[(i + 2) % 5]):
+            for found, expected in zip(fitted(restorer(), 1, path)[0], whole, strict=True):
+                np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)

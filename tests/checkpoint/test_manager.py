@@ -1,0 +1,196 @@
+"""`rx.CheckpointManager`: saving in the background, and what survives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.checkpoint import damaged_files, manager, store
+from replicax.errors import ArgumentError, CheckpointError
+from tests.soak.checkpoint_kills import soak
+
+
+def test_the_newest_are_kept(tmp_path: Path):
+    w = rx.Variable(0.0)
+    with rx.CheckpointManager(tmp_path / "c", max_to_keep=2, save_interval_steps=2, objects={"w": w}) as kept:
+        for step in range(1, 8):
+            w.assign(float(step))
+            assert kept.save(step) == (step % 2 == 0)
+        assert kept.save(7, force=True)
+        assert not kept.save(7, force=True)
+    assert kept.all_steps() == [6, 7]
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {"00000006", "00000007"}
+    kept.restore()
+    assert w.numpy() == 7.0
+    kept.restore(6)
+    assert w.numpy() == 6.0
+
+
+def test_save_returns_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    go = threading.Event()
+    original = store._orbax_save
+
+    def slow(*args: object) -> None:
+        assert go.wait(30)
+        original(*args)
+
+    monkeypatch.setattr(store, "_orbax_save", slow)
+    w = rx.Variable([1.0, 2.0])
+    kept = rx.CheckpointManager(tmp_path, objects={"w": w})
+    assert kept.save(1)
+    w.assign([0.0, 0.0])
+    assert kept.latest_step() is None
+    go.set()
+    kept.wait_until_finished()
+    assert kept.latest_step() == 1
+    kept.restore()
+    np.testing.assert_array_equal(w.numpy(), [1.0, 2.0])
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "sharded"])
+def test_training_may_overwrite_its_buffers_at_once(tmp_path: Path, strategy: str):
+    """Each step donates the state's buffers to the next one, while they are being saved."""
+    devices = [f"cpu:{i}" for i in range(4)]
+    made = rx.MirroredStrategy(devices) if strategy == "mirrored" else rx.FullyShardedStrategy(devices, min_size=1)
+    with made.scope():
+        w = rx.Variable(np.zeros((512, 256), np.float32))
+
+    @rx.function
+    def step():
+        w.assign_add(jnp.ones((512, 256)))
+
+    with rx.CheckpointManager(tmp_path, max_to_keep=None, objects={"w": w}) as kept:
+        for number in range(1, 11):
+            step()
+            kept.save(number)
+            for _ in range(3):
+                step()
+    for number in range(1, 11):
+        kept.restore(number)
+        assert set(w.numpy().flat) == {4.0 * number - 3}
+
+
+def test_donated_arrays_are_copied(tmp_path: Path):
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    x = jnp.zeros((256, 256))
+    with rx.CheckpointManager(tmp_path, objects={"x": x, "n": np.zeros(3)}) as kept:
+        kept.save(1, x=x)
+        for _ in range(20):
+            x = add(x)
+        del kept.checkpoint.objects["x"]
+        kept.checkpoint.objects["x"] = x
+        kept.checkpoint.objects["n"][:] = 5
+    assert kept.restore()["x"].max() == 0
+    assert kept.checkpoint.objects["n"].max() == 0
+
+
+def test_pinned_host_memory_can_be_saved(tmp_path: Path):
+    """Where copies of an accelerator's arrays are put; the CPU has such a memory too."""
+    w = jnp.arange(8.0)
+    pinned = jax.device_put(w, w.sharding.with_memory_kind("pinned_host"))
+    path = store.write_arrays(tmp_path / "c", {"w": pinned})
+    np.testing.assert_array_equal(store.read_arrays(path, {"w": jax.ShapeDtypeStruct((8,), w.dtype)})["w"], w)
+
+
+def test_a_full_disk_raises_in_the_training_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    w = rx.Variable(1.0)
+    kept = rx.CheckpointManager(tmp_path, max_to_keep=1, objects={"w": w})
+    kept.save(1)
+    kept.wait_until_finished()
+    original = store._orbax_save
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "_orbax_save", full)
+    kept.save(2)
+    kept._thread.join()
+    with pytest.raises(CheckpointError, match="No space left"):
+        kept.save(3)
+    kept.save(3)
+    with pytest.raises(CheckpointError, match="No space left"):
+        kept.wait_until_finished()
+    assert kept.all_steps() == [1]
+    monkeypatch.setattr(store, "_orbax_save", original)
+    kept.save(3)
+    kept.close()
+    assert kept.all_steps() == [3]
+
+
+def test_the_old_one_is_deleted_when_the_new_one_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: list[list[int]] = []
+    kept = rx.CheckpointManager(tmp_path, max_to_keep=1, objects={"w": rx.Variable(1.0)})
+    original = manager.delete
+
+    def watched(path: Path) -> None:
+        seen.append(kept.all_steps())
+        original(path)
+
+    monkeypatch.setattr(manager, "delete", watched)
+    with kept:
+        for step in (1, 2, 3):
+            kept.save(step)
+    assert seen == [[1, 2], [2, 3]]
+
+
+def test_what_a_kill_left_is_no_checkpoint_and_is_cleaned_up(tmp_path: Path):
+    (tmp_path / ".00000009.abcd.unfinished").mkdir()
+    (tmp_path / "00000008").mkdir()
+    with rx.CheckpointManager(tmp_path, objects={"w": rx.Variable(1.0)}) as kept:
+        assert kept.latest_step() is None
+        assert kept.restore_or_initialize() is None
+        with pytest.raises(CheckpointError, match="no complete checkpoint in"):
+            kept.restore()
+        kept.save(8)
+    assert [path.name for path in tmp_path.iterdir()] == ["00000008"]
+    assert damaged_files(kept.path(8)) == {}
+
+
+def test_going_back_replaces_later_steps(tmp_path: Path):
+    w = rx.Variable(1.0)
+    with rx.CheckpointManager(tmp_path, objects={"w": w}) as first:
+        first.save(1)
+        first.save(2)
+    with rx.CheckpointManager(tmp_path, objects={"w": w}) as second:
+        second.restore(1)
+        w.assign(9.0)
+        assert second.save(2)
+    w.assign(0.0)
+    second.restore(2)
+    assert w.numpy() == 9.0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"max_to_keep": 0}, {"save_interval_steps": True}, {"objects": None}, {"checkpoint": 1, "objects": None}],
+)
+def test_bad_arguments(tmp_path: Path, arguments: dict):
+    with pytest.raises(ArgumentError):
+        rx.CheckpointManager(tmp_path, **{"objects": {"w": rx.Variable(1.0)}, **arguments})
+
+
+def test_a_failure_beside_another_error_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store, "_orbax_save", lambda *args: time.sleep(0.05) or 1 / 0)
+
+    def training() -> None:
+        with rx.CheckpointManager(tmp_path, objects={"w": rx.Variable(1.0)}) as kept:
+            kept.save(1)
+            raise KeyError("training")
+
+    with pytest.raises(KeyError) as caught:
+        training()
+    assert "was not saved either" in caught.value.__notes__[0]
+
+
+@pytest.mark.slow
+def test_kills_during_saves_leave_complete_checkpoints():
+    result = soak(kills=5, seed=3)
+    assert result["checkpoint_kills"] == 5
+    assert result["checkpoint_unreadable"] == 0

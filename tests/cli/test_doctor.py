@@ -1,0 +1,240 @@
+"""`replicax doctor`: each check against environments made up for it, and one real all-reduce."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from replicax.cli.app import app
+from replicax.cluster import detect_cluster
+from replicax.launch.doctor import (
+    Diagnosis,
+    Finding,
+    Status,
+    all_reduce,
+    devices,
+    diagnosis,
+    machine,
+    network,
+    software,
+)
+from replicax.launch.timed import Outcome
+
+GOOD = {"jax": "0.10.2", "jaxlib": "0.10.2", "keras": "3.15.1", "replicax": "0.1.0"}
+
+
+def by_name(findings: Any) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("versions", "python", "wrong"),
+    [
+        ({}, "3.11.7", {}),
+        ({}, "3.10.1", {"python": Status.FAIL}),
+        ({"jax": None}, "3.12.0", {"jax": Status.FAIL}),
+        ({"jaxlib": "0.9.0"}, "3.12.0", {"jax": Status.FAIL}),
+        ({"jax": "0.9.2", "jaxlib": "0.9.2"}, "3.12.0", {"jax": Status.FAIL}),
+        ({"jax": "0.12.0.dev1", "jaxlib": "0.12.0"}, "3.12.0", {"jax": Status.WARN}),
+        ({"keras": "3.9.0"}, "3.12.0", {"keras": Status.FAIL}),
+        ({"keras": None, "replicax": None}, "3.12.0", {"keras": Status.FAIL}),
+    ],
+)
+def test_versions(versions: dict[str, Any], python: str, wrong: dict[str, Status]):
+    found = list(software.check_software((GOOD | versions).get, python))
+    assert [finding.name for finding in found] == ["python", "replicax", "jax", "keras"]
+    assert {finding.name: finding.status for finding in found if finding.status is not Status.OK} == wrong
+    assert all(finding.cure for finding in found if finding.status is not Status.OK)
+
+
+def test_the_backend_of_keras(tmp_path: Path):
+    def status(environ: dict[str, str]) -> Status:
+        return software.check_keras_backend(environ, tmp_path).status
+
+    assert status({"KERAS_BACKEND": "jax"}) is Status.OK
+    assert status({"KERAS_BACKEND": "torch"}) is Status.FAIL
+    assert status({}) is Status.WARN
+    settings = tmp_path / ".keras" / "keras.json"
+    settings.parent.mkdir()
+    settings.write_text('{"backend": "jax"}')
+    assert status({}) is Status.OK
+    settings.write_text("[")
+    assert status({}) is Status.WARN
+
+
+def test_devices_are_counted_by_kind():
+    found = [{"platform": "gpu", "kind": "H100", "memory": 80 * 2**30}] * 2
+    assert devices.describe_devices(found).text == "2 x gpu (H100), 80.0 GiB each"
+
+
+def test_devices_are_found_by_another_process():
+    environ = {**os.environ, "JAX_NUM_CPU_DEVICES": "3", "NPROC": "2"}
+    found = by_name(devices.check_devices(environ))
+    assert found["devices"].text == "3 x cpu"
+    assert found["threads"].status is Status.WARN
+    assert "NPROC=6" in found["threads"].cure
+    assert devices.check_threads({"NPROC": "6"}, 3, 2).status is Status.OK
+    assert devices.check_threads({}, 1, 1).status is Status.OK
+
+
+def test_devices_that_cannot_be_found():
+    (finding,) = devices.check_devices({**os.environ, "JAX_PLATFORMS": "nonsense"})
+    assert finding.status is Status.FAIL
+    assert "nonsense" in finding.text
+    hanging = devices.find_devices(dict(os.environ), timeout_s=0.01)
+    assert isinstance(hanging, Finding)
+    assert hanging.status is Status.FAIL
+
+
+def tf_config(addresses: list[str], index: int = 0) -> dict[str, str]:
+    cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    return {"TF_CONFIG": json.dumps(cluster)}
+
+
+def test_the_cluster_is_told_with_its_source():
+    (finding,), detection = network.check_cluster(tf_config(["a:1", "b:1"], 1))
+    assert detection is not None
+    assert finding.status is Status.OK
+    assert finding.details["source"] == "TF_CONFIG"
+    assert finding.text.startswith("this process is worker:1, process 1 of 2, coordinator a:1")
+
+
+def test_a_malformed_cluster_fails_with_the_error():
+    (finding,), detection = network.check_cluster(tf_config(["a:1", "a:1"]))
+    assert detection is None
+    assert finding.status is Status.FAIL
+    assert "has the address of worker[0]" in finding.text
+    assert finding.cure.startswith("Give each task an address of its own")
+
+
+def test_a_conflict_is_a_warning():
+    environ = tf_config(["a:1", "b:1"]) | {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    findings, _ = network.check_cluster(environ)
+    assert [finding.status for finding in findings] == [Status.OK, Status.WARN]
+    assert "TF_CONFIG tells of 2 processes, torchrun of 4" in findings[1].text
+
+
+def test_names_ports_and_peers():
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as peer:
+        ports = [each.getsockname()[1] for each in (free, peer)]
+        environ = tf_config([f"127.0.0.1:{port}" for port in ports])
+        taken = by_name(network.check_addresses(detect_cluster(environ).config))
+        assert taken["port"].status is Status.FAIL
+        assert "is taken" in taken["port"].text
+        free.close()
+        well = by_name(network.check_addresses(detect_cluster(environ).config))
+        assert {finding.status for finding in well.values()} == {Status.OK}
+        assert well["peers"].details["peers"] == {"worker:1": "listens"}
+    gone = by_name(network.check_addresses(detect_cluster(environ).config))
+    assert gone["peers"].text == "worker:1 not started"
+
+
+def test_names_that_nobody_knows(monkeypatch: pytest.MonkeyPatch):
+    def unknown(*args: Any, **kwargs: Any) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    config = detect_cluster(tf_config(["nowhere:1", "also-nowhere:1"])).config
+    (finding,) = network.check_addresses(config)
+    assert finding.status is Status.FAIL
+    assert finding.details["unresolved"] == ["worker:0", "worker:1"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "status", "word"),
+    [
+        ({}, Status.OK, "none"),
+        ({"https_proxy": ""}, Status.OK, "none"),
+        ({"https_proxy": "http://p:1"}, Status.WARN, "10.0.0.1, 10.0.0.2"),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.0.1"}, Status.WARN, "also for 10.0.0.2:"),
+        ({"http_proxy": "http://p:1", "no_proxy": "10.0.0.1, 10.0.0.2"}, Status.OK, "leaves out"),
+        ({"http_proxy": "http://p:1", "no_proxy": "*"}, Status.OK, "leaves out"),
+    ],
+)
+def test_proxies(environ: dict[str, str], status: Status, word: str):
+    config = detect_cluster(tf_config(["10.0.0.1:1", "10.0.0.2:1"])).config
+    finding = network.check_proxies(environ, config)
+    assert finding.status is status
+    assert word in finding.text
+
+
+def test_a_proxy_matters_on_one_machine_too():
+    finding = network.check_proxies({"http_proxy": "http://p:1", "no_proxy": "example.org"})
+    assert finding.cure == "export no_proxy=example.org,127.0.0.1,localhost"
+
+
+def test_the_clock(tmp_path: Path):
+    assert machine.check_clock(tmp_path).status is Status.OK
+    assert machine.check_clock(tmp_path, now=0.0).status is Status.FAIL
+    assert machine.check_clock(tmp_path, now=4e9).status is Status.WARN
+    assert machine.check_clock(tmp_path / "absent").status is Status.WARN
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_compilation_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def status(folder: Path | str) -> Status:
+        return machine.check_cache({"JAX_COMPILATION_CACHE_DIR": str(folder)}).status
+
+    assert status(tmp_path / "new" / "folder") is Status.OK
+    assert list(tmp_path.iterdir()) == []
+    assert status("gs://bucket/cache") is Status.OK
+    (tmp_path / "file").touch()
+    assert status(tmp_path / "file" / "cache") is Status.WARN
+    monkeypatch.setattr(machine, "_LEAST_FREE", 2**80)
+    assert status(tmp_path) is Status.WARN
+
+
+@pytest.mark.parametrize(
+    ("outcome", "word"),
+    [
+        (Outcome(1, "worker 1", False, {}), "worker 1 ended with exit code 1: an error in the script: ValueError: no"),
+        (Outcome(130, "", True, {}), "not done after 9 s"),
+    ],
+)
+def test_an_all_reduce_that_fails(outcome: Outcome, word: str):
+    logs = {"worker 0": "", "worker 1": "Traceback (most recent call last):\n  ...\nValueError: no"}
+    finding = all_reduce.read_outcome(outcome, logs, 9)
+    assert finding.status is Status.FAIL
+    assert word in finding.text
+
+
+@pytest.mark.multiprocess
+def test_a_real_all_reduce():
+    finding = all_reduce.check_all_reduce(os.environ)
+    assert finding.status is Status.OK, finding
+    assert set(finding.details["sizes"]) == {"4096", str(2**20), str(2**24)}
+    assert all(size["bytes_per_second"] > 0 for size in finding.details["sizes"].values())
+
+
+def test_json_has_a_fixed_schema_and_the_worst_finding_is_the_exit_code(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TF_CONFIG", "{")
+    done = CliRunner().invoke(app, ["doctor", "--json", "--quick"])
+    told = json.loads(done.stdout)
+    assert done.exit_code == 1
+    assert told.keys() == {"schema", "status", "findings"}
+    assert (told["schema"], told["status"]) == (1, "fail")
+    for finding in told["findings"]:
+        assert finding.keys() == {"name", "status", "text", "cure", "details"}
+        assert finding["status"] in ("ok", "warn", "fail")
+    names = [finding["name"] for finding in told["findings"]]
+    assert names == [
+        "python", "replicax", "jax", "keras", "keras backend", "devices", "threads", "cluster", "proxies", "clock",
+        "compilation cache",
+    ]  # fmt: skip
+
+
+def test_the_table_shows_cures(monkeypatch: pytest.MonkeyPatch):
+    findings = (Finding("good", Status.OK, "well"), Finding("bad", Status.WARN, "not so well", "Do this."))
+    found = Diagnosis(findings, detect_cluster({}))
+    monkeypatch.setattr("replicax.cli.doctor.diagnose", lambda quick: found)
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 0
+    for words in ("OK     good", "WARN   bad", "-> Do this.", "TF_CONFIG    no", "1 OK, 1 WARN"):
+        assert words in done.stdout
+    assert diagnosis.Diagnosis((), None).status is Status.OK

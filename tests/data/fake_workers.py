@@ -1,0 +1,137 @@
+"""Several workers in one process: a thread each, and a store in memory instead of the coordination service."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.data.channel import HostChannel, PassNumbers, Workers
+from replicax.data.options import InputOptions
+from replicax.data.position import Position
+from replicax.data.sharding import FunctionReading, Reading, choose_reading
+from replicax.data.sources import host_batches
+from replicax.data.split import split_batch
+from replicax.data.steps import Step, StepMaker
+
+
+class MemoryStore:
+    """What the coordination service's store does, for threads."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def put(self, key: str, value: bytes) -> None:
+        with self._changed:
+            assert key not in self.values, f"{key} is there already"
+            self.values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        with self._changed:
+            self._changed.wait_for(lambda: key in self.values, timeout_s)
+            return self.values.get(key)
+
+    def delete(self, key: str) -> None:
+        with self._changed:
+            del self.values[key]
+
+
+class Team:
+    """Workers with so many replicas each."""
+
+    def __init__(self, replicas: Sequence[int]):
+        self.store = MemoryStore()
+        names = tuple(f"worker:{i}" for i in range(len(replicas)))
+        self.workers = [Workers(i, names, tuple(replicas), self.store) for i in range(len(replicas))]
+        self._numbers = [PassNumbers() for _ in replicas]
+
+    def each(self, function: Callable[[Workers], Any]) -> list[Any]:
+        """Returns what the function returns, or raises, on each worker."""
+
+        def caught(workers: Workers) -> Any:
+            try:
+                return function(workers)
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(len(self.workers)) as pool:
+            return list(pool.map(caught, self.workers))
+
+    def channel(self, workers: Workers, timeout_s: float = 20) -> HostChannel:
+        return HostChannel(workers, timeout_s, self._numbers[workers.index])
+
+    def steps(
+        self,
+        reading_of: Callable[[Workers], Reading],
+        options: InputOptions,
+        position: Position | None = None,
+        everywhere: bool = False,
+        most: int | None = None,
+    ) -> list[Any]:
+        """Returns each worker's steps of a pass: all of them, or the first `most`; or its error."""
+
+        def run(workers: Workers) -> list[Step]:
+            time.sleep(0.001 * (workers.index % 2))
+            channel = self.channel(workers, options.worker_timeout) if workers.count > 1 else None
+            maker = StepMaker(workers, channel, options)
+            maker.everywhere = everywhere
+            steps = []
+            for step in reading_of(workers).steps(maker, channel, (position or Position()).at_start()):
+                steps.append(step)
+                if len(steps) == most:
+                    break
+            if channel is not None:
+                channel.close()
+            return steps
+
+        return self.each(run)
+
+
+def reading(sources: Sequence[Any], options: InputOptions, batch_size: int | None = None) -> Callable[..., Reading]:
+    """Returns how each worker reads its source."""
+
+    def of(workers: Workers) -> Reading:
+        source = sources[workers.index]
+        return choose_reading(source, host_batches(source, batch_size), batch_size, options, workers)
+
+    return of
+
+
+def function_reading(sources: Sequence[Any], options: InputOptions) -> Callable[..., Reading]:
+    def of(workers: Workers) -> Reading:
+        return FunctionReading(lambda context: sources[context.input_pipeline_id], workers, options)
+
+    return of
+
+
+def parts(steps_of_workers: Sequence[Sequence[Step]]) -> list[list[Any] | None]:
+    """Returns for each step the part of each replica, put together from what the workers have; None: dropped."""
+    assembled: list[list[Any] | None] = []
+    for steps in zip(*steps_of_workers, strict=True):
+        splits = [step.split for step in steps]
+        if splits[0] is None:
+            assert splits == [None] * len(splits)
+            assembled.append(None)
+            continue
+        assert len({split.replicas for split in splits}) == 1
+        found: dict[int, Any] = {}
+        for split in splits:
+            count = len(jax.tree.leaves(split.parts)[0])
+            for i in range(count):
+                found[split.first + i] = jax.tree.map(lambda leaf, i=i: leaf[i].tolist(), split.parts)
+        assert sorted(found) == list(range(splits[0].replicas))
+        assembled.append([found[i] for i in range(splits[0].replicas)])
+    return assembled
+
+
+def parts_alone(batches: Sequence[np.ndarray], replicas: int, remainder: str) -> list[list[Any] | None]:
+    """Returns the same for a single process that has these global batches."""
+    splits = [split_batch(batch, replicas, remainder) for batch in batches]
+    return [None if split is None else [part.tolist() for part in split.parts] for split in splits]

@@ -1,0 +1,228 @@
+"""Questions over real sockets, and monitors of several workers in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import replicax as rx
+from replicax.cluster import ClusterConfig, ClusterSpec, Task
+from replicax.errors import ArgumentError, ProgramMismatchError
+from replicax.health.client import TOKEN_HEADER, Client, in_parallel
+from replicax.health.diagnosis import Diagnosis, Kind, Limits
+from replicax.health.monitor import Monitor
+from replicax.health.peers import History, Peer
+from replicax.health.programs import Announced, Programs, fingerprint
+from replicax.health.server import HealthServer
+from replicax.health.status import Status, status_from, status_of
+from replicax.health.watching import _own_host, stall_timeout_from
+
+TOKEN = "secret"
+
+
+class Worker:
+    """A worker's server and monitor, whose thread does not run."""
+
+    def __init__(self, index: int):
+        self.codes: list[int] = []
+        self.server = HealthServer("127.0.0.1")
+        self.index = index
+
+    def meet(self, others: list[Worker]) -> None:
+        peers = [
+            Peer(o.index, Client("127.0.0.1", o.server.port, TOKEN), History(f"worker:{o.index}", "", 0.0))
+            for o in others
+        ]
+        self.monitor = Monitor(self.index, f"worker:{self.index}", "here:1", peers, Limits(5.0), self.codes.append)
+        self.server.answer(TOKEN, self.monitor)
+
+    @property
+    def client(self) -> Client:
+        return Client("127.0.0.1", self.server.port, TOKEN)
+
+    def stop(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        for peer in self.monitor.peers:
+            peer.client.close()
+
+
+@pytest.fixture
+def workers() -> Iterator[list[Worker]]:
+    made = [Worker(0), Worker(1)]
+    for worker in made:
+        worker.meet([other for other in made if other is not worker])
+    yield made
+    for worker in made:
+        worker.stop()
+
+
+def test_questions(workers: list[Worker]):
+    client = workers[0].client
+    assert status_from(client.status(1.0)).ended == ""
+    assert "MainThread" in client.stacks(1.0)
+    assert "test_questions" in client.stacks(1.0)
+    assert client.program(0, 1.0) is None
+    with pytest.raises(OSError, match="404"):
+        client.post("/elsewhere", {}, 1.0)
+    client.close()
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", "sécret"])
+def test_strangers_get_no_answer(workers: list[Worker], token: str | None):
+    for method, path in [("GET", "/status"), ("GET", "/stacks"), ("POST", "/alarm")]:
+        connection = http.client.HTTPConnection("127.0.0.1", workers[0].server.port, timeout=5)
+        connection.request(method, path, headers={} if token is None else {TOKEN_HEADER: token.encode()})
+        response = connection.getresponse()
+        assert (response.status, response.read()) == (403, b"")
+        connection.close()
+    assert workers[0].codes == []
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff"])
+def test_nonsense_is_refused(workers: list[Worker], body: bytes):
+    connection = http.client.HTTPConnection("127.0.0.1", workers[0].server.port, timeout=5)
+    connection.request("POST", "/alarm", body, {TOKEN_HEADER: TOKEN})
+    assert connection.getresponse().status == 400
+    connection.close()
+
+
+def test_before_it_knows_the_token_the_server_is_silent():
+    server = HealthServer("127.0.0.1")
+    assert not server.knows("")
+    assert not server.knows(None)
+    server.server_close()
+    with pytest.raises(ConnectionRefusedError):
+        Client("127.0.0.1", server.port, "").status(1.0)
+
+
+def test_a_client_connects_again(workers: list[Worker]):
+    client = workers[0].client
+    client.status(1.0)
+    assert client._connection is not None
+    client._connection.sock.shutdown(socket.SHUT_RDWR)
+    assert client.status(1.0)["phase"]
+    client.close()
+
+
+def test_one_that_does_not_come_back_is_left_behind():
+    assert in_parallel([lambda: 1, lambda: time.sleep(1.0), lambda: 1 / 0], 0.05) == [1, None, None]
+
+
+def test_a_goodbye_is_remembered(workers: list[Worker]):
+    workers[1].monitor.at_exit()
+    assert status_from(workers[1].client.status(1.0)).ended == "done"
+    assert workers[0].monitor.workers()[1].status == Status("idle", ended="done")
+    assert "ended (done)" in workers[0].monitor.report()
+
+
+def test_all_tell_the_same_story(workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+    monkeypatch.setenv("REPLICAX_LOG_DIR", str(tmp_path))
+    told = threading.Thread(target=workers[1].monitor._run)
+    told.start()
+    workers[0].monitor._alarm(Diagnosis(Kind.ABSENT, (1,), "worker:1 (there:1) sleeps."))
+    told.join(10)
+    assert (workers[0].codes, workers[1].codes) == ([70], [70])
+    report = (tmp_path / "stall-worker-0.txt").read_text()
+    assert report == (tmp_path / "stall-worker-1.txt").read_text()
+    assert capfd.readouterr().err == 2 * report
+    assert "worker:1 (there:1) sleeps." in report
+    assert "Python stacks of worker:0" in report
+    assert "Python stacks of worker:1" in report
+    assert "exit code 70" in report
+
+
+def test_a_worker_whose_script_failed_ends_with_that(workers: list[Worker], capfd: Any):
+    workers[0].monitor.on_error(RuntimeError("x"))
+    workers[0].monitor._obey({"text": "story", "code": 71, "culprits": [0]})
+    assert workers[0].codes == [1]
+
+
+def test_own_absence_is_no_fault_of_the_others():
+    time_now = [0.0]
+    peer = Peer(1, Client("127.0.0.1", 1, TOKEN), History("worker:1", "", 0.0))
+    monitor = Monitor(0, "worker:0", "", [peer], Limits(5.0), clock=lambda: time_now[0])
+    peer.history.answered(Status("step"), 1.0)
+    peer.history.unheard()
+    time_now[0] = 60.0
+    assert monitor.workers()[1].silent == 59.0
+    monitor._notice_own_pause()
+    assert monitor.workers()[1].silent == 0.0
+
+
+def test_the_same_programs_run(workers: list[Worker]):
+    for worker in workers:
+        worker.monitor.peers[0].history.answered(status_of(), 0.0)
+        worker.monitor.programs.announce(Announced("train", "abc"))
+    for worker in workers:
+        worker.monitor.programs.compare(0, worker.monitor.peers, wait=True)
+
+
+@pytest.mark.parametrize("theirs", [Announced("train", "other"), Announced("test", "abc"), Announced("test", "")])
+def test_different_programs_are_told_apart(workers: list[Worker], theirs: Announced):
+    for worker, program in zip(workers, [Announced("train", "abc"), theirs], strict=True):
+        worker.monitor.peers[0].history.answered(status_of(), 0.0)
+        worker.monitor.programs.announce(program)
+    with pytest.raises(ProgramMismatchError, match="worker:0 is about to run 'train'") as raised:
+        workers[0].monitor.programs.compare(0, workers[0].monitor.peers, wait=True)
+    assert (raised.value.other_worker, raised.value.other_function) == ("worker:1", theirs.name)
+    with pytest.raises(ProgramMismatchError):
+        workers[1].monitor.programs.compare(0, workers[1].monitor.peers, wait=True)
+
+
+def test_who_has_no_part_in_a_program_does_not_know_its_fingerprint():
+    assert not Announced("train", "abc").differs(Announced("train", ""))
+    assert Programs("worker:0").get(0) is None
+
+
+def test_fingerprints():
+    def lowered(factor: float, text: str = "x") -> Any:
+        def f(x: jax.Array) -> jax.Array:
+            jax.debug.print(text + " {}", x)
+            return x * factor
+
+        return jax.jit(f).lower(jnp.ones(3))
+
+    assert fingerprint(lowered(2.0)) == fingerprint(lowered(2.0, "y"))  # Callbacks have other numbers.
+    assert fingerprint(lowered(2.0)) != fingerprint(lowered(3.0))
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "expected"),
+    [(300.0, "", 300.0), (300.0, "7", 7.0), (5, "7", 5.0), (None, "7", None), (0, "7", None), (300.0, "0", None)],
+)
+def test_the_environment_sets_the_default(given: Any, environment: str, expected: float | None):
+    assert stall_timeout_from(given, {"REPLICAX_STALL_TIMEOUT": environment}) == expected
+
+
+@pytest.mark.parametrize("given", [-1, "soon", float("nan"), float("inf"), True])
+def test_a_stall_timeout_is_a_number(given: Any):
+    with pytest.raises(ArgumentError, match="stall_timeout"):
+        stall_timeout_from(given, {})
+    with pytest.raises(ArgumentError, match="REPLICAX_STALL_TIMEOUT"):
+        stall_timeout_from(300.0, {"REPLICAX_STALL_TIMEOUT": str(given)})
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [(["127.0.0.1:1", "localhost:2"], "127.0.0.1"), (["10.0.0.1:1", "10.0.0.2:2"], "10.0.0.2"), (None, "127.0.0.1")],
+)
+def test_the_server_listens_where_the_cluster_says(addresses: list[str] | None, expected: str):
+    spec = ClusterSpec({"worker": addresses or {0: "127.0.0.1:1"}})
+    config = ClusterConfig(spec, Task("worker", 1), processes=None if addresses else 2)
+    assert _own_host(config) == expected
+
+
+def test_without_a_cluster_the_report_is_of_this_process():
+    assert rx.health.report().startswith("  worker:0   phase ")
+    assert dataclasses.replace(status_of(), seconds=0.0).phase == "idle"

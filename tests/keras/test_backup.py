@@ -1,0 +1,137 @@
+"""`rx.keras.BackupAndRestore`: a training that is interrupted ends as one that is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import replicax as rx
+import replicax.keras
+from replicax.errors import ArgumentError
+
+ROWS, BATCH, EPOCHS = 40, 8, 3
+
+
+class Stop(keras.callbacks.Callback):
+    """Interrupts at a step, counted from the beginning of all: by an error or by SIGTERM."""
+
+    def __init__(self, at: int | None, how: str, during: str = "step"):
+        super().__init__()
+        self.at, self.how, self.during, self.steps, self.epochs, self.batches = at, how, during, 0, [], []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epochs.append(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.steps += 1
+        self.batches.append(batch)
+        if self.during == "step":
+            self.stop()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.during == "evaluation":
+            self.stop()
+
+    def stop(self) -> None:
+        if self.steps == self.at:
+            if self.how == "error":
+                raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def fit(
+    directory: Path | None, strategy: Any, stop: Stop | None = None, shuffle: bool = True, seed: int = 1, **options: Any
+) -> tuple[list[np.ndarray], dict[str, list[float]]]:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(ROWS, 4)).astype("f4"), rng.normal(size=(ROWS, 2)).astype("f4")
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dropout(0.3), keras.layers.Dense(2)]
+        )
+        model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
+    callbacks: list[Any] = [] if stop is None else [stop]
+    if directory is not None:
+        callbacks.append(rx.keras.BackupAndRestore(directory, **options))
+    history = model.fit(
+        x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=shuffle, verbose=0, callbacks=callbacks,
+        validation_data=(x[:8], y[:8]), validation_batch_size=8,
+    )  # fmt: skip
+    return [np.asarray(v) for v in [*model.variables, *model.optimizer.variables]], history.history
+
+
+@pytest.fixture(scope="module")
+def strategy() -> rx.Strategy:
+    return rx.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(strategy) -> tuple[Any, Any]:
+    return fit(None, strategy)
+
+
+def check_equal(found: tuple[Any, Any], expected: tuple[Any, Any], epochs: int) -> None:
+    for a, b in zip(found[0], expected[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+    for name, values in expected[1].items():
+        np.testing.assert_allclose(found[1][name], values[-epochs:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("at", [7, 10])
+def test_sigterm_at_any_step(tmp_path: Path, strategy, undisturbed, at: int):
+    """With other seeds in the second run: all randomness comes from the backup."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as exit_:
+        fit(tmp_path / "b", strategy, Stop(at, "signal"))
+    assert exit_.value.code == 75
+    assert signal.getsignal(signal.SIGTERM) is before
+    again = Stop(None, "")
+    found = fit(tmp_path / "b", strategy, again, seed=2)
+    assert again.epochs == list(range((at - 1) // 5, EPOCHS))
+    assert again.batches[:5] == [0, 1, 2, 3, 4]
+    check_equal(found, undisturbed, EPOCHS - (at - 1) // 5)
+    assert not (tmp_path / "b").exists()
+
+
+def test_sigterm_in_an_evaluation_is_heeded_after_it(tmp_path: Path, strategy, undisturbed):
+    with pytest.raises(SystemExit):
+        fit(tmp_path / "b", strategy, Stop(5, "signal", "evaluation"))
+    again = Stop(None, "")
+    check_equal(fit(tmp_path / "b", strategy, again, seed=2), undisturbed, EPOCHS - 1)
+    assert again.epochs == [1, 2]
+
+
+@pytest.mark.parametrize(("save_freq", "first"), [("epoch", 1), (3, 1)])
+def test_an_error_goes_back_to_the_last_backup(tmp_path: Path, strategy, undisturbed, save_freq: Any, first: int):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "b", strategy, Stop(9, "error"), save_freq=save_freq)
+    again = Stop(None, "")
+    check_equal(fit(tmp_path / "b", strategy, again, seed=2, save_freq=save_freq), undisturbed, EPOCHS - first)
+    assert again.epochs == [1, 2]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_without_a_strategy_and_on_more_devices(tmp_path: Path, undisturbed):
+    with pytest.raises(SystemExit):
+        fit(tmp_path / "b", rx.OneDeviceStrategy("cpu:0"), Stop(8, "signal"))
+    found = fit(tmp_path / "b", rx.MirroredStrategy([f"cpu:{i}" for i in range(4)]), seed=2)
+    for a, b in zip(found[0], undisturbed[0], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_backup_can_be_kept(tmp_path: Path, strategy):
+    fit(tmp_path / "b", strategy, delete_checkpoint=False, save_before_exit=False, async_=False)
+    assert (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("arguments", [("", "epoch"), (3, "epoch"), ("x", 0), ("x", "batch"), ("x", True)])
+def test_bad_arguments(arguments: tuple[Any, Any]):
+    with pytest.raises(ArgumentError):
+        rx.keras.BackupAndRestore(*arguments)

@@ -1,0 +1,254 @@
+"""Checkpoints of several real processes: saved by two, restored by one or three; SIGTERM to one of them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "jax"
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.checkpoint import damaged_files, read_metadata
+from replicax.errors import CheckpointError
+from tests.multiprocess.workers import ROOT, free_ports, run_workers
+
+pytestmark = pytest.mark.multiprocess
+STEPS = 12
+
+
+class Trainer:
+    """A small training whose state is a variable, a generator and a Keras optimizer."""
+
+    def __init__(self, strategy: rx.Strategy):
+        self.strategy = strategy
+        with strategy.scope():
+            self.w = rx.Variable(np.ones((8, 4), np.float32))
+            self.optimizer = keras.optimizers.Adam(0.1)
+            self.optimizer.build([self.w])
+        self.rng = np.random.default_rng(0)
+        self.checkpoint = rx.Checkpoint(w=self.w, optimizer=self.optimizer, rng=self.rng)
+        self.train = rx.function(self._train)
+
+    def _step(self, x: Any) -> None:
+        _, gradients = rx.value_and_grad(lambda: jnp.sum((x @ self.w.value) ** 2) / 24, [self.w])()
+        self.optimizer.apply_gradients(zip(gradients, [self.w], strict=True))
+
+    def _train(self, x: Any) -> None:
+        self.strategy.run(self._step, args=(x,))
+
+    def step(self) -> None:
+        rows = self.rng.normal(size=(24, 8)).astype(np.float32)
+        for (x,) in self.strategy.distribute_dataset((rows,), batch_size=24):
+            self.train(x)
+
+    def values(self) -> list[Any]:
+        return [np.asarray(self.w.numpy()).tolist(), *(np.asarray(v).tolist() for v in self.optimizer.variables)]
+
+
+def saver(directory: str) -> Any:
+    strategy = rx.MultiWorkerMirroredStrategy(start_timeout=100)
+    trainer = Trainer(strategy)
+    with rx.CheckpointManager(directory, checkpoint=trainer.checkpoint, timeout=60) as manager:
+        for step in range(1, 6):
+            trainer.step()
+            manager.save(step)
+        manager.wait_until_finished()
+        values = trainer.values()
+        # One that fails in one worker fails in all, and leaves nothing.
+        import replicax.checkpoint.store as store
+
+        original = store._orbax_save
+        if strategy.worker_index == 1:
+            store._orbax_save = lambda *args: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        manager.save(6)
+        try:
+            manager.wait_until_finished()
+            failure = ""
+        except CheckpointError as error:
+            failure = str(error)
+        store._orbax_save = original
+        manager.save(7)
+    return {"values": values, "failure": failure, "steps": manager.all_steps()}
+
+
+def restorer(directory: str) -> Any:
+    trainer = Trainer(rx.MultiWorkerMirroredStrategy(start_timeout=100))
+    manager = rx.CheckpointManager(directory, checkpoint=trainer.checkpoint)
+    manager.restore(5)
+    values = trainer.values()
+    trainer.step()
+    return {"values": values, "after": trainer.values(), "latest": manager.latest_step()}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    directory = tmp_path_factory.mktemp("saved")
+    results = run_workers(saver, 2, 2, timeout=250, directory=str(directory))
+    assert results[0]["values"] == results[1]["values"]
+    return directory, results
+
+
+def test_two_workers_save(saved: Any):
+    directory, results = saved
+    for result in results:
+        assert result["steps"] == [4, 5, 7]
+        assert "No space left" in result["failure"]
+    assert results[0]["failure"].startswith("Process 1 could not write")
+    assert [path.name for path in directory.iterdir() if path.name.startswith(".")] == []
+    for path in directory.iterdir():
+        assert damaged_files(path) == {}
+        assert read_metadata(path).processes == 2
+
+
+def test_one_process_restores(saved: Any):
+    directory, results = saved
+    trainer = Trainer(rx.OneDeviceStrategy("cpu:0"))
+    rx.CheckpointManager(directory, checkpoint=trainer.checkpoint).restore(5)
+    assert trainer.values() == results[0]["values"]
+
+
+def test_three_workers_restore(saved: Any):
+    directory, results = saved
+    restored = run_workers(restorer, 3, timeout=250, directory=str(directory))
+    trainer = Trainer(rx.OneDeviceStrategy("cpu:0"))
+    rx.CheckpointManager(directory, checkpoint=trainer.checkpoint).restore(5)
+    trainer.step()
+    for result in restored:
+        assert result["values"] == results[0]["values"]
+        assert result["latest"] == 7
+        for found, expected in zip(result["after"], trainer.values(), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+# SIGTERM. The workers are started here, and not by `run_workers`: they end with an exit code of their own.
+
+_WORKER = """
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("worker_program", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+result = getattr(module, sys.argv[2])(*sys.argv[3:5])
+with open(sys.argv[5], "w") as file:
+    json.dump(result, file)
+"""
+
+
+def loop(directory: str, progress: str) -> Any:
+    """A custom loop; worker 1 is a little slower, so that they are not at the same step."""
+    strategy = rx.MultiWorkerMirroredStrategy(start_timeout=100)
+    trainer = Trainer(strategy)
+    with rx.PreemptionCheckpointHandler(strategy, trainer.checkpoint, directory) as handler:
+        while handler.total_run_calls < STEPS:
+            Path(f"{progress}.{strategy.worker_index}").write_text(str(handler.total_run_calls))
+            time.sleep(0.1 * strategy.worker_index)
+            handler.run(trainer.step)
+    return trainer.values()
+
+
+def fit(directory: str, progress: str) -> Any:
+    strategy = rx.MultiWorkerMirroredStrategy(start_timeout=100)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(48, 6)).astype("f4"), rng.normal(size=(48, 3)).astype("f4")
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)])
+        model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
+
+    class Progress(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            del batch, logs
+            Path(f"{progress}.{strategy.worker_index}").write_text(str(int(self.model.optimizer.iterations.value)))
+            time.sleep(0.05)
+
+    model.fit(
+        x, y, batch_size=12, epochs=3, verbose=0, validation_data=(x[:8], y[:8]), shuffle=True,
+        callbacks=[Progress(), rx.keras.BackupAndRestore(directory, save_freq=2)],
+    )  # fmt: skip
+    return [np.asarray(v).tolist() for v in [*model.variables, *model.optimizer.variables]]
+
+
+def run_until_end(
+    program: Any, directory: Path, terminate: int | None, after: int = 0, timeout: float = 200
+) -> tuple[list[int], list[Any], str]:
+    """Runs two workers, sends one of them SIGTERM when it has come to a step; returns exit codes, results and logs."""
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    with tempfile.TemporaryDirectory() as folder:
+        processes = []
+        for index in range(2):
+            task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+            environment = {**os.environ, "TF_CONFIG": json.dumps(task), "KERAS_BACKEND": "jax"}
+            environment.pop("XLA_FLAGS", None)
+            command = [sys.executable, "-c", _WORKER, __file__, program.__name__, str(directory), f"{folder}/progress"]
+            with open(Path(folder, f"{index}.log"), "w") as log:
+                processes.append(
+                    subprocess.Popen(
+                        [*command, f"{folder}/{index}.json"], env=environment, cwd=ROOT, stdout=log, stderr=log
+                    )
+                )
+        try:
+            if terminate is not None:
+                _wait_for(Path(f"{folder}/progress.{terminate}"), after, processes)
+                processes[terminate].send_signal(signal.SIGTERM)
+            codes = [process.wait(timeout) for process in processes]
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        logs = "\n".join(f"--- worker {i}\n" + Path(folder, f"{i}.log").read_text() for i in range(2))
+        results = [Path(folder, f"{i}.json") for i in range(2)]
+        return codes, [json.loads(file.read_text()) for file in results if file.exists()], logs
+
+
+def _wait_for(file: Path, step: int, processes: list[subprocess.Popen]) -> None:
+    deadline = time.monotonic() + 150
+    while time.monotonic() < deadline and all(process.poll() is None for process in processes):
+        text = file.read_text() if file.exists() else ""
+        if text and int(text) >= step:
+            return
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any]:
+    @functools.cache
+    def run(program: Any) -> Any:
+        codes, results, logs = run_until_end(program, tmp_path_factory.mktemp("undisturbed") / "c", None)
+        assert codes == [0, 0], logs
+        return results
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "worker", "after"),
+    [(loop, 0, 0), (loop, 1, 4), (fit, 1, 4)],
+    ids=["the chief in its first compilation", "another one in a step", "in a callback of fit"],
+)
+def test_sigterm_to_one_worker(
+    tmp_path: Path, undisturbed: Callable[[Any], Any], program: Any, worker: int, after: int
+):
+    directory = tmp_path / "c"
+    codes, _, logs = run_until_end(program, directory, worker, after)
+    assert codes == [75, 75], logs
+    (path,) = (path for path in directory.iterdir() if not path.name.startswith("."))
+    assert damaged_files(path) == {}
+    assert read_metadata(path).processes == 2
+    codes, results, logs = run_until_end(program, directory, None)
+    assert codes == [0, 0], logs
+    assert results == undisturbed(program)
