@@ -132,24 +132,24 @@ class ProgramMismatchError(ProgramError):
     """Two workers were about to run different programs, and would have waited in them for each other for ever.
 
     Attributes:
-        index: How many programs these workers had compared before.
         worker: Name of this worker.
         function: Name of the function that it was about to run.
         fingerprint: Hash of the program.
         other_worker: Name of the other worker.
         other_function: Name of its function.
         other_fingerprint: Hash of its program.
+        index: How many programs these workers had compared before.
     """
 
     def __init__(
         self,
-        index: int,
-        worker: str = "",
+        worker: str,
         function: str = "",
         fingerprint: str = "",
         other_worker: str = "",
         other_function: str = "",
         other_fingerprint: str = "",
+        index: int = 0,
     ):
         self.index = index
         self.worker, self.function, self.fingerprint = worker, function, fingerprint
@@ -164,7 +164,7 @@ class ProgramMismatchError(ProgramError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         mine, theirs = (self.worker, self.function, self.fingerprint), (self.other_worker, self.other_function)
-        return type(self), (self.index, *mine, *theirs, self.other_fingerprint)
+        return type(self), (*mine, *theirs, self.other_fingerprint, self.index)
 
 
 class TracedValueError(ProgramError):

@@ -24,7 +24,7 @@ class Checkpoint:
     What is stored are global values: they can be restored with another strategy, on more or fewer devices or workers.
 
     Args:
-        root: An object whose attributes are stored under their own names.
+        root: A dict of objects by name, or an object whose variables are stored under the names of its attributes.
         **objects: Objects by name: variables; Keras models, optimizers and metrics; plain objects with variables among
             their attributes; NumPy's random generators; objects with `get_state()` and `set_state(state)`, such as a
             data iterator; and values: arrays, random keys, numbers, strings; lists, tuples, dicts and other pytrees of
@@ -45,10 +45,11 @@ class Checkpoint:
     """
 
     def __init__(self, root: Any = None, **objects: Any):
-        clashes = [name for name in objects if hasattr(root, name)]
+        is_dict = isinstance(root, Mapping)
+        clashes = [name for name in objects if (name in root if is_dict else hasattr(root, name))]
         if clashes:
             raise CheckpointError(f"{clashes} are attributes of `root` as well as keywords: rename the keywords.")
-        self.objects: dict[str, Any] = objects if root is None else {"": root, **objects}
+        self.objects: dict[str, Any] = {**({} if root is None else root if is_dict else {"": root}), **objects}
         self._notes: dict[str, Callable[[], Any]] = {}
         self._parts()
 
@@ -132,16 +133,12 @@ class Checkpoint:
     def _take_values(self, parts: Parts, values: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, Any]:
         new = {name: _restored_array(values[name], old) for name, old in parts.arrays.items() if name in values}
         new |= {name: states[name] for name, old in parts.states.items() if name in states and is_value(old)}
-        old_values = {name for name in (*parts.arrays, *parts.states) if _is_below_value(name, parts)}
+        names = [*parts.arrays, *(name for name, part in parts.states.items() if is_value(part))]
         restored = {}
         for name, value in self.objects.items():
-            if any(path == name or path.startswith(f"{name}/") for path in old_values) and name:
+            if any(path == name or path.startswith(f"{name}/") for path in names):
                 restored[name] = self.objects[name] = rebuilt(value, name, new)
         return restored
-
-
-def _is_below_value(name: str, parts: Parts) -> bool:
-    return name in parts.arrays or is_value(parts.states[name])
 
 
 def _check_kinds(directory: Directory, parts: Parts, metadata: Metadata, state: Mapping[str, Any]) -> None:

@@ -74,7 +74,7 @@ class CheckpointManager:
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
             raise ArgumentError(f"`checkpoint` is an rx.Checkpoint, got {checkpoint!r:.100}.")
         self.directory = Path(directory).absolute()
-        self.checkpoint = Checkpoint(**(objects or {})) if checkpoint is None else checkpoint
+        self.checkpoint = Checkpoint(dict(objects or {})) if checkpoint is None else checkpoint
         self._max_to_keep, self._interval, self._async, self._timeout = (
             max_to_keep,
             save_interval_steps,

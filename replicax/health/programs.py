@@ -94,6 +94,6 @@ class Programs:
         mine = self._announced[index]
         if theirs is not None and mine.differs(theirs):
             raise ProgramMismatchError(
-                index, self._name, mine.name, mine.fingerprint, peer.history.name, theirs.name, theirs.fingerprint
+                self._name, mine.name, mine.fingerprint, peer.history.name, theirs.name, theirs.fingerprint, index
             )
         return theirs is not None

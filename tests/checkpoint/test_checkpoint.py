@@ -55,6 +55,13 @@ def test_values_are_returned(tmp_path: Path):
     assert not restored["params"]["w"].committed
 
 
+def test_a_dict_may_be_the_root(tmp_path: Path):
+    path = rx.Checkpoint({"root": 1, "v": rx.Variable(2.0)}, n=2).write(tmp_path / "c")
+    assert rx.Checkpoint({"root": 0, "v": rx.Variable(0.0)}, n=0).restore(path) == {"root": 1, "n": 2}
+    with pytest.raises(CheckpointError, match=r"\['n'\]"):
+        rx.Checkpoint({"n": 1}, n=2)
+
+
 def test_variables_among_values_stay_themselves(tmp_path: Path):
     variable = rx.Variable(1.0)
     checkpoint = rx.Checkpoint(state={"v": variable, "n": 1, "a": jnp.ones(2)})

@@ -18,10 +18,13 @@ def who_am_i(factor: int, path: Path, pair: tuple[int, ...]) -> dict[str, Any]:
     return {"index": index * factor, "devices": jax.local_device_count(), "pair": type(pair).__name__}
 
 
-def fail_in_worker(worker: int) -> None:
+def fail_in_worker(worker: int, folder: Path) -> None:
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     print(f"this is worker {index}", flush=True)
+    folder.joinpath(str(index)).touch()
     if index == worker:
+        while len(list(folder.iterdir())) < 2:
+            time.sleep(0.05)
         raise ValueError("on purpose")
     time.sleep(100)
 

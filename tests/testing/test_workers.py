@@ -23,11 +23,11 @@ def test_each_worker_has_its_place_devices_and_arguments(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.txt", "1.txt"]
 
 
-def test_a_failure_ends_all_and_shows_what_each_printed():
+def test_a_failure_ends_all_and_shows_what_each_printed(tmp_path: Path):
     started = time.monotonic()
     with pytest.raises(WorkersFailedError, match=r"^fail_in_worker failed first in worker 1: exit code 1") as caught:
-        run_workers(bodies.fail_in_worker, 2, timeout=60, worker=1)
-    assert time.monotonic() - started < 30
+        run_workers(bodies.fail_in_worker, 2, timeout=100, worker=1, folder=tmp_path)
+    assert time.monotonic() - started < 60
     assert isinstance(caught.value, AssertionError)
     assert "this is worker 0" in caught.value.logs["worker 0"]
     assert "ValueError: on purpose" in caught.value.logs["worker 1"]
@@ -40,8 +40,8 @@ def test_exit_codes_count_and_silence_is_told():
 
 
 def test_when_the_time_is_up_it_shows_all_stacks_and_leaves_nothing():
-    with pytest.raises(WorkersFailedError, match=r"was not done after 5 s") as caught:
-        run_workers(bodies.sleep_for_ever, 2, timeout=5)
+    with pytest.raises(WorkersFailedError, match=r"was not done after 12 s") as caught:
+        run_workers(bodies.sleep_for_ever, 2, timeout=12)
     assert caught.value.timed_out
     for log in caught.value.logs.values():
         assert "in where_it_sleeps" in log
