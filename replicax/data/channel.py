@@ -16,6 +16,7 @@ from typing import Protocol
 import jax
 
 import replicax.compat as compat
+import replicax.health as health
 from replicax.errors import BatchError
 
 _LOOK_UP_S = 0.5  # A thread that waits looks up so often to see whether it is still wanted.
@@ -215,6 +216,10 @@ class HostChannel:
         self._numbers.leftovers.leave(self._numbers.next, keys)
 
     def _wait(self, key: str, deadline: float) -> bytes | None:
+        with health.exchange():
+            return self._look_up(key, deadline)
+
+    def _look_up(self, key: str, deadline: float) -> bytes | None:
         while True:
             remaining = deadline - time.monotonic()
             try:

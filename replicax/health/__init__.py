@@ -2,7 +2,7 @@
 
 from replicax.health.calls import Call, Calls
 from replicax.health.monitor import running
-from replicax.health.phases import CALLBACK, CHECKPOINT, COMPILE, FIRST_BATCH, INPUT, exchange, phase
+from replicax.health.phases import CALLBACK, CHECKPOINT, COMPILE, FIRST_BATCH, INPUT, WAIT, exchange, phase
 from replicax.health.status import status_of
 from replicax.health.watching import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
 
@@ -13,6 +13,7 @@ __all__ = [
     "DEFAULT_STALL_TIMEOUT_S",
     "FIRST_BATCH",
     "INPUT",
+    "WAIT",
     "Call",
     "Calls",
     "exchange",

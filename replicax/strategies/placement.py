@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+import replicax.health as health
 from replicax.compat import strongly_typed
 from replicax.program.frames import variable_is_stacked, variable_shape
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
@@ -130,8 +131,10 @@ class Placement:
         if not self.spans_processes:
             return values
         own = [i for i, value in enumerate(values) if _is_own(value)]
+        with health.phase(health.WAIT):
+            chiefs = from_chief([values[i] for i in own])
         agreed = list(values)
-        for i, value in zip(own, from_chief([values[i] for i in own]), strict=True):
+        for i, value in zip(own, chiefs, strict=True):
             agreed[i] = value
         return agreed
 

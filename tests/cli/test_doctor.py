@@ -204,6 +204,12 @@ def test_an_all_reduce_that_fails(outcome: Outcome, word: str):
     assert word in finding.text
 
 
+def test_a_crash_tells_what_stood_before_it():
+    log = "UNAVAILABLE: no route\n*** Stack: ***\n    @  0x1 f\n\nFatal Python error: Aborted\n\nModules: a, b"
+    finding = all_reduce.read_outcome(Outcome(134, "worker 0", False, {}), {"worker 0": log}, 9)
+    assert finding.text == "worker 0 ended with exit code 134: ended by SIGABRT: UNAVAILABLE: no route"
+
+
 @pytest.mark.multiprocess
 def test_a_real_all_reduce():
     finding = all_reduce.check_all_reduce(os.environ)

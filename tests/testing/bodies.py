@@ -44,3 +44,9 @@ def exit_silently() -> None:
 
 async def coroutine() -> None:
     pass
+
+
+def workers_of_a_strategy() -> int:
+    import replicax as rx
+
+    return rx.MultiWorkerMirroredStrategy(start_timeout=60).num_workers

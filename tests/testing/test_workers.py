@@ -34,6 +34,11 @@ def test_a_failure_ends_all_and_shows_what_each_printed(tmp_path: Path):
     assert not caught.value.timed_out
 
 
+def test_a_proxy_does_not_stand_between_workers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
+    assert run_workers(bodies.workers_of_a_strategy, 2, timeout=100) == [2, 2]
+
+
 def test_exit_codes_count_and_silence_is_told():
     with pytest.raises(WorkersFailedError, match=r"exit code 3\.[^!]*it printed nothing"):
         run_workers(bodies.exit_silently, 1)

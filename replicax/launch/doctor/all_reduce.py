@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from replicax.launch.timed import Outcome, run_in_time
 
 _SECONDS = 120.0
 _NAME = "all-reduce"
+_STACK = re.compile(r"\s*(@ |\*\*\* |PC: |#\d)")  # Lines of a stack in compiled code.
+_CRASH = "Fatal Python error"  # What follows is a list of modules.
 _CURE = "If the message does not tell, run `replicax run --workers 2` with a script of yours and look at its logs."
 
 
@@ -35,8 +38,7 @@ def read_outcome(outcome: Outcome, logs: dict[str, str], timeout_s: float) -> Fi
         last = _last(logs)
         return fail(_NAME, f"two processes on 127.0.0.1 were not done after {timeout_s:g} s. {last}", _CURE, logs=logs)
     if outcome.code:
-        words = last_traceback(logs.get(outcome.failed, "").splitlines()).strip() or "it printed nothing"
-        text = f"{outcome.failed} ended with {describe(outcome.code)}: {words.splitlines()[-1]}"
+        text = f"{outcome.failed} ended with {describe(outcome.code)}: {_words(logs.get(outcome.failed, ''))}"
         return fail(_NAME, text, _CURE, logs=logs)
     lines = [line for line in logs["worker 0"].splitlines() if line.startswith(probe.MARK)]
     seconds = {int(size): time for size, time in json.loads(lines[-1].removeprefix(probe.MARK)).items()}
@@ -51,6 +53,14 @@ def read_outcome(outcome: Outcome, logs: dict[str, str], timeout_s: float) -> Fi
     return ok(_NAME, text, sizes=details)
 
 
+def _words(log: str) -> str:
+    """Returns the line that says why a process ended: that of the exception, or what stands before a crash."""
+    before, crash, _ = log.partition(_CRASH)
+    words = before if crash else last_traceback(log.splitlines())
+    lines = [line for line in words.splitlines() if line.strip() and not _STACK.match(line)]
+    return lines[-1].strip() if lines else "it printed nothing"
+
+
 def _last(logs: dict[str, str]) -> str:
-    lines = [line for log in logs.values() for line in log.splitlines() if "missing" in line]
+    lines = [line for log in logs.values() for line in log.splitlines() if "missing" in line or "proxy" in line]
     return lines[-1] if lines else ""
