@@ -69,6 +69,7 @@ class Distributed(Iterable[Any], abc.ABC):
         self._options = options or InputOptions()
         self._workers = workers or Workers(0, ("worker:0",), (num_replicas,))
         self._spec: Any = None
+        self._passes = 0
         self._peeked: _Pass | None = None
         self._next_position = Position()
         self._position = self._next_position  # of the loop in the latest pass
@@ -92,7 +93,8 @@ class Distributed(Iterable[Any], abc.ABC):
             self._next_position = position
             return self._opened(placed, everywhere)
 
-        return PassIterator(open_pass, self._opened(placed, everywhere))
+        self._passes += 1
+        return PassIterator(open_pass, self._opened(placed, everywhere), is_first=self._passes == 1)
 
     def _opened(self, placed: Callable[[Split], Any], everywhere: bool) -> OpenPass:
         """Opens the next pass, or goes on with the one that was begun to look at its first step."""

@@ -18,11 +18,15 @@ class DistributedIterator(Iterator[Any]):
 
     It stops its background thread at the end of the data, when it is closed, and when nobody holds it any more. As a
     context manager it closes itself at the end of the block.
+
+    Args:
+        steps: The data of the steps.
+        is_first: Whether it is the dataset's first pass, whose first batch may take its time.
     """
 
-    def __init__(self, steps: Generator[Any] | Prefetcher):
+    def __init__(self, steps: Generator[Any] | Prefetcher, is_first: bool = True):
         self._steps = steps
-        self._phase = health.FIRST_BATCH
+        self._phase = health.FIRST_BATCH if is_first else health.INPUT
 
     def __next__(self) -> Any:
         """Returns the data of the next step.
@@ -86,14 +90,15 @@ class PassIterator(DistributedIterator):
     Args:
         open_pass: Opens a pass at a position.
         opened: The pass.
+        is_first: Whether it is the dataset's first one, whose first batch may take its time.
     """
 
-    def __init__(self, open_pass: Callable[[Position], OpenPass], opened: OpenPass):
+    def __init__(self, open_pass: Callable[[Position], OpenPass], opened: OpenPass, is_first: bool):
         self._open_pass = open_pass
-        self._begin(opened)
+        self._begin(opened, is_first)
 
-    def _begin(self, opened: OpenPass) -> None:
-        super().__init__(opened.steps)
+    def _begin(self, opened: OpenPass, is_first: bool = True) -> None:
+        super().__init__(opened.steps, is_first)
         self._units, self._position = opened.units, opened.position
         # In the thread of the program, where all workers do the same in the same order.
         self._finalizer = weakref.finalize(self, opened.close) if opened.close is not None else None

@@ -29,6 +29,7 @@ WORKERS = 3
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
 KINDS = (*SIGNALS, "input", "callback")
 STALL_TIMEOUT_S = 4.0
+SLOW_TIMEOUT_S = 45.0  # for compiling, saving and a first batch
 LONGEST_WAIT_S = 120.0  # for a fault to be noticed, or the job to come back: then it is a hang
 
 
@@ -47,15 +48,16 @@ class Job:
         environment = {
             **os.environ,
             "REPLICAX_STALL_TIMEOUT": str(STALL_TIMEOUT_S),
+            "REPLICAX_SLOW_TIMEOUT": str(SLOW_TIMEOUT_S),
             "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "programs"),
             "JAX_ENABLE_COMPILATION_CACHE": "true",
         }
         command = [sys.executable, "-m", "replicax", "run", "--workers", str(WORKERS), "--restarts", str(restarts)]
         command += ["--grace", "3", "--log-dir", str(folder / "logs"), str(JOB), str(folder), str(steps)]
-        self._output = open(folder / "output.txt", "w")  # noqa: SIM115 - the launcher writes to it
-        self.process = subprocess.Popen(
-            command, env=environment, stdout=self._output, stderr=self._output, start_new_session=True
-        )
+        with open(folder / "output.txt", "w") as output:
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
 
     def pids(self) -> list[int] | None:
         """Returns the workers' process ids, None if not all have told them yet."""
@@ -80,7 +82,6 @@ class Job:
         return self.process.poll() is not None
 
     def output(self) -> str:
-        self._output.flush()
         return (self.folder / "output.txt").read_text()
 
     def close(self) -> None:
@@ -88,7 +89,6 @@ class Job:
         if not self.ended():
             self.process.kill()
             self.process.wait()
-        self._output.close()
 
 
 def wait_for(condition, seconds: float) -> bool:
