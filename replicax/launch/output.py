@@ -19,6 +19,7 @@ _LINES_WITHOUT_TRACEBACK = 20
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^Fatal Python error: ")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 # Where Keras writes into a pipe it draws its bar as one line after the other.
+_NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected to ")  # XLA says so for each group of devices.
 _KERAS_BAR = re.compile(r"^\x1b\[1m *\d+/(\d+|Unknown)\x1b\[0m .*━")
 
 
@@ -96,6 +97,8 @@ class Stream:
         if self._drawn:
             self._drawn = False
             self._terminal.end_bar()
+        if _NOISE.match(shown):
+            return  # It is in the log.
         if self._with_bars or not ("\r" in line or _KERAS_BAR.match(line)):
             self._terminal.line(self._task, self._number, shown, self._error)
 

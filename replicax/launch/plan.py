@@ -23,6 +23,9 @@ _OF_ANOTHER_CLUSTER = (
     "JAX_COORDINATOR_PORT",
     "JAX_NUM_PROCESSES",
     "JAX_PROCESS_ID",
+    "REPLICAX_COORDINATOR",
+    "REPLICAX_NUM_PROCESSES",
+    "REPLICAX_PROCESS_ID",
 )
 
 # Small programs too come from the cache at a restart: a step of them costs little to compile, hundreds do not.
@@ -132,6 +135,8 @@ def _common(job: Job, attempt: int) -> dict[str, str]:
     return {
         **defaults,
         **inherited,
+        # gRPC would ask a proxy for the way to this machine.
+        "no_proxy": ",".join(filter(None, [inherited.get("no_proxy"), HOST])),
         "JAX_NUM_CPU_DEVICES": str(devices),
         "NPROC": str(_threads(devices, inherited.get("NPROC", ""))),
         "PYTHONUNBUFFERED": "1",

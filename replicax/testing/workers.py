@@ -18,7 +18,6 @@ from typing import Any
 from replicax.errors import ArgumentError, WorkersFailedError
 from replicax.exit_codes import describe
 from replicax.launch.options import Options
-from replicax.launch.plan import HOST
 from replicax.launch.timed import Outcome, run_in_time
 from replicax.testing import program
 from replicax.testing.arguments import encoded
@@ -100,7 +99,6 @@ def call(
         "wants_result": wants_result,
     }
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # It may count devices.
-    environment["no_proxy"] = ",".join(filter(None, [os.environ.get("no_proxy"), HOST]))  # gRPC would ask a proxy.
     with tempfile.TemporaryDirectory() as folder, _logs(function, log_dir, folder) as logs:
         Path(folder, _REQUEST).write_text(json.dumps(request))
         options = Options(
