@@ -2,7 +2,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 from replicax.dtensor import UNSHARDED, DTensorDataset, Layout, fetch_layout
 from replicax.errors import BatchError
@@ -16,7 +15,7 @@ def mesh(two_by_three):
 
 def test_elements_are_nests_of_arrays_and_numbers(mesh):
     elements = [
-        {"x": (np.full((2, 3), i, np.float32), torch.full((3,), i, dtype=torch.bfloat16)), "y": float(i), "z": i > 4}
+        {"x": (np.full((2, 3), i, np.float32), jnp.full((3,), i, jnp.bfloat16)), "y": float(i), "z": i > 4}
         for i in range(6)
     ]
     cut, whole = Layout(["x", UNSHARDED, "y"], mesh), Layout(["x"], mesh)

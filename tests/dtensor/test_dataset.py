@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 import replicax as rx
 from replicax.dtensor import UNSHARDED, DTensorDataset, Layout, create_mesh, default_mesh, fetch_layout, unpack
@@ -48,12 +47,22 @@ class TfDataset:
         return iter(ROWS)
 
 
-class TorchItems(torch.utils.data.Dataset):
-    def __len__(self):
-        return 12
+def torch_items():
+    torch = pytest.importorskip("torch")
 
-    def __getitem__(self, index):
-        return torch.tensor(index, dtype=torch.int32)
+    class TorchItems(torch.utils.data.Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            return torch.tensor(index, dtype=torch.int32)
+
+    return TorchItems()
+
+
+def torch_loader(batch_size):
+    items = torch_items()
+    return pytest.importorskip("torch").utils.data.DataLoader(items, batch_size=batch_size)
 
 
 SOURCES = {
@@ -68,8 +77,8 @@ SOURCES = {
     "tf.data": (TfDataset, 3),
     "grain map": (lambda: grain.MapDataset.source(ROWS), 3),
     "grain iter": (lambda: grain.MapDataset.source(ROWS).to_iter_dataset(), None),
-    "torch dataset": (TorchItems, 3),
-    "torch loader": (lambda: torch.utils.data.DataLoader(TorchItems(), batch_size=None), 3),
+    "torch dataset": (torch_items, 3),
+    "torch loader": (lambda: torch_loader(None), 3),
 }
 
 
@@ -91,7 +100,7 @@ def test_every_source_of_elements_is_batched_on_every_pass(mesh, name):
         lambda: list(ROWS.reshape(3, 4)),
         lambda: lambda: iter(ROWS.reshape(3, 4)),
         lambda: grain.MapDataset.source(ROWS).batch(4),
-        lambda: torch.utils.data.DataLoader(TorchItems(), batch_size=4),
+        lambda: torch_loader(4),
     ],
     ids=["list", "function", "grain", "torch"],
 )

@@ -98,7 +98,11 @@ def test_nothing_that_a_worker_started_outlives_it(run: Run, tmp_path: Path):
         """,
         str(tmp_path / "pid-"),
     )
-    assert [is_alive(int((tmp_path / f"pid-{index}").read_text())) for index in range(2)] == [False, False]
+    started = [int((tmp_path / f"pid-{index}").read_text()) for index in range(2)]
+    deadline = time.monotonic() + 10  # They have been killed; the system takes its time to end them.
+    while any(map(is_alive, started)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [is_alive(pid) for pid in started] == [False, False]
 
 
 def test_our_own_signal_handlers_are_put_back(run: Run):
