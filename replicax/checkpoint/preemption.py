@@ -166,6 +166,9 @@ class PreemptionCheckpointHandler:
     def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Saves and exits if some worker was told to go; otherwise calls the function, and counts the call.
 
+        If the position in the data is saved too, take the batch inside the function: one that was taken before would
+        count as used when the state is saved. Or call `save_checkpoint_if_preempted` behind the step.
+
         Args:
             distributed_train_function: One step of the training.
             *args: Given to the function.

@@ -99,11 +99,14 @@ def main() -> None:
         tell(folder, f"worker-{worker}.pid", json.dumps({"pid": os.getpid(), "from": done}))
         while done < steps:
             for batch in training.dataset:
-                handler.run(training.train, batch)
+                training.train(batch)
                 done += 1
                 callback(folder, worker)
                 manager.save(done)
                 tell(folder, f"worker-{worker}.step", str(done))
+                # Here the step and the position in the data agree. `handler.run` would save before the step, when its
+                # batch has been taken already.
+                handler.save_checkpoint_if_preempted(done)
                 time.sleep(0.02)
                 if done == steps:
                     break
