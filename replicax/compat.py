@@ -6,8 +6,8 @@ Everything else in replicax uses documented JAX only. Supported: JAX 0.10 and 0.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
@@ -51,6 +51,11 @@ def strongly_typed(x: Any, dtype: Any = None) -> jax.Array:
 def is_weak(array: jax.Array) -> bool:
     """Returns whether an array's dtype is weak; those of random keys never are."""
     return getattr(array, "weak_type", False)
+
+
+def is_random_key(value: Any) -> TypeGuard[jax.Array]:
+    """Returns whether `value` is an array of JAX random keys, which NumPy and files know only as `key_data`."""
+    return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def trace_state() -> Any:
@@ -115,9 +120,7 @@ def wait_at_barrier(name: str, timeout_ms: int, processes: Sequence[int]) -> Non
     Raises:
         jax.errors.JaxRuntimeError: Not all came in time, or the service is gone.
     """
-    client = jax_distributed.global_state.client
-    assert client is not None, "jax.distributed is not initialized"
-    client.wait_at_barrier(name, timeout_ms, list(processes))
+    _service().wait_at_barrier(name, timeout_ms, list(processes))
 
 
 def store_bytes(key: str, value: bytes) -> None:
@@ -135,12 +138,7 @@ def fetch_bytes(key: str, timeout_s: float) -> bytes | None:
     Raises:
         jax.errors.JaxRuntimeError: The service is gone.
     """
-    try:
-        return _service().blocking_key_value_get_bytes(key, max(1, round(1000 * timeout_s)))
-    except jax.errors.JaxRuntimeError as error:
-        if "DEADLINE_EXCEEDED" in str(error):
-            return None
-        raise
+    return _found_in_time(_service().blocking_key_value_get_bytes, key, max(1, round(1000 * timeout_s)))
 
 
 def delete_stored(key: str) -> None:
@@ -148,17 +146,9 @@ def delete_stored(key: str) -> None:
     _service().key_value_delete(key)
 
 
-def _service() -> Any:
-    client = jax_distributed.global_state.client
-    assert client is not None, "jax.distributed is not initialized"
-    return client
-
-
 def publish(key: str, value: str) -> None:
     """Tells all processes a value, through the key-value store of JAX's coordination service."""
-    client = jax_distributed.global_state.client
-    assert client is not None, "jax.distributed is not initialized"
-    client.key_value_set(key, value, allow_overwrite=True)
+    _service().key_value_set(key, value, allow_overwrite=True)
 
 
 def published(key: str, timeout_ms: int) -> str | None:
@@ -167,21 +157,23 @@ def published(key: str, timeout_ms: int) -> str | None:
     Raises:
         jax.errors.JaxRuntimeError: The coordination service is gone.
     """
+    return _found_in_time(_service().blocking_key_value_get, key, timeout_ms)
+
+
+def _service() -> Any:
     client = jax_distributed.global_state.client
     assert client is not None, "jax.distributed is not initialized"
+    return client
+
+
+def _found_in_time(get: Callable[[str, int], Any], key: str, timeout_ms: int) -> Any:
+    """Returns what `get` finds under `key`, None if the time is up before."""
     try:
-        return client.blocking_key_value_get(key, timeout_ms)
+        return get(key, timeout_ms)
     except jax.errors.JaxRuntimeError as error:
         if "DEADLINE_EXCEEDED" in str(error):
             return None
         raise
-
-
-def unpublish(prefix: str) -> None:
-    """Forgets what was published under keys below `prefix`, which ends with a slash."""
-    client = jax_distributed.global_state.client
-    assert client is not None, "jax.distributed is not initialized"
-    client.key_value_delete(prefix)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import jax
 
-from replicax.compat import publish, published, unpublish
+from replicax.compat import delete_stored, publish, published
 from replicax.errors import CheckpointError
 
 _PREFIX = "replicax/checkpoint"
@@ -66,7 +66,7 @@ class Meeting:
     def end(self) -> None:
         """Lets the chief forget what was told in the meetings before this one, which all have left."""
         if self._count > 1 and self.is_chief and self._number:
-            unpublish(f"{_PREFIX}/{self._number - 1}/")
+            delete_stored(f"{_PREFIX}/{self._number - 1}")
 
     def _key(self, stage: str, process: int) -> str:
         return f"{_PREFIX}/{self._number}/{stage}/{process}"

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -64,26 +64,49 @@ def start(config: ClusterConfig, info: Mapping[str, Any], timeout_s: float) -> l
     address = config.coordinator_address
     assert address is not None  # check_synchronous has seen to it
     names = [_name(config, i) for i in range(config.num_processes)]
-    info = {**info, "same number of processes": config.num_processes, "same version of JAX": jax.__version__}
-    begin = time.monotonic()
-    infos = meet(address, config.process_id, names, info, timeout_s, os.environ.get(TOKEN, ""))
-    _connect(config, address, max(_SECONDS_TO_CONNECT, timeout_s - (time.monotonic() - begin)))
+    info = {**info, "same number of processes": config.num_processes}
+    infos = connect(address, config.process_id, names, info, timeout_s, _HEARTBEAT_S)
+    write_compilation_cache_from_every_process()
     return [Peer(name.partition(" ")[0], each) for name, each in zip(names, infos, strict=True)]
 
 
-def _connect(config: ClusterConfig, address: str, timeout_s: float) -> None:
+def connect(
+    address: str, process: int, names: Sequence[str], info: Mapping[str, Any], timeout_s: float, heartbeat_s: int
+) -> list[dict[str, Any]]:
+    """Waits for all processes, connects them through `jax.distributed`, and returns what each told the others.
+
+    Args:
+        address: `"host:port"` of process 0: there they meet, and JAX's coordination service is.
+        process: Number of this process.
+        names: For each process how to call it in messages.
+        info: What the others should know of this process; see `start`.
+        timeout_s: How long to wait for the others, in seconds.
+        heartbeat_s: After how many seconds without a sign of life of one process JAX aborts all.
+
+    Raises:
+        ClusterError: This process does not fit the others.
+        ClusterTimeoutError: Not all came in time.
+        ContextError: JAX cannot connect them.
+    """
+    deadline = time.monotonic() + timeout_s
+    info = {**info, "same version of JAX": jax.__version__}
+    infos = meet(address, process, names, info, timeout_s, os.environ.get(TOKEN, ""))
     try:
         jax.distributed.initialize(
             coordinator_address=address,
-            num_processes=config.num_processes,
-            process_id=config.process_id,
+            num_processes=len(names),
+            process_id=process,
+            # By default JAX listens on all interfaces.
             coordinator_bind_address=address if parse_address(address, "coordinator").is_loopback() else None,
-            initialization_timeout=math.ceil(timeout_s),
-            heartbeat_timeout_seconds=_HEARTBEAT_S,
+            initialization_timeout=max(_SECONDS_TO_CONNECT, math.ceil(deadline - time.monotonic())),
+            heartbeat_timeout_seconds=heartbeat_s,
         )
-        write_compilation_cache_from_every_process()
     except RuntimeError as error:
-        raise ContextError(f"JAX could not connect {config} through {address}: {error}") from error
+        raise ContextError(
+            f"JAX could not connect {names[process]}, process {process} of {len(names)}, with the coordination service "
+            f"of process 0 at {address}: {error}"
+        ) from error
+    return infos
 
 
 def _already_connected(config: ClusterConfig) -> list[Peer]:

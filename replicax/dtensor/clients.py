@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import math
 import os
-import time
 
 import jax
 
-from replicax.cluster.rendezvous import meet
+from replicax.cluster.runtime import connect
 from replicax.compat import backends_have_started
 from replicax.config import set_virtual_devices
-from replicax.dtensor.environment import JOBS, ClientSettings, client_settings
+from replicax.dtensor.environment import JOBS, client_settings
 from replicax.errors import ArgumentError, ContextError, DeviceError
 
 _DEVICE_TYPES = ("tpu", "gpu", "cpu")  # best first
-_SECONDS_TO_CONNECT = 60  # for JAX, once all clients are there
 _SECONDS_BETWEEN_SIGNS_OF_LIFE = {True: 100, False: 10 * 365 * 24 * 60 * 60}
 
 
@@ -173,30 +171,13 @@ def initialize_accelerator_system(
     if num_logical_cpu_devices is not None:
         set_virtual_devices(num_logical_cpu_devices)
     if settings.num_clients > 1:
-        _connect(settings, timeout_s)
+        names = [f"client {i} at {job}" for i, job in enumerate(settings.jobs)]
+        heartbeat_s = _SECONDS_BETWEEN_SIGNS_OF_LIFE[settings.heartbeat]
+        connect(settings.jobs[0], settings.client_id, names, {}, timeout_s, heartbeat_s)
     found = preferred_device_type() if device_type is None else device_type
     if not local_devices(found):
         raise DeviceError(f"There are no devices of type {device_type!r} here; JAX has found {jax.local_devices()}.")
     return found.lower()
-
-
-def _connect(settings: ClientSettings, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    names = [f"client {i} at {job}" for i, job in enumerate(settings.jobs)]
-    meet(settings.jobs[0], settings.client_id, names, {"same version of JAX": jax.__version__}, timeout_s)
-    try:
-        jax.distributed.initialize(
-            coordinator_address=settings.jobs[0],
-            num_processes=settings.num_clients,
-            process_id=settings.client_id,
-            initialization_timeout=max(_SECONDS_TO_CONNECT, math.ceil(deadline - time.monotonic())),
-            heartbeat_timeout_seconds=_SECONDS_BETWEEN_SIGNS_OF_LIFE[settings.heartbeat],
-        )
-    except RuntimeError as error:
-        raise ContextError(
-            f"JAX could not connect client {settings.client_id} of {settings.num_clients} with the coordination "
-            f"service of client 0 at {settings.jobs[0]}: {error}"
-        ) from error
 
 
 def shutdown_accelerator_system() -> None:

@@ -34,16 +34,6 @@ class TFConfigClusterResolver(ClusterResolver):
 
     name = _NAME
 
-    def __init__(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-        environment: str | None = None,
-        environ: Environ | None = None,
-    ):
-        super().__init__(task_type, task_id, rpc_layer, environment, environ)
-
     @classmethod
     def applies(cls, environ: Environ) -> Verdict:
         if text(environ, _NAME) is None:
