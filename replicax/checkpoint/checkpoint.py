@@ -7,12 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from replicax.checkpoint.metadata import Metadata, read_metadata
 from replicax.checkpoint.parts import Parts, is_value, parts_of, rebuilt
-from replicax.checkpoint.state import check_names, restored_value, saved_value, wanted_value
+from replicax.checkpoint.state import (
+    check_names,
+    restored_array,
+    restored_value,
+    saved_array,
+    saved_value,
+    wanted_array,
+    wanted_value,
+)
 from replicax.checkpoint.states import current_state, restored_state, saved_state, set_state
 from replicax.checkpoint.store import Contents, Directory, read_arrays, read_state, write
 from replicax.errors import CheckpointError
@@ -82,7 +88,7 @@ class Checkpoint:
         self._update(step, objects or {})
         parts = self._parts()
         arrays = {name: saved_value(variable) for name, variable in parts.variables.items()}
-        arrays |= {name: _saved_array(array) for name, array in parts.arrays.items()}
+        arrays |= {name: saved_array(array) for name, array in parts.arrays.items()}
         state = {name: saved_state(name, part) for name, part in parts.states.items()}
         return Contents(arrays, state, step, {name: note() for name, note in self._notes.items()})
 
@@ -131,7 +137,7 @@ class Checkpoint:
             self.objects["step"] = int(step)
 
     def _take_values(self, parts: Parts, values: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, Any]:
-        new = {name: _restored_array(values[name], old) for name, old in parts.arrays.items() if name in values}
+        new = {name: restored_array(values[name], old) for name, old in parts.arrays.items() if name in values}
         new |= {name: states[name] for name, old in parts.states.items() if name in states and is_value(old)}
         names = [*parts.arrays, *(name for name, part in parts.states.items() if is_value(part))]
         restored = {}
@@ -152,7 +158,7 @@ def _check_kinds(directory: Directory, parts: Parts, metadata: Metadata, state: 
 
 def _read(directory: Directory, parts: Parts, metadata: Metadata) -> dict[str, Any]:
     wanted = {name: wanted_value(variable) for name, variable in parts.variables.items()}
-    wanted |= {name: _wanted_array(array) for name, array in parts.arrays.items()}
+    wanted |= {name: wanted_array(array) for name, array in parts.arrays.items()}
     return read_arrays(directory, {name: spec for name, spec in wanted.items() if name in metadata.arrays})
 
 
@@ -168,32 +174,3 @@ def _set_states(targets: Mapping[str, Any], states: Mapping[str, Any]) -> None:
         for name in done[:-1]:
             set_state(targets[name], before[name])
         raise CheckpointError(f"{done[-1]!r} does not take the state in the checkpoint: {error!r}") from error
-
-
-# Arrays that are no variables.
-
-
-def _is_key(array: Any) -> bool:
-    return isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-
-
-def _saved_array(array: Any) -> Any:
-    return jax.random.key_data(array) if _is_key(array) else array
-
-
-def _wanted_array(array: Any) -> jax.ShapeDtypeStruct:
-    if _is_key(array):
-        data = jax.eval_shape(jax.random.key_data, array)
-        return jax.ShapeDtypeStruct(data.shape, data.dtype)
-    # As for variables: what JAX has placed by default must not be bound to that device.
-    placed = isinstance(array, jax.Array) and array.committed
-    return jax.ShapeDtypeStruct(np.shape(array), array.dtype, sharding=array.sharding if placed else None)
-
-
-def _restored_array(value: Any, old: Any) -> Any:
-    if _is_key(old):
-        key = jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(old))
-        return jax.device_put(key, old.sharding) if old.committed and old.is_fully_addressable else key
-    if isinstance(old, jax.Array):
-        return value if isinstance(value, jax.Array) else jnp.asarray(value)
-    return old.dtype.type(value) if isinstance(old, np.generic) else value

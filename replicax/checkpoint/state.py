@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint.store import Directory, entries, read_arrays, write_arrays
+from replicax.compat import is_random_key
 from replicax.errors import CheckpointError
 from replicax.program.frames import variable_is_stacked, variable_shape
 
@@ -64,26 +65,54 @@ def check_names(directory: Directory, found: Iterable[str], expected: Iterable[s
 
 def saved_value(variable: Any) -> jax.Array:
     """Returns what a checkpoint stores for a variable."""
-    value = variable.value
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return jax.random.key_data(value)
+    value = saved_array(variable.value)
     return value.astype(jnp.bfloat16) if getattr(variable, "save_as_bf16", False) else value
 
 
 def wanted_value(variable: Any) -> jax.ShapeDtypeStruct:
     """Returns how the stored value of a variable is to be read."""
-    shape, value = variable_shape(variable), variable._value
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        data = jax.eval_shape(jax.random.key_data, value)
-        return jax.ShapeDtypeStruct(data.shape, data.dtype)
-    # A value that JAX has placed by default comes back as NumPy: committed to that device, it could not be used
-    # together with values elsewhere any more.
-    spread = value.committed and not variable_is_stacked(variable)
-    return jax.ShapeDtypeStruct(shape, value.dtype, sharding=value.sharding if spread else None)
+    placed = variable._value.committed and not variable_is_stacked(variable)
+    return _wanted(variable._value, variable_shape(variable), placed)
 
 
 def restored_value(value: Any, variable: Any) -> Any:
     """Returns what to assign to a variable for a value that was read."""
-    if jnp.issubdtype(variable._value.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(variable._value))
+    if is_random_key(variable._value):
+        return _key_like(variable._value, value)
     return value if isinstance(value, jax.Array) else np.asarray(value)
+
+
+# Arrays that are no variables.
+
+
+def saved_array(array: Any) -> Any:
+    """Returns what a checkpoint stores for an array."""
+    return jax.random.key_data(array) if is_random_key(array) else array
+
+
+def wanted_array(array: Any) -> jax.ShapeDtypeStruct:
+    """Returns how the stored values of an array are to be read."""
+    return _wanted(array, np.shape(array), placed=isinstance(array, jax.Array) and array.committed)
+
+
+def restored_array(value: Any, old: Any) -> Any:
+    """Returns an array of the kind of `old`, and where that is, for values that were read."""
+    if is_random_key(old):
+        key = _key_like(old, value)
+        return jax.device_put(key, old.sharding) if old.committed and old.is_fully_addressable else key
+    if isinstance(old, jax.Array):
+        return value if isinstance(value, jax.Array) else jnp.asarray(value)
+    return old.dtype.type(value) if isinstance(old, np.generic) else value
+
+
+def _wanted(value: Any, shape: tuple[int, ...], placed: bool) -> jax.ShapeDtypeStruct:
+    if is_random_key(value):
+        data = jax.eval_shape(jax.random.key_data, value)
+        return jax.ShapeDtypeStruct(data.shape, data.dtype)
+    # What JAX has placed by default comes back as NumPy: committed to that device, it could not be used together with
+    # values elsewhere any more.
+    return jax.ShapeDtypeStruct(shape, value.dtype, sharding=value.sharding if placed else None)
+
+
+def _key_like(key: jax.Array, data: Any) -> jax.Array:
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(key))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.compat import is_random_key
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.placement import checked_layout, is_traced, is_tracing, laid_out
 from replicax.errors import ArgumentError, LayoutError
@@ -163,7 +164,7 @@ def _truncated_normal(key: jax.Array, shape: tuple[int, ...], mean: Any, stddev:
 
 
 def _key(seed: Seed) -> jax.Array:
-    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+    if is_random_key(seed):
         return seed
     numbers: Any = seed if isinstance(seed, jax.Array) else np.asarray(seed)
     if numbers.dtype.kind not in "iu" or numbers.shape not in ((), (2,)):

@@ -53,7 +53,7 @@ class Feed:
     def _put(self, arrays: list[Any]) -> list[jax.Array]:
         shardings = [self._sharding(array) for array in arrays]
         if spans_processes(self._whole):
-            return [_put_global(array, sharding) for array, sharding in zip(arrays, shardings, strict=True)]
+            return [put(array, sharding) for array, sharding in zip(arrays, shardings, strict=True)]
         return jax.device_put(arrays, shardings)
 
     def _sharding(self, array: Any) -> NamedSharding:
@@ -73,11 +73,6 @@ class Feed:
 
         constrained_step.__name__ = getattr(step, "__name__", "step")
         return constrained_step
-
-
-def _put_global(array: Any, sharding: NamedSharding) -> jax.Array:
-    is_there = isinstance(array, jax.Array) and array.sharding == sharding  # cut by a distributed dataset
-    return array if is_there else put(array, sharding)
 
 
 def _rows(leaf: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax.compat import trace_state, vary
+from replicax.compat import is_random_key, trace_state, vary
 from replicax.errors import ProgramError
 from replicax.runtime.mesh import REPLICA_AXIS
 
@@ -220,7 +220,7 @@ def stacked_in_program(variable: Any) -> int | None:
 def placeholder(variable: Any, stacked: int | None) -> jax.Array:
     """Returns a value of the variable's shape and dtype, to trace with; its numbers mean nothing."""
     value = variable._value
-    if value is not None and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if is_random_key(value):
         shape, keys = value.shape, jax.random.key(0, impl=jax.random.key_impl(value))
         return jnp.broadcast_to(keys, shape)
     dtype = variable._dtype if value is None else value.dtype

@@ -15,6 +15,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
+from replicax.compat import is_random_key
+
 
 def spans_processes(sharding: Sharding) -> bool:
     """Returns whether some device of `sharding` belongs to another process."""
@@ -30,11 +32,11 @@ def put(value: Any, sharding: Sharding) -> jax.Array:
     """
     if not spans_processes(sharding) and (not isinstance(value, jax.Array) or value.is_fully_addressable):
         return jax.device_put(value, sharding)
-    if isinstance(value, jax.Array) and not value.is_fully_addressable and not value.is_fully_replicated:
-        return jax.jit(_same, out_shardings=sharding)(value)
     if isinstance(value, jax.Array) and value.sharding == sharding:
         return value
-    if _is_key(value):
+    if isinstance(value, jax.Array) and not value.is_fully_addressable and not value.is_fully_replicated:
+        return jax.jit(_same, out_shardings=sharding)(value)
+    if is_random_key(value):
         data = put(jax.random.key_data(local(value)), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     host = np.asarray(local(value))
@@ -55,11 +57,13 @@ def from_chief(values: Sequence[Any]) -> list[Any]:
     Args:
         values: Arrays; in the other processes only their shapes and dtypes matter.
     """
-    plain = [jax.random.key_data(local(value)) if _is_key(value) else np.asarray(local(value)) for value in values]
+    plain = [
+        jax.random.key_data(local(value)) if is_random_key(value) else np.asarray(local(value)) for value in values
+    ]
     if jax.process_count() > 1 and plain:
         plain = multihost_utils.broadcast_one_to_all(plain)
     return [
-        jax.random.wrap_key_data(jnp.asarray(sent), impl=jax.random.key_impl(value)) if _is_key(value) else sent
+        jax.random.wrap_key_data(jnp.asarray(sent), impl=jax.random.key_impl(value)) if is_random_key(value) else sent
         for value, sent in zip(values, plain, strict=True)
     ]
 
@@ -71,10 +75,6 @@ def from_all(values: Sequence[Any]) -> list[np.ndarray]:
         values: Arrays, of one shape and dtype in all processes.
     """
     return multihost_utils.process_allgather([np.asarray(value)[None] for value in values], tiled=True)
-
-
-def _is_key(value: Any) -> bool:
-    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def _same(value: jax.Array) -> jax.Array:
