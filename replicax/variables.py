@@ -18,6 +18,7 @@ import replicax.context as context
 from replicax.array_like import ArrayLike
 from replicax.compat import assert_equal_over_axis, strongly_typed, vary, varying_axes
 from replicax.errors import ProgramError, ReplicaDivergenceError, StrategyMismatchError, VariableError
+from replicax.named import member_of
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import is_per_replica
 
@@ -26,13 +27,7 @@ class _Named(enum.Enum):
     @classmethod
     def of(cls, value: Any) -> Any:
         """Returns the member that `value` is or names (any case; None is the default member)."""
-        if isinstance(value, cls):
-            return value
-        try:
-            return cls("none" if value is None else value.lower())
-        except (AttributeError, ValueError):
-            names = ", ".join(repr(member.value) for member in cls)
-            raise VariableError(f"{cls.__name__} is one of {names}, got {value!r}.") from None
+        return member_of(cls, "none" if value is None else value, cls.__name__, VariableError)
 
 
 class VariableSynchronization(_Named):

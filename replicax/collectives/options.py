@@ -7,6 +7,7 @@ import enum
 import math
 
 from replicax.errors import ArgumentError
+from replicax.named import member_of
 
 COMPRESSIONS = (None, "bfloat16")
 
@@ -33,13 +34,7 @@ class CommunicationImplementation(enum.Enum):
             >>> CommunicationImplementation.of("Ring")
             <CommunicationImplementation.RING: 'ring'>
         """
-        if isinstance(implementation, cls):
-            return implementation
-        try:
-            return cls(implementation.lower())  # type: ignore[union-attr]
-        except (AttributeError, ValueError):
-            names = ", ".join(repr(member.value) for member in cls)
-            raise ArgumentError(f"A communication implementation is one of {names}, got {implementation!r}.") from None
+        return member_of(cls, implementation, "A communication implementation", ArgumentError)
 
 
 @dataclasses.dataclass(frozen=True)

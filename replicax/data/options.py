@@ -7,6 +7,7 @@ import enum
 from typing import Any
 
 from replicax.errors import ArgumentError
+from replicax.named import member_of
 
 _REMAINDERS = ("exact", "drop")
 _UNEVEN = ("drain", "shortest", "error")
@@ -28,13 +29,7 @@ class AutoShardPolicy(enum.Enum):
         Raises:
             ArgumentError: There is none.
         """
-        if isinstance(value, AutoShardPolicy):
-            return value
-        try:
-            return cls(str.lower(value))
-        except (TypeError, ValueError):
-            names = ", ".join(repr(policy.value) for policy in cls)
-            raise ArgumentError(f"`auto_shard_policy` is one of {names}, got {value!r}.") from None
+        return member_of(cls, value, "`auto_shard_policy`", ArgumentError)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,13 +10,13 @@ import contextlib
 import copy
 import functools
 import inspect
-import numbers
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import replicax.context as context
 import replicax.health as health
-from replicax.errors import ArgumentError, BatchError, ContextError
+from replicax.data.sources import check_batch_size
+from replicax.errors import BatchError, ContextError
 from replicax.keras.feeding import as_keras_data
 from replicax.keras.saving import write_atomically
 from replicax.keras.trainer import StepFunctions
@@ -100,7 +100,8 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
                 return original(self, *args, **kwargs)
             _check_current(original.__name__, strategy)
             given = signature.bind_partial(self, *args, **kwargs)
-            _check_batch_size(given.arguments.get("batch_size"))
+            if given.arguments.get("batch_size") is not None:
+                check_batch_size(given.arguments["batch_size"])
             for name in _DATA & given.arguments.keys():
                 given.arguments[name] = as_keras_data(given.arguments[name], strategy)
             if not has_workers(strategy) or original.__name__ not in _EPOCH_LOOPS:
@@ -157,13 +158,6 @@ def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
         return write_atomically(filepath, lambda path: original(self, path, *args, **kwargs))
 
     return save
-
-
-def _check_batch_size(batch_size: Any) -> None:
-    if batch_size is None:
-        return
-    if isinstance(batch_size, bool) or not isinstance(batch_size, numbers.Integral) or batch_size < 1:
-        raise ArgumentError(f"`batch_size` is the number of rows in a global batch, at least 1, got {batch_size!r}.")
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:

@@ -23,8 +23,6 @@ from replicax.launch.terminal import Terminal
 STACKS_SIGNAL = signal.SIGUSR1  # Not SIGTERM: JAX catches that one for itself.
 _SECONDS_TO_WRITE_STACKS = 1.0
 _TOKEN_BYTES = 16
-# Another cluster's, which a worker would believe before its TF_CONFIG.
-_BEFORE_TF_CONFIG = ("REPLICAX_COORDINATOR", "REPLICAX_NUM_PROCESSES", "REPLICAX_PROCESS_ID")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +56,7 @@ def run_in_time(
         timeout_s: Seconds until all tasks are ended.
         environment: What the tasks inherit; by default the environment of this process.
     """
-    given = os.environ if environment is None else environment
-    inherited = {name: value for name, value in given.items() if name not in _BEFORE_TF_CONFIG}
+    inherited = dict(os.environ if environment is None else environment)
     job = Job(options, inherited, secrets.token_hex(_TOKEN_BYTES), os.getpid())
     events: Events[Event] = Events()
     terminal = Terminal(io.StringIO(), io.StringIO())
