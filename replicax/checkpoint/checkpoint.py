@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from replicax.checkpoint.metadata import Metadata, read_metadata
+from replicax.checkpoint.metadata import Metadata
 from replicax.checkpoint.parts import Parts, is_value, parts_of, rebuilt
 from replicax.checkpoint.state import (
     check_names,
@@ -20,7 +20,7 @@ from replicax.checkpoint.state import (
     wanted_value,
 )
 from replicax.checkpoint.states import current_state, restored_state, saved_state, set_state
-from replicax.checkpoint.store import Contents, Directory, read_arrays, read_state, write
+from replicax.checkpoint.store import Contents, Directory, checked_metadata, read_arrays, read_state, write
 from replicax.errors import CheckpointError
 
 
@@ -105,7 +105,8 @@ class Checkpoint:
         Raises:
             CheckpointError: There is no complete checkpoint, a name is missing on either side, or a shape differs.
         """
-        parts, metadata, written = self._parts(), read_metadata(directory), read_state(directory)
+        parts, metadata = self._parts(), checked_metadata(directory)
+        written = read_state(directory, metadata)
         if not partial:
             check_names(directory, [*metadata.arrays, *written[0]], parts.names())
         _check_kinds(directory, parts, metadata, written[0])
@@ -159,7 +160,7 @@ def _check_kinds(directory: Directory, parts: Parts, metadata: Metadata, state: 
 def _read(directory: Directory, parts: Parts, metadata: Metadata) -> dict[str, Any]:
     wanted = {name: wanted_value(variable) for name, variable in parts.variables.items()}
     wanted |= {name: wanted_array(array) for name, array in parts.arrays.items()}
-    return read_arrays(directory, {name: spec for name, spec in wanted.items() if name in metadata.arrays})
+    return read_arrays(directory, {name: spec for name, spec in wanted.items() if name in metadata.arrays}, metadata)
 
 
 def _set_states(targets: Mapping[str, Any], states: Mapping[str, Any]) -> None:

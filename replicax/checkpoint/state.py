@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.checkpoint.store import Directory, entries, read_arrays, write_arrays
+from replicax.checkpoint.store import Directory, checked_metadata, read_arrays, write_arrays
 from replicax.compat import is_random_key
 from replicax.errors import CheckpointError
 from replicax.program.frames import variable_is_stacked, variable_shape
@@ -36,11 +36,13 @@ def restore_variables(directory: Directory, variables: Mapping[str, Any], partia
     Raises:
         CheckpointError: There is no complete checkpoint, a name is missing on either side, or a shape differs.
     """
-    found = entries(directory)
+    metadata = checked_metadata(directory)
+    found = metadata.arrays
     if not partial:
         check_names(directory, found, variables)
     common = {name: variable for name, variable in variables.items() if name in found}
-    values = read_arrays(directory, {name: wanted_value(variable) for name, variable in common.items()})
+    wanted = {name: wanted_value(variable) for name, variable in common.items()}
+    values = read_arrays(directory, wanted, metadata)
     for name, variable in common.items():
         variable.assign(restored_value(values[name], variable))
 

@@ -27,6 +27,7 @@ import replicax.health as health
 from replicax.checkpoint.meeting import Meeting
 from replicax.checkpoint.metadata import (
     Entry,
+    Metadata,
     check_files,
     complete,
     read_metadata,
@@ -128,22 +129,34 @@ def entries(directory: Directory) -> dict[str, Entry]:
     return dict(read_metadata(directory).arrays)
 
 
+def checked_metadata(directory: Directory) -> Metadata:
+    """Returns what a checkpoint says of itself, after a look whether its files are all there.
+
+    Raises:
+        CheckpointError: There is no complete checkpoint.
+    """
+    metadata = read_metadata(directory)
+    check_files(Path(directory).absolute(), metadata)
+    return metadata
+
+
 @health.phase(health.CHECKPOINT)
-def read_arrays(directory: Directory, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+def read_arrays(
+    directory: Directory, wanted: Mapping[str, jax.ShapeDtypeStruct], metadata: Metadata | None = None
+) -> dict[str, Any]:
     """Returns arrays of a checkpoint; each device reads its own parts.
 
     Args:
         directory: Where the checkpoint is.
         wanted: For each name the shape, the dtype to convert to and the sharding; without a sharding a NumPy array is
             returned.
+        metadata: What `checked_metadata` has returned, if it has been called.
 
     Raises:
         CheckpointError: There is no complete checkpoint, or it has no array of that name and shape.
     """
     path = Path(directory).absolute()
-    metadata = read_metadata(path)
-    check_files(path, metadata)
-    found = metadata.arrays
+    found = (metadata or checked_metadata(path)).arrays
     _check_wanted(path, found, wanted)
     read = {name: _empty(spec) for name, spec in wanted.items() if not found[name].folder}
     folders = {found[name].folder: spec for name, spec in wanted.items() if found[name].folder}
@@ -155,15 +168,14 @@ def read_arrays(directory: Directory, wanted: Mapping[str, jax.ShapeDtypeStruct]
 
 
 @health.phase(health.CHECKPOINT)
-def read_state(directory: Directory) -> list[dict[str, Any]]:
-    """Returns the state that each process wrote, in their order.
+def read_state(directory: Directory, metadata: Metadata | None = None) -> list[dict[str, Any]]:
+    """Returns the state that each process wrote, in their order; `metadata` is as for `read_arrays`.
 
     Raises:
         CheckpointError: There is no complete checkpoint, or the state is damaged.
     """
     path = Path(directory).absolute()
-    metadata = read_metadata(path)
-    check_files(path, metadata)
+    metadata = metadata or checked_metadata(path)
     try:
         return [json.loads((path / _STATE.format(i)).read_text()) for i in range(metadata.processes)]
     except (OSError, ValueError) as error:
