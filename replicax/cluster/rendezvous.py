@@ -72,11 +72,14 @@ class _Waiting:
         return min(self.deadline, self._next_report)
 
     def report(self, missing: Sequence[int], note: str = "") -> None:
-        """Logs who is missing, now and then."""
+        """Logs who is missing, now and then; without anybody known to be missing, the note alone."""
         now = time.monotonic()
         if now < self._next_report:
             return
         self._next_report = now + _SECONDS_BETWEEN_REPORTS
+        if not missing:
+            _log.warning("%s has waited %.0f s for others%s", self.names[self.process], now - self._start, note)
+            return
         here, all_ = len(self.names) - len(missing), len(self.names)
         absent = ", ".join(self.names[i] for i in missing)
         _log.warning("%d of %d processes here after %.0f s; missing %s%s", here, all_, now - self._start, absent, note)
@@ -144,7 +147,7 @@ def _join(waiting: _Waiting, greeting: dict[str, Any]) -> list[dict[str, Any]]:
         try:
             with socket.create_connection((host.host, host.port), timeout=_remaining(waiting.soon())) as connection:
                 _say(connection, greeting)
-                missing, note = [], "others; process 0 is here and waits for them"
+                missing, note = [], "; process 0 is here and waits for them"
                 heard = bytearray()
                 while answer is None and time.monotonic() < waiting.deadline and _is_open(connection):
                     answer = _hear(connection, waiting.soon(), heard)
