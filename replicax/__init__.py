@@ -22,6 +22,7 @@ from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.program import function, grad, value_and_grad
 from replicax.reduce_op import ReduceOp
 from replicax.strategies import (
+    CentralStorageStrategy,
     FullyShardedStrategy,
     LayoutStrategy,
     MirroredStrategy,
@@ -43,6 +44,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoShardPolicy",
+    "CentralStorageStrategy",
     "Checkpoint",
     "CheckpointManager",
     "CommunicationImplementation",

@@ -24,11 +24,24 @@ def varying_axes(x: Any) -> frozenset[str]:
     Args:
         x: Any value that JAX can type; a Python number varies over no axis.
     """
-    aval = jax.typeof(x)
+    return axes_of_type(jax.typeof(x))
+
+
+def axes_of_type(aval: Any) -> frozenset[str]:
+    """Returns the manual mesh axes over which values of a type may differ."""
     axes = getattr(aval, "vma", None)
     if axes is None:
-        axes = aval.manual_axis_type.varying  # JAX 0.10
+        # JAX 0.10; types of effects have neither.
+        axes = aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else ()
     return frozenset(axes)
+
+
+def bind(equation: Any, inputs: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
+    """Returns the results of an equation of a traced program, on other operands or with other parameters."""
+    found = equation.primitive.get_bind_params(params)
+    functions, params = found if isinstance(found, tuple) else ((), found)  # They are among the parameters today.
+    results = equation.primitive.bind(*functions, *inputs, **params)
+    return results if equation.primitive.multiple_results else [results]
 
 
 def vary(x: jax.Array, axis_name: str) -> jax.Array:

@@ -9,12 +9,11 @@ import jax
 from jax.extend import core as jex_core
 
 from replicax.errors import ExportError
+from replicax.program.jaxprs import CALLS, bind, read
 
 _PLACEMENT = {"sharding_constraint", "reshard"}
-# Calls of a function that can as well be written out. Their other parameters say where the results go, or how they are
-# differentiated, which nobody will.
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
-_CALLS |= {"closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}
+# What is computed again to save memory can as well be written out too: nobody will differentiate it.
+_CALLS = CALLS | {"remat2": "jaxpr", "checkpoint": "jaxpr"}
 
 
 def without_placement(program: jex_core.ClosedJaxpr) -> Any:
@@ -35,14 +34,10 @@ def _evaluate(program: Any, args: Sequence[Any]) -> list[Any]:
     """Evaluates a program equation by equation; traced, that makes the new one."""
     jaxpr, consts = (program.jaxpr, program.consts) if hasattr(program, "jaxpr") else (program, ())
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jex_core.Literal) else values[atom]
-
     for equation in jaxpr.eqns:
-        results = _apply(equation, [read(atom) for atom in equation.invars])
+        results = _apply(equation, [read(atom, values) for atom in equation.invars])
         values.update(zip(equation.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return [read(atom, values) for atom in jaxpr.outvars]
 
 
 def _apply(equation: Any, inputs: list[Any]) -> Sequence[Any]:
@@ -55,10 +50,7 @@ def _apply(equation: Any, inputs: list[Any]) -> Sequence[Any]:
         )
     if primitive.name in _CALLS:
         return _evaluate(equation.params[_CALLS[primitive.name]], inputs)
-    params = {name: _inner(value) for name, value in equation.params.items()}
-    with equation.ctx.manager:  # settings that held where the user's code ran, such as how random bits are made
-        results = primitive.bind(*inputs, **params)
-    return results if primitive.multiple_results else [results]
+    return bind(equation, inputs, **{name: _inner(value) for name, value in equation.params.items()})
 
 
 def _inner(parameter: Any) -> Any:

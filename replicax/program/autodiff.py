@@ -18,6 +18,7 @@ import replicax.context as context
 from replicax.compat import vary, varying_axes
 from replicax.errors import ArgumentError
 from replicax.program.frames import OverrideFrame, VariablesCreatedError, variable_layout, variable_name
+from replicax.program.jaxprs import marked_as_gradient
 from replicax.program.keras_state import keras_scope
 from replicax.program.nest import take_apart_outputs
 from replicax.reduce_op import ReduceOp
@@ -131,7 +132,7 @@ class _Differentiation:
             connected = self._replica.reduce_gradients(op, connected)
         remaining = iter(connected)
         found = [None if cut else next(remaining) for cut in self._unconnected]
-        return [_laid_out(gradient, variable) for gradient, variable in zip(found, self._variables, strict=True)]
+        return [_finished(gradient, variable) for gradient, variable in zip(found, self._variables, strict=True)]
 
     def _build_only(self, args: Any, kwargs: Any) -> None:
         """Calls the loss for the variables that it creates: an unbuilt model has no `trainable_variables` yet."""
@@ -180,12 +181,14 @@ class _Differentiation:
         return boundary
 
 
-def _laid_out(gradient: Any, variable: Any) -> Any:
-    """Gives a gradient the layout of its variable, so that an update touches each device's own part only."""
+def _finished(gradient: Any, variable: Any) -> Any:
+    """Marks a gradient as such, and gives it the layout of its variable: an update touches each device's own part."""
+    if gradient is None:
+        return None
     layout = variable_layout(variable)
-    if gradient is None or layout is None:
-        return gradient
-    return jax.lax.with_sharding_constraint(gradient, layout)
+    if layout is not None:
+        gradient = jax.lax.with_sharding_constraint(gradient, layout)
+    return marked_as_gradient(gradient)
 
 
 def _store(variable: Any, value: Any, frame: Any) -> None:

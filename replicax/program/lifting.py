@@ -137,6 +137,9 @@ class Program:
             return [frame.read(variable) for variable in self._written], leaves
 
         pure.__name__ = pure.__qualname__ = self._name()
+        if self.strategy is not None and self.strategy.cuts_steps:
+            variables = [*self._updated, *self._constant]
+            return self.strategy.compile_cut(pure, variables, self._written, self.replicas)
         results = self.strategy.placement.result_sharding(self.replicas) if self._is_partial() else None
         out_shardings = ([self._sharding(variable) for variable in self._written], results)
         donate = () if self._is_partial() else (0, 2)

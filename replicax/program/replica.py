@@ -26,8 +26,10 @@ from replicax.program.frames import (
     VariablesCreatedError,
     variable_is_stacked,
 )
+from replicax.program.jaxprs import inlined, marked_as_gradient
 from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs, take_apart_outputs
+from replicax.program.split import Assigned, Split
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import ManualPerReplica, PerReplica, is_per_replica
 
@@ -82,7 +84,8 @@ class ReplicaCall:
             site = program.sites[program.next_site]
             program.next_site += 1
         values = [self._rows(variable, frame.read(variable)) for variable in site.inputs]
-        outputs, new_values = self._mapped(site)(self._arrays, values)
+        mapped = self._cut(site) if self.strategy.cuts_steps and not program.discovering else self._mapped(site)
+        outputs, new_values = mapped(self._arrays, values)
         for variable, value in zip(site.outputs, new_values, strict=True):
             if self._leaves_rows_out(variable):
                 value = jnp.concatenate([value, frame.read(variable)[self.replicas :]])
@@ -140,6 +143,31 @@ class ReplicaCall:
 
     def _mapped(self, site: RunSite) -> Callable[..., Any]:
         """Returns the function over global arrays: (arguments, variables read) -> (results, variables written)."""
+        return self._shard_map(self._body(site), *self._specs_of(site))
+
+    def _cut(self, site: RunSite) -> Callable[..., Any]:
+        """Returns the same function, in which the replicas end with the gradients: the update comes after them."""
+        in_specs, (output_specs, stored_specs) = self._specs_of(site)
+        cuts: list[Split] = []
+
+        def body(arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+            args = [*arrays, *values]
+            step = self._body(site)
+            traced = jax.make_jaxpr(lambda *args: step(args[: len(arrays)], args[len(arrays) :]))(*args)
+            cuts[:] = [_cut_at_gradients(inlined(traced, args), len(arrays), site)]
+            results, sent = cuts[0].worker(args)
+            return results[: len(site.varying)], results[len(site.varying) :], sent
+
+        def cut(arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            mapped = self._shard_map(body, in_specs, (output_specs, stored_specs, _SHARED))
+            outputs, stored, sent = mapped(arrays, values)
+            updated = iter(cuts[0].server([*arrays, *values], [marked_as_gradient(value) for value in sent]))
+            return outputs, [next(updated) if value is None else value for value in stored]
+
+        return cut
+
+    def _body(self, site: RunSite) -> Callable[..., Any]:
+        """Returns what each replica does, as `jax.shard_map` wants it."""
 
         def body(arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             local = [
@@ -159,12 +187,15 @@ class ReplicaCall:
             ]
             return outputs, stored
 
+        return body
+
+    def _specs_of(self, site: RunSite) -> tuple[Any, Any]:
         in_specs = (self._specs, [_spec(variable) for variable in site.inputs])
         out_specs = (
             [_STACKED if differs else _SHARED for differs in site.varying],
             [_spec(variable) for variable in site.outputs],
         )
-        return self._shard_map(body, in_specs, out_specs)
+        return in_specs, out_specs
 
     def _call(self, frame: Any, arrays: Sequence[Any]) -> list[Any]:
         """Calls the function with this replica's part of the arguments; returns the arrays of its result."""
@@ -205,6 +236,20 @@ class _EagerReplicaFrame(ReplicaFrame):
         if value.sharding != self._strategy.placement.program_sharding(variable, self._replicas):
             value = jnp.asarray(np.asarray(value))  # Inside the map nothing can be moved, but a constant can be used.
         return _own_row(value) if variable_is_stacked(variable) else value
+
+
+def _cut_at_gradients(program: Any, arguments: int, site: RunSite) -> Split:
+    """Splits a replica's program; the variables of `site` follow its arguments, and their new values its results."""
+    position = {id(variable): arguments + i for i, variable in enumerate(site.inputs)}
+    assigned = [
+        Assigned(len(site.varying) + i, position.get(id(variable)))
+        for i, variable in enumerate(site.outputs)
+        if not variable_is_stacked(variable)
+    ]
+    variables = [
+        i for variable, i in zip(site.inputs, position.values(), strict=True) if not variable_is_stacked(variable)
+    ]
+    return Split(program, variables, assigned, only_gradients=True)
 
 
 def enclosing_program() -> ProgramFrame | None:

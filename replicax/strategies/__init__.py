@@ -8,6 +8,7 @@ from replicax.strategies.ambient import (
     set_strategy,
 )
 from replicax.strategies.base import Strategy
+from replicax.strategies.central_storage import CentralStorageStrategy
 from replicax.strategies.fully_sharded import FullyShardedStrategy
 from replicax.strategies.layout import LayoutStrategy
 from replicax.strategies.mirrored import MirroredStrategy
@@ -17,6 +18,7 @@ from replicax.strategies.replica_context import ReplicaContext
 from replicax.strategies.tpu import TPUStrategy
 
 __all__ = [
+    "CentralStorageStrategy",
     "FullyShardedStrategy",
     "LayoutStrategy",
     "MirroredStrategy",

@@ -43,6 +43,8 @@ class Strategy(TFSpellings, abc.ABC):
     devices: tuple[jax.Device, ...]
     mesh: jax.sharding.Mesh | None
     placement: Any
+    #: Whether the update by the gradients is no part of what the replicas run together.
+    cuts_steps = False
 
     @property
     @abc.abstractmethod

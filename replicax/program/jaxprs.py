@@ -1,0 +1,91 @@
+"""Working on a traced program as data: writing its calls out, and evaluating some of its equations."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core as jex_core
+
+import replicax.compat as compat
+
+_GRADIENT = "replicax_gradient"
+
+# Calls of a function that can as well be written out. Their other parameters say where the results go, or how they are
+# differentiated, which nobody will.
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+CALLS |= {"closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+
+
+def is_literal(atom: Any) -> bool:
+    """Returns whether an operand of an equation is a number that stands in the program."""
+    return isinstance(atom, jex_core.Literal)
+
+
+def inlined(program: jex_core.ClosedJaxpr, args: Sequence[Any]) -> jex_core.ClosedJaxpr:
+    """Returns the same program without calls: one flat list of equations.
+
+    Args:
+        program: The program.
+        args: Values of its inputs (or tracers, or their shapes), which tell how they vary over the mesh.
+    """
+
+    def flat(*args: Any) -> list[Any]:
+        return _written_out(program, args)
+
+    return jax.make_jaxpr(flat)(*args)
+
+
+def _written_out(program: Any, args: Sequence[Any]) -> list[Any]:
+    jaxpr, consts = (program.jaxpr, program.consts) if hasattr(program, "jaxpr") else (program, ())
+    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    for equation in jaxpr.eqns:
+        inputs = [read(atom, values) for atom in equation.invars]
+        call = CALLS.get(equation.primitive.name)
+        results = bind(equation, inputs) if call is None else _written_out(equation.params[call], inputs)
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom, values) for atom in jaxpr.outvars]
+
+
+def evaluate(equations: Iterable[Any], values: dict[Any, Any], in_place: bool = True) -> None:
+    """Evaluates equations in their order and puts the results into `values`, a value for each variable of the program.
+
+    Args:
+        equations: Equations all of whose operands are in `values`, or results of earlier ones.
+        values: What is known.
+        in_place: Whether they are evaluated where they have been traced, inside `jax.shard_map` for example.
+    """
+    for equation in equations:
+        inputs = [read(atom, values) for atom in equation.invars]
+        if not in_place:
+            # JAX has noted with each number the mesh that it was used on.
+            inputs = [np.asarray(x) if is_literal(atom) else x for x, atom in zip(inputs, equation.invars, strict=True)]
+        results = bind(equation, inputs, in_place)
+        values.update(zip(equation.outvars, results, strict=True))
+
+
+def bind(equation: Any, inputs: Sequence[Any], in_place: bool = True, **changes: Any) -> Sequence[Any]:
+    """Returns the results of an equation on other operands, and with some of its parameters changed."""
+    # Settings that held where the user's code ran: how random bits are made, and the mesh, which holds there only.
+    settings = equation.ctx.manager if in_place else contextlib.nullcontext()
+    with settings:
+        return compat.bind(equation, inputs, {**equation.params, **changes})
+
+
+def read(atom: Any, values: dict[Any, Any]) -> Any:
+    """Returns the value of an operand."""
+    return atom.val if is_literal(atom) else values[atom]
+
+
+def marked_as_gradient(value: jax.Array) -> jax.Array:
+    """Returns `value` so that programs show that it is a gradient. It costs nothing when they run."""
+    return checkpoint_name(value, _GRADIENT)
+
+
+def is_mark(equation: Any) -> bool:
+    """Returns whether an equation marks a gradient."""
+    return equation.primitive.name == "name" and equation.params["name"] == _GRADIENT

@@ -1,0 +1,59 @@
+"""Where to cut a program so that least has to be sent: a minimum vertex cut.
+
+By the theorem of Ford and Fulkerson (1956) it is found from a maximum flow, which SciPy computes. Among cuts of the
+same size the last one is taken: the worker does what it can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from replicax.program.jaxprs import is_literal
+
+_UNLIMITED = 2**30
+_BYTES_PER_UNIT = 64  # Capacities are 32 bits wide.
+
+
+def cheapest_cut(sources: Sequence[Any], equations: Sequence[Any], wanted: set[Any]) -> list[Any]:
+    """Returns the values to send, fewest bytes in all, so that everything wanted is sent or follows from them.
+
+    Args:
+        sources: Values from which the equations start.
+        equations: Equations of a program, in order; each operand is a source or the result of an earlier one.
+        wanted: What is needed in the end: sources, or results of the equations.
+    """
+    values = list(dict.fromkeys([*sources, *(out for equation in equations for out in equation.outvars)]))
+    number = {value: i for i, value in enumerate(values)}
+    # Each value is two nodes, one it comes in by and one it goes out by, with an edge as wide as it is large.
+    start, end = 2 * len(values), 2 * len(values) + 1
+    edges = {(2 * i, 2 * i + 1): _size(value) for value, i in number.items()}
+    edges |= {(start, 2 * number[value]): _UNLIMITED for value in sources}
+    edges |= {(2 * number[value] + 1, end): _UNLIMITED for value in wanted}
+    for equation in equations:
+        for atom in equation.invars:
+            if not is_literal(atom):
+                edges |= {(2 * number[atom] + 1, 2 * number[out]): _UNLIMITED for out in equation.outvars}
+    before_end = _reaching(end, edges)
+    return [value for value, i in number.items() if 2 * i + 1 in before_end and 2 * i not in before_end]
+
+
+def _reaching(end: int, edges: dict[tuple[int, int], int]) -> set[int]:
+    """Returns the nodes from which more could flow to the end."""
+    rows, columns = np.array(list(edges), dtype=np.int32).T
+    nodes = end + 1
+    capacity = csr_matrix((np.array(list(edges.values()), dtype=np.int32), (rows, columns)), shape=(nodes, nodes))
+    flow = maximum_flow(capacity, end - 1, end).flow
+    left = capacity - flow
+    left.eliminate_zeros()
+    return set(breadth_first_order(left.T.tocsr(), end, return_predecessors=False).tolist())
+
+
+def _size(value: Any) -> int:
+    size = math.prod(value.aval.shape) * getattr(value.aval.dtype, "itemsize", 8)
+    return min(1 + size // _BYTES_PER_UNIT, _UNLIMITED - 1)

@@ -1,0 +1,309 @@
+"""Cutting a traced step in two at the gradient: a worker's half and a server's.
+
+`rx.value_and_grad` marks the gradients in the program (with JAX's own `name` operation, which costs nothing). What
+follows from them and ends in a variable is the update; it goes to the server, which has the variables. Everything else
+(forward and backward pass, metrics, results) is the worker's, who sends what the update needs: the gradients, or what
+they were made into where that does not need the variables (clipping by the global norm, say). Of all places where the
+two could be cut, the one is taken where least has to be sent: a minimum cut.
+
+A variable that is assigned in the forward pass, such as a metric's total or a moving average, is updated by the server
+too if the new value is a cheap function of the old one and of something that the worker sends; otherwise the worker
+sends the new value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+
+from replicax.compat import axes_of_type
+from replicax.errors import ProgramError
+from replicax.program.jaxprs import evaluate, is_literal, is_mark, read
+from replicax.program.min_cut import cheapest_cut
+from replicax.runtime.mesh import REPLICA_AXIS
+
+# A server does these for a variable that the forward pass assigns: they cost no more than sending the new value.
+_CHEAP = frozenset(
+    [
+        "abs",
+        "add",
+        "and",
+        "broadcast_in_dim",
+        "ceil",
+        "clamp",
+        "convert_element_type",
+        "copy",
+        "div",
+        "eq",
+        "exp",
+        "expand_dims",
+        "floor",
+        "ge",
+        "gt",
+        "integer_pow",
+        "is_finite",
+        "le",
+        "log",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "ne",
+        "neg",
+        "not",
+        "or",
+        "pow",
+        "reshape",
+        "rsqrt",
+        "scatter",
+        "scatter_add",
+        "select_n",
+        "sign",
+        "slice",
+        "concatenate",
+        "sqrt",
+        "square",
+        "squeeze",
+        "stop_gradient",
+        "sub",
+        "xor",
+        "dynamic_update_slice",
+        "scatter-add",
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Assigned:
+    """A variable that the program assigns.
+
+    Attributes:
+        output: Which of the program's outputs is its new value.
+        input: Which of the inputs is the old one; None if it is not read.
+    """
+
+    output: int
+    input: int | None
+
+
+class Split:
+    """A program cut in two.
+
+    Args:
+        program: A flat program (see `jaxprs.inlined`).
+        variables: Which of its inputs are variables' values. The others are the worker's own.
+        assigned: The variables that it assigns.
+        only_gradients: Leaves everything with the worker that is no update by a gradient.
+
+    Attributes:
+        updates: For each variable of `assigned`, whether the server computes its new value.
+        sent: What the worker sends, variables of the program.
+        server_inputs: Which of the program's inputs the server's half reads; variables all of them.
+        worker_inputs: Which of them the worker's half reads.
+
+    Raises:
+        ProgramError: A gradient is computed from variables that were updated by another gradient just before.
+    """
+
+    def __init__(
+        self,
+        program: jex_core.ClosedJaxpr,
+        variables: Iterable[int],
+        assigned: Sequence[Assigned],
+        only_gradients: bool = False,
+    ):
+        self.program, self.assigned = program, list(assigned)
+        jaxpr = program.jaxpr
+        self._producer = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
+        held = {jaxpr.invars[i] for i in variables}
+        own = [v for v in jaxpr.invars if v not in held]
+        own += [v for v, const in zip(jaxpr.constvars, program.consts, strict=True) if _is_traced(const)]
+        marks = [equation for equation in jaxpr.eqns if is_mark(equation)]
+        self._tainted = _following(jaxpr.eqns, [out for mark in marks for out in mark.outvars])
+        self._from_worker = _following(jaxpr.eqns, own)
+        self._only_gradients = only_gradients
+        _check_independent(marks, self._tainted)
+        self._served: dict[int, Any] = {}  # equations of the server's half, by identity
+        self._leaves: dict[Any, None] = {}  # values that they take from the worker, in order
+        self.updates = [self._assign(each) for each in self.assigned]
+        self._move_to_worker()
+        self.sent = list(self._leaves)
+        self._equations = [equation for equation in jaxpr.eqns if id(equation) in self._served]
+        used = {atom for equation in self._equations for atom in equation.invars if not is_literal(atom)}
+        used |= set(self._server_outvars())
+        self.server_inputs = [
+            i for i, v in enumerate(jaxpr.invars) if v in used and v in held and v not in self._leaves
+        ]
+        needed = self._needed_by_worker()
+        self._worker_equations = [e for e in jaxpr.eqns if e.effects or any(out in needed for out in e.outvars)]
+        self.worker_inputs = [i for i, v in enumerate(jaxpr.invars) if v in needed]
+
+    def _server_outvars(self) -> list[Any]:
+        outvars = self.program.jaxpr.outvars
+        pairs = zip(self.assigned, self.updates, strict=True)
+        return [outvars[each.output] for each, served in pairs if served and not is_literal(outvars[each.output])]
+
+    def _needed_by_worker(self) -> set[Any]:
+        jaxpr = self.program.jaxpr
+        served = {each.output for each, flag in zip(self.assigned, self.updates, strict=True) if flag}
+        needed = {atom for i, atom in enumerate(jaxpr.outvars) if i not in served and not is_literal(atom)}
+        needed |= self._leaves.keys()
+        for equation in reversed(jaxpr.eqns):
+            if equation.effects or any(out in needed for out in equation.outvars):
+                needed |= {atom for atom in equation.invars if not is_literal(atom)}
+        return needed
+
+    def _assign(self, each: Assigned) -> bool:
+        """Decides who computes a variable's new value; returns whether it is the server."""
+        new = self.program.jaxpr.outvars[each.output]
+        if is_literal(new):
+            return not self._only_gradients
+        if new in self._tainted and self._takes_on(new):
+            self._serve(new)
+            return True
+        if self._only_gradients:
+            return False
+        old = None if each.input is None else self.program.jaxpr.invars[each.input]
+        if new in self._tainted or (new in self._from_worker and (old is None or not self._is_cheap(new, old))):
+            self._leaves[new] = None  # The last writer wins.
+        else:
+            self._serve(new, old if new in self._from_worker else None)
+        return True
+
+    def _is_cheap(self, new: Any, old: Any) -> bool:
+        path = self._path(new, old)
+        return bool(path) and all(equation.primitive.name in _CHEAP for equation in path)
+
+    def _path(self, new: Any, old: Any) -> list[Any]:
+        """Returns the equations that lead from a variable's old value to its new one."""
+        after = _following(self.program.jaxpr.eqns, [old])
+        found, todo = {}, [new]
+        while todo:
+            equation = self._producer.get(todo.pop())
+            if equation is not None and id(equation) not in found and any(out in after for out in equation.outvars):
+                found[id(equation)] = equation
+                todo += [atom for atom in equation.invars if not is_literal(atom)]
+        return list(found.values())
+
+    def _takes_on(self, value: Any) -> bool:
+        """Returns whether the server can compute a value that follows from gradients."""
+        equation = self._producer[value]
+        return not is_mark(equation) and not _is_collective(equation)
+
+    def _serve(self, new: Any, old: Any = None) -> None:
+        """Adds all equations to the server's half that it needs for a value, down to what the worker sends."""
+        path = {id(equation) for equation in self._path(new, old)} if old is not None else set()
+        todo = [new]
+        while todo:
+            value = todo.pop()
+            equation = self._producer.get(value)
+            if equation is None:
+                if value in self._from_worker:
+                    self._leaves[value] = None
+            elif self._is_servers(value, equation, path):
+                if id(equation) not in self._served:
+                    self._served[id(equation)] = equation
+                    todo += [atom for atom in equation.invars if not is_literal(atom)]
+            else:
+                self._leaves[value] = None
+
+    def _is_servers(self, value: Any, equation: Any, path: set[int]) -> bool:
+        if id(equation) in path:
+            return True
+        if value in self._tainted:
+            return self._takes_on(value)
+        # From variables alone the server computes it itself: its variables are the newest.
+        return value not in self._from_worker and not _is_collective(equation) and not equation.effects
+
+    def _move_to_worker(self) -> None:
+        """Lets the worker do what needs no variable, as long as no more has to be sent for it."""
+        able: dict[int, Any] = {}
+        known = set(self._leaves)
+        for equation in self.program.jaxpr.eqns:
+            operands = {atom for atom in equation.invars if not is_literal(atom)}
+            if id(equation) in self._served and operands and operands <= known:
+                able[id(equation)] = equation
+                known |= set(equation.outvars)
+        if not able:
+            return
+        wanted = set(self._server_outvars())
+        for key, equation in self._served.items():
+            if key not in able:
+                wanted |= {atom for atom in equation.invars if not is_literal(atom)}
+        cut = cheapest_cut(list(self._leaves), list(able.values()), wanted & known)
+        for key in able:
+            del self._served[key]
+        self._leaves = dict.fromkeys(cut)
+        for value in wanted & known - set(cut):
+            self._restore(value, able)
+
+    def _restore(self, value: Any, able: dict[int, Any]) -> None:
+        todo = [value]
+        while todo:
+            value = todo.pop()
+            equation = self._producer.get(value)
+            if value in self._leaves or equation is None or id(equation) not in able:
+                continue
+            if id(equation) not in self._served:
+                self._served[id(equation)] = equation
+                todo += [atom for atom in equation.invars if not is_literal(atom)]
+
+    # Running the halves.
+
+    def worker(self, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Returns the outputs of the program, None for those that the server computes, and what is sent to it."""
+        values = self._inputs(args)
+        evaluate(self._worker_equations, values)
+        served = {each.output for each, flag in zip(self.assigned, self.updates, strict=True) if flag}
+        outputs = [None if i in served else read(atom, values) for i, atom in enumerate(self.program.jaxpr.outvars)]
+        return outputs, [values[leaf] for leaf in self.sent]
+
+    def server(self, args: Sequence[Any], sent: Sequence[Any]) -> list[Any]:
+        """Returns the new values of the variables that the server updates, in the order of `assigned`.
+
+        Args:
+            args: The program's inputs; only those of `server_inputs` are looked at.
+            sent: What the worker has sent.
+        """
+        values = self._inputs(args) | dict(zip(self.sent, sent, strict=True))
+        evaluate(self._equations, values, in_place=False)
+        outvars = self.program.jaxpr.outvars
+        pairs = zip(self.assigned, self.updates, strict=True)
+        return [read(outvars[each.output], values) for each, flag in pairs if flag]
+
+    def _inputs(self, args: Sequence[Any]) -> dict[Any, Any]:
+        jaxpr = self.program.jaxpr
+        return dict(zip([*jaxpr.constvars, *jaxpr.invars], [*self.program.consts, *args], strict=True))
+
+
+def _following(equations: Iterable[Any], values: Iterable[Any]) -> set[Any]:
+    """Returns `values` and everything that is computed from them."""
+    found = set(values)
+    for equation in equations:
+        if any(not is_literal(atom) and atom in found for atom in equation.invars):
+            found.update(equation.outvars)
+    return found
+
+
+def _is_traced(const: Any) -> bool:
+    return isinstance(const, jax.core.Tracer)
+
+
+def _is_collective(equation: Any) -> bool:
+    """Returns whether an equation has to do with values that may differ between replicas."""
+    atoms = [*equation.invars, *equation.outvars]
+    return any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in atoms)
+
+
+def _check_independent(marks: Sequence[Any], tainted: set[Any]) -> None:
+    for mark in marks:
+        if any(not is_literal(atom) and atom in tainted for atom in mark.invars):
+            raise ProgramError(
+                "A gradient of this step is computed from variables that the step has just updated by another "
+                "gradient, so the step cannot be cut in two: a server makes the updates, and a worker the gradients. "
+                "Compute all gradients first and apply them afterwards, or make two steps of it."
+            )

@@ -1,0 +1,108 @@
+"""Variables in one place, computation on several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.program.frames import variable_is_stacked
+from replicax.program.halves import Halves
+from replicax.runtime.devices import default_devices, device_name, parse_devices
+from replicax.strategies.mesh_strategy import MeshStrategy
+from replicax.strategies.placement import Placement
+
+
+class CentralStorageStrategy(MeshStrategy):
+    """Keeps variables and optimizer state on one device, the host's CPU, and computes on several.
+
+    Each step copies the variables that it reads to the compute devices, which compute their parts of the gradients
+    there; the sum goes back, and one device updates the variables. So an optimizer's state takes no memory on an
+    accelerator, and the update is computed once instead of on every device. The results are those of
+    `MirroredStrategy`. With one compute device and no other place given, everything lives on that.
+
+    Args:
+        compute_devices: Device names or JAX devices; by default every accelerator of the process, or every (virtual)
+            CPU where there is none.
+        parameter_device: Where variables live; by default the host's first CPU, or the only compute device.
+        cross_device_ops: The algorithm that combines gradients.
+        communication_options: How gradients are packed and compressed on the way.
+
+    Attributes:
+        parameter_device: Where variables live.
+
+    Raises:
+        DeviceError: A device does not exist or comes twice.
+
+    Example:
+        >>> strategy = CentralStorageStrategy(["cpu:0"])
+        >>> strategy.num_replicas_in_sync, strategy.parameter_device
+        (1, CpuDevice(id=0))
+    """
+
+    cuts_steps = True
+
+    def __init__(
+        self,
+        compute_devices: Sequence[str | jax.Device] | None = None,
+        parameter_device: str | jax.Device | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ):
+        found = parse_devices(compute_devices) if compute_devices is not None and len(compute_devices) else None
+        devices = found or default_devices()
+        if parameter_device is not None:
+            (self.parameter_device,) = parse_devices([parameter_device])
+        else:
+            self.parameter_device = devices[0] if len(devices) == 1 else jax.local_devices(backend="cpu")[0]
+        placement = CentralPlacement(devices, self.parameter_device)
+        super().__init__(placement, cross_device_ops, communication_options)
+
+    def compile_cut(
+        self, step: Callable[..., Any], variables: Sequence[Any], written: Sequence[Any], replicas: int
+    ) -> Halves:
+        """Returns a program's pure function as a program that computes on the devices and updates on the host."""
+        position = {id(variable): i for i, variable in enumerate(variables)}
+        placement: CentralPlacement = self.placement
+        return Halves(
+            step,
+            inputs=[placement.compute_sharding(variable, replicas) for variable in variables],
+            assigned=[(i, position.get(id(variable))) for i, variable in enumerate(written)],
+            outputs=[None if variable_is_stacked(variable) else placement.home for variable in written],
+            home=placement.home,
+        )
+
+    def __repr__(self) -> str:
+        names = ", ".join(device_name(device) for device in self.devices)
+        return f"{type(self).__name__}([{names}], parameter_device={device_name(self.parameter_device)!r})"
+
+
+class CentralPlacement(Placement):
+    """Variables live on one device, and what each replica has of its own on the replicas' devices.
+
+    Args:
+        devices: The devices of the replicas.
+        parameter_device: Where variables live.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device], parameter_device: jax.Device):
+        super().__init__(devices)
+        self.home = SingleDeviceSharding(parameter_device)
+
+    def variable_sharding(self, variable: Any) -> Any:
+        """Returns where a variable's value lives between steps."""
+        return super().variable_sharding(variable) if variable_is_stacked(variable) else self.home
+
+    def program_sharding(self, variable: Any, replicas: int) -> Any:
+        """Returns where a variable's value is at the beginning and end of a program on `replicas` replicas."""
+        return super().program_sharding(variable, replicas) if variable_is_stacked(variable) else self.home
+
+    def compute_sharding(self, variable: Any, replicas: int) -> Any:
+        """Returns where a program wants a variable's value; None if it is there already."""
+        return None if variable_is_stacked(variable) else self.sharding(stacked=False, replicas=replicas)
+
+    def _shrunk_value(self, value: jax.Array, replicas: int) -> jax.Array:
+        return value if value.sharding == self.home else super()._shrunk_value(value, replicas)
