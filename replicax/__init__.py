@@ -3,7 +3,7 @@
 from typing import Any
 
 from replicax import cluster as cluster_resolver
-from replicax import config, dtensor, errors, health
+from replicax import config, coordinator, dtensor, errors, health
 from replicax.checkpoint import Checkpoint, CheckpointManager, PreemptionCheckpointHandler, TerminationConfig
 from replicax.collectives import (
     CommunicationImplementation,
@@ -19,6 +19,14 @@ from replicax.errors import ReplicaDivergenceError, ReplicaxError
 from replicax.exporting import LoadedFunction, export, load
 from replicax.keras.sidecar import SidecarEvaluator
 from replicax.losses import compute_average_loss, scale_regularization_loss
+from replicax.parameter_server import (
+    FixedShardsPartitioner,
+    MaxSizePartitioner,
+    MinSizePartitioner,
+    ParameterServerStrategy,
+    Partitioner,
+    Server,
+)
 from replicax.program import function, grad, value_and_grad
 from replicax.reduce_op import ReduceOp
 from replicax.strategies import (
@@ -52,17 +60,22 @@ __all__ = [
     "CrossDeviceOps",
     "DistributedValues",
     "FileSource",
+    "FixedShardsPartitioner",
     "FullyShardedStrategy",
     "HierarchicalCopyAllReduce",
     "InputContext",
     "InputOptions",
     "LayoutStrategy",
     "LoadedFunction",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
     "Mirrored",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
+    "Partitioner",
     "PerReplica",
     "PreemptionCheckpointHandler",
     "ReduceOp",
@@ -71,6 +84,7 @@ __all__ = [
     "ReplicaDivergenceError",
     "ReplicaxError",
     "RingAllReduce",
+    "Server",
     "SidecarEvaluator",
     "Strategy",
     "TPUStrategy",
@@ -83,6 +97,7 @@ __all__ = [
     "cluster_resolver",
     "compute_average_loss",
     "config",
+    "coordinator",
     "dtensor",
     "errors",
     "export",

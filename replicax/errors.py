@@ -271,3 +271,19 @@ class BarrierTimeoutError(ReplicaxError, TimeoutError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.barrier, self.timeout_ms, self.client, self.missing, self.late)
+
+
+class EndOfDataError(BatchError):
+    """A step that was scheduled asked for a batch, and the worker's dataset had no more."""
+
+
+class CancelledError(ReplicaxError, RuntimeError):
+    """A scheduled function was not run, because another one failed before its turn came; schedule it again."""
+
+
+class WorkerLostError(ReplicaxError, RuntimeError):
+    """Each worker that tried a scheduled function was lost in doing so."""
+
+
+class ParameterServerLost(ReplicaxError, RuntimeError):
+    """A parameter server was lost, and with it the variables that it had."""

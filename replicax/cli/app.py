@@ -11,6 +11,7 @@ from replicax.cli.ckpt import ckpt
 from replicax.cli.demo import demo
 from replicax.cli.doctor import doctor
 from replicax.cli.run import SETTINGS, run
+from replicax.cli.server import server
 from replicax.cli.template import template
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(doctor)
 app.command(context_settings=SETTINGS)(run)
+app.command()(server)
 app.add_typer(template, name="template")
 app.add_typer(ckpt, name="ckpt")
 

@@ -29,7 +29,10 @@ def run(
     devices_per_worker: Annotated[
         int, typer.Option(metavar="N", envvar="JAX_NUM_CPU_DEVICES", help="Virtual CPU devices in each worker.")
     ] = 1,
-    ps: Annotated[int, typer.Option(metavar="N", help="Parameter servers to start beside the workers.")] = 0,
+    ps: Annotated[
+        int,
+        typer.Option(metavar="N", help="Parameter servers. The script runs once, and starts them and the workers."),
+    ] = 0,
     evaluator: Annotated[bool, typer.Option("--evaluator", help="Start an evaluator beside the workers.")] = False,
     restarts: Annotated[int, typer.Option(metavar="N", help="Start all tasks again after a failure, N times.")] = 0,
     log_dir: Annotated[
@@ -43,8 +46,10 @@ def run(
     """Runs a script as several workers on this machine, with TF_CONFIG and JAX's variables set for each.
 
     Each line of output starts with its worker's name; worker 0 shows the progress bar. When a worker fails, the others
-    are ended, and its traceback is shown last. The exit code is that of the first worker that failed: 70 stalled, 71
-    another worker was gone, 72 programs differ, 75 saved and to be resumed, 128 + n for signal n.
+    are ended, and its traceback is shown last. With --ps the script runs in one process, the coordinator, whose
+    ParameterServerStrategy finds the numbers of servers and workers (the smaller one of a range). The exit code is that
+    of the first worker that failed: 70 stalled, 71 another worker was gone, 72 programs differ, 75 saved and to be
+    resumed, 128 + n for signal n.
     """
     script, *arguments = command or [""]
     try:

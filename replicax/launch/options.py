@@ -24,10 +24,11 @@ class Options:
         script: The Python file that each task runs, or the name of a module.
         arguments: What the script finds in `sys.argv[1:]`.
         module: Whether `script` names a module, as with `python -m`.
-        workers: How many workers to start.
+        workers: How many workers to start; `min_workers` of them if there are parameter servers.
         min_workers: With how few the job may go on when workers die for good.
         devices_per_worker: Virtual CPU devices in each.
-        ps: How many parameter servers to start beside them.
+        ps: How many parameter servers to train with; then one process runs the script, the coordinator, which starts
+            them and the workers itself.
         evaluator: Whether to start an evaluator.
         restarts: How often all tasks are started again after a failure.
         grace: Seconds that the survivors of a failure have to end, from SIGTERM to SIGKILL.
@@ -58,6 +59,8 @@ class Options:
         _check_number("--devices-per-worker", self.devices_per_worker, 1)
         _check_number("--ps", self.ps, 0)
         _check_number("--restarts", self.restarts, 0)
+        if self.ps:  # Its workers come and go without a restart of the job.
+            object.__setattr__(self, "workers", self.min_workers)
         if not (math.isfinite(self.grace) and self.grace >= 0):
             raise LaunchError(f"--grace is a number of seconds, at least 0, got {self.grace!r}.")
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from replicax.launch.options import Options
+from replicax.parameter_server.cluster.options import SERVERS, WORKERS
 
 HOST = "127.0.0.1"  # A local cluster is nobody else's business.
-WORKER, SERVER, EVALUATOR = "worker", "ps", "evaluator"
+WORKER, EVALUATOR, COORDINATOR = "worker", "evaluator", "chief"
 _THREADS_PER_DEVICE = 2
 
 # A cluster that the launcher itself runs in would contradict the one that it makes.
@@ -26,6 +27,8 @@ _OF_ANOTHER_CLUSTER = (
     "REPLICAX_COORDINATOR",
     "REPLICAX_NUM_PROCESSES",
     "REPLICAX_PROCESS_ID",
+    WORKERS,
+    SERVERS,
 )
 
 # Small programs too come from the cache at a restart: a step of them costs little to compile, hundreds do not.
@@ -56,9 +59,9 @@ class Task:
     """One process of the cluster.
 
     Attributes:
-        type: `"worker"`, `"ps"` or `"evaluator"`.
+        type: `"worker"`, `"evaluator"`, or `"chief"` for the coordinator of parameter servers and workers.
         index: Its number among those of its type.
-        port: Where it may listen; None for an evaluator, which no one calls.
+        port: Where it may listen; None for an evaluator, which no one calls, and a coordinator, which calls others.
         environment: All of its environment variables.
     """
 
@@ -85,7 +88,7 @@ class Plan:
     Attributes:
         attempt: 0 at first, and one more with each restart.
         workers: How many workers there are.
-        tasks: All tasks, workers first.
+        tasks: All tasks: the workers, or the coordinator that starts them itself, and then an evaluator.
     """
 
     attempt: int
@@ -95,7 +98,7 @@ class Plan:
 
 def count_ports(options: Options, workers: int) -> int:
     """Returns how many ports `make_plan` needs."""
-    return workers + options.ps
+    return 0 if options.ps else workers
 
 
 def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int]) -> Plan:
@@ -109,16 +112,19 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int]) -> Pla
     """
     options = job.options
     addresses = [f"{HOST}:{port}" for port in ports]
-    cluster = {WORKER: addresses[:workers]} | ({SERVER: addresses[workers:]} if options.ps else {})
+    cluster = {} if options.ps else {"cluster": {WORKER: addresses}}
     common = _common(job, attempt)
 
     def task(kind: str, index: int, port: int | None) -> Task:
-        role = {"cluster": cluster, "task": {"type": kind, "index": index}}
-        own = {"TF_CONFIG": json.dumps(role)} | (_jax(cluster[WORKER], index) if kind == WORKER else {})
+        role = {**cluster, "task": {"type": kind, "index": index}}
+        own = {"TF_CONFIG": json.dumps(role)} | (_jax(addresses, index) if kind == WORKER else {})
         return Task(kind, index, port, {**common, **own})
 
-    tasks = [task(WORKER, index, port) for index, port in enumerate(ports[:workers])]
-    tasks += [task(SERVER, index, port) for index, port in enumerate(ports[workers:])]
+    if options.ps:
+        counts = {WORKERS: str(workers), SERVERS: str(options.ps)}
+        tasks = [Task(COORDINATOR, 0, None, {**common, **counts})]
+    else:
+        tasks = [task(WORKER, index, port) for index, port in enumerate(ports)]
     tasks += [task(EVALUATOR, 0, None)] if options.evaluator else []  # Not in the cluster, as with TensorFlow.
     return Plan(attempt, workers, tuple(tasks))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from replicax.exit_codes import ExitCode, describe, from_returncode, from_signal
 from replicax.launch.output import Log
-from replicax.launch.plan import SERVER, WORKER, Job, Plan
+from replicax.launch.plan import EVALUATOR, Job, Plan
 from replicax.launch.processes import Ended, Event, Events, Failing, Guard, Process, Signalled
 from replicax.launch.restart import Attempt
 from replicax.launch.terminal import Terminal
@@ -58,7 +58,7 @@ class Supervisor:
         self._running: list[Process] = []
         self._failures: list[Failure] = []
         self._signal = 0
-        self._done = self._killed = False
+        self._killed = False
         self._ask_at = math.inf  # When to send SIGTERM to those that still run, and when to kill them.
         self._kill_at = math.inf
         self._blamed_until = math.inf  # What fails later fails because we ended it.
@@ -105,13 +105,13 @@ class Supervisor:
         self._guard.forget(process)
         if returncode != 0:
             self._on_failure(Failure(process, from_returncode(returncode), event.time))
-        elif not self._failures and not self._workers_run():
-            self._on_work_done()
+        elif not self._failures and not self._training_runs():
+            self._on_training_done()
 
     def _on_failure(self, failure: Failure) -> None:
         if any(failure.process is other.process for other in self._failures):
             return  # Its script's failure was told, now its process has ended.
-        if failure.time > self._blamed_until or (self._done and failure.process.task.type == SERVER):
+        if failure.time > self._blamed_until:
             return
         self._failures.append(failure)
         now = time.monotonic()
@@ -121,16 +121,10 @@ class Supervisor:
         else:
             self._ask_at = min(self._ask_at, now + delay)
 
-    def _on_work_done(self) -> None:
-        """Parameter servers serve for ever; an evaluator ends when it has evaluated the last checkpoint."""
-        self._done = True
+    def _on_training_done(self) -> None:
+        """An evaluator ends when it has evaluated the last checkpoint."""
         for process in self._running:
-            if process.task.type == SERVER:
-                process.send(signal.SIGTERM)
-            else:
-                self._terminal.say(f"The workers are done; waiting for {process.task.name}. Ctrl-C ends it.")
-        if all(process.task.type == SERVER for process in self._running):
-            self._kill_at = time.monotonic() + self._options.grace
+            self._terminal.say(f"The training is done; waiting for {process.task.name}. Ctrl-C ends it.")
 
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
@@ -177,8 +171,8 @@ class Supervisor:
                 process.tidy_up()
             self._guard.forget(process)
 
-    def _workers_run(self) -> bool:
-        return any(process.task.type == WORKER for process in self._running)
+    def _training_runs(self) -> bool:
+        return any(process.task.type != EVALUATOR for process in self._running)
 
     def _code(self, first: Failure | None) -> int:
         if not self._signal:

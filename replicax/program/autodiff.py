@@ -132,7 +132,11 @@ class _Differentiation:
             connected = self._replica.reduce_gradients(op, connected)
         remaining = iter(connected)
         found = [None if cut else next(remaining) for cut in self._unconnected]
-        return [_finished(gradient, variable) for gradient, variable in zip(found, self._variables, strict=True)]
+        # A gradient inside of another loss is a part of that loss: no update follows from it.
+        marked = not isinstance(context.current().frame, OverrideFrame)
+        return [
+            _finished(gradient, variable, marked) for gradient, variable in zip(found, self._variables, strict=True)
+        ]
 
     def _build_only(self, args: Any, kwargs: Any) -> None:
         """Calls the loss for the variables that it creates: an unbuilt model has no `trainable_variables` yet."""
@@ -181,14 +185,14 @@ class _Differentiation:
         return boundary
 
 
-def _finished(gradient: Any, variable: Any) -> Any:
-    """Marks a gradient as such, and gives it the layout of its variable: an update touches each device's own part."""
+def _finished(gradient: Any, variable: Any, marked: bool) -> Any:
+    """Gives a gradient the layout of its variable (an update touches each device's own part), and marks it as one."""
     if gradient is None:
         return None
     layout = variable_layout(variable)
     if layout is not None:
         gradient = jax.lax.with_sharding_constraint(gradient, layout)
-    return marked_as_gradient(gradient)
+    return marked_as_gradient(gradient) if marked else gradient
 
 
 def _store(variable: Any, value: Any, frame: Any) -> None:

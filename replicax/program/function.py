@@ -58,15 +58,18 @@ class ProgramCache:
         return Program(self._get_fn, structure, arrays, donate, replicas)
 
     def _key(self, arrays: list[Any], structure: Structure) -> Any:
-        strategy = context.current().strategy
-        kinds = tuple([_kind(array) for array in arrays])
-        if not structure.static:
-            return id(strategy), structure.treedef, kinds
-        static = tuple((i, _Static(leaf)) for i, leaf in structure.static)
-        return id(strategy), structure.treedef, kinds, static
+        return id(context.current().strategy), signature(arrays, structure)
 
     def __len__(self) -> int:
         return len(self._programs)
+
+
+def signature(arrays: Sequence[Any], structure: Structure) -> Any:
+    """Returns what a program is specialised to: calls with the same signature share one."""
+    kinds = tuple([_kind(array) for array in arrays])
+    if not structure.static:
+        return structure.treedef, kinds
+    return structure.treedef, kinds, tuple((i, _Static(leaf)) for i, leaf in structure.static)
 
 
 class _Static:

@@ -2,134 +2,188 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from replicax.program.jaxprs import inlined
 from replicax.program.split import Assigned, Split
 
 
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Where the values of a step are.
+
+    Attributes:
+        home: Where the variables live and are updated.
+        compute: Where the worker's half wants their values: on all of its devices.
+        read: For each variable that the step reads, where it stays if it does not live at home, otherwise None.
+        written: The same for each variable that it assigns.
+    """
+
+    home: SingleDeviceSharding
+    compute: NamedSharding
+    read: Sequence[NamedSharding | None]
+    written: Sequence[NamedSharding | None]
+
+
 class Halves:
     """A pure function of variables and arguments, cut at its gradients.
 
-    Called like the function itself. It is traced and compiled at the first call.
+    Called like the function itself. It is traced and compiled at the first call. Numbers among its results (a loss)
+    come home too, where they can be combined with variables; arrays stay on the compute devices.
 
     Args:
-        step: The function. The arrays of its first arguments are the variables' values; of its results, the new ones
-            come first.
-        inputs: For each variable where the worker's half wants it, None if as it is.
-        assigned: For each new value the numbers of the result and of the variable among the inputs, or None.
-        outputs: For each new value where it goes, None if it stays where it has been computed.
-        home: Where the variables live and are updated.
+        step: The function `(updated variables, other variables, donated, other arguments) -> (new values, results)`.
+        assigned: For each new value the number of its variable among the variables, None if that is not read.
+        places: Where the variables are.
+        in_place: Whether the values of updated variables and the donated arguments may be overwritten.
     """
 
-    def __init__(
-        self,
-        step: Callable[..., Any],
-        inputs: Sequence[Any],
-        assigned: Sequence[tuple[int, int | None]],
-        outputs: Sequence[Any],
-        home: Any,
-    ):
-        self._step, self._shardings, self._outputs, self._home = step, list(inputs), list(outputs), home
-        self._assigned = [Assigned(*pair) for pair, output in zip(assigned, outputs, strict=True) if output is not None]
+    def __init__(self, step: Callable[..., Any], assigned: Sequence[int | None], places: Places, in_place: bool):
+        self.step, self.places, self.in_place = step, places, in_place
+        self._assigned = [Assigned(i, number) for i, number in enumerate(assigned) if places.written[i] is None]
         self._compiled: _Compiled | None = None
 
     def __call__(self, *args: Any) -> Any:
-        """Runs both halves; the values of updated variables are overwritten."""
-        leaves, treedef = jax.tree_util.tree_flatten(args)
+        """Runs both halves; in a function that JAX traces, the function itself becomes a part of that."""
+        leaves = jax.tree_util.tree_leaves(args)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return self.step(*args)
         if self._compiled is None:
-            self._compiled = _Compiled(self, leaves, treedef)
+            self._compiled = _Compiled(self, args)
         return self._compiled(leaves)
 
     def lower(self, *args: Any) -> jax.stages.Lowered:
         """Returns the worker's half as JAX lowers it."""
-        leaves, treedef = jax.tree_util.tree_flatten(args)
-        return _Compiled(self, leaves, treedef).lower(leaves)
+        return _Compiled(self, args).lower(jax.tree_util.tree_leaves(args))
 
-    def split(self, leaves: Sequence[Any], treedef: Any) -> tuple[Split, Any]:
+    def split(self, args: Sequence[Any]) -> tuple[Split, Any]:
         """Returns the step cut in two, and the structure of its results."""
+        leaves, treedef = jax.tree_util.tree_flatten(args)
         found: list[Any] = []
 
         def flat(*leaves: Any) -> list[Any]:
-            results, structure = jax.tree_util.tree_flatten(self._step(*jax.tree_util.tree_unflatten(treedef, leaves)))
+            results, structure = jax.tree_util.tree_flatten(self.step(*jax.tree_util.tree_unflatten(treedef, leaves)))
             found[:] = [structure]
             return results
 
         program = inlined(jax.make_jaxpr(flat)(*leaves), leaves)
-        kept = [i for i, sharding in enumerate(self._shardings) if sharding is not None]
-        return Split(program, kept, self._assigned), found[0]
+        at_home = [i for i, place in enumerate(self.places.read) if place is None]
+        return Split(program, at_home, self._assigned), found[0]
 
 
 class _Compiled:
-    """The halves for arguments of one kind."""
+    """The halves for arguments of one kind. Inputs and outputs of the step go by their numbers in the flat program."""
 
-    def __init__(self, halves: Halves, leaves: Sequence[Any], treedef: Any):
-        self._home, self._shardings = halves._home, halves._shardings
-        self._split, self._structure = halves.split(leaves, treedef)
+    def __init__(self, halves: Halves, args: Sequence[Any]):
+        self._places = halves.places
+        (self._home,) = halves.places.home.device_set
+        self._split, self._structure = halves.split(args)
+        jaxpr = self._split.program.jaxpr
+        self._num_inputs, self._num_outputs = len(jaxpr.invars), len(jaxpr.outvars)
+        free = _donated(args) if halves.in_place else set()
+        results = range(len(self._places.written), self._num_outputs)
+        self._numbers = {i for i in results if not jaxpr.outvars[i].aval.shape}
+        self._divide_worker(free)
+        self._divide_server(free)
+        name = getattr(halves.step, "__name__", "step")
+        stays = self._places.written
+        places = [stays[i] if i < len(stays) else None for i in self._kept]
+        worker, server = _named(self._worker_half, name), _named(self._server_half, f"{name}_update")
+        self._worker = jax.jit(worker, donate_argnums=0, out_shardings=(places, self._places.compute))
+        self._server = jax.jit(server, donate_argnums=0, out_shardings=self._places.home)
+
+    def _divide_worker(self, free: set[int]) -> None:
+        at_home = {i for i, place in enumerate(self._places.read) if place is None}
+        inputs = self._split.worker_inputs
+        self._moved = [i for i in inputs if i in at_home]
+        self._given = [i for i in inputs if i not in at_home and i in free]
+        self._lent = [i for i in inputs if i not in at_home and i not in free]
+
+    def _divide_server(self, free: set[int]) -> None:
         split = self._split
-        pairs = list(zip(split.assigned, split.updates, strict=True))
-        self._updated = [each.output for each, served in pairs if served]
-        # Their buffers are overwritten, each by the new value of the same variable.
-        donated = [each.input for each, served in pairs if served and each.input in split.server_inputs]
-        self._donated = [i for i in donated if i is not None]
-        self._others = [i for i in split.server_inputs if i not in donated]
-        self._moved_out = [
-            (i, home) for i, home in enumerate(halves._outputs) if home is not None and i not in self._updated
-        ]
-        moved = set(split.worker_inputs)
-        self._moved_in = [(i, s) for i, s in enumerate(self._shardings) if s is not None and i in moved]
-        self._worker = jax.jit(self._worker_half)
-        self._server = jax.jit(self._server_half, donate_argnums=0)
+        updated = [each.output for each in split.assigned]
+        donated = {
+            each.output: each.input
+            for each in split.assigned
+            if each.input is not None and each.input in free and each.input in split.server_inputs
+        }
+        # JAX gives the first result of a shape the first donated buffer of that shape, so those are in one order.
+        self._updated = [*donated, *(i for i in updated if i not in donated)]
+        self._order = [updated.index(i) for i in self._updated]
+        self._donated = list(donated.values())
+        self._read = [i for i in split.server_inputs if i not in self._donated]
+        self._kept = [i for i in range(self._num_outputs) if i not in updated]
 
-    def _worker_half(self, args: dict[int, Any]) -> tuple[list[Any], list[Any]]:
-        return self._split.worker([args.get(i) for i in range(len(self._split.program.jaxpr.invars))])
-
-    def _server_half(self, donated: list[Any], others: list[Any], sent: list[Any]) -> list[Any]:
-        args: list[Any] = [None] * len(self._split.program.jaxpr.invars)
-        for i, value in zip([*self._donated, *self._others], [*donated, *others], strict=True):
+    def _worker_half(self, given: list[Any], lent: list[Any], moved: list[Any]) -> tuple[list[Any], list[Any]]:
+        args: list[Any] = [None] * self._num_inputs
+        for i, value in zip([*self._given, *self._lent, *self._moved], [*given, *lent, *moved], strict=True):
             args[i] = value
-        return self._split.server(args, sent)
+        outputs, sent = self._split.worker(args)
+        return [outputs[i] for i in self._kept], sent
 
-    def _worker_args(self, leaves: Sequence[Any]) -> dict[int, Any]:
-        own = {i: leaf for i, leaf in enumerate(leaves) if i >= len(self._shardings) or self._shardings[i] is None}
-        numbers = [i for i, _ in self._moved_in]
-        return own | dict(zip(numbers, self._copies([leaves[i] for i in numbers]), strict=True))
+    def _server_half(self, donated: list[Any], read: list[Any], sent: list[Any]) -> list[Any]:
+        args: list[Any] = [None] * self._num_inputs
+        for i, value in zip([*self._donated, *self._read], [*donated, *read], strict=True):
+            args[i] = value
+        updated = self._split.server(args, sent)
+        return [updated[i] for i in self._order]
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        kept, sent = self._worker(*self._worker_args(leaves))
+        arrived = [self._at_home(value) for value in sent]
+        updated = self._server([leaves[i] for i in self._donated], [leaves[i] for i in self._read], arrived)
+        outputs: list[Any] = [None] * self._num_outputs
+        for i, value in zip([*self._kept, *self._updated], [*kept, *updated], strict=True):
+            outputs[i] = self._at_home(value) if i in self._numbers else value
+        return jax.tree_util.tree_unflatten(self._structure, outputs)
+
+    def lower(self, leaves: Sequence[Any]) -> jax.stages.Lowered:
+        return self._worker.lower(*self._worker_args(leaves))
+
+    def _worker_args(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        given, lent = ([self._at_work(leaves[i]) for i in group] for group in (self._given, self._lent))
+        return given, lent, self._copies([leaves[i] for i in self._moved])
+
+    def _at_work(self, value: Any) -> Any:
+        """Returns an argument where the worker can use it: a variable's value that has been read lies at home."""
+        if isinstance(value, jax.Array) and value.committed and value.sharding == self._places.home:
+            return jax.device_put(value, self._places.compute)
+        return value
 
     def _copies(self, values: list[jax.Array]) -> list[jax.Array]:
         """Returns variables' values on all compute devices; on the one that has them already, they are not copied."""
-        if not values:
-            return []
-        sharding = self._moved_in[0][1]
-        rows = [self._on(values, device) for device in sharding.mesh.devices.flat]
+        compute = self._places.compute
+        rows = [
+            values if device == self._home else jax.device_put(values, device) for device in compute.mesh.devices.flat
+        ]
         return [
-            jax.make_array_from_single_device_arrays(value.shape, sharding, list(copies), dtype=value.dtype)
+            jax.make_array_from_single_device_arrays(value.shape, compute, list(copies), dtype=value.dtype)
             for value, copies in zip(values, zip(*rows, strict=True), strict=True)
         ]
 
-    def _on(self, values: list[jax.Array], device: jax.Device) -> list[jax.Array]:
-        return values if self._home.device_set == {device} else jax.device_put(values, device)
-
-    def __call__(self, leaves: Sequence[Any]) -> Any:
-        outputs, sent = self._worker(self._worker_args(leaves))
-        arrived = [self._at_home(value) for value in sent]
-        others = [leaves[i] for i in self._others]
-        updated = self._server([leaves[i] for i in self._donated], others, arrived)
-        for i, value in zip(self._updated, updated, strict=True):
-            outputs[i] = value
-        for i, home in self._moved_out:
-            outputs[i] = jax.device_put(outputs[i], home)
-        return jax.tree_util.tree_unflatten(self._structure, outputs)
-
-    def _at_home(self, replicated: jax.Array) -> jax.Array:
+    def _at_home(self, sent: jax.Array) -> jax.Array:
         """Returns a copy of a value that all compute devices have: the one at home if there is one."""
-        devices = list(replicated.sharding.mesh.devices.flat)
-        (home,) = self._home.device_set
-        if home in devices:
-            return replicated.addressable_data(devices.index(home))
-        return jax.device_put(replicated.addressable_data(0), self._home)
+        if self._home in sent.sharding.device_set:
+            return next(shard.data for shard in sent.addressable_shards if shard.device == self._home)
+        return jax.device_put(sent.addressable_data(0), self._places.home)
 
-    def lower(self, leaves: Sequence[Any]) -> jax.stages.Lowered:
-        return self._worker.lower(self._worker_args(leaves))
+
+def _donated(args: Sequence[Any]) -> set[int]:
+    """Returns which of the arrays in `args` are those of the first and of the third argument."""
+    updated, others, donated = (len(jax.tree_util.tree_leaves(group)) for group in args[:3])
+    return {*range(updated), *range(updated + others, updated + others + donated)}
+
+
+def _named(half: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Returns a function with a name of its own; logs and profiles show it."""
+
+    def named(*args: Any) -> Any:
+        return half(*args)
+
+    named.__name__ = named.__qualname__ = name
+    return named

@@ -87,5 +87,10 @@ def marked_as_gradient(value: jax.Array) -> jax.Array:
 
 
 def is_mark(equation: Any) -> bool:
-    """Returns whether an equation marks a gradient."""
-    return equation.primitive.name == "name" and equation.params["name"] == _GRADIENT
+    """Returns whether an equation marks a gradient, or is a loop or a condition in which one is marked."""
+    if equation.primitive.name == "name":
+        return equation.params["name"] == _GRADIENT
+    if equation.primitive.name == "shard_map":
+        return False  # What replicas compute gradients for is cut there.
+    inner = jex_core.jaxprs_in_params(equation.params)
+    return any(is_mark(equation) for jaxpr in inner for equation in jaxpr.eqns)

@@ -248,8 +248,8 @@ class Program:
         """Moves variables onto the mesh that are not there yet: they are new, or were assigned outside of a program."""
         new = []
         for placement in self._placements:
-            current, sharding = placement[0]._value.sharding, placement[1]
-            if current is not sharding and current != sharding:
+            value, sharding = placement[0]._value, placement[1]
+            if (value.sharding is not sharding and value.sharding != sharding) or not value.committed:
                 new.append(placement)
         if new:
             for (variable, _), value in zip(new, self._loaded(new), strict=True):

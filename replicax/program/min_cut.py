@@ -25,7 +25,8 @@ def cheapest_cut(sources: Sequence[Any], equations: Sequence[Any], wanted: set[A
 
     Args:
         sources: Values from which the equations start.
-        equations: Equations of a program, in order; each operand is a source or the result of an earlier one.
+        equations: Equations of a program, in order. An operand that is neither a source nor the result of an earlier
+            one is known everywhere.
         wanted: What is needed in the end: sources, or results of the equations.
     """
     values = list(dict.fromkeys([*sources, *(out for equation in equations for out in equation.outvars)]))
@@ -37,7 +38,7 @@ def cheapest_cut(sources: Sequence[Any], equations: Sequence[Any], wanted: set[A
     edges |= {(2 * number[value] + 1, end): _UNLIMITED for value in wanted}
     for equation in equations:
         for atom in equation.invars:
-            if not is_literal(atom):
+            if not is_literal(atom) and atom in number:
                 edges |= {(2 * number[atom] + 1, 2 * number[out]): _UNLIMITED for out in equation.outvars}
     before_end = _reaching(end, edges)
     return [value for value, i in number.items() if 2 * i + 1 in before_end and 2 * i not in before_end]

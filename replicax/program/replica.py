@@ -233,7 +233,7 @@ class _EagerReplicaFrame(ReplicaFrame):
         if variable._value is None:
             raise VariablesCreatedError
         value = variable._value
-        if value.sharding != self._strategy.placement.program_sharding(variable, self._replicas):
+        if value.sharding != self._strategy.placement.replica_sharding(variable, self._replicas):
             value = jnp.asarray(np.asarray(value))  # Inside the map nothing can be moved, but a constant can be used.
         return _own_row(value) if variable_is_stacked(variable) else value
 

@@ -27,54 +27,14 @@ from replicax.program.min_cut import cheapest_cut
 from replicax.runtime.mesh import REPLICA_AXIS
 
 # A server does these for a variable that the forward pass assigns: they cost no more than sending the new value.
-_CHEAP = frozenset(
-    [
-        "abs",
-        "add",
-        "and",
-        "broadcast_in_dim",
-        "ceil",
-        "clamp",
-        "convert_element_type",
-        "copy",
-        "div",
-        "eq",
-        "exp",
-        "expand_dims",
-        "floor",
-        "ge",
-        "gt",
-        "integer_pow",
-        "is_finite",
-        "le",
-        "log",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "ne",
-        "neg",
-        "not",
-        "or",
-        "pow",
-        "reshape",
-        "rsqrt",
-        "scatter",
-        "scatter_add",
-        "select_n",
-        "sign",
-        "slice",
-        "concatenate",
-        "sqrt",
-        "square",
-        "squeeze",
-        "stop_gradient",
-        "sub",
-        "xor",
-        "dynamic_update_slice",
-        "scatter-add",
-    ]
-)
+_CHEAP = frozenset([
+    "abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate", "convert_element_type", "copy", "div",
+    "dynamic_update_slice", "eq", "exp", "expand_dims", "floor", "ge", "gt", "integer_pow", "is_finite", "le",
+    "log", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pow", "reshape", "rsqrt", "scatter", "scatter-add",
+    "select_n", "sign", "slice", "sqrt", "square", "squeeze", "stop_gradient", "sub", "xor",
+])  # fmt: skip
+# Written for the devices that the workers compute on.
+_PLACED = frozenset(["mesh_cast", "reshard", "shard_map", "sharding_constraint"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +48,25 @@ class Assigned:
 
     output: int
     input: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What the server does for some of the variables.
+
+    Attributes:
+        equations: The equations, in order.
+        outvars: The new values, variables of the program (or numbers that stand in it).
+        inputs: The variables' values that it reads, by their numbers among the program's inputs.
+        sent: What it takes from the worker, by the numbers in `Split.sent`.
+        consts: The program's constants.
+    """
+
+    equations: list[Any]
+    outvars: list[Any]
+    inputs: dict[int, Any]
+    sent: dict[int, Any]
+    consts: dict[Any, Any]
 
 
 class Split:
@@ -119,9 +98,10 @@ class Split:
         self.program, self.assigned = program, list(assigned)
         jaxpr = program.jaxpr
         self._producer = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
-        held = {jaxpr.invars[i] for i in variables}
+        self._held = held = {jaxpr.invars[i] for i in variables}
         own = [v for v in jaxpr.invars if v not in held]
         own += [v for v, const in zip(jaxpr.constvars, program.consts, strict=True) if _is_traced(const)]
+        own += [out for equation in jaxpr.eqns if _is_bound_to_worker(equation) for out in equation.outvars]
         marks = [equation for equation in jaxpr.eqns if is_mark(equation)]
         self._tainted = _following(jaxpr.eqns, [out for mark in marks for out in mark.outvars])
         self._from_worker = _following(jaxpr.eqns, own)
@@ -167,20 +147,31 @@ class Split:
             return True
         if self._only_gradients:
             return False
-        old = None if each.input is None else self.program.jaxpr.invars[each.input]
-        if new in self._tainted or (new in self._from_worker and (old is None or not self._is_cheap(new, old))):
+        path = self._cheap_path(new, each.input)
+        if new in self._tainted or path is None:
             self._leaves[new] = None  # The last writer wins.
         else:
-            self._serve(new, old if new in self._from_worker else None)
+            self._serve(new, path)
         return True
 
-    def _is_cheap(self, new: Any, old: Any) -> bool:
-        path = self._path(new, old)
-        return bool(path) and all(equation.primitive.name in _CHEAP for equation in path)
+    def _cheap_path(self, new: Any, number: int | None) -> list[Any] | None:
+        """Returns the equations from variables to a new value by which the server can as well compute it itself.
 
-    def _path(self, new: Any, old: Any) -> list[Any]:
-        """Returns the equations that lead from a variable's old value to its new one."""
-        after = _following(self.program.jaxpr.eqns, [old])
+        Args:
+            new: The new value; no gradient is in it.
+            number: Which input is the variable's old value, if it is read.
+        """
+        jaxpr = self.program.jaxpr
+        if new in self._from_worker:
+            path = [] if number is None else self._path(new, [jaxpr.invars[number]])
+            is_update = bool(path)
+        else:
+            path, is_update = self._path(new, self._held), True
+        return path if is_update and all(equation.primitive.name in _CHEAP for equation in path) else None
+
+    def _path(self, new: Any, old: Iterable[Any]) -> list[Any]:
+        """Returns the equations that lead from old values of variables to a new one."""
+        after = _following(self.program.jaxpr.eqns, old)
         found, todo = {}, [new]
         while todo:
             equation = self._producer.get(todo.pop())
@@ -192,11 +183,16 @@ class Split:
     def _takes_on(self, value: Any) -> bool:
         """Returns whether the server can compute a value that follows from gradients."""
         equation = self._producer[value]
-        return not is_mark(equation) and not _is_collective(equation)
+        return not is_mark(equation) and not _is_bound_to_worker(equation)
 
-    def _serve(self, new: Any, old: Any = None) -> None:
-        """Adds all equations to the server's half that it needs for a value, down to what the worker sends."""
-        path = {id(equation) for equation in self._path(new, old)} if old is not None else set()
+    def _serve(self, new: Any, path: Iterable[Any] = ()) -> None:
+        """Adds all equations to the server's half that it needs for a value, down to what the worker sends.
+
+        Args:
+            new: The value.
+            path: Equations that the server is to have in any case.
+        """
+        wanted = {id(equation) for equation in path}
         todo = [new]
         while todo:
             value = todo.pop()
@@ -204,28 +200,27 @@ class Split:
             if equation is None:
                 if value in self._from_worker:
                     self._leaves[value] = None
-            elif self._is_servers(value, equation, path):
+            elif self._is_servers(value, equation, wanted):
                 if id(equation) not in self._served:
                     self._served[id(equation)] = equation
                     todo += [atom for atom in equation.invars if not is_literal(atom)]
             else:
                 self._leaves[value] = None
 
-    def _is_servers(self, value: Any, equation: Any, path: set[int]) -> bool:
-        if id(equation) in path:
+    def _is_servers(self, value: Any, equation: Any, wanted: set[int]) -> bool:
+        if id(equation) in wanted:
             return True
-        if value in self._tainted:
-            return self._takes_on(value)
         # From variables alone the server computes it itself: its variables are the newest.
-        return value not in self._from_worker and not _is_collective(equation) and not equation.effects
+        return self._takes_on(value) if value in self._tainted else value not in self._from_worker
 
     def _move_to_worker(self) -> None:
         """Lets the worker do what needs no variable, as long as no more has to be sent for it."""
         able: dict[int, Any] = {}
-        known = set(self._leaves)
+        constants = set(self.program.jaxpr.constvars)
+        known = constants | self._leaves.keys()
         for equation in self.program.jaxpr.eqns:
             operands = {atom for atom in equation.invars if not is_literal(atom)}
-            if id(equation) in self._served and operands and operands <= known:
+            if id(equation) in self._served and operands <= known:
                 able[id(equation)] = equation
                 known |= set(equation.outvars)
         if not able:
@@ -234,11 +229,11 @@ class Split:
         for key, equation in self._served.items():
             if key not in able:
                 wanted |= {atom for atom in equation.invars if not is_literal(atom)}
-        cut = cheapest_cut(list(self._leaves), list(able.values()), wanted & known)
+        wanted &= known - (constants - self._leaves.keys())
+        self._leaves = dict.fromkeys(cheapest_cut(list(self._leaves), list(able.values()), wanted))
         for key in able:
             del self._served[key]
-        self._leaves = dict.fromkeys(cut)
-        for value in wanted & known - set(cut):
+        for value in wanted - self._leaves.keys():
             self._restore(value, able)
 
     def _restore(self, value: Any, able: dict[int, Any]) -> None:
@@ -275,6 +270,29 @@ class Split:
         pairs = zip(self.assigned, self.updates, strict=True)
         return [read(outvars[each.output], values) for each, flag in pairs if flag]
 
+    def part(self, outputs: Iterable[int]) -> Part:
+        """Returns the part of the server's half that computes the new values of some variables.
+
+        Args:
+            outputs: Which, by their numbers in `assigned`.
+        """
+        chosen = list(outputs)
+        outvars = [self.program.jaxpr.outvars[self.assigned[i].output] for i in chosen]
+        needed = {atom for atom in outvars if not is_literal(atom)}
+        equations = []
+        for equation in reversed(self._equations):
+            if any(out in needed for out in equation.outvars):
+                equations.append(equation)
+                needed |= {atom for atom in equation.invars if not is_literal(atom)}
+        invars = self.program.jaxpr.invars
+        return Part(
+            equations[::-1],
+            outvars,
+            {i: invars[i] for i in self.server_inputs if invars[i] in needed},
+            {i: leaf for i, leaf in enumerate(self.sent) if leaf in needed},
+            dict(zip(self.program.jaxpr.constvars, self.program.consts, strict=True)),
+        )
+
     def _inputs(self, args: Sequence[Any]) -> dict[Any, Any]:
         jaxpr = self.program.jaxpr
         return dict(zip([*jaxpr.constvars, *jaxpr.invars], [*self.program.consts, *args], strict=True))
@@ -293,10 +311,11 @@ def _is_traced(const: Any) -> bool:
     return isinstance(const, jax.core.Tracer)
 
 
-def _is_collective(equation: Any) -> bool:
-    """Returns whether an equation has to do with values that may differ between replicas."""
-    atoms = [*equation.invars, *equation.outvars]
-    return any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in atoms)
+def _is_bound_to_worker(equation: Any) -> bool:
+    """Returns whether an equation acts on the outside world, on a mesh, or on values that differ between replicas."""
+    if equation.effects or equation.primitive.name in _PLACED:
+        return True
+    return any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in [*equation.invars, *equation.outvars])
 
 
 def _check_independent(marks: Sequence[Any], tainted: set[Any]) -> None:

@@ -149,6 +149,9 @@ class Strategy(TFSpellings, abc.ABC):
     def _update(self, variable: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls `fn` on each copy of `variable`."""
 
+    def adopt(self, variable: Any) -> None:
+        """Is told of each Keras variable that is made in the strategy's scope, before it gets its first value."""
+
     def explain(self, variables: Sequence[Any]) -> str:
         """Returns a table, one line for each variable: its path, shape, layout, and bytes on each device.
 
@@ -163,8 +166,11 @@ class Strategy(TFSpellings, abc.ABC):
     def _explained(self, variable: Any) -> str:
         sharding, shape = self.placement.variable_sharding(variable), variable_shape(variable)
         local = math.prod(sharding.shard_shape(shape)) * jnp.dtype(variable.dtype).itemsize
-        layout = "mirrored" if sharding.is_fully_replicated else str(tuple(sharding.spec))
-        return f"{variable_name(variable)}  {shape}  {layout}  {local} bytes"
+        return f"{variable_name(variable)}  {shape}  {self._layout_of(variable)}  {local} bytes"
+
+    def _layout_of(self, variable: Any) -> str:
+        sharding = self.placement.variable_sharding(variable)
+        return "mirrored" if sharding.is_fully_replicated else str(tuple(sharding.spec))
 
     def check_layouts(self, variables: Sequence[Any]) -> None:
         """Checks that a model's variables have the layouts that the strategy was asked for; `fit` calls it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ from jax.sharding import SingleDeviceSharding
 
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.program.frames import variable_is_stacked
-from replicax.program.halves import Halves
+from replicax.program.halves import Halves, Places
 from replicax.runtime.devices import default_devices, device_name, parse_devices
+from replicax.runtime.transfer import put
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement
+from replicax.values import is_per_replica
 
 
 class CentralStorageStrategy(MeshStrategy):
@@ -22,7 +25,8 @@ class CentralStorageStrategy(MeshStrategy):
     Each step copies the variables that it reads to the compute devices, which compute their parts of the gradients
     there; the sum goes back, and one device updates the variables. So an optimizer's state takes no memory on an
     accelerator, and the update is computed once instead of on every device. The results are those of
-    `MirroredStrategy`. With one compute device and no other place given, everything lives on that.
+    `MirroredStrategy`; numbers among them, such as a loss, lie where the variables are. With one compute device and no
+    other place given, everything lives on that.
 
     Args:
         compute_devices: Device names or JAX devices; by default every accelerator of the process, or every (virtual)
@@ -44,6 +48,7 @@ class CentralStorageStrategy(MeshStrategy):
     """
 
     cuts_steps = True
+    placement: CentralPlacement
 
     def __init__(
         self,
@@ -66,14 +71,20 @@ class CentralStorageStrategy(MeshStrategy):
     ) -> Halves:
         """Returns a program's pure function as a program that computes on the devices and updates on the host."""
         position = {id(variable): i for i, variable in enumerate(variables)}
-        placement: CentralPlacement = self.placement
-        return Halves(
-            step,
-            inputs=[placement.compute_sharding(variable, replicas) for variable in variables],
-            assigned=[(i, position.get(id(variable))) for i, variable in enumerate(written)],
-            outputs=[None if variable_is_stacked(variable) else placement.home for variable in written],
-            home=placement.home,
+        place = functools.partial(self.placement.place_of_its_own, replicas=replicas)
+        places = Places(
+            home=self.placement.home,
+            compute=self.placement.sharding(stacked=False, replicas=replicas),
+            read=[place(variable) for variable in variables],
+            written=[place(variable) for variable in written],
         )
+        assigned = [position.get(id(variable)) for variable in written]
+        return Halves(step, assigned, places, in_place=replicas == self.num_replicas_in_sync)
+
+    def _layout_of(self, variable: Any) -> str:
+        if variable_is_stacked(variable):
+            return super()._layout_of(variable)
+        return f"on {device_name(self.parameter_device)}"
 
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)
@@ -98,11 +109,24 @@ class CentralPlacement(Placement):
 
     def program_sharding(self, variable: Any, replicas: int) -> Any:
         """Returns where a variable's value is at the beginning and end of a program on `replicas` replicas."""
-        return super().program_sharding(variable, replicas) if variable_is_stacked(variable) else self.home
+        return self.place_of_its_own(variable, replicas) or self.home
 
-    def compute_sharding(self, variable: Any, replicas: int) -> Any:
-        """Returns where a program wants a variable's value; None if it is there already."""
-        return None if variable_is_stacked(variable) else self.sharding(stacked=False, replicas=replicas)
+    def replica_sharding(self, variable: Any, replicas: int) -> Any:
+        """Returns where replicas, `replicas` in number, have a variable's value."""
+        return self.place_of_its_own(variable, replicas) or self.sharding(stacked=False, replicas=replicas)
+
+    def place_of_its_own(self, variable: Any, replicas: int) -> Any:
+        """Returns where a program on `replicas` replicas has a variable that does not live at home; None for others."""
+        return super().program_sharding(variable, replicas) if variable_is_stacked(variable) else None
+
+    def rejoined(self, nest: Any, replicas: int) -> Any:
+        """Moves the mirrored results of `replicas` replicas to all devices, and numbers home, beside the variables."""
+        joined = super().rejoined(nest, replicas)
+        return jax.tree_util.tree_map(self._number_at_home, joined, is_leaf=is_per_replica)
+
+    def _number_at_home(self, leaf: Any) -> Any:
+        is_number = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.ndim == 0
+        return put(leaf, self.home) if is_number else leaf
 
     def _shrunk_value(self, value: jax.Array, replicas: int) -> jax.Array:
         return value if value.sharding == self.home else super()._shrunk_value(value, replicas)

@@ -85,6 +85,10 @@ class Placement:
             return self.variable_sharding(variable)
         return self.sharding(stacked=False, replicas=replicas)
 
+    def replica_sharding(self, variable: Any, replicas: int) -> NamedSharding:
+        """Returns where replicas, `replicas` in number, have a variable's value."""
+        return self.program_sharding(variable, replicas)
+
     def place(self, value: Any, stacked: bool = False, replicas: int | None = None) -> jax.Array:
         """Returns a copy of `value` on the devices; it shares no buffer with `value`."""
         return placed_copy(value, self.sharding(stacked, replicas))
@@ -104,8 +108,13 @@ class Placement:
         mesh yet is a first value: where the mesh spans processes, that of process 0.
         """
         homes = [self.variable_sharding(variable) for variable in variables]
-        new = [i for i, (v, home) in enumerate(zip(variables, homes, strict=True)) if v._value.sharding != home]
         values = [variable._value for variable in variables]
+        # One that JAX may still move is not there either: programs tell such values from others.
+        new = [
+            i
+            for i, (value, home) in enumerate(zip(values, homes, strict=True))
+            if value.sharding != home or not value.committed
+        ]
         for i, value in zip(new, self.agreed([values[i] for i in new]), strict=True):
             values[i] = placed_copy(value, homes[i])
         if replicas == self.replicas:

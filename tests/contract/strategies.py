@@ -14,6 +14,11 @@ def _mirrored(devices: int, **arguments: object) -> Callable[[], rx.Strategy]:
     return lambda: rx.MirroredStrategy([f"cpu:{i}" for i in range(devices)], **arguments)
 
 
+def _central(devices: int, parameter_device: str = "cpu:0", first: int = 0) -> Callable[[], rx.Strategy]:
+    compute = [f"cpu:{i}" for i in range(first, first + devices)]
+    return lambda: rx.CentralStorageStrategy(compute, parameter_device)
+
+
 def _mesh(data: int, model: int) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(jax.devices()[: data * model]).reshape(data, model), ("data", "model"))
 
@@ -31,5 +36,9 @@ ALL: dict[str, Callable[[], rx.Strategy]] = {
     "fully_sharded_3": lambda: rx.FullyShardedStrategy([f"cpu:{i}" for i in range(3)], min_size=8),
     "fully_sharded_8": lambda: rx.FullyShardedStrategy(min_size=8),
     "layout_4x2": lambda: rx.LayoutStrategy(_mesh(4, 2), {"kernel": (None, "model"), "bias": ("model",)}),
+    "central_1": _central(1),
+    "central_2": _central(2),
+    "central_3_elsewhere": _central(3, first=1),
+    "central_8": _central(8, "cpu:5"),
     "mirrored_8_packed": _mirrored(8, communication_options=rx.CommunicationOptions(bytes_per_pack=1024)),
 }

@@ -38,6 +38,7 @@ def test_a_step_is_compiled_once(name, compilations):
     for (x,) in strategy.distribute_dataset([(np.ones((24, 3), np.float32),)] * 3):
         counted_step(x)
     assert compilations("counted_step") == 1
+    assert compilations("counted_step_update") == strategy.cuts_steps  # a program of its own
     assert float(total.value) == 3 * 24 * 3
     np.testing.assert_allclose(weights.numpy(), 1 - 3 * np.ones(3) / 3, atol=1e-6)
 

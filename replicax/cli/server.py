@@ -1,0 +1,49 @@
+"""`replicax server`: one task of a parameter server cluster on this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from replicax.cluster import TFConfigClusterResolver
+from replicax.errors import ClusterError, ClusterTimeoutError
+from replicax.exit_codes import ExitCode
+from replicax.parameter_server.cluster import Server
+
+
+def server(
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="The addresses of all tasks.", show_default="that of TF_CONFIG"),
+    ] = None,
+    job: Annotated[str | None, typer.Option(metavar="JOB", help="ps or worker.", show_default="TF_CONFIG")] = None,
+    index: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of the task in its job.", show_default="TF_CONFIG")
+    ] = None,
+    dashboard: Annotated[bool, typer.Option(help="Whether ps 0 shows Ray's dashboard, at 127.0.0.1:8265.")] = True,
+) -> None:
+    """Serves one coordinator after another as a parameter server or a worker, until Ctrl-C or SIGTERM.
+
+    The cluster is `{"worker": ["host1:2222"], "ps": ["host0:2222"]}`. All tasks and the coordinator must have the same
+    REPLICAX_TOKEN in their environment. ps 0 holds the cluster together; the others wait for it and end with it.
+    """
+    try:
+        task = Server(_read(cluster), job, index, dashboard=dashboard)
+    except (ClusterError, ClusterTimeoutError) as error:
+        typer.echo(f"replicax server: {error}", err=True)
+        raise typer.Exit(ExitCode.USAGE) from error
+    typer.echo(f"{task.name} serves. Ctrl-C ends it.")
+    task.join()
+
+
+def _read(cluster: str | None) -> Any:
+    if cluster is None:
+        return TFConfigClusterResolver()
+    try:
+        return json.loads(cluster)
+    except ValueError as error:
+        raise ClusterError(
+            "--cluster", cluster, f"is no JSON: {error}", 'Write {"worker": [...], "ps": [...]}.'
+        ) from None

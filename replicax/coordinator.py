@@ -1,0 +1,16 @@
+"""`rx.coordinator`: scheduling functions on the workers of a `ParameterServerStrategy`."""
+
+from replicax.parameter_server.coordinator import ClusterCoordinator
+from replicax.parameter_server.remote_values import PerWorkerDataset, PerWorkerIterator, PerWorkerValues, RemoteValue
+from replicax.parameter_server.stats import Stats
+from replicax.parameter_server.tracing import current_worker_index as get_current_worker_index
+
+__all__ = [
+    "ClusterCoordinator",
+    "PerWorkerDataset",
+    "PerWorkerIterator",
+    "PerWorkerValues",
+    "RemoteValue",
+    "Stats",
+    "get_current_worker_index",
+]

@@ -1,0 +1,153 @@
+"""The three ways to a connection with Ray: a node within this process, a cluster that is there, one made of tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import Any
+
+from replicax.cluster import ClusterSpec, Task, parse_address
+from replicax.cluster.addresses import join_address
+from replicax.errors import ClusterError
+from replicax.parameter_server.cluster.authentication import optional_token, own_token, shared_token
+from replicax.parameter_server.cluster.folder import Folder
+from replicax.parameter_server.cluster.memory import object_store_memory
+from replicax.parameter_server.cluster.nodes import SETTINGS, Node, answers, is_mine, own_ip, to_ip, visitor_arguments
+from replicax.parameter_server.cluster.placement import alive_resources
+from replicax.parameter_server.cluster.ray_environment import forget_token, starting
+from replicax.parameter_server.cluster.tasks import (
+    COORDINATOR,
+    describe,
+    head_address,
+    is_loopback,
+    missing_tasks,
+    serving_tasks,
+)
+from replicax.parameter_server.cluster.waiting import Deadline, wait_for
+
+LOOPBACK = "127.0.0.1"
+# JAX would take most of a GPU's memory for the first of several workers that share it.
+_SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+_CONNECTION: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": True}
+
+
+def embed(dashboard: bool) -> contextlib.ExitStack:
+    """Starts a Ray node that belongs to this process and listens on the loopback address only.
+
+    Args:
+        dashboard: Whether to show Ray's dashboard, if it is installed.
+
+    Returns:
+        What ends it again.
+
+    Raises:
+        ClusterError: Ray is not installed, or cannot start.
+    """
+    with contextlib.ExitStack() as ending:
+        folder = Folder()
+        ending.callback(folder.close)
+        defaults = {**SETTINGS, **_SHARED_GPU}
+        with starting({**own_token(os.environ), **folder.environment}, defaults, LOOPBACK) as ray:
+            _disconnect_by(ending, ray)
+            _init(
+                ray,
+                "local",
+                _node_ip_address=LOOPBACK,
+                _temp_dir=folder.path,
+                object_store_memory=object_store_memory(),
+                include_dashboard=None if dashboard else False,
+            )
+        return ending.pop_all()
+
+
+def attach(address: str) -> contextlib.ExitStack:
+    """Connects with a Ray cluster that somebody else has started.
+
+    Args:
+        address: Where it is, as `ray.init` takes it.
+
+    Returns:
+        What ends the connection again.
+
+    Raises:
+        ClusterError: Ray is not installed, or there is no such cluster, or it does not let us in.
+    """
+    with contextlib.ExitStack() as ending:
+        with starting(optional_token(os.environ)) as ray:
+            _disconnect_by(ending, ray)
+            _init(ray, address)
+        return ending.pop_all()
+
+
+def attach_to_tasks(spec: ClusterSpec, deadline: Deadline, connected: bool) -> contextlib.ExitStack:
+    """Connects with the Ray cluster of these tasks, and waits until all of them are there.
+
+    Args:
+        spec: The tasks.
+        deadline: How long to wait.
+        connected: Whether this process is connected already.
+
+    Returns:
+        What ends the connection again.
+
+    Raises:
+        ClusterError: Ray is not installed, no token is set, or the cluster does not let us in.
+        ClusterTimeoutError: Not all tasks came in time.
+    """
+    with contextlib.ExitStack() as ending:
+        if not connected:
+            _connect_with_head(spec, ending, deadline)
+        tasks = serving_tasks(spec)
+
+        def missing() -> list[str]:
+            there = {name for resources in alive_resources() for name in resources}
+            return [describe(spec, task) for task in missing_tasks(spec, there)]
+
+        wait_for(missing, len(tasks), COORDINATOR, head_address(spec), deadline)
+        return ending.pop_all()
+
+
+def _connect_with_head(spec: ClusterSpec, ending: contextlib.ExitStack, deadline: Deadline) -> None:
+    token = shared_token(os.environ)
+    head = head_address(spec)
+    names = [describe(spec, task) for task in serving_tasks(spec)]
+    wait_for(lambda: [] if answers(head) else names, len(names), COORDINATOR, head, deadline)
+    host, port = parse_address(head, "address")
+    ip = to_ip(host) or host
+    more: dict[str, Any] = {}
+    if not is_mine(ip):  # A driver needs a node on its own machine, and one that does not end with a worker.
+        node = Node(COORDINATOR, visitor_arguments(spec), _coordinator_ip(spec), token, deadline.left)
+        ending.callback(node.stop)
+        more["_temp_dir"] = node.folder.path
+    with starting(token, SETTINGS, LOOPBACK if is_loopback(spec) else None) as ray:
+        _disconnect_by(ending, ray)
+        _init(ray, join_address(ip, port), **more)
+
+
+def _coordinator_ip(spec: ClusterSpec) -> str:
+    chief = Task(COORDINATOR, 0)
+    if not spec.has_task(chief.type, chief.index):
+        return ""
+    return own_ip(parse_address(spec.task_address(chief.type, chief.index), "address").host)
+
+
+def _init(ray: Any, address: str, **options: Any) -> None:
+    if address.startswith("ray://"):
+        options = {"logging_level": _CONNECTION["logging_level"], **options}
+    else:
+        options = {**_CONNECTION, **options}
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise ClusterError(
+            "The Ray cluster",
+            address,
+            f"cannot be connected with: {error}",
+            "Is it there, can this machine reach it, and has it the same token (REPLICAX_TOKEN) and versions?",
+        ) from error
+
+
+def _disconnect_by(ending: contextlib.ExitStack, ray: Any) -> None:
+    ending.callback(forget_token)
+    ending.callback(ray.shutdown)

@@ -1,0 +1,55 @@
+"""Ends what is left of a Ray node, whatever happened to the process that started it; then its folder goes too.
+
+A process of its own, started by its path, that imports nothing of replicax. Its standard input ends when its starter
+does. All processes of the node, and those that they started, are known by a variable in their environment (Linux): many
+of them are daemons that do not notice the end of their parent, and a stopped process notices nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+VARIABLE = "REPLICAX_RAY_FOLDER"
+_SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_TO_END = 20.0
+
+
+def main(folder: str) -> None:
+    """Waits for the starter's end, and tidies up.
+
+    Args:
+        folder: The node's folder, the value of the variable.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    starter = os.getppid()
+    while not select.select([sys.stdin], [], [], _SECONDS_BETWEEN_LOOKS)[0] and os.getppid() == starter:
+        pass  # A process that the starter forked may hold the pipe open after its end.
+    deadline = time.monotonic() + _SECONDS_TO_END
+    while (left := marked(folder)) and time.monotonic() < deadline:
+        for process in left:
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.02)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def marked(folder: str) -> list[int]:
+    """Returns the numbers of the processes that belong to the node with this folder."""
+    mark = f"{VARIABLE}={folder}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # It has just ended, or is somebody else's.
+            if mark in (path / "environ").read_bytes().split(b"\0"):
+                found.append(int(path.name))
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

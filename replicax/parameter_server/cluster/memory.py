@@ -1,0 +1,21 @@
+"""How much memory Ray's object store may take."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+_MOST, _LEAST = 2 * 2**30, 100 * 2**20  # Ray refuses less than 75 MiB.
+_SHARE = 0.25
+
+
+def object_store_memory(shared_memory: str = "/dev/shm") -> int:
+    """Returns the bytes for the object store: a quarter of the memory, at most 2 GiB and what `shared_memory` has.
+
+    What goes through it are gradients and batches on their way, which do not stay; Ray's own default is far more.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    wanted = min(int(memory * _SHARE), _MOST)
+    if os.path.isdir(shared_memory):
+        wanted = min(wanted, int(shutil.disk_usage(shared_memory).free * 0.9))
+    return max(wanted, _LEAST)

@@ -1,0 +1,55 @@
+"""The environment variables of parameter server clusters, and the numbers in them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from replicax.cluster.environment import Environ, number, text
+from replicax.errors import ClusterError
+
+WORKERS = "REPLICAX_PS_WORKERS"
+SERVERS = "REPLICAX_PS_SERVERS"
+INSECURE = "REPLICAX_INSECURE"
+_CURE = f"{WORKERS} and {SERVERS} belong together; `replicax run --ps 1 --workers 2` sets both."
+
+
+class Counts(NamedTuple):
+    """How many tasks a cluster has.
+
+    Attributes:
+        workers: Workers, at least 1.
+        servers: Parameter servers, at least 1.
+    """
+
+    workers: int
+    servers: int
+
+
+def given_counts(workers: int | None, servers: int | None) -> Counts | None:
+    """Returns the numbers that were passed as arguments, checked; None if neither was. One server is enough.
+
+    Raises:
+        ClusterError: One is no number of tasks, or only the servers were given.
+    """
+    if workers is None and servers is None:
+        return None
+    if workers is None:
+        raise ClusterError("workers", None, "is missing", "Say how many workers there are beside the servers.")
+    return Counts(_count("workers", workers), _count("servers", 1 if servers is None else servers))
+
+
+def told_counts(environ: Environ) -> Counts | None:
+    """Returns the numbers in the environment; None if they are not set.
+
+    Raises:
+        ClusterError: They are no numbers of tasks, or one is missing.
+    """
+    if text(environ, WORKERS) is None and text(environ, SERVERS) is None:
+        return None
+    return Counts(number(environ, WORKERS, least=1, cure=_CURE), number(environ, SERVERS, least=1, cure=_CURE))
+
+
+def _count(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ClusterError(name, value, "must be an int of at least 1", "Leave it out if the environment tells it.")
+    return value

@@ -1,0 +1,65 @@
+"""Waiting until something is there, with a report now and then on what is missing."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from replicax.errors import ClusterError, ClusterTimeoutError
+
+_log = logging.getLogger(__name__)
+_SECONDS_BETWEEN_LOOKS = 0.2
+_FIRST_REPORT_AFTER, _SECONDS_BETWEEN_REPORTS = 3.0, 10.0
+
+
+class Deadline:
+    """The end of a wait.
+
+    Args:
+        seconds: How long to wait from now.
+
+    Raises:
+        ClusterError: It is no positive number.
+    """
+
+    def __init__(self, seconds: float):
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+            raise ClusterError("start_timeout", seconds, "is no positive number of seconds", "Leave it out for 120.")
+        self.seconds = seconds
+        self._start = time.monotonic()
+
+    @property
+    def passed(self) -> float:
+        """Seconds that have passed."""
+        return time.monotonic() - self._start
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, at least 0."""
+        return max(0.0, self.seconds - self.passed)
+
+
+def wait_for(missing: Callable[[], Sequence[str]], total: int, who: str, address: str, deadline: Deadline) -> None:
+    """Returns when nothing is missing any more.
+
+    Args:
+        missing: Returns what is missing.
+        total: How many there are in all.
+        who: What this process is called.
+        address: Where they meet.
+        deadline: Until when.
+
+    Raises:
+        ClusterTimeoutError: Something is still missing at the deadline.
+    """
+    next_report = _FIRST_REPORT_AFTER
+    while absent := missing():
+        found = f"{total - len(absent)} of {total} tasks here after {deadline.passed:.0f} s"
+        if not deadline.left:
+            raise ClusterTimeoutError(who, deadline.seconds, absent, address, f" ({found})")
+        if deadline.passed >= next_report:
+            _log.warning("%s; missing %s", found, ", ".join(absent))
+            next_report = deadline.passed + _SECONDS_BETWEEN_REPORTS
+        time.sleep(min(_SECONDS_BETWEEN_LOOKS, deadline.left))

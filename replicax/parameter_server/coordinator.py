@@ -1,0 +1,300 @@
+"""`ClusterCoordinator`: schedules functions on the workers of a `ParameterServerStrategy`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from replicax.errors import ArgumentError, CheckpointError
+from replicax.parameter_server.closures import Closure, StepPrograms
+from replicax.parameter_server.messages import Done, SetUp
+from replicax.parameter_server.policy import Ledger
+from replicax.parameter_server.remote_values import (
+    PerWorkerDataset,
+    PerWorkerIterator,
+    PerWorkerValues,
+    RemoteValue,
+)
+from replicax.parameter_server.scheduler import Scheduler, fatal_server_loss
+from replicax.parameter_server.stats import Stats, StatsRecorder
+from replicax.parameter_server.strategy import ParameterServerStrategy
+from replicax.parameter_server.tracing import Described
+from replicax.parameter_server.variables import home_of
+from replicax.parameter_server.workers import Workers
+
+_MAX_QUEUED = 10_000
+_VERSIONS_PER_WORKER = 2  # A worker that had a pause pulls anew; one that is busy uses what came with its last push.
+_SERVERS_ANSWER_WITHIN_S = 5.0
+
+
+class ClusterCoordinator:
+    """Hands functions to the workers of a parameter server strategy and collects what they return.
+
+    A strategy has one coordinator; constructing another one returns the first. A function runs on whichever worker is
+    free. If that worker is lost, the function runs on another one: at least once; its updates are applied once.
+
+    If a function raises, or the dataset that it takes batches from, nothing more is begun, what is queued is cancelled,
+    and the next `schedule`, `join` or `done` raises the first error. After that one can go on.
+
+    Args:
+        strategy: A `ParameterServerStrategy`.
+        checkpoint_manager: Where to go on from when a server is lost: all variables then get the values of the newest
+            checkpoint. Without one, `ParameterServerLost` ends training.
+        max_queued: How many functions may wait; `schedule` blocks while there are more.
+
+    Raises:
+        ArgumentError: `strategy` is another one, or the coordinator exists already with other options.
+
+    Attributes:
+        strategy: The strategy.
+
+    Example:
+        >>> strategy = ParameterServerStrategy(workers=2, servers=1)  # doctest: +SKIP
+        >>> coordinator = ClusterCoordinator(strategy)  # doctest: +SKIP
+        >>> result = coordinator.schedule(step, args=(iterator,))  # doctest: +SKIP
+        >>> coordinator.join()  # doctest: +SKIP
+    """
+
+    strategy: ParameterServerStrategy
+
+    def __new__(
+        cls, strategy: Any, checkpoint_manager: Any = None, max_queued: int = _MAX_QUEUED
+    ) -> ClusterCoordinator:
+        """Returns the strategy's coordinator, a new one if it has none."""
+        if not isinstance(strategy, ParameterServerStrategy):
+            raise ArgumentError(f"A ClusterCoordinator is for a ParameterServerStrategy, got {strategy!r:.100}.")
+        if strategy.coordinator is None:
+            strategy.coordinator = super().__new__(cls)
+            strategy.coordinator._start(strategy, checkpoint_manager, max_queued)
+        elif checkpoint_manager is not None and checkpoint_manager is not strategy.coordinator._manager:
+            raise ArgumentError("The strategy has a coordinator already; give the checkpoint manager to the first one.")
+        return strategy.coordinator
+
+    def _start(self, strategy: ParameterServerStrategy, manager: Any, max_queued: int) -> None:
+        if not isinstance(max_queued, int) or max_queued < 1:
+            raise ArgumentError(f"`max_queued` is a number of functions, at least 1, got {max_queued!r}.")
+        self.strategy, self._manager = strategy, manager
+        self._numbers = itertools.count()
+        self._stats = StatsRecorder(strategy.cluster.workers, len(strategy.servers))
+        self._workers = Workers(strategy.cluster, strategy.servers.handles)
+        self._programs = StepPrograms(strategy, self._workers, self._describe)
+        self._scheduler = Scheduler(
+            Ledger(strategy.cluster.workers, max_staleness=strategy.max_staleness),
+            submit=self._submit,
+            replace_worker=self._replace_worker,
+            end_worker=self._workers.end,
+            retrace=self._retrace,
+            servers_lost=self._recover_servers,
+            find_hung_servers=self._end_hung_servers,
+            done=self._on_done,
+            max_queued=max_queued,
+            stall_timeout=strategy.stall_timeout,
+        )
+        self._workers.start_all(self._scheduler.worker_ready)
+
+    # Scheduling.
+
+    def schedule(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> RemoteValue:
+        """Queues a function for any worker and returns at once, unless the queue is full.
+
+        The function is traced here, once for each kind of arguments; the workers get the compiled program. In it,
+        `next()` of a worker's iterator is that worker's next batch.
+
+        Args:
+            fn: The function, best an `rx.function`.
+            args: Arguments: arrays, numbers, iterators and values of the workers, and anything that stays the same.
+            kwargs: Keyword arguments.
+
+        Returns:
+            The result to come.
+
+        Raises:
+            ArgumentError: `fn` cannot be called, or there is a `RemoteValue` among the arguments.
+            ProgramError: The function cannot be cut in two or sent to other processes; the message says why.
+            Exception: The error of an earlier function.
+        """
+        self._scheduler.raise_error()
+        closure = self._programs.closure(fn, args, kwargs)
+        self._make_known(closure)
+        self._scheduler.add(closure)
+        return closure.value
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits until every function that was scheduled has run.
+
+        Args:
+            timeout: How long to wait at most, in seconds.
+
+        Raises:
+            TimeoutError: They have not run in time.
+            ParameterServerLost: A server was lost, and there is no checkpoint.
+            Exception: The first error that a function raised.
+        """
+        in_time = self._scheduler.join(timeout)
+        self._scheduler.raise_error()
+        if not in_time:
+            raise TimeoutError(f"After {timeout:g} s not all functions had run: {self.stats().queue}.")
+
+    def done(self) -> bool:
+        """Returns whether every function that was scheduled has run.
+
+        Raises:
+            Exception: The first error that a function raised.
+        """
+        self._scheduler.raise_error()
+        return self._scheduler.is_idle()
+
+    def fetch(self, value: Any) -> Any:
+        """Returns a nest with the results, as NumPy arrays, in the place of each `RemoteValue` in it; waits for them."""
+        return jax.tree_util.tree_map(
+            lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf,
+            value,
+            is_leaf=lambda leaf: isinstance(leaf, RemoteValue),
+        )
+
+    # What each worker has of its own.
+
+    def create_per_worker_dataset(self, dataset_fn: Callable[[], Any]) -> PerWorkerDataset:
+        """Lets each worker make a dataset; `iter()` of what is returned gives what to pass to `schedule`.
+
+        Each worker has all that the function returns, independent of the others: let it shuffle, or read different
+        files by `rx.coordinator.get_current_worker_index()`. It should have no end (see `EndOfDataError`).
+
+        Args:
+            dataset_fn: Returns an iterable of batches (nests of arrays). It is pickled, and called on each worker, again
+                when a worker is replaced. A dataset object itself may be given too, and is copied.
+        """
+        number = next(self._numbers)
+        made = dataset_fn if callable(dataset_fn) else lambda: dataset_fn
+        self._workers.tell(SetUp("dataset", (number, _pickled(made, "dataset_fn")), provides=number))
+        dataset = PerWorkerDataset(number, self._make_iterator)
+        weakref.finalize(dataset, self._forget, number).atexit = False
+        return dataset
+
+    def create_per_worker_resource(self, resource_fn: Callable[[], Any]) -> PerWorkerValues:
+        """Lets each worker make a value, a nest of arrays that scheduled functions can use as an argument's `value`.
+
+        Args:
+            resource_fn: Returns the value. It is pickled, and called on each worker, again when one is replaced.
+        """
+        number = next(self._numbers)
+        self._workers.tell(SetUp("resource", (number, _pickled(resource_fn, "resource_fn")), provides=number))
+        values = PerWorkerValues(number, self._fetch_resources)
+        weakref.finalize(values, self._forget, number).atexit = False
+        return values
+
+    def _make_iterator(self, dataset: PerWorkerDataset) -> PerWorkerIterator:
+        number = next(self._numbers)
+        self._workers.tell(SetUp("iterator", (number, dataset._number), provides=number))
+        iterator = PerWorkerIterator(number, dataset)
+        weakref.finalize(iterator, self._forget, number).atexit = False
+        return iterator
+
+    def _forget(self, number: int) -> None:
+        self._workers.forget(number)
+
+    def _fetch_resources(self, number: int) -> list[Any]:
+        described = self._describe("resource", number)
+        return [described.rebuild(arrays) for arrays in self._workers.resources(number)]
+
+    def _describe(self, kind: str, number: int, worker: int | None = None) -> Described:
+        treedef, leaves = self._workers.structure(kind, number, worker)
+        return Described(treedef, tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in leaves))
+
+    # What the scheduler asks for.
+
+    def _make_known(self, closure: Closure) -> None:
+        assert closure.program is not None
+        self.strategy.send_changes(self._programs.variables(closure.program))
+
+    def _submit(self, worker: int, closure: Closure) -> Any:
+        assert closure.program is not None
+        versions = self._stats.versions
+        slack = _VERSIONS_PER_WORKER * len(self._workers)
+        at_least = tuple(max(w, v - slack) for w, v in zip(self.strategy.servers.written, versions, strict=True))
+        exact = self.strategy.max_staleness is not None
+        return self._workers.run(worker, closure.program.step(closure, at_least, exact)).future()
+
+    def _on_done(self, worker: int, closure: Closure, done: Done) -> None:
+        assert closure.program is not None
+        self.strategy.servers.age += 1
+        self._stats.note(worker, done)
+        closure.value._set(closure.program.traced.result.rebuild(done.results))
+
+    def _replace_worker(self, worker: int) -> None:
+        self._stats.restarts[worker] += 1
+        self._workers.start(worker)
+
+    def _retrace(self, worker: int, closure: Closure, iterator: int) -> None:
+        """Compiles a closure for the batch that a worker has: the last one of a pass is smaller, for example."""
+        closure.program = self._programs.program(closure, {iterator: self._describe("batch", iterator, worker)})
+        self._make_known(closure)
+
+    def _end_hung_servers(self) -> bool:
+        lost = self.strategy.servers.lost(_SERVERS_ANSWER_WITHIN_S)
+        self.strategy.servers.end(lost)
+        return bool(lost)
+
+    def _recover_servers(self, reason: str) -> None:
+        """Replaces lost servers and gives all variables the values of the newest checkpoint."""
+        if self._manager is None:
+            raise fatal_server_loss(reason)
+        servers = self.strategy.servers
+        lost = servers.lost(_SERVERS_ANSWER_WITHIN_S)
+        if not lost:
+            return
+        servers.end(lost)
+        servers.start(lost)
+        self._stats.servers_replaced(lost)
+        variables = [variable for variable in self.strategy.variables() if home_of(variable).servers]
+        for variable in variables:
+            home_of(variable).forget_servers(lost)
+        if self._manager.restore_or_initialize() is None:
+            raise fatal_server_loss(f"There is no checkpoint in {self._manager.directory}. {reason}")
+        missing = [variable for variable in variables if home_of(variable).is_unknown]
+        if missing:
+            raise CheckpointError(
+                f"A server was lost with {[v.name for v in missing][:6]}, which the checkpoint does not have. Put "
+                "everything that is to survive into the Checkpoint."
+            )
+        self.strategy.send_changes(variables)
+        self._workers.use_servers(servers.handles)
+
+    def quiet(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which no function is under way; those that are queued go on after it."""
+        return self._scheduler.quiet()
+
+    # Looking at it.
+
+    def stats(self) -> Stats:
+        """Returns what has been done so far: steps and times of each worker, the queue, staleness, bytes, restarts."""
+        return self._stats.snapshot(self._scheduler.queue())
+
+    def close(self) -> None:
+        """Ends the workers; what is queued is cancelled. The strategy's `close` does this too."""
+        self._scheduler.close()
+        self._workers.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.strategy!r})"
+
+
+def _pickled(fn: Any, name: str) -> bytes:
+    import ray.cloudpickle
+
+    if not callable(fn):
+        raise ArgumentError(f"`{name}` is a function without arguments, got {fn!r:.100}.")
+    try:
+        return ray.cloudpickle.dumps(fn)
+    except Exception as error:
+        raise ArgumentError(
+            f"`{name}` runs on the workers, but it cannot be pickled: {error}. Let it make what it needs (open files, "
+            "datasets, models) inside, instead of using what exists here."
+        ) from error

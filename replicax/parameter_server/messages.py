@@ -1,0 +1,211 @@
+"""What travels between coordinator, workers and servers: plain data, arrays and StableHLO; no user code."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Piece(NamedTuple):
+    """A variable on a server, or a part of one.
+
+    Attributes:
+        variable: Number of the variable.
+        shard: Number of the part; 0 for a variable that is whole.
+    """
+
+    variable: int
+    shard: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerProgram:
+    """What a server does with what a worker sends.
+
+    Attributes:
+        number: Its number, the same on all servers.
+        code: StableHLO of `(updated, others, sent) -> new values of updated`, serialised by `jax.export`.
+        updated: The pieces that it updates.
+        others: The pieces that it reads only.
+    """
+
+    number: int
+    code: bytes
+    updated: tuple[Piece, ...]
+    others: tuple[Piece, ...]
+
+
+class Sent(NamedTuple):
+    """Which part of the worker's results a server gets.
+
+    Attributes:
+        result: Number of the value among those that the worker sends.
+        bounds: First row and end, None for all of it.
+    """
+
+    result: int
+    bounds: tuple[int, int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Pulled:
+    """A variable that a worker's program reads.
+
+    Attributes:
+        servers: For each part, the server that has it.
+        pieces: The parts, in order.
+    """
+
+    servers: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+class Source(NamedTuple):
+    """Where an input of a worker's program comes from.
+
+    Attributes:
+        kind: `"batch"`, `"argument"`, `"resource"` or `"worker"` (the worker's index).
+        number: Of the iterator or resource; of the argument among the arrays of the call.
+        leaf: Which array of the batch or resource.
+        turn: Which batch, counted from 0, if the step takes several from one iterator.
+    """
+
+    kind: str
+    number: int = 0
+    leaf: int = 0
+    turn: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerProgram:
+    """What a worker does in a step.
+
+    Attributes:
+        number: The program's number, the same on all workers and servers.
+        name: The function's name, for messages.
+        code: StableHLO of `(variables, inputs) -> (results, sent)`, serialised by `jax.export`.
+        variables: What to pull.
+        inputs: Where the inputs come from.
+        specs: For each iterator, the shapes and dtypes of the batches' arrays that it is made for.
+        sends: For each server that has to do with it, what to send there.
+    """
+
+    number: int
+    name: str
+    code: bytes
+    variables: tuple[Pulled, ...]
+    inputs: tuple[Source, ...]
+    specs: dict[int, tuple[Any, ...]]
+    sends: dict[int, tuple[Sent, ...]]
+
+    def turns(self) -> dict[int, int]:
+        """Returns how many batches a step takes from each iterator."""
+        turns: dict[int, int] = {}
+        for source in self.inputs:
+            if source.kind == "batch":
+                turns[source.number] = max(turns.get(source.number, 0), source.turn + 1)
+        return turns
+
+
+class SetUp(NamedTuple):
+    """Something that a worker does before steps that rely on it.
+
+    Attributes:
+        kind: `"program"`, `"dataset"`, `"iterator"`, `"resource"`, `"servers"` or `"drop"`.
+        args: What it takes.
+        provides: Number of the dataset, iterator or resource that it makes; None if it makes none.
+    """
+
+    kind: str
+    args: tuple[Any, ...]
+    provides: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One scheduled call, on its way to a worker.
+
+    Attributes:
+        number: Its number: a step is applied once, however often it is tried.
+        program: Number of the program.
+        arrays: The arrays among its arguments.
+        at_least: For each server, the version that the variables must have.
+        pull: Whether to pull the newest variables before computing, even if the worker has some.
+        ahead: Whether to let the servers answer a push with the variables for the next step.
+        set_up: How many of the things that steps rely on must be done.
+    """
+
+    number: int
+    program: int
+    arrays: tuple[np.ndarray, ...]
+    at_least: tuple[int, ...]
+    pull: bool
+    ahead: bool
+    set_up: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """A server's answer to a push or pull.
+
+    Attributes:
+        version: How many pushes it has applied.
+        values: The pieces asked for; None if they are those of the version that the worker has.
+        behind: How many pushes it had applied since the worker pulled, when this one came.
+        repeated: Whether it had this step already.
+    """
+
+    version: int
+    values: dict[Piece, np.ndarray] | None
+    behind: int = 0
+    repeated: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the values in bytes."""
+        return sum(value.nbytes for value in (self.values or {}).values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """A step that is through.
+
+    Attributes:
+        results: Its results.
+        versions: The versions of the servers, as far as the worker knows.
+        behind: For each server that was pushed to, how many pushes the gradients were behind.
+        seconds: What the time went into: `"input"`, `"pull"`, `"compute"`, `"push"`.
+        bytes_pulled: Bytes that came from servers.
+        bytes_pushed: Bytes that went to servers.
+    """
+
+    results: list[np.ndarray]
+    versions: dict[int, int]
+    behind: dict[int, int]
+    seconds: dict[str, float]
+    bytes_pulled: int
+    bytes_pushed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherBatch:
+    """The worker has a batch that the program was not made for; it keeps it for the next try.
+
+    Attributes:
+        iterator: Number of the iterator.
+    """
+
+    iterator: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerLost:
+    """A server did not answer any more; whether it has applied the step is not known.
+
+    Attributes:
+        reason: What Ray said.
+    """
+
+    reason: str

@@ -1,0 +1,164 @@
+"""Partitioners: into how many parts a variable is cut over the servers, with TensorFlow's arithmetic.
+
+Only the first dimension is ever cut. Part sizes are those of TensorFlow's "div" strategy: of `d` rows in `n` parts the
+first `d % n` get one row more than the others.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from replicax.errors import ArgumentError, VariableError
+
+_DEFAULT_MIN_BYTES = 256 << 10
+
+
+class Partitioner(abc.ABC):
+    """Decides into how many parts a new variable is cut."""
+
+    @abc.abstractmethod
+    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+        """Returns the number of parts along each dimension: 1 for all of them but `axis`.
+
+        Args:
+            shape: Shape of the variable, of at least one dimension.
+            dtype: Its dtype.
+            axis: The dimension to cut.
+        """
+
+
+class FixedShardsPartitioner(Partitioner):
+    """Cuts every variable into the same number of parts, or one per row if it has fewer rows.
+
+    Args:
+        num_shards: How many.
+
+    Raises:
+        ArgumentError: `num_shards` is not positive.
+
+    Example:
+        >>> FixedShardsPartitioner(2)((10, 3), "float32")
+        [2, 1]
+    """
+
+    def __init__(self, num_shards: int):
+        self._num_shards = _positive("num_shards", num_shards)
+
+    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+        """Returns the number of parts along each dimension."""
+        del dtype
+        return _parts(shape, axis, self._num_shards)
+
+
+class MinSizePartitioner(Partitioner):
+    """Cuts a variable into as many parts as keep each near a least size.
+
+    The number is rounded up, so that parts may be somewhat smaller than `min_shard_bytes`.
+
+    Args:
+        min_shard_bytes: The size, in bytes.
+        max_shards: At most so many parts; the default of 1 means no cutting at all.
+        bytes_per_string: Bytes that an entry of a string dtype counts for.
+
+    Raises:
+        ArgumentError: An argument is not positive.
+
+    Example:
+        >>> MinSizePartitioner(min_shard_bytes=9, max_shards=10)((6,), "float32")
+        [3]
+    """
+
+    def __init__(self, min_shard_bytes: int = _DEFAULT_MIN_BYTES, max_shards: int = 1, bytes_per_string: int = 16):
+        self._min_shard_bytes = _positive("min_shard_bytes", min_shard_bytes)
+        self._max_shards = _positive("max_shards", max_shards)
+        self._bytes_per_string = _positive("bytes_per_string", bytes_per_string)
+
+    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+        """Returns the number of parts along each dimension."""
+        total = math.prod(shape) * _entry_bytes(dtype, self._bytes_per_string)
+        wanted = -(-total // self._min_shard_bytes)
+        return _parts(shape, axis, max(1, min(self._max_shards, wanted)))
+
+
+class MaxSizePartitioner(Partitioner):
+    """Cuts a variable into as few parts as keep each below a size; a row is never cut.
+
+    Args:
+        max_shard_bytes: The size, in bytes.
+        max_shards: At most so many parts, even if they are larger then; None or 0 for any number.
+        bytes_per_string: Bytes that an entry of a string dtype counts for.
+
+    Raises:
+        ArgumentError: `max_shard_bytes` or `bytes_per_string` is not positive, or `max_shards` negative.
+
+    Example:
+        >>> MaxSizePartitioner(max_shard_bytes=10)((6, 1), "float32")
+        [3, 1]
+    """
+
+    def __init__(self, max_shard_bytes: int, max_shards: int | None = None, bytes_per_string: int = 16):
+        self._max_shard_bytes = _positive("max_shard_bytes", max_shard_bytes)
+        self._max_shards = _positive("max_shards", max_shards) if max_shards else None
+        self._bytes_per_string = _positive("bytes_per_string", bytes_per_string)
+
+    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+        """Returns the number of parts along each dimension."""
+        rows = shape[axis]
+        row_bytes = math.prod(shape) // max(rows, 1) * _entry_bytes(dtype, self._bytes_per_string)
+        rows_per_shard = max(1, self._max_shard_bytes // max(row_bytes, 1))
+        wanted = -(-rows // rows_per_shard)
+        return _parts(shape, axis, min(wanted, self._max_shards or wanted))
+
+
+def shard_bounds(rows: int, parts: int) -> list[tuple[int, int]]:
+    """Returns where each part begins and ends.
+
+    Example:
+        >>> shard_bounds(10, 3)
+        [(0, 4), (4, 7), (7, 10)]
+    """
+    least, more = divmod(rows, parts)
+    stops = [least * (i + 1) + min(i + 1, more) for i in range(parts)]
+    return list(zip([0, *stops[:-1]], stops, strict=True))
+
+
+def count_shards(partitioner: Any, shape: Sequence[int], dtype: Any, name: str) -> int:
+    """Returns into how many parts a partitioner (any callable of its kind) cuts a variable; 1 without one.
+
+    Raises:
+        VariableError: The partitioner returns anything but `[n, 1, ..., 1]` with `n >= 1`.
+    """
+    if partitioner is None or not shape:
+        return 1
+    parts = partitioner(shape=tuple(shape), dtype=np.dtype(dtype))
+    counts = list(parts) if isinstance(parts, (list, tuple)) else None
+    if counts is None or len(counts) != len(shape) or counts[0] < 1 or any(count != 1 for count in counts[1:]):
+        raise VariableError(
+            f"The partitioner returned {parts!r} for variable {name!r} of shape {tuple(shape)}; a variable is cut along "
+            f"its first dimension only, so that must be {[1] * len(shape)} or, with n parts, {['n', *[1] * (len(shape) - 1)]}."
+        )
+    return max(1, min(int(counts[0]), shape[0]))
+
+
+def _parts(shape: Sequence[int], axis: int, wanted: int) -> list[int]:
+    if not shape:
+        raise ArgumentError("A scalar has no dimension along which it could be cut.")
+    parts = [1] * len(shape)
+    parts[axis] = min(wanted, max(shape[axis], 1))
+    return parts
+
+
+def _entry_bytes(dtype: Any, bytes_per_string: int) -> int:
+    kind = np.dtype(dtype)
+    return bytes_per_string if kind.kind in "OSU" else kind.itemsize
+
+
+def _positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ArgumentError(f"`{name}` is a positive whole number, got {value!r}.")
+    return int(value)

@@ -1,0 +1,153 @@
+"""Results that are not there yet, and values that each worker has of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.errors import ArgumentError, ContextError
+from replicax.parameter_server.tracing import recorder
+
+_SECONDS_TO_LOOK_UP = 0.5  # so that Ctrl-C is heard
+
+
+class RemoteValue:
+    """The result of a scheduled function, which may not have run yet."""
+
+    def __init__(self) -> None:
+        self._there = threading.Event()
+        self._value: Any = None
+        self._arrays: Any = None
+        self._error: BaseException | None = None
+
+    def fetch(self, timeout: float | None = None) -> Any:
+        """Waits for the function and returns its result, with NumPy arrays.
+
+        Args:
+            timeout: How long to wait at most, in seconds; None for as long as it takes.
+
+        Raises:
+            CancelledError: The function was not run, because another one failed.
+            TimeoutError: The result was not there in time.
+            Exception: What the function, or the dataset it takes batches from, raised on the worker.
+        """
+        remaining = timeout
+        while not self._there.wait(_SECONDS_TO_LOOK_UP if remaining is None else min(remaining, _SECONDS_TO_LOOK_UP)):
+            if remaining is not None:
+                remaining -= _SECONDS_TO_LOOK_UP
+                if remaining <= 0:
+                    raise TimeoutError(f"The result of a scheduled function was not there after {timeout:g} s.")
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Waits for the function and returns its result, with JAX arrays; otherwise like `fetch`."""
+        value = self.fetch(timeout)
+        if self._arrays is None:
+            self._arrays = jax.tree_util.tree_map(
+                lambda leaf: jnp.asarray(leaf) if hasattr(leaf, "dtype") else leaf, value
+            )
+        return self._arrays
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the function has run, failed or been cancelled."""
+        return self._there.is_set()
+
+    def _set(self, value: Any) -> None:
+        self._value = value
+        self._there.set()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._there.set()
+
+    def __repr__(self) -> str:
+        state = "waiting" if not self.is_ready else "ready" if self._error is None else "failed"
+        return f"<RemoteValue {state}>"
+
+
+class PerWorkerValues:
+    """A value that each worker has of its own; in a scheduled function, that of the worker which runs it.
+
+    `ClusterCoordinator.create_per_worker_resource` makes it.
+    """
+
+    def __init__(self, number: int, fetch_all: Callable[[int], Sequence[Any]]):
+        self._number, self._fetch_all = number, fetch_all
+
+    @property
+    def value(self) -> Any:
+        """The value, inside a scheduled function."""
+        current = recorder()
+        if current is None:
+            raise ContextError(
+                "Each worker has a value of its own; there is none on the coordinator. Pass it to a function that is "
+                "scheduled, or use `fetch()` for all of them."
+            )
+        return current.resource(self._number)
+
+    def fetch(self) -> tuple[Any, ...]:
+        """Returns all workers' values, with NumPy arrays."""
+        return tuple(self._fetch_all(self._number))
+
+
+class PerWorkerDataset:
+    """A dataset that each worker makes for itself; `iter()` of it gives what to pass to `schedule`."""
+
+    def __init__(self, number: int, make_iterator: Callable[[PerWorkerDataset], PerWorkerIterator]):
+        self._number, self._make_iterator = number, make_iterator
+
+    def __iter__(self) -> PerWorkerIterator:
+        """Begins a pass over it, on each worker from the beginning.
+
+        Raises:
+            ContextError: Called in a scheduled function.
+        """
+        if recorder() is not None:
+            raise ContextError("iter() of a dataset of the workers was called in a scheduled function: call it before.")
+        return self._make_iterator(self)
+
+
+class PerWorkerIterator:
+    """One pass over a dataset on each worker; `next()` of it, in a scheduled function, is the next batch there."""
+
+    def __init__(self, number: int, dataset: PerWorkerDataset):
+        self._number = number
+        self._dataset = dataset  # The workers drop it when nobody refers to it here.
+
+    def __iter__(self) -> PerWorkerIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """Returns the next batch of the worker that runs the function.
+
+        Raises:
+            ContextError: Called on the coordinator, which has no batches.
+        """
+        current = recorder()
+        if current is None:
+            raise ContextError(
+                "next() of a worker's iterator was called on the coordinator: the batches are on the workers. Call it "
+                "in the function that is scheduled."
+            )
+        return current.batch(self._number)
+
+
+def check_arguments(nest: Any) -> None:
+    """Refuses arguments that cannot be sent to a worker.
+
+    Raises:
+        ArgumentError: There is a `RemoteValue` among them.
+    """
+    for leaf in jax.tree_util.tree_leaves(nest):
+        if isinstance(leaf, RemoteValue):
+            raise ArgumentError(
+                "The result of a scheduled function was passed to another one; it may not be there yet. Pass "
+                "`coordinator.fetch(value)`, or do both in one function."
+            )

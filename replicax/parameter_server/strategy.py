@@ -1,0 +1,301 @@
+"""Asynchronous training: variables on servers, steps on workers, one coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+import replicax.context as context
+from replicax.cluster import ClusterResolver
+from replicax.data import InputContext, InputOptions, ValueContext
+from replicax.errors import ArgumentError, ContextError
+from replicax.parameter_server.cluster import connect, serve_if_task
+from replicax.parameter_server.current import worker_index
+from replicax.parameter_server.messages import Piece
+from replicax.parameter_server.partition import count_shards
+from replicax.parameter_server.placing import Choice, Places
+from replicax.parameter_server.servers import Servers
+from replicax.parameter_server.tracing import recorder
+from replicax.parameter_server.variables import Home, home_of, move_elsewhere
+from replicax.program.frames import variable_name
+from replicax.strategies.base import Strategy
+from replicax.strategies.default import DefaultStrategy, default_replica_context, default_strategy
+
+_log = logging.getLogger(__name__)
+_START_TIMEOUT_S = 120.0
+_STALL_TIMEOUT_S = 300.0
+
+
+class ParameterServerStrategy(Strategy):
+    """Trains asynchronously: servers keep the variables, workers compute on their own data, at their own pace.
+
+    The process that makes the strategy is the *coordinator*, the only one that runs your code. It traces each function
+    that a `ClusterCoordinator` schedules, cuts it at its gradients, and sends programs: workers get the forward and
+    backward pass, servers the optimizer's update. A worker pulls variables, computes, and pushes gradients, which are
+    applied at once; so gradients may be of variables that are a few updates old.
+
+    Where servers and workers live, the first of these tells: `cluster_resolver`, `address`, `workers` and `servers`,
+    `replicax run --ps 2 --workers 3 script.py`, `TF_CONFIG`. In a process that `TF_CONFIG` calls a worker or server the
+    constructor serves until the job ends, and then ends the process: all machines can run the same script.
+
+    Args:
+        cluster_resolver: The addresses of all tasks: `chief`, `worker` and `ps`.
+        variable_partitioner: Cuts large variables over the servers: see `rx.FixedShardsPartitioner` and the like.
+        workers: How many workers, for a cluster of this machine alone or with `address`.
+        servers: How many servers; 1 by default.
+        address: A Ray cluster: `"auto"`, `"host:port"` or `"ray://host:port"`.
+        max_staleness: By how many updates the variables may be behind when an update computed from them is applied.
+            None for any number; 0 makes one step after the other, as one device would.
+        variable_placement: Returns the number of the server for a variable, or None to let it be chosen by size.
+        start_timeout: How long to wait for the cluster, in seconds.
+        stall_timeout: After how many seconds without an answer a worker or server counts as hung, and is replaced.
+
+    Raises:
+        ClusterError: What the cluster is told about is malformed, there is none, or Ray is not installed.
+        ClusterTimeoutError: Not all tasks came in time; it says which.
+
+    Attributes:
+        cluster: The Ray cluster.
+        max_staleness: As given.
+        stall_timeout: As given.
+    """
+
+    mesh = None
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        variable_partitioner: Callable[..., list[int]] | None = None,
+        *,
+        workers: int | None = None,
+        servers: int | None = None,
+        address: str | None = None,
+        max_staleness: int | None = None,
+        variable_placement: Choice | None = None,
+        start_timeout: float = _START_TIMEOUT_S,
+        stall_timeout: float = _STALL_TIMEOUT_S,
+    ):
+        _check_options(variable_partitioner, max_staleness, stall_timeout)
+        if workers is None and address is None:
+            serve_if_task(cluster_resolver)
+        self.cluster_resolver, self._partitioner = cluster_resolver, variable_partitioner
+        self.max_staleness, self.stall_timeout = max_staleness, stall_timeout
+        self.cluster = connect(
+            cluster_resolver, workers=workers, servers=servers, address=address, start_timeout=start_timeout
+        )
+        self._ending = contextlib.ExitStack()
+        self._ending.callback(self.cluster.close)
+        self.servers = Servers(self.cluster, timeout_s=max(stall_timeout, start_timeout))
+        self._ending.callback(self.servers.close)
+        self.places = Places(len(self.servers), variable_placement)
+        self.placement = _Elsewhere(self)
+        self._numbers = itertools.count()
+        self._homes: dict[int, weakref.ref[Any]] = {}
+        self.coordinator: Any = None
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:  # type: ignore[override]
+        """The device on which the coordinator computes what is not scheduled."""
+        return tuple(jax.local_devices()[:1])
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """1: workers are not in step with each other."""
+        return 1
+
+    # Variables.
+
+    def adopt(self, variable: Any) -> None:
+        """Lets a new variable live on servers; it has a shape and a dtype, and gets its value next."""
+        if "_replicax_home" in variable.__dict__:
+            return
+        home, shape = Home(next(self._numbers), self.servers), tuple(variable._shape)
+        shards = count_shards(self._partitioner, shape, variable._dtype, variable_name(variable))
+        home.cut(shape[0] if shape else 0, shards)
+        move_elsewhere(variable, home)
+        self._homes[home.number] = weakref.ref(variable, lambda _: self._homes.pop(home.number, None))
+
+    def variables(self) -> list[Any]:
+        """Returns all variables made in the strategy's scope that are still in use."""
+        return [variable for reference in list(self._homes.values()) if (variable := reference()) is not None]
+
+    def send_changes(self, variables: list[Any]) -> None:
+        """Gives servers the values that were assigned on the coordinator."""
+        changed = [home for home in map(home_of, variables) if home.changed and home.servers]
+        values: dict[int, dict[Piece, np.ndarray]] = {}
+        for home in changed:
+            parts = list(zip(home.pieces, home.parts(), strict=True))
+            for i, server in enumerate(home.servers):
+                piece, part = parts[0 if home.copies else i]
+                values.setdefault(server, {})[piece] = part
+        self.servers.put(values)
+        for home in changed:
+            home.sent()
+
+    def copy_to_all_servers(self, variables: list[Any]) -> None:
+        """Gives every server a copy of variables that are on one, while no step is under way."""
+        with self.coordinator.quiet():
+            for variable in variables:
+                home = home_of(variable)
+                value = home.fetch()
+                self.places.copy(variable)
+                home.write(jax.numpy.asarray(value))
+            self.send_changes(variables)
+
+    # Running.
+
+    def _run(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]
+    ) -> Any:
+        del donate
+        if recorder() is None:
+            _log.warning(
+                "strategy.run was called outside of a scheduled function: it runs on the coordinator, and fetches every "
+                "variable that it reads. Schedule it: coordinator.schedule(step, args=(iterator,))."
+            )
+        with context.entered(strategy=self, replica=_OneReplica(self)):
+            return fn(*args, **kwargs)
+
+    def _update(self, variable: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with context.entered(replica=None):
+            return fn(variable, *args, **kwargs)
+
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns a tuple of `value` alone."""
+        return (value,)
+
+    def replicate(self, nest: Any) -> Any:
+        """Returns a copy of the arrays and numbers in `nest` on the coordinator's device."""
+        return default_strategy().replicate(nest)
+
+    # Data.
+
+    def distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None, *, batch_size: int | None = None
+    ) -> Any:
+        """Returns `dataset` itself: each worker makes its own by the function given to `create_per_worker_dataset`."""
+        return default_strategy().distribute_dataset(dataset, options, batch_size=batch_size)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Any:
+        """Returns the dataset that `dataset_fn` makes for the worker that calls this."""
+        return WorkersStrategy(self.cluster.workers).distribute_datasets_from_function(dataset_fn, options)
+
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Returns `value_fn(ValueContext())`."""
+        return value_fn(ValueContext())
+
+    # The end.
+
+    def close(self) -> None:
+        """Ends servers and workers, and the cluster if it is one of this process's own. Variables keep no values."""
+        if self.coordinator is not None:
+            self.coordinator.close()
+        self._ending.close()
+
+    def __enter__(self) -> ParameterServerStrategy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        # In a dataset function that a worker calls, it stands for what the worker can know of it.
+        return WorkersStrategy, (self.cluster.workers,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(workers={self.cluster.workers}, servers={len(self.servers)})"
+
+
+class WorkersStrategy(DefaultStrategy):
+    """What a worker's dataset function sees of the strategy.
+
+    Args:
+        workers: How many workers there are.
+    """
+
+    def __init__(self, workers: int):
+        self._workers = workers
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Any:
+        """Returns the dataset that `dataset_fn` makes for this worker."""
+        del options
+        index = worker_index()
+        if index is None:
+            raise ContextError(
+                "distribute_datasets_from_function was called on the coordinator: workers make their datasets "
+                "themselves. Call it in the function that you give to coordinator.create_per_worker_dataset."
+            )
+        return dataset_fn(InputContext(self._workers, index, 1))
+
+    def __reduce__(self) -> Any:
+        return WorkersStrategy, (self._workers,)
+
+
+class _Elsewhere:
+    """The placement of a strategy whose variables live on servers.
+
+    Args:
+        strategy: The strategy.
+    """
+
+    spans_processes = False
+
+    def __init__(self, strategy: ParameterServerStrategy):
+        self._strategy = weakref.ref(strategy)
+
+    def initialize(self, variable: Any, value: Any) -> None:
+        """Gives a variable a value; a new one gets a home first."""
+        strategy = self._strategy()
+        assert strategy is not None
+        strategy.adopt(variable)
+        variable._value = value
+
+
+class _OneReplica:
+    """The replica context of a scheduled function: replica 0 of 1."""
+
+    num_replicas_in_sync = 1
+    replica_id_in_sync_group = 0
+
+    def __init__(self, strategy: Any):
+        self.strategy = strategy
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The device of the replica."""
+        return self.strategy.devices
+
+    def all_reduce(self, op: Any, value: Any, options: Any = None) -> Any:
+        """Returns `value`."""
+        return default_replica_context().all_reduce(op, value, options)
+
+    def all_gather(self, value: Any, axis: int = 0, options: Any = None) -> Any:
+        """Returns `value`."""
+        return default_replica_context().all_gather(value, axis, options)
+
+    def merge_call(self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Returns `merge_fn(strategy, *args, **kwargs)`."""
+        with context.entered(replica=None):
+            return merge_fn(self.strategy, *args, **(kwargs or {}))
+
+
+def _check_options(partitioner: Any, max_staleness: Any, stall_timeout: Any) -> None:
+    if partitioner is not None and not callable(partitioner):
+        raise ArgumentError(
+            f"`variable_partitioner` is a partitioner such as rx.MinSizePartitioner, got {partitioner!r}."
+        )
+    if max_staleness is not None and (not isinstance(max_staleness, int) or max_staleness < 0):
+        raise ArgumentError(f"`max_staleness` is a number of updates, 0 or more, or None, got {max_staleness!r}.")
+    if not stall_timeout > 0:
+        raise ArgumentError(f"`stall_timeout` is a number of seconds, got {stall_timeout!r}.")

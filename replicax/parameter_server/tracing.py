@@ -1,0 +1,179 @@
+"""From a scheduled function to a step that is cut in two: traced once, on the coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import replicax.context as context
+from replicax.errors import ContextError, VariableError
+from replicax.parameter_server.current import worker_index
+from replicax.parameter_server.messages import Source
+from replicax.program.frames import variable_name
+from replicax.program.jaxprs import inlined
+from replicax.program.lifting import Program
+from replicax.program.nest import Structure
+from replicax.program.split import Assigned, Split
+
+Specs = dict[int, tuple[Any, ...]]  # for each iterator, the ShapeDtypeStructs of a batch's arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """What a worker knows of a nest of arrays that it has: its structure and the arrays' shapes and dtypes."""
+
+    treedef: Any
+    specs: tuple[jax.ShapeDtypeStruct, ...]
+
+    def rebuild(self, leaves: Sequence[Any]) -> Any:
+        """Returns the nest with `leaves`."""
+        return jax.tree_util.tree_unflatten(self.treedef, leaves)
+
+
+class Recorder:
+    """Gives the function that is being traced the values that workers will put in.
+
+    Args:
+        described: For each iterator or resource what it yields; asked for with its kind and number.
+    """
+
+    def __init__(self, described: Callable[[str, int], Described]):
+        self._described = described
+        self.sources: list[Source] = []
+        self.inputs: list[jax.ShapeDtypeStruct] = []
+        self._given: dict[Source, Any] | None = None
+        self._turns: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def playing(self, values: Sequence[Any] | None) -> Iterator[None]:
+        """Traces with `values` for `inputs`; with None it finds out what the inputs are."""
+        self._turns = {}
+        self._given = None if values is None else dict(zip(self.sources, values, strict=True))
+        token = _recorder.set(self)
+        try:
+            yield
+        finally:
+            _recorder.reset(token)
+
+    def batch(self, iterator: int) -> Any:
+        """Returns the next batch of an iterator."""
+        turn = self._turns.get(iterator, 0)
+        self._turns[iterator] = turn + 1
+        return self._nest("batch", iterator, turn)
+
+    def resource(self, number: int) -> Any:
+        """Returns a value that each worker has of its own."""
+        return self._nest("resource", number, 0)
+
+    def worker_index(self) -> Any:
+        """Returns the number of the worker that runs the step."""
+        return self._value(Source("worker"), jax.ShapeDtypeStruct((), jnp.int32))
+
+    def _nest(self, kind: str, number: int, turn: int) -> Any:
+        described = self._described(kind, number)
+        # Without x64 JAX makes 32 bits of 64, on the workers as well.
+        specs = [
+            jax.ShapeDtypeStruct(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype)) for spec in described.specs
+        ]
+        leaves = [self._value(Source(kind, number, i, turn), spec) for i, spec in enumerate(specs)]
+        return described.rebuild(leaves)
+
+    def _value(self, source: Source, spec: jax.ShapeDtypeStruct) -> Any:
+        if self._given is not None:
+            return self._given[source]
+        if source not in self.sources:
+            self.sources.append(source)
+            self.inputs.append(spec)
+        return jnp.zeros(spec.shape, spec.dtype)
+
+
+_recorder: ContextVar[Recorder | None] = ContextVar("replicax_scheduled_function", default=None)
+
+
+def recorder() -> Recorder | None:
+    """Returns the recorder of the scheduled function that is being traced, if one is."""
+    return _recorder.get()
+
+
+class TracedStep:
+    """A scheduled function for arguments of one kind.
+
+    Args:
+        fn: The function.
+        structure: How its `(args, kwargs)` are rebuilt from arrays.
+        arrays: The arrays among its arguments, for their shapes and dtypes.
+        strategy: The strategy.
+        recorder: Knows what the workers' iterators yield.
+
+    Attributes:
+        name: The function's name.
+        split: Its two halves.
+        variables: The variables that it reads, in the order of the program's inputs.
+        written: Those that it assigns, in the order of `split.assigned`.
+        sources: Where the other inputs come from.
+        result: How the result is rebuilt from arrays.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], structure: Structure, arrays: Sequence[Any], strategy: Any, recorder: Recorder
+    ):
+        self.name = getattr(fn, "__name__", "step")
+        own = [jax.ShapeDtypeStruct(jnp.shape(array), jnp.result_type(array)) for array in arrays]
+
+        def call(arguments: Sequence[Any], values: Sequence[Any] | None) -> Any:
+            args, kwargs = structure.rebuild(arguments)
+            with recorder.playing(values):
+                return fn(*args, **kwargs)
+
+        with context.entered(strategy=None), strategy.scope():
+            _lifted(lambda arguments: call(arguments, None), own)
+            program = _lifted(lambda arguments, values: call(arguments, values), own, recorder.inputs)
+        jitted, updated, others = program.parts()
+        self.variables, self.written, self.result = [*updated, *others], program.written, program.result
+        self.sources = [*(Source("argument", i) for i in range(len(own))), *recorder.sources]
+        specs = [_spec(variable) for variable in self.variables]
+        inputs = [*specs[: len(updated)], *specs[len(updated) :], *own, *recorder.inputs]
+        traced = jax.make_jaxpr(jitted)(specs[: len(updated)], specs[len(updated) :], [], [*own, *recorder.inputs])
+        position = {id(variable): i for i, variable in enumerate(self.variables)}
+        assigned = [Assigned(i, position.get(id(variable))) for i, variable in enumerate(self.written)]
+        self.split = Split(inlined(traced, inputs), range(len(self.variables)), assigned)
+
+
+def _lifted(fn: Callable[..., Any], *arguments: list[Any]) -> Program:
+    """Returns a function of lists of arrays as a program."""
+    leaves, treedef = jax.tree_util.tree_flatten((arguments, {}))
+    return Program(lambda: fn, Structure(treedef, (), len(leaves)), leaves, [False] * len(leaves), None)
+
+
+def _spec(variable: Any) -> jax.ShapeDtypeStruct:
+    value = variable._value
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        raise VariableError(
+            f"Variable {variable_name(variable)!r} holds random keys, which servers cannot keep. Keep jax.random."
+            "key_data of it, and wrap that again in the function."
+        )
+    return jax.ShapeDtypeStruct(value.shape, value.dtype)
+
+
+def current_worker_index() -> Any:
+    """Returns the number of the worker that runs this: an int32 scalar in a scheduled function, an int in one that
+    makes a dataset or resource.
+
+    Raises:
+        ContextError: Neither runs.
+    """
+    if recorder() is not None:
+        return recorder().worker_index()  # type: ignore[union-attr]
+    index = worker_index()
+    if index is None:
+        raise ContextError(
+            "The index of a worker was asked for on the coordinator. Ask inside a function that is scheduled, or that "
+            "makes a dataset or resource for each worker."
+        )
+    return index

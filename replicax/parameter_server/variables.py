@@ -1,0 +1,158 @@
+"""Variables whose values live on servers: reading one fetches it, assigning one sends it.
+
+A variable made in the scope of a `ParameterServerStrategy`, Keras's or ours, gets a class that derives from its own and
+keeps the value elsewhere. Everything that reads or assigns variables (optimizers, saving, checkpoints, callbacks) works
+as always.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import replicax.context as context
+from replicax.errors import VariableError
+from replicax.parameter_server.messages import Piece
+from replicax.parameter_server.partition import shard_bounds
+from replicax.program.frames import variable_name, variable_shape
+
+_KEPT_BYTES = 1 << 20  # Larger values are not kept by the coordinator once the servers have them.
+
+
+class Home:
+    """Where a variable is: which servers have its parts, and what this process knows of its value.
+
+    Attributes:
+        number: The variable's number.
+        servers: For each part the server that has it; empty while only this process has the value.
+        copies: Whether every server has a copy of the whole, which each updates for itself (a counter, say).
+        bounds: First row and end of each part.
+        changed: Whether the value was assigned here and the servers do not know yet.
+    """
+
+    def __init__(self, number: int, store: Any):
+        self.number = number
+        self.servers: tuple[int, ...] = ()
+        self.copies = False
+        self.bounds: tuple[tuple[int, int] | None, ...] = (None,)
+        self.changed = True
+        self._store, self._value, self._age = store, None, -1
+        self._lock = threading.RLock()
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The parts of the variable, in order."""
+        return tuple(Piece(self.number, shard) for shard in range(len(self.bounds)))
+
+    def cut(self, rows: int, parts: int) -> None:
+        """Cuts the variable into parts, before it is placed."""
+        self.bounds = tuple(shard_bounds(rows, parts)) if parts > 1 else (None,)
+
+    def read(self) -> Any:
+        """Returns the newest value."""
+        with self._lock:
+            # What is traced needs no numbers, only a shape and a dtype.
+            if self.changed or context.current().frame is not None or not self.servers:
+                return self._value
+            if self._age != self._store.age or isinstance(self._value, jax.ShapeDtypeStruct):
+                age, value = self._store.age, jnp.asarray(self.fetch())
+                self._keep(value, age)
+                return value
+            return self._value
+
+    def fetch(self) -> np.ndarray:
+        """Returns the newest value from the servers."""
+        servers = self.servers[:1] if self.copies else self.servers
+        parts = self._store.fetch(list(zip(servers, self.pieces, strict=True)))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def write(self, value: Any) -> None:
+        """Makes `value` the newest value; servers get it before the next step."""
+        with self._lock:
+            self._value, self.changed = value, value is not None
+
+    def sent(self) -> None:
+        """Notes that the servers have the value of this process."""
+        with self._lock:
+            self.changed = False
+            self._keep(self._value, self._store.age)
+
+    def forget_servers(self, lost: Sequence[int]) -> None:
+        """Notes that servers have begun anew: those have to be told the value again."""
+        with self._lock:
+            if any(server in lost for server in self.servers):
+                self.changed = True
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the servers must be told a value that this process does not have."""
+        return self.changed and isinstance(self._value, jax.ShapeDtypeStruct)
+
+    def _keep(self, value: Any, age: int) -> None:
+        large = (
+            value.size * value.dtype.itemsize > _KEPT_BYTES
+            if not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+            else False
+        )
+        self._value = jax.ShapeDtypeStruct(value.shape, value.dtype) if large else value
+        self._age = age
+
+    def parts(self) -> list[np.ndarray]:
+        """Returns the parts of this process's value."""
+        whole = np.asarray(self._value)
+        return [whole if bounds is None else whole[slice(*bounds)] for bounds in self.bounds]
+
+
+class _Elsewhere:
+    """Makes `_value`, which Keras's variables and ours keep their array in, a matter of servers."""
+
+    _replicax_home: Home
+
+    @property
+    def _value(self) -> Any:
+        home = self.__dict__.get("_replicax_home")
+        return None if home is None else home.read()
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        self._replicax_home.write(value)
+
+
+@functools.cache
+def _class_elsewhere(own: type) -> type:
+    return type(own.__name__, (_Elsewhere, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
+
+
+def move_elsewhere(variable: Any, home: Home) -> None:
+    """Lets a variable's value live on servers from now on."""
+    value = variable.__dict__.pop("_value", None)
+    variable.__class__ = _class_elsewhere(type(variable))
+    variable._replicax_home = home
+    home.write(value)
+
+
+def home_of(variable: Any) -> Home:
+    """Returns where a variable lives.
+
+    Raises:
+        VariableError: It was not made in the strategy's scope.
+    """
+    home = variable.__dict__.get("_replicax_home")
+    if home is None:
+        raise VariableError(
+            f"Variable {variable_name(variable)!r} was not made in the scope of the ParameterServerStrategy, so no "
+            "server has it. Create models, optimizers, metrics and variables inside `with strategy.scope():`."
+        )
+    return home
+
+
+def variable_bytes(variable: Any) -> int:
+    """Returns the size of a variable's value in bytes."""
+    return math.prod(variable_shape(variable)) * jnp.dtype(variable.dtype).itemsize

@@ -1,0 +1,244 @@
+"""A worker: takes steps, pulls variables, computes, and pushes what the servers need. It knows no user code."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from replicax.parameter_server.messages import Done, OtherBatch, ServerLost, SetUp, Source, Step, WorkerProgram
+from replicax.parameter_server.server import identity, take_over
+from replicax.parameter_server.worker_cache import Cache
+from replicax.parameter_server.worker_data import WorkerData
+from replicax.parameter_server.worker_program import Loaded
+
+
+class Worker:
+    """The state of one worker. Two steps may be in it at once: one computes while the other one's push is under way.
+
+    Args:
+        index: Number of the worker.
+        servers: Handles of the servers' actors.
+        settings: Settings of JAX that the coordinator has.
+    """
+
+    def __init__(self, index: int, servers: Sequence[Any], settings: Mapping[str, Any]):
+        take_over(settings)
+        self._index = index
+        self._servers = _Servers(servers)
+        self._data = WorkerData(index)
+        self._programs: dict[int, Loaded] = {}
+        self._cache = Cache()
+        self._computing = threading.Lock()
+        self._set_up = _Progress()
+        self._tasks = {
+            "program": self._load,
+            "dataset": self._make_dataset,
+            "iterator": self._make_iterator,
+            "resource": self._make_resource,
+            "servers": self._use_servers,
+            "drop": self._drop,
+        }
+
+    # Before steps.
+
+    def set_up(self, number: int, task: SetUp) -> None:
+        """Does one of the things that steps rely on, in the order of their numbers.
+
+        Args:
+            number: Its number, from 0.
+            task: What to do. If it fails, the error is raised by every step that needs it.
+        """
+        with self._set_up.turn(number):
+            try:
+                self._tasks[task.kind](*task.args)
+            except Exception as error:
+                if task.provides is None:
+                    raise
+                self._set_up.failures[task.provides] = error
+
+    def _load(self, program: WorkerProgram) -> None:
+        self._programs[program.number] = Loaded(program)
+
+    def _make_dataset(self, number: int, pickled: bytes) -> None:
+        self._data.make_dataset(number, _unpickled(pickled))
+
+    def _make_iterator(self, number: int, dataset: int) -> None:
+        self._set_up.check(dataset)
+        self._data.make_iterator(number, dataset)
+
+    def _make_resource(self, number: int, pickled: bytes) -> None:
+        self._data.make_resource(number, _unpickled(pickled))
+
+    def _use_servers(self, servers: Sequence[Any]) -> None:
+        self._servers, self._cache = _Servers(servers), Cache()
+
+    def _drop(self, *numbers: int) -> None:
+        self._data.drop(list(numbers))
+
+    def structure(self, kind: str, number: int, set_up: int) -> tuple[Any, Any]:
+        """Returns the structure, shapes and dtypes of the next batch of an iterator, or of a resource."""
+        self._set_up.wait_for(set_up)
+        self._set_up.check(number)
+        return self._data.structure(kind, number)
+
+    def resource(self, number: int, set_up: int) -> list[np.ndarray]:
+        """Returns the arrays of a resource."""
+        self._set_up.wait_for(set_up)
+        self._set_up.check(number)
+        return self._data.resource(number)
+
+    def identity(self) -> tuple[str, int, str]:
+        """Returns the Ray node, the process, and the kind of device that this worker computes on."""
+        import jax
+
+        return (*identity(), jax.default_backend())
+
+    # Steps.
+
+    def run(self, step: Step) -> Done | OtherBatch | ServerLost:
+        """Makes a step: pull, compute, push."""
+        self._set_up.wait_for(step.set_up)
+        loaded = self._programs[step.program]
+        clock = _Clock()
+        with self._computing:
+            inputs = self._inputs(loaded.program, step)
+            clock.note("input")
+            if isinstance(inputs, OtherBatch):
+                return inputs
+            try:
+                versions, pulled = self._pull(loaded, step)
+                clock.note("pull")
+                results, sent = loaded(self._cache.values(loaded.program), inputs)
+            except self._servers.lost as error:
+                return ServerLost(str(error))
+            self._data.take(loaded.program.turns())
+            clock.note("compute")
+        try:
+            behind, pushed, back = self._push(loaded, step, sent, versions)
+        except self._servers.lost as error:
+            return ServerLost(str(error))
+        clock.note("push")
+        return Done(results, self._cache.known(), behind, clock.seconds, pulled + back, pushed)
+
+    def _inputs(self, program: WorkerProgram, step: Step) -> list[Any] | OtherBatch:
+        """Returns the inputs of a program; the batches among them are not taken yet, for the step may have to be
+        tried again."""
+        batches: dict[tuple[int, int], list[np.ndarray]] = {}
+        for source in program.inputs:
+            if source.kind in ("batch", "resource"):
+                self._set_up.check(source.number)
+            if source.kind == "batch" and (source.number, source.turn) not in batches:
+                batches[source.number, source.turn] = self._data.batch(source.number, source.turn)
+        for (iterator, _), arrays in batches.items():
+            specs = tuple((array.shape, array.dtype) for array in arrays)
+            if specs != program.specs[iterator]:
+                return OtherBatch(iterator)
+        return [self._input(source, step, batches) for source in program.inputs]
+
+    def _input(self, source: Source, step: Step, batches: dict[tuple[int, int], list[np.ndarray]]) -> Any:
+        if source.kind == "batch":
+            return batches[source.number, source.turn][source.leaf]
+        if source.kind == "argument":
+            return step.arrays[source.number]
+        if source.kind == "resource":
+            return self._data.resource(source.number)[source.leaf]
+        return np.int32(self._index)
+
+    def _pull(self, loaded: Loaded, step: Step) -> tuple[dict[int, int], int]:
+        """Sees to it that the variables are there; returns the servers' versions and how many bytes have come."""
+        pulls = {}
+        for server, pieces in loaded.wanted.items():
+            if step.pull or not self._cache.has(server, pieces, step.at_least[server]):
+                pulls[server] = (pieces, self._cache.version_of(server, pieces))
+        replies = self._servers.call("get", pulls)
+        return self._cache.store_all(replies), sum(reply.nbytes for reply in replies.values())
+
+    def _push(
+        self, loaded: Loaded, step: Step, sent: list[np.ndarray], versions: dict[int, int]
+    ) -> tuple[dict[int, int], int, int]:
+        pushes, pushed = {}, 0
+        for server, parts in loaded.program.sends.items():
+            arrays = [sent[p.result] if p.bounds is None else sent[p.result][slice(*p.bounds)] for p in parts]
+            pushed += sum(array.nbytes for array in arrays)
+            wanted = loaded.wanted.get(server, ()) if step.ahead else None
+            pushes[server] = (step.program, step.number, versions.get(server, 0), arrays, wanted)
+        replies = self._servers.call("push", pushes)
+        self._cache.store_all(replies)
+        behind = {server: reply.behind for server, reply in replies.items() if not reply.repeated}
+        return behind, pushed, sum(reply.nbytes for reply in replies.values())
+
+
+class _Servers:
+    """Calls of the servers' actors."""
+
+    def __init__(self, handles: Sequence[Any]):
+        import ray
+
+        self._handles, self._get = list(handles), ray.get
+        self.lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
+
+    def call(self, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Calls a method of several servers at once; returns what they answer."""
+        calls = [getattr(self._handles[server], method).remote(*args) for server, args in arguments.items()]
+        return dict(zip(arguments, self._get(calls), strict=True))
+
+
+class _Progress:
+    """How far a worker has been set up, and what has failed in that."""
+
+    def __init__(self) -> None:
+        self.failures: dict[int, Exception] = {}
+        self._done = 0
+        self._changed = threading.Condition()
+
+    def turn(self, number: int) -> _Turn:
+        return _Turn(self, number)
+
+    def wait_for(self, count: int) -> None:
+        """Waits until the first `count` things are done; each of them is on its way already."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done >= count)
+
+    def end(self) -> None:
+        with self._changed:
+            self._done += 1
+            self._changed.notify_all()
+
+    def check(self, number: int) -> None:
+        """Raises the error with which a dataset or resource could not be made."""
+        if number in self.failures:
+            raise self.failures[number]
+
+
+class _Turn:
+    def __init__(self, progress: _Progress, number: int):
+        self._progress, self._number = progress, number
+
+    def __enter__(self) -> None:
+        self._progress.wait_for(self._number)
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.end()
+
+
+def _unpickled(pickled: bytes) -> Any:
+    import ray.cloudpickle
+
+    return ray.cloudpickle.loads(pickled)
+
+
+class _Clock:
+    """Notes what time goes into."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def note(self, what: str) -> None:
+        now = time.perf_counter()
+        self.seconds[what] = now - self._last
+        self._last = now
