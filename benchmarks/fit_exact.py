@@ -422,6 +422,7 @@ def made(make: Callable[[], Case]) -> Case:
 STRATEGIES: dict[str, Callable[[list[str]], rx.Strategy]] = {
     "mirrored": rx.MirroredStrategy,
     "fully_sharded": lambda devices: rx.FullyShardedStrategy(devices, min_size=0),
+    "central_storage": lambda devices: rx.CentralStorageStrategy(devices, "cpu:0"),
 }
 
 

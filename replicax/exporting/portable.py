@@ -9,7 +9,7 @@ import jax
 from jax.extend import core as jex_core
 
 from replicax.errors import ExportError
-from replicax.program.jaxprs import CALLS, bind, read
+from replicax.program.jaxprs import CALLS, bind, read, traced_anew
 
 _PLACEMENT = {"sharding_constraint", "reshard"}
 # What is computed again to save memory can as well be written out too: nobody will differentiate it.
@@ -50,14 +50,6 @@ def _apply(equation: Any, inputs: list[Any]) -> Sequence[Any]:
         )
     if primitive.name in _CALLS:
         return _evaluate(equation.params[_CALLS[primitive.name]], inputs)
-    return bind(equation, inputs, **{name: _inner(value) for name, value in equation.params.items()})
-
-
-def _inner(parameter: Any) -> Any:
-    """Returns a parameter of an equation with the programs in it (a loop's body, a condition's branches) rewritten."""
-    if isinstance(parameter, jex_core.ClosedJaxpr):
-        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in parameter.in_avals]
-        return jax.make_jaxpr(without_placement(parameter))(*shapes)
-    if isinstance(parameter, tuple) and any(isinstance(part, jex_core.ClosedJaxpr) for part in parameter):
-        return tuple(_inner(part) for part in parameter)
-    return parameter
+    params = {name: traced_anew(value, without_placement) for name, value in equation.params.items()}
+    with equation.ctx.manager:
+        return bind(equation, inputs, **params)

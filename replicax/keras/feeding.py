@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction
 from replicax.data.placement import owned_copy
@@ -26,14 +26,25 @@ class Feed:
     sees no padding.
 
     Args:
-        strategy: The strategy; batches are cut over the axis `"replica"` of its mesh.
+        replicas: Number of replicas.
+        cut: Where batches go whose rows divide.
+        whole: Where others go.
     """
 
-    def __init__(self, strategy: Any):
-        self._replicas = strategy.num_replicas_in_sync
+    def __init__(self, replicas: int, cut: Sharding, whole: Sharding):
+        self._replicas, self._cut, self._whole = replicas, cut, whole
+
+    @classmethod
+    def over(cls, strategy: Any) -> Feed:
+        """Returns a feed that cuts batches over the axis `"replica"` of a strategy's mesh."""
         mesh = strategy.mesh
-        self._cut = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
-        self._whole = NamedSharding(mesh, PartitionSpec())
+        cut, whole = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS)), NamedSharding(mesh, PartitionSpec())
+        return cls(strategy.num_replicas_in_sync, cut, whole)
+
+    @classmethod
+    def at(cls, home: Sharding) -> Feed:
+        """Returns a feed that puts whole batches in one place."""
+        return cls(1, home, home)
 
     def placed(self, data: Any) -> Any:
         """Returns the batch `data`, a nest of arrays with rows first (or None), on the devices.
@@ -56,7 +67,7 @@ class Feed:
             return [put(array, sharding) for array, sharding in zip(arrays, shardings, strict=True)]
         return jax.device_put(arrays, shardings)
 
-    def _sharding(self, array: Any) -> NamedSharding:
+    def _sharding(self, array: Any) -> Sharding:
         divides = np.ndim(array) > 0 and array.shape[0] % self._replicas == 0
         return self._cut if divides else self._whole
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.health as health
+from replicax.keras.cutting import CutStep
 from replicax.keras.feeding import Feed
 from replicax.program.buffers import holders
 from replicax.program.keras_state import owner_of
@@ -34,7 +35,6 @@ class StepFunctions:
 
     def __init__(self, model: Any, strategy: Any, count_step: Callable[[], None]):
         self._model, self._strategy, self._count_step = model, strategy, count_step
-        self._feed = Feed(strategy)
 
     def train(self) -> Callable[[Any, Iterator[Any]], Any]:
         """Returns the function that makes `steps_per_execution` training steps."""
@@ -76,12 +76,7 @@ class StepFunctions:
             for i, group in enumerate(groups)
         )
         placed = _PlacedState(self._strategy, groups, shardings)
-        run = self._feed.constrained(step)
-        if not self._model.run_eagerly and self._model.jit_compile:
-            # Where some devices belong to other processes, each of these must be able to read the results.
-            outputs = self._strategy.placement.result_sharding(self._strategy.num_replicas_in_sync)
-            run = jax.jit(run, donate_argnums=0, out_shardings=(outputs, shardings))
-
+        feed, run = self._compiled(step, groups, shardings, trains=optimizer_group is not None)
         calls = health.Calls(getattr(step, "__name__", "step"), self._strategy.placement.spans_processes)
 
         def one_step(state: Any, iterator: Iterator[Any]) -> Any:
@@ -89,7 +84,7 @@ class StepFunctions:
                 with health.phase(health.FIRST_BATCH if calls.is_new else health.INPUT):
                     data = next(iterator)
                 with calls.one() as call:
-                    outputs, state = _called(run, placed(state), self._feed.placed(data), call)
+                    outputs, state = _called(run, placed(state), feed.placed(data), call)
             except BaseException:
                 _give_back(state, groups)
                 raise
@@ -99,6 +94,24 @@ class StepFunctions:
 
         # Keras knows how to repeat a step `steps_per_execution` times and to join what predictions return.
         return _repeated(one_step, self._model.steps_per_execution, joins_outputs)
+
+    def _compiled(
+        self, step: Callable[..., Any], groups: list[Any], shardings: Any, trains: bool
+    ) -> tuple[Feed, Callable[..., Any]]:
+        """Returns the step as it is run, and what places the batches for it."""
+        model, strategy = self._model, self._strategy
+        is_compiled = not model.run_eagerly and model.jit_compile
+        if strategy.cuts_steps and not is_compiled:
+            return Feed.at(strategy.placement.home), step  # Nothing that is not traced can be cut.
+        feed = Feed.over(strategy)
+        run = feed.constrained(step)
+        if strategy.cuts_steps:
+            return feed, CutStep(run, groups, strategy, model.optimizer if trains else None)
+        if is_compiled:
+            # Where some devices belong to other processes, each of these must be able to read the results.
+            outputs = strategy.placement.result_sharding(strategy.num_replicas_in_sync)
+            run = jax.jit(run, donate_argnums=0, out_shardings=(outputs, shardings))
+        return feed, run
 
 
 def _called(run: Callable[..., Any], state: Any, data: Any, call: health.Call | None) -> Any:

@@ -95,6 +95,8 @@ class StepPrograms:
             raise ArgumentError(f"`fn` is a function, best an rx.function, got {type(fn).__name__}: {fn!r:.100}.")
         if enclosing_program() is not None:
             raise ContextError("schedule() was called in a function that is being traced. Call it outside.")
+        if not isinstance(args, (list, tuple, type(None))):
+            raise ArgumentError(f"`args` is a list or tuple of arguments, got {type(args).__name__}. One: args=(x,).")
         check_arguments((args, kwargs))
         fn = fn.python_function if isinstance(fn, Function) else fn
         arrays, structure = take_apart_inputs((tuple(args or ()), dict(kwargs or {})))
@@ -143,7 +145,8 @@ class StepPrograms:
             raise _ToCopyError(to_copy)
         self._strategy.places.place_for(traced)
         specs = {number: tuple((s.shape, s.dtype) for s in described.specs) for number, described in used.items()}
-        programs = make_programs(next(self._numbers), traced, specs, sorted(self._workers.platforms))
+        platforms = sorted(self._workers.platforms)
+        programs = make_programs(next(self._numbers), traced, specs, platforms, self._strategy.lazy_rows)
         self._strategy.servers.load(programs.servers)
         told = self._workers.tell(SetUp("program", (programs.worker,)))
         return LoadedStep(programs.worker.number, traced, told)

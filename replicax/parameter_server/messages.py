@@ -43,10 +43,13 @@ class Sent(NamedTuple):
     Attributes:
         result: Number of the value among those that the worker sends.
         bounds: First row and end, None for all of it.
+        table: Number of the table whose rows these are: only those that were looked up are sent, with their numbers.
+            None for other values.
     """
 
     result: int
     bounds: tuple[int, int] | None = None
+    table: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,31 @@ class Pulled:
 
     servers: tuple[int, ...]
     pieces: tuple[Piece, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PulledRows:
+    """A table of whose rows a worker's program reads those that a batch needs.
+
+    Attributes:
+        servers: For each part, the server that has it.
+        pieces: The parts, in order.
+        bounds: First row and end of each part.
+        shape: Shape of the table.
+        dtype: Its dtype.
+        capacity: How many different rows a batch needs at most.
+        indices: Which of the index arrays look up in it.
+        clips: For each of them, whether it is clipped to the rows there are.
+    """
+
+    servers: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    bounds: tuple[tuple[int, int], ...]
+    shape: tuple[int, ...]
+    dtype: Any
+    capacity: int
+    indices: tuple[int, ...]
+    clips: tuple[bool, ...]
 
 
 class Source(NamedTuple):
@@ -85,8 +113,10 @@ class WorkerProgram:
     Attributes:
         number: The program's number, the same on all workers and servers.
         name: The function's name, for messages.
-        code: StableHLO of `(variables, inputs) -> (results, sent)`, serialised by `jax.export`.
+        code: StableHLO of `(variables, rows, positions, inputs) -> (results, sent)`, serialised by `jax.export`.
         variables: What to pull.
+        tables: What to pull rows of.
+        index_code: StableHLO of `inputs -> index arrays`; None without tables.
         inputs: Where the inputs come from.
         specs: For each iterator, the shapes and dtypes of the batches' arrays that it is made for.
         sends: For each server that has to do with it, what to send there.
@@ -96,6 +126,8 @@ class WorkerProgram:
     name: str
     code: bytes
     variables: tuple[Pulled, ...]
+    tables: tuple[PulledRows, ...]
+    index_code: bytes | None
     inputs: tuple[Source, ...]
     specs: dict[int, tuple[Any, ...]]
     sends: dict[int, tuple[Sent, ...]]
@@ -153,19 +185,21 @@ class Reply:
     Attributes:
         version: How many pushes it has applied.
         values: The pieces asked for; None if they are those of the version that the worker has.
+        rows: The rows asked for.
         behind: How many pushes it had applied since the worker pulled, when this one came.
         repeated: Whether it had this step already.
     """
 
     version: int
     values: dict[Piece, np.ndarray] | None
+    rows: tuple[np.ndarray, ...] = ()
     behind: int = 0
     repeated: bool = False
 
     @property
     def nbytes(self) -> int:
         """Size of the values in bytes."""
-        return sum(value.nbytes for value in (self.values or {}).values())
+        return sum(array.nbytes for array in [*(self.values or {}).values(), *self.rows])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,6 +108,7 @@ class MaxSizePartitioner(Partitioner):
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
         """Returns the number of parts along each dimension."""
+        _check_rank(shape)
         rows = shape[axis]
         row_bytes = math.prod(shape) // max(rows, 1) * _entry_bytes(dtype, self._bytes_per_string)
         rows_per_shard = max(1, self._max_shard_bytes // max(row_bytes, 1))
@@ -136,21 +137,32 @@ def count_shards(partitioner: Any, shape: Sequence[int], dtype: Any, name: str) 
     if partitioner is None or not shape:
         return 1
     parts = partitioner(shape=tuple(shape), dtype=np.dtype(dtype))
-    counts = list(parts) if isinstance(parts, (list, tuple)) else None
-    if counts is None or len(counts) != len(shape) or counts[0] < 1 or any(count != 1 for count in counts[1:]):
+    if not _cuts_rows_only(parts, len(shape)):
+        form = ", ".join(["n", *["1"] * (len(shape) - 1)])
         raise VariableError(
-            f"The partitioner returned {parts!r} for variable {name!r} of shape {tuple(shape)}; a variable is cut along "
-            f"its first dimension only, so that must be {[1] * len(shape)} or, with n parts, {['n', *[1] * (len(shape) - 1)]}."
+            f"The partitioner returned {parts!r} for variable {name!r} of shape {tuple(shape)}. A variable is cut "
+            f"along its first dimension only: return [{form}] for n parts, n = 1 to leave it whole."
         )
-    return max(1, min(int(counts[0]), shape[0]))
+    return max(1, min(int(parts[0]), shape[0]))
+
+
+def _cuts_rows_only(parts: Any, rank: int) -> bool:
+    if not isinstance(parts, (list, tuple)) or len(parts) != rank:
+        return False
+    whole_numbers = all(isinstance(count, (int, np.integer)) for count in parts)
+    return whole_numbers and parts[0] >= 1 and all(count == 1 for count in parts[1:])
 
 
 def _parts(shape: Sequence[int], axis: int, wanted: int) -> list[int]:
-    if not shape:
-        raise ArgumentError("A scalar has no dimension along which it could be cut.")
+    _check_rank(shape)
     parts = [1] * len(shape)
     parts[axis] = min(wanted, max(shape[axis], 1))
     return parts
+
+
+def _check_rank(shape: Sequence[int]) -> None:
+    if not len(shape):
+        raise ArgumentError("A scalar has no dimension along which it could be cut.")
 
 
 def _entry_bytes(dtype: Any, bytes_per_string: int) -> int:

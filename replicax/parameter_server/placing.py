@@ -7,6 +7,7 @@ learning rate) has a copy on each server. Everything else goes, largest first, w
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -34,16 +35,31 @@ class Places:
     def __init__(self, servers: int, choose: Choice | None = None):
         self.bytes = [0] * servers
         self._choose = choose
+        self._written: set[int] = set()  # numbers of the variables that steps update
 
     def to_copy(self, step: TracedStep) -> list[Any]:
-        """Returns the variables of a step that every server needs a copy of, and that are on one server only."""
-        return [v for v in self._copied(step).values() if home_of(v).servers and not home_of(v).copies]
+        """Returns the variables of a step that every server needs a copy of, and that are on one server only.
+
+        Raises:
+            ProgramError: An earlier step updates such a variable, on one server.
+        """
+        if len(self.bytes) == 1:
+            return []
+        found = [v for v in _copied(step).values() if home_of(v).servers and not home_of(v).copies]
+        if updated := [variable_name(v) for v in found if home_of(v).number in self._written]:
+            raise ProgramError(
+                f"{step.name!r} needs {updated[:6]} on every server, but a function that was scheduled before updates "
+                "them on one. Schedule the training step first."
+            )
+        return found
 
     def copy(self, variable: Any) -> None:
         """Gives a variable a copy on each server."""
         home = home_of(variable)
-        home.servers, home.copies, home.bounds = tuple(range(len(self.bytes))), True, (None,)
-        self.bytes = [held + variable_bytes(variable) for held in self.bytes]
+        for server in range(len(self.bytes)):
+            if server not in home.servers:
+                self.bytes[server] += variable_bytes(variable)
+        home.servers, home.copies = tuple(range(len(self.bytes))), True
 
     def place_for(self, step: TracedStep) -> None:
         """Places the variables of a step that are not placed yet.
@@ -51,24 +67,24 @@ class Places:
         Raises:
             ProgramError: Variables on different servers are updated by each other.
         """
-        copied = self._copied(step)
+        copied = _copied(step)
         for variable in copied.values():
             if not home_of(variable).copies:
                 self.copy(variable)
         for group in sorted(_groups(step, copied), key=_group_bytes, reverse=True):
             self._place_group(group)
+        self._written |= {home_of(variable).number for variable in step.written}
 
     def place(self, variables: Iterable[Any]) -> None:
         """Places variables that no step updates so far."""
         for variable in variables:
             self._place_group([variable])
 
-    def _copied(self, step: TracedStep) -> dict[int, Any]:
-        return _copied(step) if len(self.bytes) > 1 else {}
-
     def _place_group(self, group: Sequence[Any]) -> None:
         homes = [home_of(variable) for variable in group]
         parts = max(len(home.bounds) for home in homes)
+        if parts > 1:
+            self._check_cut_alike(group)
         found = {home.servers for home in homes if home.servers}
         if len(found) > 1:
             raise ProgramError(
@@ -83,11 +99,22 @@ class Places:
                 for server in servers:
                     self.bytes[server] += variable_bytes(variable) // parts
 
+    def _check_cut_alike(self, group: Sequence[Any]) -> None:
+        cuts = {home_of(variable).bounds: variable_name(variable) for variable in group}
+        if len(cuts) > 1:
+            parts = ", ".join(f"{name!r} in {len(bounds)}" for bounds, name in cuts.items())
+            raise ProgramError(
+                f"The updates of some variables need each other, but they are cut into different parts over the "
+                f"servers: {parts}. A server updates its own rows of a variable from the same rows of the others: make "
+                "a `variable_partitioner` that cuts all of them alike, or returns 1 for them, or choose another "
+                "optimizer."
+            )
+
     def _chosen(self, group: Sequence[Any], parts: int) -> tuple[int, ...]:
         for variable in group if self._choose is not None else ():
             server = self._choose(variable)  # type: ignore[misc]
             if server is not None:
-                if not isinstance(server, int) or not 0 <= server < len(self.bytes):
+                if not _is_index(server, len(self.bytes)):
                     raise ArgumentError(
                         f"`variable_placement` returned {server!r} for {variable_name(variable)!r}; there are "
                         f"{len(self.bytes)} servers, numbered from 0."
@@ -95,6 +122,13 @@ class Places:
                 return tuple((server + i) % len(self.bytes) for i in range(parts))
         first = self.bytes.index(min(self.bytes))
         return tuple((first + i) % len(self.bytes) for i in range(parts))
+
+
+def _is_index(value: Any, count: int) -> bool:
+    try:
+        return not isinstance(value, bool) and 0 <= operator.index(value) < count
+    except TypeError:
+        return False
 
 
 def _copied(step: TracedStep) -> dict[int, Any]:
@@ -106,11 +140,11 @@ def _copied(step: TracedStep) -> dict[int, Any]:
         part = step.split.part([i])
         reads = [step.variables[j] for j in part.inputs]
         read_by_others |= {id(read) for read in reads if read is not variable}
-        if not part.sent and variable_bytes(variable) <= _SMALL_BYTES:
+        if not part.sent and _may_be_copied(variable):
             own[id(variable)] = (variable, reads)
     clocks = {key: variable for key, (variable, _) in own.items()}
     for read in (step.variables[i] for i in step.split.server_inputs):
-        if id(read) not in served and variable_bytes(read) <= _SMALL_BYTES:
+        if id(read) not in served and _may_be_copied(read):
             clocks[id(read)] = read
     changed = True
     while changed:  # A clock goes by other clocks only.
@@ -119,6 +153,10 @@ def _copied(step: TracedStep) -> dict[int, Any]:
             del clocks[key]
         changed = bool(stuck)
     return {key: variable for key, variable in clocks.items() if key in read_by_others}
+
+
+def _may_be_copied(variable: Any) -> bool:
+    return variable_bytes(variable) <= _SMALL_BYTES and len(home_of(variable).bounds) == 1
 
 
 def _groups(step: TracedStep, copied: dict[int, Any]) -> list[list[Any]]:

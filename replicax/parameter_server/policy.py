@@ -27,7 +27,6 @@ class Ledger:
         self._ready: set[int] = set()
         self._crossed: dict[int, int] = {}  # for each step under way, how many others may be applied before it
         self._next = 0
-        self.paused = False
 
     @property
     def queued(self) -> int:
@@ -68,7 +67,7 @@ class Ledger:
     def assignments(self) -> list[tuple[int, Any]]:
         """Hands out steps: the oldest first, to the workers that have least; returns who gets which."""
         given = []
-        while self._queue and not self.paused and self._may_begin():
+        while self._queue and self._may_begin():
             free = [worker for worker in sorted(self._ready) if len(self._held[worker]) < self._depth]
             if not free:
                 break

@@ -13,74 +13,17 @@ from typing import Any
 from replicax.errors import ProgramError
 from replicax.program.jaxprs import bind, is_literal, read
 
-_BY_ELEMENT = frozenset(
-    [
-        "abs",
-        "acos",
-        "acosh",
-        "add",
-        "add_any",
-        "and",
-        "asin",
-        "asinh",
-        "atan",
-        "atan2",
-        "atanh",
-        "cbrt",
-        "ceil",
-        "clamp",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "cos",
-        "cosh",
-        "div",
-        "eq",
-        "erf",
-        "erf_inv",
-        "exp",
-        "exp2",
-        "expm1",
-        "floor",
-        "ge",
-        "gt",
-        "integer_pow",
-        "is_finite",
-        "le",
-        "lgamma",
-        "log",
-        "log1p",
-        "logistic",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "name",
-        "ne",
-        "neg",
-        "nextafter",
-        "not",
-        "or",
-        "pow",
-        "real",
-        "reduce_precision",
-        "rem",
-        "round",
-        "rsqrt",
-        "select_n",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "stop_gradient",
-        "sub",
-        "tan",
-        "tanh",
-        "xor",
-    ]
+BY_ELEMENT = frozenset([
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil",
+    "clamp", "convert_element_type", "copy", "copy_p", "cos", "cosh", "div", "eq", "erf", "erf_inv", "erfc",
+    "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p",
+    "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "or", "pow", "real",
+    "reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt", "square",
+    "stop_gradient", "sub", "tan", "tanh", "xor",
+])  # fmt: skip
+_BY_ROW = frozenset(
+    ["argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"]
 )
-_BY_ROW = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod"])
 
 
 class NotByRowsError(ProgramError):
@@ -118,11 +61,11 @@ def _adapted(equation: Any, touched: Sequence[bool], full: int, rows: int) -> tu
         if any(tuple(out.aval.shape[:1]) == (full,) for out in equation.outvars) and not equation.invars:
             raise _refused(equation)
         return {}, False
-    if name in _BY_ELEMENT and _all_have_rows(equation, touched):
+    if name in BY_ELEMENT and _all_have_rows(equation, touched):
         return {}, True
     if name in _BY_ROW and 0 not in params["axes"]:
         return {}, True
-    if name == "reshape" and params["new_sizes"][0] == full and not params["dimensions"]:
+    if name == "reshape" and params["new_sizes"][:1] == (full,) and not params["dimensions"]:
         return {"new_sizes": (rows, *params["new_sizes"][1:])}, True
     if name == "squeeze" and 0 not in params["dimensions"]:
         return {}, True

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import queue
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from replicax.errors import CancelledError, ParameterServerLost, WorkerLostError
+from replicax.errors import CancelledError, ContextError, ParameterServerLost, WorkerLostError
 from replicax.parameter_server.closures import Closure
 from replicax.parameter_server.messages import Done, OtherBatch, ServerLost
 from replicax.parameter_server.policy import Ledger
@@ -58,8 +59,14 @@ class Scheduler:
         self._error: BaseException | None = None
         self._fatal: BaseException | None = None
         self._since: dict[int, float] = {}  # when each worker has begun what it is doing
+        self._last_look = time.monotonic()
+        self._attempts: dict[Closure, object] = {}  # answers to earlier ones count no more
+        self._retracing: set[Closure] = set()
+        self._quiets = 0
         self._recovering = ""
+        self._recovery_began = False
         self._helper = concurrent.futures.ThreadPoolExecutor(1, "replicax-scheduler-helper")
+        self._helper_thread: int | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="replicax-scheduler", daemon=True)
         self._thread.start()
@@ -67,10 +74,15 @@ class Scheduler:
     # What other threads call.
 
     def add(self, closure: Closure) -> None:
-        """Queues a closure; waits while the queue is full."""
+        """Queues a closure; waits while the queue is full.
+
+        Raises:
+            ContextError: The scheduler was closed.
+        """
         with self._changed:
-            while self._ledger.queued >= self._max_queued and self._error is None and self._fatal is None:
-                self._changed.wait(_TICK_S)
+            self._wait(lambda: self._ledger.queued < self._max_queued or self._error is not None, None)
+            if self._closed:
+                raise ContextError("The strategy was closed: nothing can be scheduled any more.")
             self.raise_error()
             self._ledger.add(closure)
         self._events.put(("look",))
@@ -82,13 +94,13 @@ class Scheduler:
     def raise_error(self) -> None:
         """Raises the first error there has been since this was called last, when nothing is under way any more."""
         with self._changed:
+            if self._error is not None:
+                self._wait(lambda: self._ledger.under_way == 0, None)
             if self._fatal is not None:
                 raise self._fatal
-            if self._error is None:
-                return
-            self._wait(lambda: self._ledger.under_way == 0, None)
             error, self._error = self._error, None
-            raise error
+            if error is not None:  # Another thread may have raised it while this one waited.
+                raise error
 
     def is_idle(self) -> bool:
         """Returns whether nothing is queued or under way."""
@@ -106,8 +118,27 @@ class Scheduler:
             return self._wait(lambda: self._error is not None or self.is_idle(), timeout)
 
     def quiet(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which nothing is under way."""
+        """Returns a context in which nothing is under way; others may be in one at the same time."""
         return _Quiet(self)
+
+    def _begin_quiet(self) -> None:
+        with self._changed:
+            self._quiets += 1
+            try:
+                self._wait(self._is_quiet, None)
+            except BaseException:
+                self._end_quiet()
+                raise
+
+    def _is_quiet(self) -> bool:
+        # The helper's own work is what has to be quiet for the helper.
+        recovers = self._recovery_began and threading.get_ident() != self._helper_thread
+        return self._ledger.under_way == len(self._retracing) and not recovers
+
+    def _end_quiet(self) -> None:
+        with self._changed:
+            self._quiets -= 1
+        self._events.put(("look",))
 
     def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -118,13 +149,15 @@ class Scheduler:
         return True
 
     def close(self) -> None:
-        """Ends the thread; what is queued is cancelled."""
+        """Ends the thread; what is queued or under way is cancelled."""
         self._closed = True
         self._events.put(("look",))
         self._thread.join(10)
         self._helper.shutdown(wait=False, cancel_futures=True)
         with self._changed:
-            self._cancel(CancelledError("The strategy was closed."), under_way=True)
+            if not self.is_idle():
+                self._give_up(CancelledError("The strategy was closed before all functions had run."))
+            self._changed.notify_all()
 
     # The thread.
 
@@ -134,9 +167,10 @@ class Scheduler:
                 try:
                     event = self._events.get(timeout=_TICK_S)
                 except queue.Empty:
-                    event = ("tick",)
+                    event = ("look",)
                 with self._changed:
                     getattr(self, f"_on_{event[0]}")(*event[1:])
+                    self._look_for_hung_workers()
                     self._hand_out()
                     self._changed.notify_all()
         except BaseException as error:
@@ -145,12 +179,14 @@ class Scheduler:
                 self._changed.notify_all()
 
     def _hand_out(self) -> None:
-        if self._fatal is not None:
+        if self._error is not None:
+            self._cancel_after(self._error)  # What a lost worker had is in the queue again.
+        if self._fatal is not None or self._quiets:
             return
         if self._recovering:
-            if self._ledger.under_way == 0 and not self._ledger.paused:
-                self._ledger.paused = True
-                self._in_helper(lambda: self._servers_lost(self._recovering), "recovered")
+            if self._ledger.under_way == 0 and not self._recovery_began:
+                self._recovery_began = True
+                self._in_helper(functools.partial(self._servers_lost, self._recovering), "recovered")
             return
         for worker, closure in self._ledger.assignments():
             if len(self._ledger.held_by(worker)) == 1:
@@ -159,10 +195,12 @@ class Scheduler:
 
     def _send(self, worker: int, closure: Closure) -> None:
         future = self._submit(worker, closure)
+        self._attempts[closure] = future
         future.add_done_callback(lambda future: self._events.put(("answer", worker, closure, future)))
 
     def _in_helper(self, task: Callable[[], None], event: str, *args: Any) -> None:
         def run() -> None:
+            self._helper_thread = threading.get_ident()
             try:
                 task()
             except BaseException as error:
@@ -177,26 +215,30 @@ class Scheduler:
     def _on_look(self) -> None:
         """There may be something to hand out."""
 
-    def _on_tick(self) -> None:
+    def _look_for_hung_workers(self) -> None:
         now = time.monotonic()
-        for worker, since in list(self._since.items()):
-            if self._ledger.held_by(worker) and now - since > self._stall_timeout:
+        if now - self._last_look < _TICK_S:
+            return
+        self._last_look = now
+        for worker in list(self._since):
+            if self._ledger.held_by(worker) and now - self._since[worker] > self._stall_timeout:
                 self._since[worker] = now
-                self._in_helper(lambda worker=worker: self._end_hung(worker), "look_into_error")
+                self._in_helper(functools.partial(self._end_hung, worker, now), "hung_ended")
 
-    def _on_look_into_error(self, error: BaseException | None) -> None:
+    def _end_hung(self, worker: int, noticed: float) -> None:
+        servers_hung = self._find_hung_servers()
+        if not servers_hung and self._since.get(worker) == noticed:  # It has not answered meanwhile.
+            self._end_worker(worker)
+
+    def _on_hung_ended(self, error: BaseException | None) -> None:
         if error is not None:
             self._give_up(error)
-
-    def _end_hung(self, worker: int) -> None:
-        if not self._find_hung_servers():
-            self._end_worker(worker)
 
     def _on_ready(self, worker: int) -> None:
         self._ledger.worker_ready(worker)
 
     def _on_answer(self, worker: int, closure: Closure, future: concurrent.futures.Future[Any]) -> None:
-        if closure not in self._ledger.held_by(worker):
+        if self._attempts.get(closure) is not future:
             return  # It was taken away from the worker, which has been lost.
         self._since[worker] = time.monotonic()
         error = future.exception()
@@ -205,32 +247,46 @@ class Scheduler:
             return
         answer = future.result()
         if isinstance(answer, Done):
-            self._ledger.finished(worker, closure)
+            self._finish(worker, closure)
             self._done(worker, closure, answer)
         elif isinstance(answer, OtherBatch):
-            self._in_helper(lambda: self._retrace(worker, closure, answer.iterator), "retraced", worker, closure)
+            self._retracing.add(closure)
+            task = functools.partial(self._retrace, worker, closure, answer.iterator)
+            self._in_helper(task, "retraced", worker, closure, future)
         elif isinstance(answer, ServerLost):
-            self._ledger.put_back(worker, closure)
+            self._put_back(worker, closure)
             self._recovering = self._recovering or answer.reason
 
-    def _on_retraced(self, worker: int, closure: Closure, error: BaseException | None) -> None:
-        if closure not in self._ledger.held_by(worker):
+    def _on_retraced(self, worker: int, closure: Closure, attempt: object, error: BaseException | None) -> None:
+        if self._attempts.get(closure) is not attempt:
             return
+        self._retracing.discard(closure)
+        self._since[worker] = time.monotonic()
         if error is not None:
             self._on_failure(worker, closure, error)
+        elif self._error is not None or self._quiets or self._recovering:
+            self._put_back(worker, closure)
         else:
             self._send(worker, closure)
+
+    def _finish(self, worker: int, closure: Closure) -> None:
+        del self._attempts[closure]
+        self._ledger.finished(worker, closure)
+
+    def _put_back(self, worker: int, closure: Closure) -> None:
+        del self._attempts[closure]
+        self._ledger.put_back(worker, closure)
 
     def _on_failure(self, worker: int, closure: Closure, error: BaseException) -> None:
         import ray
 
         if isinstance(error, ray.exceptions.RayTaskError):
-            self._ledger.finished(worker, closure)
+            self._finish(worker, closure)
             self._fail(closure, error.as_instanceof_cause())
         elif isinstance(error, ray.exceptions.RayError):
             self._lose(worker, error)
         else:
-            self._ledger.finished(worker, closure)
+            self._finish(worker, closure)
             self._fail(closure, error)
 
     def _lose(self, worker: int, error: BaseException) -> None:
@@ -238,16 +294,19 @@ class Scheduler:
         lost = self._ledger.worker_lost(worker)
         for closure in lost:
             closure.lost_workers += 1
-        if lost and lost[0].lost_workers >= _MOST_LOST_WORKERS:
-            self._ledger.remove(lost[0])
-            self._fail(lost[0], WorkerLostError(
-                f"{lost[0].name} was given to {_MOST_LOST_WORKERS} workers, and each of them was lost while it had it. "
+            self._retracing.discard(closure)
+            del self._attempts[closure]
+        deadly = next((closure for closure in lost if closure.lost_workers >= _MOST_LOST_WORKERS), None)
+        if deadly is not None:
+            self._ledger.remove(deadly)
+            self._fail(deadly, WorkerLostError(
+                f"{deadly.name} was given to {_MOST_LOST_WORKERS} workers, and each of them was lost while it had it. "
                 f"The last time Ray said: {error}"
             ))  # fmt: skip
         self._replace_worker(worker)
 
     def _on_recovered(self, error: BaseException | None) -> None:
-        self._recovering, self._ledger.paused = "", False
+        self._recovering, self._recovery_began = "", False
         if error is not None:
             self._give_up(error)
 
@@ -258,7 +317,10 @@ class Scheduler:
         closure.value._fail(error)
         if self._error is None:
             self._error = error
-        self._cancel(CancelledError(f"This function was not run, because {closure.name} failed before it: {error!r}"))
+        self._cancel_after(error)
+
+    def _cancel_after(self, error: BaseException) -> None:
+        self._cancel(CancelledError(f"This function was not run, because another one failed before it: {error!r}"))
 
     def _cancel(self, error: CancelledError, under_way: bool = False) -> None:
         closures = self._ledger.cancel_queued()
@@ -270,8 +332,9 @@ class Scheduler:
 
     def _give_up(self, error: BaseException) -> None:
         """Nothing can be run any more: every waiting call raises the error."""
-        self._fatal = error
-        self._cancel(CancelledError(f"Training cannot go on: {error!r}"), under_way=True)
+        self._fatal = self._fatal or error
+        cancelled = error if isinstance(error, CancelledError) else CancelledError(f"Training cannot go on: {error!r}")
+        self._cancel(cancelled, under_way=True)
 
 
 class _Quiet(contextlib.AbstractContextManager[None]):
@@ -279,15 +342,10 @@ class _Quiet(contextlib.AbstractContextManager[None]):
         self._scheduler = scheduler
 
     def __enter__(self) -> None:
-        scheduler = self._scheduler
-        with scheduler._changed:
-            scheduler._ledger.paused = True
-            scheduler._wait(lambda: scheduler._ledger.under_way == 0, None)
+        self._scheduler._begin_quiet()
 
     def __exit__(self, *_: object) -> None:
-        with self._scheduler._changed:
-            self._scheduler._ledger.paused = False
-        self._scheduler._events.put(("look",))
+        self._scheduler._end_quiet()
 
 
 def fatal_server_loss(reason: str) -> ParameterServerLost:

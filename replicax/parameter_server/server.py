@@ -46,11 +46,12 @@ class ParameterServer:
         self._puts.append(self._version)
         return self._version
 
-    def get(self, pieces: Iterable[Piece], known: int = -1) -> Reply:
-        """Returns variables, or that nothing has changed since version `known`."""
+    def get(self, pieces: Iterable[Piece], known: int = -1, rows: Sequence[tuple[Piece, np.ndarray]] = ()) -> Reply:
+        """Returns variables, or that nothing has changed since version `known`, and rows of others."""
+        looked_up = tuple(np.asarray(self._values[piece])[numbers] for piece, numbers in rows)
         if known == self._version:
-            return Reply(self._version, None)
-        return Reply(self._version, {piece: np.asarray(self._values[piece]) for piece in pieces})
+            return Reply(self._version, None, looked_up)
+        return Reply(self._version, {piece: np.asarray(self._values[piece]) for piece in pieces}, looked_up)
 
     def push(
         self, program: int, step: int, pulled: int, sent: Sequence[np.ndarray], wanted: Sequence[Piece] | None
@@ -73,7 +74,7 @@ class ParameterServer:
             if len(self._applied) > _REMEMBERED_STEPS:
                 self._applied.popitem(last=False)
         values = None if wanted is None else {piece: np.asarray(self._values[piece]) for piece in wanted}
-        return Reply(self._version, values, behind, repeated)
+        return Reply(self._version, values, behind=behind, repeated=repeated)
 
     def _apply(self, number: int, sent: Sequence[np.ndarray]) -> None:
         program, run = self._programs[number]

@@ -130,7 +130,8 @@ class StatsRecorder:
         """Counts a step."""
         with self._lock:
             self._last = now = time.monotonic()
-            self._first = now if self._first is None else self._first
+            if self._first is None:
+                self._first = now - sum(done.seconds.values())  # Rates count the time of the first step too.
             self._steps[worker] += 1
             self._recent[worker].append(now)
             for what, seconds in done.seconds.items():

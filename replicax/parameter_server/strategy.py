@@ -54,6 +54,9 @@ class ParameterServerStrategy(Strategy):
         max_staleness: By how many updates the variables may be behind when an update computed from them is applied.
             None for any number; 0 makes one step after the other, as one device would.
         variable_placement: Returns the number of the server for a variable, or None to let it be chosen by size.
+        lazy_rows: Whether an optimizer updates only those rows of a large table (an embedding) that a step has looked
+            up. That is exact, and done anyway, where a zero gradient changes nothing: SGD, Adagrad. Adam's momentum
+            moves all rows, so without this its servers do; with it they compute less, and not quite the same.
         start_timeout: How long to wait for the cluster, in seconds.
         stall_timeout: After how many seconds without an answer a worker or server counts as hung, and is replaced.
 
@@ -79,6 +82,7 @@ class ParameterServerStrategy(Strategy):
         address: str | None = None,
         max_staleness: int | None = None,
         variable_placement: Choice | None = None,
+        lazy_rows: bool = False,
         start_timeout: float = _START_TIMEOUT_S,
         stall_timeout: float = _STALL_TIMEOUT_S,
     ):
@@ -86,7 +90,7 @@ class ParameterServerStrategy(Strategy):
         if workers is None and address is None:
             serve_if_task(cluster_resolver)
         self.cluster_resolver, self._partitioner = cluster_resolver, variable_partitioner
-        self.max_staleness, self.stall_timeout = max_staleness, stall_timeout
+        self.max_staleness, self.stall_timeout, self.lazy_rows = max_staleness, stall_timeout, lazy_rows
         self.cluster = connect(
             cluster_resolver, workers=workers, servers=servers, address=address, start_timeout=start_timeout
         )

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import replicax.context as context
 from replicax.errors import VariableError
 from replicax.parameter_server.messages import Piece
 from replicax.parameter_server.partition import shard_bounds
 from replicax.program.frames import variable_name, variable_shape
+from replicax.program.replica import enclosing_program
 
 _KEPT_BYTES = 1 << 20  # Larger values are not kept by the coordinator once the servers have them.
 
@@ -43,7 +43,9 @@ class Home:
         self.copies = False
         self.bounds: tuple[tuple[int, int] | None, ...] = (None,)
         self.changed = True
-        self._store, self._value, self._age = store, None, -1
+        self._store, self._age = store, -1
+        self._value: Any = None
+        self._sending: Any = None
         self._lock = threading.RLock()
 
     @property
@@ -59,7 +61,7 @@ class Home:
         """Returns the newest value."""
         with self._lock:
             # What is traced needs no numbers, only a shape and a dtype.
-            if self.changed or context.current().frame is not None or not self.servers:
+            if self.changed or enclosing_program() is not None or not self.servers:
                 return self._value
             if self._age != self._store.age or isinstance(self._value, jax.ShapeDtypeStruct):
                 age, value = self._store.age, jnp.asarray(self.fetch())
@@ -79,10 +81,12 @@ class Home:
             self._value, self.changed = value, value is not None
 
     def sent(self) -> None:
-        """Notes that the servers have the value of this process."""
+        """Notes that the servers have what `parts` returned last."""
         with self._lock:
-            self.changed = False
-            self._keep(self._value, self._store.age)
+            if self._value is self._sending:  # Otherwise it has been assigned again meanwhile.
+                self.changed = False
+                self._keep(self._value, self._store.age)
+            self._sending = None
 
     def forget_servers(self, lost: Sequence[int]) -> None:
         """Notes that servers have begun anew: those have to be told the value again."""
@@ -96,17 +100,16 @@ class Home:
         return self.changed and isinstance(self._value, jax.ShapeDtypeStruct)
 
     def _keep(self, value: Any, age: int) -> None:
-        large = (
-            value.size * value.dtype.itemsize > _KEPT_BYTES
-            if not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-            else False
-        )
+        is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        large = not is_key and value.size * value.dtype.itemsize > _KEPT_BYTES
         self._value = jax.ShapeDtypeStruct(value.shape, value.dtype) if large else value
         self._age = age
 
     def parts(self) -> list[np.ndarray]:
         """Returns the parts of this process's value."""
-        whole = np.asarray(self._value)
+        with self._lock:
+            self._sending = self._value
+        whole = np.asarray(self._sending)
         return [whole if bounds is None else whole[slice(*bounds)] for bounds in self.bounds]
 
 
@@ -126,14 +129,15 @@ class _Elsewhere:
 
 
 @functools.cache
-def _class_elsewhere(own: type) -> type:
+def _class_elsewhere(own: Any) -> type:
     return type(own.__name__, (_Elsewhere, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
 
 
 def move_elsewhere(variable: Any, home: Home) -> None:
     """Lets a variable's value live on servers from now on."""
     value = variable.__dict__.pop("_value", None)
-    variable.__class__ = _class_elsewhere(type(variable))
+    own: Any = type(variable)
+    variable.__class__ = _class_elsewhere(own)
     variable._replicax_home = home
     home.write(value)
 

@@ -7,13 +7,23 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from replicax.parameter_server.messages import Done, OtherBatch, ServerLost, SetUp, Source, Step, WorkerProgram
+from replicax.parameter_server.messages import (
+    Done,
+    OtherBatch,
+    Sent,
+    ServerLost,
+    SetUp,
+    Source,
+    Step,
+    WorkerProgram,
+)
 from replicax.parameter_server.server import identity, take_over
 from replicax.parameter_server.worker_cache import Cache
 from replicax.parameter_server.worker_data import WorkerData
-from replicax.parameter_server.worker_program import Loaded
+from replicax.parameter_server.worker_program import Loaded, LookUp
 
 
 class Worker:
@@ -93,8 +103,6 @@ class Worker:
 
     def identity(self) -> tuple[str, int, str]:
         """Returns the Ray node, the process, and the kind of device that this worker computes on."""
-        import jax
-
         return (*identity(), jax.default_backend())
 
     # Steps.
@@ -110,15 +118,16 @@ class Worker:
             if isinstance(inputs, OtherBatch):
                 return inputs
             try:
-                versions, pulled = self._pull(loaded, step)
-                clock.note("pull")
-                results, sent = loaded(self._cache.values(loaded.program), inputs)
+                look_ups = loaded.look_ups(inputs)
+                versions, pulled = self._pull(loaded, step, look_ups)
             except self._servers.lost as error:
                 return ServerLost(str(error))
+            clock.note("pull")
+            results, sent = loaded(self._cache.values(loaded.program), look_ups, inputs)
             self._data.take(loaded.program.turns())
             clock.note("compute")
         try:
-            behind, pushed, back = self._push(loaded, step, sent, versions)
+            behind, pushed, back = self._push(loaded, step, _parts(loaded, look_ups, sent), versions)
         except self._servers.lost as error:
             return ServerLost(str(error))
         clock.note("push")
@@ -148,28 +157,62 @@ class Worker:
             return self._data.resource(source.number)[source.leaf]
         return np.int32(self._index)
 
-    def _pull(self, loaded: Loaded, step: Step) -> tuple[dict[int, int], int]:
+    def _pull(self, loaded: Loaded, step: Step, look_ups: Sequence[LookUp]) -> tuple[dict[int, int], int]:
         """Sees to it that the variables are there; returns the servers' versions and how many bytes have come."""
+        wanted = {server: _Wanted(look_ups, server) for server in {s for each in look_ups for s in each.table.servers}}
         pulls = {}
-        for server, pieces in loaded.wanted.items():
-            if step.pull or not self._cache.has(server, pieces, step.at_least[server]):
-                pulls[server] = (pieces, self._cache.version_of(server, pieces))
+        for server in {*loaded.wanted, *wanted}:
+            pieces, rows = loaded.wanted.get(server, ()), wanted[server].asked if server in wanted else ()
+            fresh = not pieces or (not step.pull and self._cache.has(server, pieces, step.at_least[server]))
+            if rows or not fresh:
+                pulls[server] = (() if fresh else pieces, self._cache.version_of(server, pieces), rows)
         replies = self._servers.call("get", pulls)
-        return self._cache.store_all(replies), sum(reply.nbytes for reply in replies.values())
+        for server, reply in replies.items():
+            if server in wanted:
+                wanted[server].take(reply.rows)
+        whole = {server: reply for server, reply in replies.items() if pulls[server][0]}
+        return self._cache.store_all(whole), sum(reply.nbytes for reply in replies.values())
 
     def _push(
-        self, loaded: Loaded, step: Step, sent: list[np.ndarray], versions: dict[int, int]
+        self, loaded: Loaded, step: Step, parts: dict[int, list[Any]], versions: dict[int, int]
     ) -> tuple[dict[int, int], int, int]:
         pushes, pushed = {}, 0
-        for server, parts in loaded.program.sends.items():
-            arrays = [sent[p.result] if p.bounds is None else sent[p.result][slice(*p.bounds)] for p in parts]
-            pushed += sum(array.nbytes for array in arrays)
+        for server, sent in parts.items():
+            pushed += sum(part.nbytes for part in jax.tree_util.tree_leaves(sent))
             wanted = loaded.wanted.get(server, ()) if step.ahead else None
-            pushes[server] = (step.program, step.number, versions.get(server, 0), arrays, wanted)
+            pushes[server] = (step.program, step.number, versions.get(server, 0), sent, wanted)
         replies = self._servers.call("push", pushes)
         self._cache.store_all(replies)
         behind = {server: reply.behind for server, reply in replies.items() if not reply.repeated}
         return behind, pushed, sum(reply.nbytes for reply in replies.values())
+
+
+def _parts(loaded: Loaded, look_ups: Sequence[LookUp], sent: list[np.ndarray]) -> dict[int, list[Any]]:
+    """Returns what to send to each server."""
+
+    def part(each: Sent) -> Any:
+        if each.table is not None:
+            assert each.bounds is not None
+            return look_ups[each.table].sent(sent[each.result], each.bounds)
+        return sent[each.result] if each.bounds is None else sent[each.result][slice(*each.bounds)]
+
+    return {server: [part(each) for each in parts] for server, parts in loaded.program.sends.items()}
+
+
+class _Wanted:
+    """The rows that one server is asked for."""
+
+    def __init__(self, look_ups: Sequence[LookUp], server: int):
+        self._places = [
+            (look_up, where, piece, numbers)
+            for look_up in look_ups
+            for piece, numbers, where in look_up.requests().get(server, ())
+        ]
+        self.asked = tuple((piece, numbers) for _, _, piece, numbers in self._places)
+
+    def take(self, rows: Sequence[np.ndarray]) -> None:
+        for (look_up, where, _, _), found in zip(self._places, rows, strict=True):
+            look_up.rows[where] = found
 
 
 class _Servers:

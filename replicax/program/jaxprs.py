@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -40,14 +39,17 @@ def inlined(program: jex_core.ClosedJaxpr, args: Sequence[Any]) -> jex_core.Clos
     return jax.make_jaxpr(flat)(*args)
 
 
-def _written_out(program: Any, args: Sequence[Any]) -> list[Any]:
+def _written_out(program: Any, args: Sequence[Any], in_place: bool = True) -> list[Any]:
     jaxpr, consts = (program.jaxpr, program.consts) if hasattr(program, "jaxpr") else (program, ())
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     for equation in jaxpr.eqns:
-        inputs = [read(atom, values) for atom in equation.invars]
         call = CALLS.get(equation.primitive.name)
-        results = bind(equation, inputs) if call is None else _written_out(equation.params[call], inputs)
-        values.update(zip(equation.outvars, results, strict=True))
+        if call is None:
+            evaluate([equation], values, in_place)
+        else:
+            inputs = [read(atom, values) for atom in equation.invars]
+            results = _written_out(equation.params[call], inputs, in_place)
+            values.update(zip(equation.outvars, results, strict=True))
     return [read(atom, values) for atom in jaxpr.outvars]
 
 
@@ -61,19 +63,40 @@ def evaluate(equations: Iterable[Any], values: dict[Any, Any], in_place: bool = 
     """
     for equation in equations:
         inputs = [read(atom, values) for atom in equation.invars]
-        if not in_place:
-            # JAX has noted with each number the mesh that it was used on.
+        if in_place:
+            # Settings that held where the user's code ran: how random bits are made, and the mesh.
+            with equation.ctx.manager:
+                results = bind(equation, inputs)
+        else:
+            # JAX has noted with each number, and in each loop and condition, the mesh that it was used on.
             inputs = [np.asarray(x) if is_literal(atom) else x for x, atom in zip(inputs, equation.invars, strict=True)]
-        results = bind(equation, inputs, in_place)
+            params = {name: traced_anew(value, _elsewhere) for name, value in equation.params.items()}
+            results = bind(equation, inputs, **params)
         values.update(zip(equation.outvars, results, strict=True))
 
 
-def bind(equation: Any, inputs: Sequence[Any], in_place: bool = True, **changes: Any) -> Sequence[Any]:
+def _elsewhere(program: jex_core.ClosedJaxpr) -> Callable[..., list[Any]]:
+    return lambda *args: _written_out(program, args, in_place=False)
+
+
+def traced_anew(parameter: Any, function_of: Callable[[jex_core.ClosedJaxpr], Callable[..., Any]]) -> Any:
+    """Returns a parameter of an equation with the programs in it (a loop's body, a condition's branches) rewritten.
+
+    Args:
+        parameter: The parameter.
+        function_of: Returns a function that does what a program does; it is traced in the program's place.
+    """
+    if isinstance(parameter, jex_core.ClosedJaxpr):
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in parameter.in_avals]
+        return jax.make_jaxpr(function_of(parameter))(*shapes)
+    if isinstance(parameter, tuple) and any(isinstance(part, jex_core.ClosedJaxpr) for part in parameter):
+        return tuple(traced_anew(part, function_of) for part in parameter)
+    return parameter
+
+
+def bind(equation: Any, inputs: Sequence[Any], **changes: Any) -> Sequence[Any]:
     """Returns the results of an equation on other operands, and with some of its parameters changed."""
-    # Settings that held where the user's code ran: how random bits are made, and the mesh, which holds there only.
-    settings = equation.ctx.manager if in_place else contextlib.nullcontext()
-    with settings:
-        return compat.bind(equation, inputs, {**equation.params, **changes})
+    return compat.bind(equation, inputs, {**equation.params, **changes})
 
 
 def read(atom: Any, values: dict[Any, Any]) -> Any:

@@ -146,25 +146,42 @@ class ReplicaCall:
         return self._shard_map(self._body(site), *self._specs_of(site))
 
     def _cut(self, site: RunSite) -> Callable[..., Any]:
-        """Returns the same function, in which the replicas end with the gradients: the update comes after them."""
-        in_specs, (output_specs, stored_specs) = self._specs_of(site)
-        cuts: list[Split] = []
+        """Returns the same function, in which the replicas end with the gradients: the update comes after them.
 
-        def body(arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-            args = [*arrays, *values]
-            step = self._body(site)
-            traced = jax.make_jaxpr(lambda *args: step(args[: len(arrays)], args[len(arrays) :]))(*args)
-            cuts[:] = [_cut_at_gradients(inlined(traced, args), len(arrays), site)]
-            results, sent = cuts[0].worker(args)
-            return results[: len(site.varying)], results[len(site.varying) :], sent
+        The replicas get no more of the variables than they need for that.
+        """
+        in_specs, (output_specs, stored_specs) = self._specs_of(site)
+        specs = [*in_specs[0], *in_specs[1]]
 
         def cut(arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            mapped = self._shard_map(body, in_specs, (output_specs, stored_specs, _SHARED))
-            outputs, stored, sent = mapped(arrays, values)
-            updated = iter(cuts[0].server([*arrays, *values], [marked_as_gradient(value) for value in sent]))
+            args = [*arrays, *values]
+            split = _cut_at_gradients(self._program_of_one(site, arrays, values), len(arrays), site)
+            used = split.worker_inputs
+
+            def body(given: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+                known = dict(zip(used, given, strict=True))
+                results, sent = split.worker([known.get(i) for i in range(len(args))])
+                return results[: len(site.varying)], results[len(site.varying) :], sent
+
+            mapped = self._shard_map(body, ([specs[i] for i in used],), (output_specs, stored_specs, _SHARED))
+            outputs, stored, sent = mapped([args[i] for i in used])
+            updated = iter(split.server(args, [marked_as_gradient(value) for value in sent]))
             return outputs, [next(updated) if value is None else value for value in stored]
 
         return cut
+
+    def _program_of_one(self, site: RunSite, arrays: Sequence[Any], values: Sequence[Any]) -> Any:
+        """Returns what each replica does as a flat program."""
+        found: list[Any] = []
+
+        def look(arrays: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+            args, step = [*arrays, *values], self._body(site)
+            traced = jax.make_jaxpr(lambda *args: step(args[: len(arrays)], args[len(arrays) :]))(*args)
+            found.append(inlined(traced, args))
+            return []
+
+        jax.eval_shape(self._shard_map(look, self._specs_of(site)[0], _SHARED), arrays, values)
+        return found[0]
 
     def _body(self, site: RunSite) -> Callable[..., Any]:
         """Returns what each replica does, as `jax.shard_map` wants it."""

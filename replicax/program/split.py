@@ -83,6 +83,7 @@ class Split:
         sent: What the worker sends, variables of the program.
         server_inputs: Which of the program's inputs the server's half reads; variables all of them.
         worker_inputs: Which of them the worker's half reads.
+        worker_equations: The equations of the worker's half.
 
     Raises:
         ProgramError: A gradient is computed from variables that were updated by another gradient just before.
@@ -119,7 +120,7 @@ class Split:
             i for i, v in enumerate(jaxpr.invars) if v in used and v in held and v not in self._leaves
         ]
         needed = self._needed_by_worker()
-        self._worker_equations = [e for e in jaxpr.eqns if e.effects or any(out in needed for out in e.outvars)]
+        self.worker_equations = [e for e in jaxpr.eqns if e.effects or any(out in needed for out in e.outvars)]
         self.worker_inputs = [i for i, v in enumerate(jaxpr.invars) if v in needed]
 
     def _server_outvars(self) -> list[Any]:
@@ -251,8 +252,12 @@ class Split:
 
     def worker(self, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Returns the outputs of the program, None for those that the server computes, and what is sent to it."""
-        values = self._inputs(args)
-        evaluate(self._worker_equations, values)
+        values = self.inputs(args)
+        evaluate(self.worker_equations, values)
+        return self.worker_results(values)
+
+    def worker_results(self, values: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
+        """Returns the same, given the values of all variables of the program."""
         served = {each.output for each, flag in zip(self.assigned, self.updates, strict=True) if flag}
         outputs = [None if i in served else read(atom, values) for i, atom in enumerate(self.program.jaxpr.outvars)]
         return outputs, [values[leaf] for leaf in self.sent]
@@ -264,7 +269,7 @@ class Split:
             args: The program's inputs; only those of `server_inputs` are looked at.
             sent: What the worker has sent.
         """
-        values = self._inputs(args) | dict(zip(self.sent, sent, strict=True))
+        values = self.inputs(args) | dict(zip(self.sent, sent, strict=True))
         evaluate(self._equations, values, in_place=False)
         outvars = self.program.jaxpr.outvars
         pairs = zip(self.assigned, self.updates, strict=True)
@@ -293,7 +298,8 @@ class Split:
             dict(zip(self.program.jaxpr.constvars, self.program.consts, strict=True)),
         )
 
-    def _inputs(self, args: Sequence[Any]) -> dict[Any, Any]:
+    def inputs(self, args: Sequence[Any]) -> dict[Any, Any]:
+        """Returns the values of the program's inputs and constants."""
         jaxpr = self.program.jaxpr
         return dict(zip([*jaxpr.constvars, *jaxpr.invars], [*self.program.consts, *args], strict=True))
 

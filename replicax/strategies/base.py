@@ -21,7 +21,7 @@ from replicax.data import (
 )
 from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.keras import keras_entered
-from replicax.program.frames import variable_name, variable_shape
+from replicax.program.frames import variable_is_stacked, variable_name, variable_shape
 from replicax.reduce_op import ReduceOp
 from replicax.strategies.tf_spellings import TFSpellings
 from replicax.values import is_per_replica, normalize_axes
@@ -165,11 +165,14 @@ class Strategy(TFSpellings, abc.ABC):
 
     def _explained(self, variable: Any) -> str:
         sharding, shape = self.placement.variable_sharding(variable), variable_shape(variable)
-        local = math.prod(sharding.shard_shape(shape)) * jnp.dtype(variable.dtype).itemsize
+        part = shape if variable_is_stacked(variable) else sharding.shard_shape(shape)
+        local = math.prod(part) * jnp.dtype(variable.dtype).itemsize
         return f"{variable_name(variable)}  {shape}  {self._layout_of(variable)}  {local} bytes"
 
     def _layout_of(self, variable: Any) -> str:
         sharding = self.placement.variable_sharding(variable)
+        if variable_is_stacked(variable):
+            return "one for each replica"
         return "mirrored" if sharding.is_fully_replicated else str(tuple(sharding.spec))
 
     def check_layouts(self, variables: Sequence[Any]) -> None:

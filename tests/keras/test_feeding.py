@@ -200,7 +200,7 @@ def test_a_dataset_that_another_strategy_distributed_is_an_error(three, eight):
 
 
 def test_rows_that_divide_are_cut_on_the_way_and_others_are_not(three):
-    feed = Feed(three)
+    feed = Feed.over(three)
     cut, whole, number = feed.placed((np.zeros((6, 2)), np.zeros((7, 2)), np.float32(1)))
     assert cut.addressable_shards[0].data.shape == (2, 2)
     assert whole.is_fully_replicated
@@ -209,5 +209,5 @@ def test_rows_that_divide_are_cut_on_the_way_and_others_are_not(three):
 
 
 def test_missing_parts_of_a_batch_stay_missing(three):
-    placed = Feed(three).placed((np.zeros((3, 1)), None, {"weights": None}))
+    placed = Feed.over(three).placed((np.zeros((3, 1)), None, {"weights": None}))
     assert placed[1:] == (None, {"weights": None})

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from keras import layers, metrics, optimizers, regularizers
 
+import replicax as rx
 from tests.keras.comparing import (
     CLASSES,
     FEATURES,
@@ -26,6 +27,14 @@ from tests.keras.comparing import (
 
 ROWS = np.random.default_rng(1).normal(size=(48, FEATURES)).astype("float32")
 TARGETS = np.eye(CLASSES, dtype="float32")[np.random.default_rng(2).integers(CLASSES, size=48)]
+
+
+@pytest.fixture(scope="module", params=["mirrored", "central storage"])
+def three(mirrored, request):
+    """Three devices: hardly any batch divides by them."""
+    if request.param == "mirrored":
+        return mirrored(3)
+    return rx.CentralStorageStrategy(["cpu:1", "cpu:2", "cpu:3"], "cpu:0")
 
 
 # Batch sizes and numbers of devices.
@@ -426,13 +435,39 @@ def test_weights_that_are_set_between_epochs_count(three):
     assert_same_with_and_without(three, classifier, work=work)
 
 
-def test_state_lives_on_every_device_after_training(three):
-    model = made(three, classifier)
+def test_state_lives_on_every_device_after_training(mirrored):
+    model = made(mirrored(3), classifier)
     model.fit(X, Y, batch_size=7, verbose=0)
     for variable in (*model.variables, *model.optimizer.variables):
-        assert variable.value.sharding.device_set == set(three.devices), variable.path
+        assert variable.value.sharding.device_set == set(mirrored(3).devices), variable.path
     for variable in model.variables:
         assert variable.value.is_fully_replicated, variable.path
+
+
+def test_state_lives_on_the_parameter_device_of_central_storage():
+    strategy = rx.CentralStorageStrategy(["cpu:1", "cpu:2"], "cpu:3")
+    model = made(strategy, classifier)
+    model.fit(X, Y, batch_size=7, validation_data=(X, Y), verbose=0)
+    model.predict(X, verbose=0)
+    for variable in (*model.variables, *model.optimizer.variables):
+        assert variable.value.sharding.device_set == {strategy.parameter_device}, variable.path
+
+
+def test_a_step_that_updates_twice_is_the_same_with_central_storage():
+    class Twice(keras.Sequential):
+        """Updates by the gradients at the updated weights too, which no server can compute."""
+
+        def train_step(self, state, data):
+            for _ in range(2):
+                logs, state = super().train_step(state, data)
+            return logs, state
+
+    def make():
+        model = Twice([keras.Input((FEATURES,)), layers.Dense(CLASSES)])
+        model.compile(optimizers.SGD(0.1, momentum=0.9), "mse")
+        return model
+
+    assert_same_with_and_without(rx.CentralStorageStrategy(["cpu:1", "cpu:2"], "cpu:3"), make)
 
 
 # Bad input.

@@ -21,7 +21,7 @@ from replicax.launch import Options, Terminal, launch
 # What the scripts of these tests begin with: cheap imports only, so that a process starts in no time.
 PREAMBLE = """
 import json, os, signal, subprocess, sys, time
-role = json.loads(os.environ["TF_CONFIG"])
+role = json.loads(os.environ.get("TF_CONFIG", '{"task": {"type": "chief", "index": 0}}'))
 kind, index = role["task"]["type"], role["task"]["index"]
 attempt = int(os.environ["REPLICAX_ATTEMPT"])
 def sleep():

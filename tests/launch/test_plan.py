@@ -23,34 +23,42 @@ def plan(environment: dict[str, str] | None = None, attempt: int = 0, **options)
 
 
 def test_every_task_knows_the_cluster_and_its_place_in_it():
-    made = plan(workers=2, ps=1, evaluator=True)
+    made = plan(workers=2, evaluator=True)
     assert [(task.type, task.index, task.port) for task in made.tasks] == [
         ("worker", 0, 1001),
         ("worker", 1, 1002),
-        ("ps", 0, 1003),
         ("evaluator", 0, None),
     ]
-    cluster = {"worker": ["127.0.0.1:1001", "127.0.0.1:1002"], "ps": ["127.0.0.1:1003"]}
+    cluster = {"worker": ["127.0.0.1:1001", "127.0.0.1:1002"]}
     for task in made.tasks:
         role = {"cluster": cluster, "task": {"type": task.type, "index": task.index}}
         assert json.loads(task.environment["TF_CONFIG"]) == role
     assert [(task.name, task.log_name) for task in made.tasks[1:3]] == [
         ("worker 1", "worker-1.log"),
-        ("ps 0", "ps-0.log"),
+        ("evaluator 0", "evaluator-0.log"),
     ]
 
 
+def test_a_coordinator_starts_its_servers_and_workers_itself():
+    made = plan({"TF_CONFIG": "{}", "REPLICAX_PS_WORKERS": "9"}, workers=4, min_workers=2, ps=3, evaluator=True)
+    coordinator, evaluator = made.tasks
+    assert made.workers == 2
+    assert (coordinator.name, coordinator.port, evaluator.name) == ("chief 0", None, "evaluator 0")
+    numbers = {"REPLICAX_PS_WORKERS": "2", "REPLICAX_PS_SERVERS": "3", "REPLICAX_TOKEN": "secret"}
+    assert numbers.items() <= coordinator.environment.items()
+    assert not {"TF_CONFIG", "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES"} & coordinator.environment.keys()
+    assert json.loads(evaluator.environment["TF_CONFIG"]) == {"task": {"type": "evaluator", "index": 0}}
+    assert not {"REPLICAX_PS_WORKERS", "REPLICAX_PS_SERVERS"} & evaluator.environment.keys()
+
+
 def test_jax_is_told_of_the_workers_only():
-    *workers, server, evaluator = plan(
-        {"JAX_PROCESS_ID": "9", "TF_CONFIG": "{}"}, workers=2, ps=1, evaluator=True
-    ).tasks
+    *workers, evaluator = plan({"JAX_PROCESS_ID": "9", "TF_CONFIG": "{}"}, workers=2, evaluator=True).tasks
     for index, worker in enumerate(workers):
         assert worker.environment["JAX_COORDINATOR_ADDRESS"] == "127.0.0.1:1001"
         assert worker.environment["JAX_COORDINATOR_BIND_ADDRESS"] == "127.0.0.1:1001"
         assert worker.environment["JAX_NUM_PROCESSES"] == "2"
         assert worker.environment["JAX_PROCESS_ID"] == str(index)
-    for task in (server, evaluator):
-        assert not {"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"} & task.environment.keys()
+    assert not {"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"} & evaluator.environment.keys()
 
 
 def test_the_environment_that_all_share():

@@ -65,7 +65,7 @@ def test_a_smaller_type_is_a_smaller_value():
     def widened(x):
         return jnp.sin(x.astype("bfloat16").astype("float32"))
 
-    (name, shape), = cut(widened, vector(1))
+    ((name, shape),) = cut(widened, vector(1))
     assert (name, shape) == ("convert_element_type", (KIB,))
 
 

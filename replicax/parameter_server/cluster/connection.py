@@ -174,4 +174,5 @@ def _by_tasks(config: ClusterResolver | ClusterConfig, deadline: Deadline) -> Cl
 
 def _is_connected() -> bool:
     """Whether the user has called `ray.init`."""
-    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())

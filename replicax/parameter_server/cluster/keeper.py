@@ -1,8 +1,9 @@
 """Ends what is left of a Ray node, whatever happened to the process that started it; then its folder goes too.
 
 A process of its own, started by its path, that imports nothing of replicax. Its standard input ends when its starter
-does. All processes of the node, and those that they started, are known by a variable in their environment (Linux): many
-of them are daemons that do not notice the end of their parent, and a stopped process notices nothing.
+does. Many processes of a node are daemons that do not notice the end of their parent, and a stopped process notices
+nothing. Here all of them are known, with those that they started, by a variable in their environment, or by where their
+output goes, in case they have written their title over the variable (Linux).
 """
 
 from __future__ import annotations
@@ -42,13 +43,25 @@ def main(folder: str) -> None:
 
 def marked(folder: str) -> list[int]:
     """Returns the numbers of the processes that belong to the node with this folder."""
-    mark = f"{VARIABLE}={folder}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # It has just ended, or is somebody else's.
-            if mark in (path / "environ").read_bytes().split(b"\0"):
+            if _has_variable(path, folder) or _writes_to(path, folder):
                 found.append(int(path.name))
     return found
+
+
+def _has_variable(process: Path, folder: str) -> bool:
+    return f"{VARIABLE}={folder}".encode() in (process / "environ").read_bytes().split(b"\0")
+
+
+def _writes_to(process: Path, folder: str) -> bool:
+    """Whether its output goes to the folder. A coordinator that is connected has a log there, but no output."""
+    for link in (process / "fd").iterdir():
+        target = os.readlink(link).removesuffix(" (deleted)")
+        if target.startswith(folder + "/") and target.endswith((".out", ".err")):
+            return True
+    return False
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ SETTINGS = {
     **QUIET,
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # A parameter server must not see the workers' GPUs.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",  # A machine that is switched off is missed after some five of these.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # A node whose head has gone ends after so long.
 }
 
@@ -117,7 +119,7 @@ class Node:
         import_ray()
         self._name = name
         self.folder = Folder()
-        self._log = Path(self.folder.path) / "start.log"
+        self._log = Path(self.folder.path) / "start.out"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", node_process.__file__, ip, *arguments, "--temp-dir", self.folder.path],

@@ -35,17 +35,15 @@ def import_ray() -> Any:
 
 @contextlib.contextmanager
 def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables while the block runs."""
-    before = {name: os.environ.get(name) for name in values}
+    """Sets environment variables while the block runs. Afterwards all are as before: Ray sets some of its own."""
+    before = dict(os.environ)
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,511 @@
+"""Where a step is cut, and that the two halves together are the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental import io_callback
+from jax.extend import core as jex_core
+
+from replicax.errors import ProgramError
+from replicax.program.jaxprs import inlined, marked_as_gradient
+from replicax.program.split import Assigned, Split
+
+ROWS, IN, OUT = 8, 16, 4
+X = jnp.asarray(np.random.default_rng(0).normal(size=(ROWS, IN)), jnp.float32)
+
+
+class Cut:
+    """A step, cut in two.
+
+    Args:
+        step: `(variables, *data) -> (new values, results)`; variables and new values are dicts by name.
+        variables: Values of the variables.
+        data: What the worker has.
+    """
+
+    def __init__(self, step: Any, variables: dict[str, Any], *data: Any, only_gradients: bool = False):
+        args = [*variables.values(), *data]
+        names = list(variables)
+
+        def flat(*args: Any) -> list[Any]:
+            new, results = step(dict(zip(names, args, strict=False)), *args[len(names) :])
+            self.assigned = list(new)
+            return [*new.values(), *jax.tree.leaves(results)]
+
+        self.program = inlined(jax.make_jaxpr(flat)(*args), args)
+        numbers = [Assigned(i, names.index(name) if name in names else None) for i, name in enumerate(self.assigned)]
+        self.split = Split(self.program, range(len(names)), numbers, only_gradients)
+        self._names, self._args = names, args
+
+    @property
+    def sent(self) -> list[tuple[int, ...]]:
+        """The shapes of what is sent."""
+        return [value.aval.shape for value in self.split.sent]
+
+    @property
+    def served(self) -> set[str]:
+        """The variables that the server updates."""
+        return {name for name, served in zip(self.assigned, self.split.updates, strict=True) if served}
+
+    @property
+    def read_by_server(self) -> set[str]:
+        return {self._names[i] for i in self.split.server_inputs}
+
+    @property
+    def read_by_worker(self) -> set[str]:
+        return {self._names[i] for i in self.split.worker_inputs if i < len(self._names)}
+
+    @property
+    def worker(self) -> list[str]:
+        """The names of the worker's operations."""
+        return _names_of(jax.make_jaxpr(lambda *args: self.split.worker(args))(*self._args))
+
+    @property
+    def server(self) -> list[str]:
+        """The names of the server's operations."""
+        sent = [jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype) for value in self.split.sent]
+        return _names_of(jax.make_jaxpr(lambda args, sent: self.split.server(args, sent))(self._args, sent))
+
+    def check(self) -> Cut:
+        """Checks that the halves, each with its own inputs only, give the bits that the whole program gives."""
+        whole = jex_core.jaxpr_as_fun(self.program)(*self._args)
+        outputs, sent = self.split.worker(self._seen(self.split.worker_inputs))
+        updated = self.split.server(self._seen(self.split.server_inputs), sent)
+        for i, value in zip([i for i, flag in enumerate(self.split.updates) if flag], updated, strict=True):
+            assert outputs[i] is None
+            outputs[i] = value
+        for ours, expected in zip(outputs, whole, strict=True):
+            np.testing.assert_array_equal(np.asarray(ours), np.asarray(expected))
+        return self
+
+    def _seen(self, numbers: list[int]) -> list[Any]:
+        return [value if i in numbers else None for i, value in enumerate(self._args)]
+
+
+def _names_of(program: Any) -> list[str]:
+    return [equation.primitive.name for equation in program.jaxpr.eqns]
+
+
+def loss_of(w, x):
+    return jnp.sum(jnp.tanh(x @ w) ** 2)
+
+
+def gradient(w, x):
+    return marked_as_gradient(jax.grad(loss_of)(w, x))
+
+
+def weights(seed=1, **others):
+    w = np.random.default_rng(seed).normal(size=(IN, OUT)).astype(np.float32)
+    return {"w": jnp.asarray(w), **{name: jnp.asarray(value, jnp.float32) for name, value in others.items()}}
+
+
+# Updates by gradients.
+
+
+def sgd(v, x):
+    return {"w": v["w"] - v["rate"] * gradient(v["w"], x)}, ()
+
+
+def momentum(v, x):
+    m = 0.9 * v["m"] + gradient(v["w"], x)
+    return {"m": m, "w": v["w"] - 0.1 * m}, ()
+
+
+def adam(v, x):
+    g, t = gradient(v["w"], x), v["t"] + 1
+    m, s = 0.9 * v["m"] + 0.1 * g, 0.999 * v["s"] + 0.001 * g**2
+    rate = 0.1 * jnp.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+    return {"m": m, "s": s, "t": t, "w": v["w"] - rate * m / (jnp.sqrt(s) + 1e-7)}, ()
+
+
+ZEROS = np.zeros((IN, OUT))
+OPTIMIZERS = {
+    "sgd": (sgd, weights(rate=0.1)),
+    "momentum": (momentum, weights(m=ZEROS)),
+    "adam": (adam, weights(m=ZEROS, s=ZEROS, t=0)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_gradient_is_sent_and_the_server_updates(name):
+    step, variables = OPTIMIZERS[name]
+    cut = Cut(step, variables, X).check()
+    assert cut.sent == [(IN, OUT)]
+    assert cut.served == set(cut.assigned)
+    assert cut.read_by_server == set(variables)
+    assert cut.read_by_worker == {"w"}
+    assert "dot_general" not in cut.server
+    assert cut.worker.count("dot_general") == _names_of(cut.program).count("dot_general") == 2
+
+
+@pytest.mark.parametrize("make", [optax.adamw, optax.lion, optax.rmsprop])
+def test_optax_updates_are_the_servers(make):
+    variables, optimizer = weights(), make(0.1)
+    leaves, treedef = jax.tree.flatten(optimizer.init(variables["w"]))
+    state = {f"state_{i}": leaf for i, leaf in enumerate(leaves)}
+
+    def step(v, x):
+        old = jax.tree.unflatten(treedef, [v[name] for name in state])
+        updates, new = optimizer.update(gradient(v["w"], x), old, v["w"])
+        return {"w": v["w"] + updates, **dict(zip(state, jax.tree.leaves(new), strict=True))}, ()
+
+    cut = Cut(step, variables | state, X).check()
+    assert cut.sent == [(IN, OUT)]
+    assert cut.read_by_worker == {"w"}
+
+
+def two_layers(clipped):
+    """SGD with momentum for two weights, whose gradients `clipped` changes first."""
+
+    def step(v, x):
+        def loss(w, b):
+            return jnp.sum((x @ w + b) ** 2)
+
+        gradients = clipped([marked_as_gradient(g) for g in jax.grad(loss, argnums=(0, 1))(v["w"], v["b"])])
+        new = {}
+        for name, g in zip("wb", gradients, strict=True):
+            new[f"m{name}"] = 0.9 * v[f"m{name}"] + g
+            new[name] = v[name] - 0.1 * new[f"m{name}"]
+        return new, ()
+
+    return Cut(step, weights(b=np.ones(OUT), mw=ZEROS, mb=np.zeros(OUT)), X).check()
+
+
+def by_norm(g):
+    return g * (0.1 / jnp.maximum(jnp.sqrt(jnp.sum(g**2)), 0.1))
+
+
+def by_global_norm(gradients):
+    norm = jnp.sqrt(sum(jnp.sum(g**2) for g in gradients))
+    return [g * (0.1 / jnp.maximum(norm, 0.1)) for g in gradients]
+
+
+@pytest.mark.parametrize(
+    "clipped",
+    [
+        lambda gradients: [jnp.clip(g, -0.1, 0.1) for g in gradients],
+        lambda gradients: [by_norm(g) for g in gradients],
+        by_global_norm,
+        lambda gradients: optax.clip_by_global_norm(0.1).update(gradients, optax.EmptyState())[0],
+        lambda gradients: [jnp.where(jnp.isfinite(g), g, jnp.zeros_like(g)) for g in gradients],
+        lambda gradients: [g * jnp.arange(OUT) for g in gradients],
+    ],
+    ids=["value", "norm", "global_norm", "optax_global_norm", "finite", "mask"],
+)
+def test_gradients_are_clipped_by_the_worker(clipped):
+    cut = two_layers(clipped)
+    assert cut.sent == [(IN, OUT), (OUT,)]
+    assert set(cut.server) == {"mul", "add", "sub"}
+    assert cut.read_by_worker == {"w", "b"}
+
+
+def test_gradients_that_are_clipped_by_a_variable_are_clipped_by_the_server():
+    def step(v, x):
+        g = jnp.clip(gradient(v["w"], x), -v["limit"], v["limit"])
+        return {"w": v["w"] - g, "limit": v["limit"] * 0.5}, ()
+
+    cut = Cut(step, weights(limit=0.1), X).check()
+    assert cut.sent == [(IN, OUT)]
+    assert cut.read_by_server == {"w", "limit"}
+
+
+def test_the_smaller_of_two_types_is_sent():
+    def step(v, x):
+        g = marked_as_gradient(jax.grad(loss_of)(v["w"].astype("bfloat16"), x.astype("bfloat16")))
+        return {"w": v["w"] - 0.1 * g.astype("float32")}, ()
+
+    cut = Cut(step, weights(), X).check()
+    assert [value.aval.dtype for value in cut.split.sent] == [jnp.bfloat16]
+
+
+def test_a_compressed_gradient_is_sent():
+    def step(v, x):
+        row_sums = jnp.sum(gradient(v["w"], x), axis=0)
+        return {"w": v["w"] - row_sums}, ()
+
+    assert Cut(step, weights(), X).check().sent == [(1, OUT)]
+
+
+def test_gradients_summed_in_a_loop_are_sent():
+    def step(v, x):
+        def one(total, row):
+            return total + gradient(v["w"], row[None]), None
+
+        total, _ = jax.lax.scan(one, jnp.zeros_like(v["w"]), x)
+        m = 0.9 * v["m"] + total
+        return {"m": m, "w": v["w"] - 0.1 * m}, ()
+
+    cut = Cut(step, weights(m=ZEROS), X).check()
+    assert cut.sent == [(IN, OUT)]
+    assert cut.read_by_worker == {"w"}
+    assert "scan" not in cut.server
+
+
+def test_weight_decay_is_the_servers():
+    def step(v, x):
+        return {"w": v["w"] * 0.99 - 0.1 * (gradient(v["w"], x) + 0.01 * v["w"])}, ()
+
+    cut = Cut(step, weights(), X).check()
+    assert cut.sent == [(IN, OUT)]
+    assert cut.worker.count("mul") < _names_of(cut.program).count("mul")
+
+
+def test_an_update_that_uses_the_loss_gets_it_sent():
+    def step(v, x):
+        loss, g = jax.value_and_grad(loss_of)(v["w"], x)
+        return {"w": v["w"] - marked_as_gradient(g) * v["rate"] * loss}, loss
+
+    cut = Cut(step, weights(rate=0.1), X).check()
+    assert sorted(cut.sent) == [(), (IN, OUT)]
+    assert "dot_general" not in cut.server
+
+
+def test_what_the_worker_returns_of_an_update_it_computes_too():
+    def step(v, x):
+        new = v["w"] - 0.1 * gradient(v["w"], x)
+        return {"w": new}, {"norm": jnp.sum(new**2)}
+
+    cut = Cut(step, weights(), X).check()
+    assert cut.sent == [(IN, OUT)]
+    assert cut.served == {"w"}
+
+
+def test_a_condition_over_the_update_is_the_servers():
+    def step(v, x):
+        g = gradient(v["w"], x)
+        finite = jnp.all(jnp.isfinite(g))
+        w, scale = jax.lax.cond(
+            finite, lambda w, s, g: (w - g / s, s * 2), lambda w, s, g: (w, s / 2), v["w"], v["scale"], g
+        )
+        return {"w": w, "scale": scale}, ()
+
+    cut = Cut(step, weights(scale=4), X).check()
+    assert (IN, OUT) in cut.sent
+    assert "cond" in cut.server
+    assert cut.read_by_worker == {"w"}
+
+
+# Variables that the forward pass assigns.
+
+
+def test_a_moving_average_costs_a_batchs_statistics():
+    def step(v, x):
+        mean = jnp.mean(x @ v["w"], axis=0)
+        return {"mean": v["mean"] * 0.99 + 0.01 * mean}, mean
+
+    cut = Cut(step, weights(mean=np.zeros(OUT)), X).check()
+    assert cut.sent == [(OUT,)]
+    assert "add" in cut.server
+    assert cut.read_by_server == {"mean"}
+    assert cut.read_by_worker == {"w"}
+
+
+def test_a_metrics_total_costs_a_number():
+    def step(v, x):
+        return {"total": v["total"] + jnp.sum(x**2), "count": v["count"] + x.shape[0]}, ()
+
+    cut = Cut(step, weights(total=0, count=0), X).check()
+    assert cut.sent == [()]
+    assert cut.server == ["add", "add"]
+    assert cut.read_by_worker == set()
+
+
+def test_an_entry_of_a_table_costs_its_row():
+    def step(v, x):
+        return {"table": v["table"].at[2].add(jnp.sum(x, axis=0))}, ()
+
+    cut = Cut(step, weights(table=np.zeros((1000, IN))), X).check()
+    assert sum(np.prod(shape) for shape in cut.sent) == IN
+
+
+def test_a_counter_costs_nothing():
+    cut = Cut(lambda v, x: ({"steps": v["steps"] + 1}, ()), weights(steps=0), X).check()
+    assert cut.sent == []
+    assert cut.server == ["add"]
+    assert cut.worker == []
+
+
+def test_something_else_altogether_is_sent_whole():
+    cut = Cut(lambda v, x: ({"last": x}, ()), weights(last=np.zeros((ROWS, IN))), X).check()
+    assert cut.sent == [(ROWS, IN)]
+    assert cut.read_by_server == set()
+    cut = Cut(lambda v, x: ({"last": jnp.sin(x)}, ()), weights(last=np.zeros((ROWS, IN))), X).check()
+    assert cut.sent == [(ROWS, IN)]
+    assert cut.server == []
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_an_expensive_function_of_the_old_value_is_the_workers(data):
+    """A power iteration, as spectral normalisation does it."""
+
+    def step(v, x):
+        u = v["square"] @ v["u"]
+        if data:
+            u = u + jnp.sum(x)
+        return {"u": u / jnp.sqrt(jnp.sum(u**2))}, ()
+
+    cut = Cut(step, {"square": jnp.eye(IN) * 2, "u": jnp.ones(IN)}, X).check()
+    assert cut.sent == [(IN,)]
+    assert cut.server == []
+    assert cut.read_by_worker == {"square", "u"}
+
+
+@pytest.mark.parametrize(
+    ("new", "sent"),
+    [
+        (lambda v, x: 3.0, []),
+        (lambda v, x: jnp.zeros((IN, OUT)), []),
+        (lambda v, x: v["other"], []),
+        (lambda v, x: v["w"], []),
+        (lambda v, x: gradient(v["w"], x), [(IN, OUT)]),
+        (lambda v, x: -gradient(v["w"], x), [(IN, OUT)]),
+    ],
+    ids=["literal", "constant", "variable", "itself", "gradient", "of_gradient"],
+)
+def test_whatever_is_assigned_the_server_has_it(new, sent):
+    cut = Cut(lambda v, x: ({"w": new(v, x)}, ()), weights(other=ZEROS), X).check()
+    assert cut.sent == sent
+    assert cut.served == {"w"}
+
+
+def test_two_variables_may_be_swapped():
+    cut = Cut(lambda v, x: ({"a": v["b"], "b": v["a"]}, ()), {"a": jnp.zeros(2), "b": jnp.ones(2)}, X).check()
+    assert cut.sent == []
+
+
+def test_a_variable_that_is_not_read_is_assigned():
+    cut = Cut(lambda v, x: ({"new": jnp.sum(x), "w": v["w"] - gradient(v["w"], x)}, ()), weights(), X).check()
+    assert cut.served == {"new", "w"}
+
+
+# Only gradients: the inner cut, of what one replica does.
+
+
+def test_with_only_gradients_everything_else_stays_with_the_worker():
+    def step(v, x):
+        new, _ = adam(v, x)
+        return {**new, "total": v["total"] + jnp.sum(x), "zero": 0.0}, ()
+
+    cut = Cut(step, OPTIMIZERS["adam"][1] | weights(total=0, zero=1), X, only_gradients=True).check()
+    assert cut.served == {"w", "m", "s"}
+    assert cut.sent == [(IN, OUT)]
+
+
+# Several gradients.
+
+
+def two_optimizers(v, x):
+    g_a = gradient(v["a"], x)
+    g_b = marked_as_gradient(jax.grad(lambda b: loss_of(v["a"], x) * jnp.sum(b**2))(v["b"]))
+    return {"a": v["a"] - 0.1 * g_a, "b": v["b"] - 0.2 * g_b, "m": 0.5 * v["m"] + g_b}, ()
+
+
+def test_two_optimizers_may_update_after_all_gradients():
+    variables = {"a": weights()["w"], "b": weights(2)["w"], "m": jnp.zeros((IN, OUT))}
+    cut = Cut(two_optimizers, variables, X).check()
+    assert cut.sent == [(IN, OUT), (IN, OUT)]
+    assert cut.served == {"a", "b", "m"}
+
+
+def test_a_gradient_after_an_update_is_refused():
+    def step(v, x):
+        a = v["a"] - 0.1 * gradient(v["a"], x)
+        return {"a": a, "b": v["b"] - gradient(v["b"] + a, x)}, ()
+
+    with pytest.raises(ProgramError, match=r"just updated.*all gradients first.*two steps"):
+        Cut(step, {"a": weights()["w"], "b": weights(2)["w"]}, X)
+
+
+def test_a_step_without_gradients_is_the_workers():
+    cut = Cut(lambda v, x: ({}, {"logits": x @ v["w"]}), weights(unused=1), X).check()
+    assert (cut.sent, cut.server, cut.served) == ([], [], set())
+    assert cut.worker == ["dot_general"]
+    assert cut.read_by_worker == {"w"}
+
+
+# What happens outside of the program.
+
+
+def test_prints_stay_with_the_worker(capsys):
+    def step(v, x):
+        g = gradient(v["w"], x)
+        new = v["w"] - 0.1 * g
+        jax.debug.print("{} {}", jnp.sum(x), jnp.sum(new))
+        return {"w": new}, ()
+
+    cut = Cut(step, weights(), X)
+    assert not any(name.startswith("debug") for name in cut.server)
+    outputs, sent = cut.split.worker(cut._args)
+    cut.split.server(cut._args, sent)
+    jax.effects_barrier()
+    assert outputs == [None]
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_what_the_host_makes_of_a_gradient_is_sent():
+    calls = []
+
+    def on_host(g):
+        calls.append(g.shape)
+        return np.sign(g)
+
+    def step(v, x):
+        g = gradient(v["w"], x)
+        return {"w": v["w"] - io_callback(on_host, jax.ShapeDtypeStruct(g.shape, g.dtype), g)}, ()
+
+    cut = Cut(step, weights(), X)
+    _, sent = cut.split.worker(cut._args)
+    (new,) = cut.split.server(cut._args, sent)
+    assert calls == [(IN, OUT)]
+    assert cut.sent == [(IN, OUT)]
+    assert float(jnp.max(jnp.abs(new - cut._args[0]))) == pytest.approx(1.0, abs=1e-6)
+
+
+# Any small step.
+
+BINARY = [jnp.add, jnp.subtract, jnp.multiply, jnp.maximum]
+UNARY = [jnp.tanh, jnp.abs, lambda x: x * 0.5, lambda x: jnp.sum(x) + jnp.zeros_like(x), lambda x: x[::-1]]
+
+
+@st.composite
+def recipes(draw):
+    """Operations on a growing list of values, which begins with 3 variables and 1 piece of data; marks; assignments."""
+    size, operations = 4, []
+    for _ in range(draw(st.integers(1, 10))):
+        kind = draw(st.sampled_from(["unary", "binary", "binary", "mark"]))
+        fn = draw(st.integers(0, 3 if kind == "binary" else len(UNARY) - 1))
+        operations.append((kind, fn, draw(st.integers(0, size - 1)), draw(st.integers(0, size - 1))))
+        size += 1
+    assigned = draw(st.dictionaries(st.sampled_from("abc"), st.integers(0, size - 1), min_size=1))
+    return operations, assigned, draw(st.lists(st.integers(0, size - 1), max_size=2)), draw(st.booleans())
+
+
+@settings(max_examples=150, deadline=None)
+@given(recipes())
+def test_the_halves_of_any_step_give_what_the_step_gives(recipe):
+    operations, assigned, results, only_gradients = recipe
+
+    def step(v, x):
+        values = [*v.values(), x]
+        for kind, fn, a, b in operations:
+            if kind == "mark":
+                values.append(marked_as_gradient(values[a]))
+            else:
+                values.append(UNARY[fn](values[a]) if kind == "unary" else BINARY[fn](values[a], values[b]))
+        return {name: values[i] for name, i in assigned.items()}, [values[i] for i in results]
+
+    variables = {name: jnp.arange(3.0) - i for i, name in enumerate("abc")}
+    try:
+        cut = Cut(step, variables, jnp.array([0.3, -2.0, 1.5]), only_gradients=only_gradients)
+    except ProgramError:
+        return
+    cut.check()
+    assert len(set(cut.split.sent)) == len(cut.split.sent)

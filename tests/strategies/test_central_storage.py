@@ -1,0 +1,553 @@
+"""Variables on one device, computation on several."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import optax
+import pytest
+
+import replicax as rx
+from replicax.errors import DeviceError, ProgramError
+
+# Compute devices, and where the parameters are.
+PLACES = {
+    "among": (["cpu:0", "cpu:1"], "cpu:0"),
+    "last": (["cpu:0", "cpu:1", "cpu:2"], "cpu:2"),
+    "beside": (["cpu:1", "cpu:2", "cpu:3"], "cpu:0"),
+    "one": (["cpu:3"], "cpu:3"),
+    "one_beside": (["cpu:3"], "cpu:5"),
+}
+
+
+@pytest.fixture(params=PLACES)
+def central(request):
+    return rx.CentralStorageStrategy(*PLACES[request.param])
+
+
+@pytest.fixture
+def beside():
+    """Two compute devices, and the parameters elsewhere."""
+    return rx.CentralStorageStrategy(["cpu:1", "cpu:2"], "cpu:0")
+
+
+def variable(strategy, value=1.0, **arguments):
+    with strategy.scope():
+        return rx.Variable(value, **arguments)
+
+
+def batch_of(strategy, *arrays):
+    """One global batch, over the replicas."""
+    (batch,) = strategy.distribute_dataset([tuple(np.asarray(array, np.float32) for array in arrays)])
+    return batch
+
+
+def lives_at(variable_, device):
+    return variable_._value.devices() == {device} and variable_._value.committed
+
+
+# Devices.
+
+
+def test_by_default_all_devices_compute_and_the_first_cpu_has_the_parameters():
+    strategy = rx.CentralStorageStrategy()
+    assert strategy.num_replicas_in_sync == 8
+    assert strategy.devices == tuple(jax.devices())
+    assert strategy.parameter_device == jax.devices("cpu")[0]
+    assert rx.CentralStorageStrategy([]).devices == strategy.devices
+
+
+def test_devices_may_be_chosen():
+    strategy = rx.CentralStorageStrategy(["cpu:5", jax.devices()[2]], parameter_device="/cpu:7")
+    assert [device.id for device in strategy.devices] == [5, 2]
+    assert strategy.parameter_device.id == 7
+    assert repr(strategy) == "CentralStorageStrategy([cpu:5, cpu:2], parameter_device='cpu:7')"
+
+
+def test_one_device_has_everything_unless_told_otherwise():
+    assert rx.CentralStorageStrategy(["cpu:3"]).parameter_device.id == 3
+    assert rx.CentralStorageStrategy(["cpu:3"], "cpu:1").parameter_device.id == 1
+    assert rx.CentralStorageStrategy(["cpu:3", "cpu:4"]).parameter_device.id == 0
+
+
+@pytest.mark.parametrize(
+    ("compute", "parameter"),
+    [(["cpu:0", "cpu:0"], None), (["cpu:8"], None), (["potato"], None), (None, "cpu:8"), (["cpu:1"], "potato")],
+)
+def test_bad_devices_are_refused(compute, parameter):
+    with pytest.raises(DeviceError):
+        rx.CentralStorageStrategy(compute, parameter)
+
+
+# What lives where.
+
+
+def model_and_optimizer(strategy, optimizer=lambda: keras.optimizers.Adam(0.1)):
+    with strategy.scope():
+        keras.utils.set_random_seed(3)
+        model, made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4), keras.layers.Dense(1)]), optimizer()
+        made.build(model.trainable_variables)
+        return model, made
+
+
+def train_step_of(model, optimizer):
+    def train_step(x, y):
+        def loss_fn():
+            loss = rx.compute_average_loss(jnp.sum((model(x, training=True) - y) ** 2, axis=1))
+            return optimizer.scale_loss(loss)
+
+        loss, gradients = rx.value_and_grad(loss_fn, model.trainable_variables)()
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return train_step
+
+
+RNG = np.random.default_rng(0)
+BATCHES = [(RNG.normal(size=(n, 6)).astype("float32"), RNG.normal(size=(n, 1)).astype("float32")) for n in (6, 6, 5, 6)]
+
+
+def test_parameters_and_optimizer_state_live_on_the_parameter_device(central):
+    model, optimizer = model_and_optimizer(central)
+    total = variable(central, 0.0, synchronization="on_read", aggregation="sum")
+    step = train_step_of(model, optimizer)
+
+    def counted(x, y):
+        total.assign_add(jnp.float32(x.shape[0]))
+        return step(x, y)
+
+    for batch in central.distribute_dataset(BATCHES):
+        central.run(counted, args=batch)
+    for each in (*model.variables, *optimizer.variables):
+        assert lives_at(each, central.parameter_device), each.path
+    components = [component.devices() for component in central.local_results(total._value)]
+    assert float(total.value) == 23.0
+    assert total._value.devices() == set(central.devices) or central.num_replicas_in_sync == 1
+    assert components
+
+
+def test_only_the_worker_reads_no_optimizer_state(beside):
+    """The devices get the weights and nothing else: what is copied to them each step is what they need."""
+    model, optimizer = model_and_optimizer(beside)
+    step = rx.function(lambda x, y: beside.run(train_step_of(model, optimizer), args=(x, y)))
+    batch = batch_of(beside, np.ones((2, 6)), np.ones((2, 1)))
+    step(*batch)
+    lowered = step.lower(*batch)
+    shapes = [info.shape for info in jax.tree.leaves(lowered.args_info)]
+    weights = [tuple(v.shape) for v in model.trainable_variables]
+    assert sorted(shapes) == sorted([*weights, (2, 1, 6), (2, 1, 1)])
+
+
+def test_the_replicas_compute_on_their_devices(central):
+    own = central.run(lambda: rx.get_replica_context().replica_id_in_sync_group + 0.0)
+    components = own.values if isinstance(own, rx.PerReplica) else (own,)
+    expected = central.devices if isinstance(own, rx.PerReplica) else (central.parameter_device,)
+    assert [component.devices() for component in components] == [{device} for device in expected]
+
+
+def test_explain_tells_the_place():
+    strategy = rx.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:5")
+    v = variable(strategy, np.ones((3, 2)), name="v")
+    seen = variable(strategy, 0.0, synchronization="on_read", aggregation="sum", name="seen")
+    assert strategy.explain([v]) == "v  (3, 2)  on cpu:5  24 bytes"
+    assert strategy.explain([seen]) == "seen  ()  one for each replica  4 bytes"
+    model, _ = model_and_optimizer(strategy)
+    assert strategy.explain(model).count("on cpu:5") == 4
+
+
+def test_the_step_can_be_looked_at(beside):
+    v = variable(beside)
+
+    @rx.function
+    def step(x):
+        beside.run(lambda x: v.assign_sub(rx.grad(lambda: v * x.sum(), v)()) is None, args=(x,))
+
+    lowered = step.lower(*batch_of(beside, np.ones(2)))
+    assert "all-reduce" in lowered.compile().as_text()
+    assert float(v.value) == 1.0
+
+
+# Training.
+
+
+def fitted(strategy, make_optimizer):
+    model, optimizer = model_and_optimizer(strategy, make_optimizer)
+    step = train_step_of(model, optimizer)
+    losses = [
+        float(strategy.reduce("sum", strategy.run(step, args=batch), axis=None))
+        for batch in strategy.distribute_dataset(BATCHES)
+    ]
+    return losses, [np.asarray(v.value) for v in (*model.variables, *optimizer.variables)]
+
+
+OPTIMIZERS = {
+    "nesterov": lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "clipvalue": lambda: keras.optimizers.RMSprop(0.01, clipvalue=0.1),
+    "clipnorm": lambda: keras.optimizers.Adam(0.01, clipnorm=0.1),
+    "global_clipnorm": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
+    "ema": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=2),
+    "accumulation": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "adamw": lambda: keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.01, 10)),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "muon": lambda: keras.optimizers.Muon(0.01),
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), dynamic_growth_steps=2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_does_what_it_does_under_mirrored_strategy(mirrored, name):
+    ours = fitted(rx.CentralStorageStrategy(["cpu:1", "cpu:2"], "cpu:0"), OPTIMIZERS[name])
+    expected = fitted(mirrored(2), OPTIMIZERS[name])
+    np.testing.assert_allclose(ours[0], expected[0], rtol=1e-5)
+    for a, b in zip(ours[1], expected[1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_learning_rate_may_be_assigned_between_steps(central):
+    v = variable(central, np.zeros(3, "float32"))
+    with central.scope():
+        optimizer = keras.optimizers.SGD(1.0)
+
+    def step():
+        optimizer.apply_gradients([(rx.grad(lambda: jnp.sum(v.value), v, aggregation="mean")(), v)])
+
+    for rate in (1.0, 0.5, 0.25):
+        optimizer.learning_rate = rate
+        central.run(step)
+    np.testing.assert_allclose(v.numpy(), np.full(3, -1.75))
+    assert lives_at(v, central.parameter_device)
+
+
+def test_dropout_differs_between_replicas_and_steps(beside):
+    with beside.scope():
+        dropout = keras.layers.Dropout(0.5, seed=1)
+    x = np.ones((2, 64), np.float32)
+    masks = [np.asarray(row) for _ in range(2) for row in _rows(beside, lambda x: dropout(x, training=True), x)]
+    assert len({mask.tobytes() for mask in masks}) == 4
+
+
+def _rows(strategy, fn, x):
+    return strategy.run(fn, args=batch_of(strategy, x)).values
+
+
+def test_state_in_pytrees_needs_no_variables(central, mirrored):
+    def train(strategy):
+        params, optimizer = jnp.arange(4.0), optax.adam(0.1)
+        state = strategy.replicate((params, optimizer.init(params)))
+
+        def step(state, x):
+            params, opt_state = state
+            gradient = jax.grad(lambda p: jnp.sum((p * x) ** 2))(params)
+            updates, opt_state = optimizer.update(gradient, opt_state)
+            return optax.apply_updates(params, updates), opt_state
+
+        for n in (6, 5, 6):
+            state = strategy.run(step, args=(state, *batch_of(strategy, np.ones((n, 4)))))
+        return state
+
+    ours, expected = train(central), train(mirrored(central.num_replicas_in_sync))
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_variables_of_both_kinds_train_together(beside):
+    with beside.scope():
+        ours, keras_ = rx.Variable(2.0), keras.Variable(3.0)
+        optimizer = keras.optimizers.SGD(1.0)
+
+    def step(x):
+        gradients = rx.grad(lambda: ours.value * keras_.value * x.sum(), [ours, keras_])()
+        optimizer.apply_gradients(zip(gradients, [ours, keras_], strict=True))
+
+    beside.run(step, args=batch_of(beside, [0.25, 0.75]))
+    assert (float(ours.value), float(keras_.value)) == (-1.0, 1.0)
+    assert all(lives_at(v, beside.parameter_device) for v in (ours, keras_))
+
+
+def test_a_gradient_penalty_is_part_of_the_loss(beside, mirrored):
+    def trained(strategy):
+        v = variable(strategy, np.arange(3.0))
+
+        def step(x):
+            def penalized():
+                inner = rx.grad(lambda: jnp.sum(v.value**3 * x), v, aggregation=None)()
+                return jnp.sum(v.value * x) + 0.01 * jnp.sum(inner**2)
+
+            v.assign_sub(0.1 * rx.grad(penalized, v)())
+
+        for batch in strategy.distribute_dataset([np.ones((2, 1), np.float32)] * 3):
+            strategy.run(step, args=(batch,))
+        return v.numpy()
+
+    np.testing.assert_allclose(trained(beside), trained(mirrored(2)), rtol=1e-6)
+
+
+def test_a_gradient_after_an_update_is_refused(beside):
+    a, b = variable(beside), variable(beside)
+
+    def step(x):
+        a.assign_sub(rx.grad(lambda: a * x.sum(), a)())
+        b.assign_sub(rx.grad(lambda: a * b * x.sum(), b)())
+
+    with pytest.raises(ProgramError, match="two steps"):
+        beside.run(step, args=batch_of(beside, [1.0, 2.0]))
+    assert (float(a.value), float(b.value)) == (1.0, 1.0)
+
+
+# Everything else that replicas do.
+
+
+def test_variables_are_assigned_without_gradients(central):
+    v, steps = variable(central, 5.0), variable(central, 0)
+    last = variable(central, np.zeros(3), aggregation="mean")
+    other = variable(central, 2.0)
+
+    def step(x):
+        last.assign(x.sum(axis=0))
+        steps.assign_add(1)
+        v.assign(other.value)
+        other.assign(3.0)
+
+    replicas = central.num_replicas_in_sync
+    for _ in range(2):
+        central.run(step, args=batch_of(central, np.ones((replicas, 3))))
+    assert (float(v.value), int(steps.value), float(other.value)) == (3.0, 2, 3.0)
+    np.testing.assert_array_equal(last.numpy(), np.ones(3))
+    assert all(lives_at(each, central.parameter_device) for each in (v, steps, last, other))
+
+
+def test_a_step_that_reads_nothing_but_variables(central):
+    v = variable(central, np.full(3, 2.0))
+    assert central.run(lambda: v.assign_add(jnp.ones(3)) is None) is False
+    results = central.run(lambda: v * 2)
+    np.testing.assert_array_equal(results, np.full(3, 6.0))
+    assert lives_at(v, central.parameter_device)
+
+
+def test_on_read_variables_are_the_replicas_own(beside):
+    seen = variable(beside, 0.0, synchronization="on_read", aggregation="sum")
+    mean = variable(beside, 0.0, synchronization="on_read", aggregation="mean")
+    v = variable(beside)
+
+    def step(x):
+        seen.assign_add(x.sum())
+        mean.assign(x.sum())
+        v.assign_sub(rx.grad(lambda: v * x.sum(), v)())
+
+    for batch in ([1.0, 2.0], [3.0], [4.0, 6.0]):
+        beside.run(step, args=batch_of(beside, batch))
+    assert (float(seen.value), float(mean.value), float(v.value)) == (16.0, 5.0, -15.0)
+    assert [component.devices() for component in beside.local_results(rx.PerReplica(seen._value))] == [
+        {device} for device in beside.devices
+    ]
+    with beside.scope():
+        rx.function(lambda: mean.assign(7.0))()
+    assert float(mean.value) == 7.0
+
+
+def test_partial_batches_leave_what_was_read_valid():
+    strategy = rx.CentralStorageStrategy(["cpu:0", "cpu:1", "cpu:2"])
+    v = variable(strategy, np.zeros(4, "float32"))
+
+    def step(x):
+        v.assign_sub(rx.grad(lambda: jnp.sum(v.value) * x.sum(), v)())
+
+    read = [v.value]
+    for n in (3, 2, 1, 3, 1):
+        strategy.run(step, args=batch_of(strategy, np.ones(n)))
+        read.append(v.value)
+        assert lives_at(v, strategy.parameter_device)
+    assert [float(value[0]) for value in read] == [0.0, -3.0, -5.0, -6.0, -9.0, -10.0]
+
+
+def test_what_was_read_stays_valid_and_what_is_deleted_is_the_users_doing(central):
+    v = variable(central, np.zeros(4, "float32"))
+    x = central.replicate(np.ones(4, "float32"))
+
+    def step(x):
+        old = v.value
+        v.assign_sub(rx.grad(lambda: jnp.sum(v.value * x), v, aggregation="mean")())
+        return old, x
+
+    first = v.value
+    old, same = central.run(step, args=(x,))
+    second = v.value
+    central.run(step, args=(x,))
+    assert [float(value[0]) for value in (first, old, second, v.value, same, x)] == [0.0, 0.0, -1.0, -2.0, 1.0, 1.0]
+    v.assign(x)
+    central.run(step, args=(x,))
+    assert float(x[0]) == 1.0
+    del first, old, second
+    central.run(step, args=(x,))
+    assert float(v.value[0]) == -1.0
+
+
+def test_several_runs_in_one_function(beside):
+    v, seen = variable(beside), variable(beside, 0.0)
+
+    @rx.function
+    def step(x):
+        doubled = beside.run(lambda x: x * 2, args=(x,))
+        beside.run(lambda x: v.assign_sub(rx.grad(lambda: v * x.sum(), v)()) is None, args=(doubled,))
+        loss = beside.reduce("sum", beside.run(lambda x: v * x.sum(), args=(x,)), axis=None)
+        seen.assign_add(loss)
+        return loss
+
+    batch = batch_of(beside, [1.0, 2.0])
+    assert [float(step(*batch)) for _ in range(2)] == [-15.0, -33.0]
+    assert (float(v.value), float(seen.value)) == (-11.0, -48.0)
+    assert lives_at(v, beside.parameter_device)
+
+
+def test_a_second_training_run_in_a_function_is_refused(beside):
+    v = variable(beside)
+
+    @rx.function
+    def twice(x):
+        for _ in range(2):
+            beside.run(lambda x: v.assign_sub(rx.grad(lambda: v * v * x.sum(), v)()) is None, args=(x,))
+
+    with pytest.raises(ProgramError, match="two steps"):
+        twice(*batch_of(beside, [1.0, 2.0]))
+
+
+def test_a_function_outside_of_the_replicas_updates_too(central):
+    v = variable(central, 2.0)
+
+    @rx.function
+    def step():
+        loss, gradient = rx.value_and_grad(lambda: v * v, v)()
+        v.assign_sub(0.25 * gradient * loss)
+        return loss
+
+    with central.scope():
+        assert [float(step()) for _ in range(2)] == [4.0, 4.0]
+    assert float(v.value) == 2.0 - 4.0 + 4.0
+    assert lives_at(v, central.parameter_device)
+
+
+def test_merge_call_and_update(central):
+    v = variable(central, 1.0)
+    result = central.update(v, lambda v, x: v.assign_add(x), args=(2.0,))
+    assert float(result) == float(v.value) == 3.0
+
+    def step(x):
+        replica = rx.get_replica_context()
+        total = replica.all_reduce("sum", x.sum())
+        add = lambda v, x: v.assign_add(x)  # noqa: E731
+        return replica.merge_call(lambda strategy, x: strategy.update(v, add, args=(x,)), args=(total,))
+
+    replicas = central.num_replicas_in_sync
+    result = central.run(step, args=batch_of(central, np.ones(replicas)))
+    assert float(result) == float(v.value) == 3.0 + replicas
+    assert lives_at(v, central.parameter_device)
+
+
+def test_reduce_gather_and_replicate(central):
+    replicas = central.num_replicas_in_sync
+    rows = np.arange(replicas * 2.0).reshape(replicas, 2)
+    doubled = central.run(lambda x: x * 2, args=batch_of(central, rows))
+    np.testing.assert_array_equal(central.gather(doubled, axis=0), rows * 2)
+    np.testing.assert_array_equal(central.reduce("mean", doubled, axis=0), rows.mean(axis=0) * 2)
+    everywhere = central.replicate({"x": np.ones(3)})["x"]
+    assert everywhere.devices() == set(central.devices)
+    assert isinstance(everywhere, rx.Mirrored) or replicas == 1
+
+
+def test_numbers_and_variables_can_be_combined_outside_of_steps(central):
+    with central.scope():
+        v, metric = rx.Variable(1.0), keras.metrics.Mean()
+
+    @rx.function
+    def step(x):
+        return central.reduce("sum", central.run(lambda x: {"sum": x.sum()}, args=(x,))["sum"], axis=None)
+
+    replicas = central.num_replicas_in_sync
+    for n in (replicas, 1):
+        (batch,) = batch_of(central, np.ones(n))
+        loss = step(batch)
+        summed = central.reduce("sum", central.run(lambda x: x.sum(), args=(batch,)), axis=None)
+        metric.update_state(loss)
+        v.assign_add(summed)
+        assert float(v.value + loss + summed) == float(v.value) + 2 * n
+        assert float(central.run(lambda x: x * v, args=(loss,))) == n * float(v.value)
+    assert float(metric.result()) == (replicas + 1) / 2
+    assert float(v.value) == 2.0 + replicas
+
+
+def test_a_variables_value_may_be_an_argument(central):
+    v = variable(central, np.ones(3))
+    np.testing.assert_array_equal(central.run(lambda x: x * 2, args=(v.value,)), np.full(3, 2.0))
+    held = v.value
+    np.testing.assert_array_equal(central.run(lambda: held * 3), np.full(3, 3.0))
+
+
+def test_input_options_are_taken(beside):
+    options = rx.InputOptions(prefetch=1)
+    batches = list(beside.distribute_dataset([np.ones((4, 2))] * 2, options))
+    assert [batch.values[1].shape for batch in batches] == [(2, 2)] * 2
+    assert [component.devices() for component in batches[0].values] == [{device} for device in beside.devices]
+
+
+@pytest.mark.parametrize("place", ["among", "beside"])
+def test_debugging_operation_by_operation(place):
+    strategy = rx.CentralStorageStrategy(*PLACES[place])
+    v, seen = variable(strategy, 3.0), variable(strategy, 0.0, synchronization="on_read", aggregation="sum")
+
+    def step(x):
+        seen.assign_add(x[0])
+        loss, gradient = rx.value_and_grad(lambda: v * x[0], v)()
+        v.assign_sub(gradient)
+        return loss
+
+    rx.config.run_eagerly(True)
+    try:
+        replicas = strategy.num_replicas_in_sync
+        for n in (replicas, 1):
+            loss = strategy.reduce("sum", strategy.run(step, args=batch_of(strategy, np.ones(n))), axis=None)
+        assert float(loss) == float(v.value + loss - v.value) == 3.0 - replicas
+    finally:
+        rx.config.run_eagerly(False)
+    assert (float(v.value), float(seen.value)) == (2.0 - replicas, replicas + 1.0)
+    assert lives_at(v, strategy.parameter_device)
+
+
+def test_prints_come_once_from_each_replica(beside, capsys):
+    v = variable(beside)
+
+    def step(x):
+        gradient = rx.grad(lambda: v * x.sum(), v)()
+        jax.debug.print("gradient {}", gradient)
+        v.assign_sub(gradient)
+
+    beside.run(step, args=batch_of(beside, [1.0, 2.0]))
+    jax.effects_barrier()
+    assert capsys.readouterr().out.splitlines() == ["gradient 3.0"] * 2
+
+
+def test_gradients_summed_in_a_loop_are_cut_too(beside):
+    v, m = variable(beside, np.ones(3)), variable(beside, np.zeros(3))
+
+    def step(x):
+        def one(total, row):
+            return total + rx.grad(lambda: jnp.sum(v.value**2) * row, v)(), None
+
+        total, _ = jax.lax.scan(one, jnp.zeros(3), x)
+        m.assign(0.9 * m.value + total)
+        v.assign_sub(0.1 * m.value)
+
+    function = rx.function(lambda x: beside.run(step, args=(x,)))
+    batch = batch_of(beside, [1.0, 2.0, 3.0, 4.0])
+    arguments = jax.tree.leaves(function.lower(*batch).args_info)
+    assert sorted(info.shape for info in arguments) == [(2, 2), (3,)]
+    function(*batch)
+    np.testing.assert_allclose(v.numpy(), np.full(3, 1 - 0.1 * 20), rtol=1e-6)
+
+
+def test_a_model_is_exported_like_any_other(beside, tmp_path):
+    model, _ = model_and_optimizer(beside)
+    rx.export(lambda x: model(x, training=False), tmp_path / "model", BATCHES[0][0])
+    np.testing.assert_allclose(rx.load(tmp_path / "model")(BATCHES[0][0]), model(BATCHES[0][0]), rtol=1e-5, atol=1e-6)
