@@ -3,7 +3,7 @@
 from typing import Any
 
 from replicax import cluster as cluster_resolver
-from replicax import config, coordinator, dtensor, errors, health
+from replicax import config, coordinator, data, dtensor, errors, health
 from replicax.checkpoint import Checkpoint, CheckpointManager, PreemptionCheckpointHandler, TerminationConfig
 from replicax.collectives import (
     CommunicationImplementation,
@@ -98,6 +98,7 @@ __all__ = [
     "compute_average_loss",
     "config",
     "coordinator",
+    "data",
     "dtensor",
     "errors",
     "export",

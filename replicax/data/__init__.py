@@ -2,6 +2,7 @@
 
 from replicax.data.channel import Workers
 from replicax.data.context import InputContext, ValueContext
+from replicax.data.creator import DatasetCreator
 from replicax.data.distribute import DistributedDataset, DistributedDatasetFromFunction
 from replicax.data.iterator import DistributedIterator
 from replicax.data.options import AutoShardPolicy, InputOptions
@@ -9,6 +10,7 @@ from replicax.data.units import FileSource
 
 __all__ = [
     "AutoShardPolicy",
+    "DatasetCreator",
     "DistributedDataset",
     "DistributedDatasetFromFunction",
     "DistributedIterator",

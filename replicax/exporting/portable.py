@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from jax.extend import core as jex_core
 
 from replicax.errors import ExportError

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from replicax.data import DistributedDataset, DistributedDatasetFromFunction
+from replicax.data import DatasetCreator, DistributedDataset, DistributedDatasetFromFunction
 from replicax.data.placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -97,9 +97,13 @@ def _rows(leaf: Any) -> Any:
 def as_keras_data(data: Any, strategy: Any) -> Any:
     """Returns the data of a loop as Keras takes it: distributed datasets and per-replica values become global rows.
 
+    A `DatasetCreator` becomes the distributed dataset that it stands for.
+
     Raises:
         StrategyMismatchError: Another strategy has distributed the dataset.
     """
+    if isinstance(data, DatasetCreator):
+        data = strategy.distribute_datasets_from_function(data.dataset_fn, data.input_options)
     if not isinstance(data, (DistributedDataset, DistributedDatasetFromFunction)):
         return jax.tree_util.tree_map(_rows, data, is_leaf=is_per_replica) if _has_per_replica(data) else data
     if not data.belongs_to(strategy.placement.mesh_for):

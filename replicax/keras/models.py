@@ -102,6 +102,9 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
             given = signature.bind_partial(self, *args, **kwargs)
             if given.arguments.get("batch_size") is not None:
                 check_batch_size(given.arguments["batch_size"])
+            loops = strategy.keras_loops(self)
+            if loops is not None:
+                return getattr(loops, original.__name__)(*given.args[1:], **given.kwargs)
             for name in _DATA & given.arguments.keys():
                 given.arguments[name] = as_keras_data(given.arguments[name], strategy)
             if not has_workers(strategy) or original.__name__ not in _EPOCH_LOOPS:
@@ -140,7 +143,8 @@ def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..
         if strategy is None:
             return original(self, force)
         if getattr(self, attribute) is None or force:
-            functions = StepFunctions(self, strategy, self._replicax.count_step)
+            loops = strategy.keras_loops(self)
+            functions = StepFunctions(self, strategy, self._replicax.count_step) if loops is None else loops.steps
             setattr(self, attribute, getattr(functions, kind)())
         return getattr(self, attribute)
 

@@ -63,9 +63,10 @@ class LoadedStep:
     traced: TracedStep
     set_up: int
 
-    def step(self, closure: Closure, at_least: tuple[int, ...], exact: bool) -> Step:
+    def step(self, closure: Closure, at_least: tuple[int, ...], exact: bool, set_up: int) -> Step:
         """Returns the message that lets a worker run a closure."""
-        return Step(closure.number, self.number, tuple(closure.arrays), at_least, exact, not exact, self.set_up)
+        set_up = max(self.set_up, set_up)
+        return Step(closure.number, self.number, tuple(closure.arrays), at_least, exact, not exact, set_up)
 
 
 class StepPrograms:
@@ -121,6 +122,8 @@ class StepPrograms:
 
     def _found(self, closure: Closure, batches: Mapping[int, Described]) -> LoadedStep:
         key = signature(closure.arrays, closure.structure)
+        # A usual batch needs no program of its own.
+        batches = {number: d for number, d in batches.items() if self._described.get(("batch", number)) != d}
         cache: Any = self._caches.get(closure.fn, None, lambda get_fn: {})  # type: ignore[arg-type,return-value]
         kinds = tuple(sorted((number, described.specs) for number, described in batches.items()))
         if (key, kinds) not in cache:

@@ -22,7 +22,6 @@ from replicax.parameter_server.remote_values import (
 )
 from replicax.parameter_server.scheduler import Scheduler, fatal_server_loss
 from replicax.parameter_server.stats import Stats, StatsRecorder
-from replicax.parameter_server.strategy import ParameterServerStrategy
 from replicax.parameter_server.tracing import Described
 from replicax.parameter_server.variables import home_of
 from replicax.parameter_server.workers import Workers
@@ -60,13 +59,13 @@ class ClusterCoordinator:
         >>> coordinator.join()  # doctest: +SKIP
     """
 
-    strategy: ParameterServerStrategy
+    strategy: Any
 
     def __new__(
         cls, strategy: Any, checkpoint_manager: Any = None, max_queued: int = _MAX_QUEUED
     ) -> ClusterCoordinator:
         """Returns the strategy's coordinator, a new one if it has none."""
-        if not isinstance(strategy, ParameterServerStrategy):
+        if not getattr(strategy, "is_asynchronous", False):
             raise ArgumentError(f"A ClusterCoordinator is for a ParameterServerStrategy, got {strategy!r:.100}.")
         if strategy.coordinator is None:
             strategy.coordinator = super().__new__(cls)
@@ -75,7 +74,7 @@ class ClusterCoordinator:
             raise ArgumentError("The strategy has a coordinator already; give the checkpoint manager to the first one.")
         return strategy.coordinator
 
-    def _start(self, strategy: ParameterServerStrategy, manager: Any, max_queued: int) -> None:
+    def _start(self, strategy: Any, manager: Any, max_queued: int) -> None:
         if not isinstance(max_queued, int) or max_queued < 1:
             raise ArgumentError(f"`max_queued` is a number of functions, at least 1, got {max_queued!r}.")
         self.strategy, self._manager = strategy, manager
@@ -193,7 +192,7 @@ class ClusterCoordinator:
     def _make_iterator(self, dataset: PerWorkerDataset) -> PerWorkerIterator:
         number = next(self._numbers)
         self._workers.tell(SetUp("iterator", (number, dataset._number), provides=number))
-        iterator = PerWorkerIterator(number, dataset)
+        iterator = PerWorkerIterator(number, dataset, self._describe)
         weakref.finalize(iterator, self._forget, number).atexit = False
         return iterator
 
@@ -220,7 +219,9 @@ class ClusterCoordinator:
         slack = _VERSIONS_PER_WORKER * len(self._workers)
         at_least = tuple(max(w, v - slack) for w, v in zip(self.strategy.servers.written, versions, strict=True))
         exact = self.strategy.max_staleness is not None
-        return self._workers.run(worker, closure.program.step(closure, at_least, exact)).future()
+        return self._workers.run(
+            worker, closure.program.step(closure, at_least, exact, self._workers.told_of_servers)
+        ).future()
 
     def _on_done(self, worker: int, closure: Closure, done: Done) -> None:
         assert closure.program is not None
@@ -276,6 +277,11 @@ class ClusterCoordinator:
     def stats(self) -> Stats:
         """Returns what has been done so far: steps and times of each worker, the queue, staleness, bytes, restarts."""
         return self._stats.snapshot(self._scheduler.queue())
+
+    def processes(self) -> dict[str, int]:
+        """Returns the process ids of all workers that are up, and of all servers, by name (`"worker:0"`, `"ps:1"`)."""
+        found = {f"worker:{worker}": pid for worker, pid in sorted(self._workers.pids().items())}
+        return found | {f"ps:{server}": pid for server, pid in sorted(self.strategy.servers.pids().items())}
 
     def close(self) -> None:
         """Ends the workers; what is queued is cancelled. The strategy's `close` does this too."""

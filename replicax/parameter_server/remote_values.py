@@ -117,9 +117,15 @@ class PerWorkerDataset:
 class PerWorkerIterator:
     """One pass over a dataset on each worker; `next()` of it, in a scheduled function, is the next batch there."""
 
-    def __init__(self, number: int, dataset: PerWorkerDataset):
-        self._number = number
+    def __init__(self, number: int, dataset: PerWorkerDataset, describe: Callable[[str, int], Any]):
+        self._number, self._describe = number, describe
         self._dataset = dataset  # The workers drop it when nobody refers to it here.
+
+    @property
+    def element_spec(self) -> Any:
+        """The next batch as a nest of `jax.ShapeDtypeStruct`; asks a worker, who may have to read it first."""
+        described = self._describe("batch", self._number)
+        return described.rebuild(described.specs)
 
     def __iter__(self) -> PerWorkerIterator:
         return self

@@ -47,7 +47,7 @@ def evaluate_rows(equations: Iterable[Any], values: dict[Any, Any], by_row: set[
         touched = [not is_literal(atom) and atom in by_row for atom in equation.invars]
         changes, result_by_row = _adapted(equation, touched, full, rows)
         inputs = [read(atom, values) for atom in equation.invars]
-        values.update(zip(equation.outvars, bind(equation, inputs, in_place=False, **changes), strict=True))
+        values.update(zip(equation.outvars, bind(equation, inputs, **changes), strict=True))
         if result_by_row:
             by_row.update(equation.outvars)
 
@@ -78,13 +78,19 @@ def _broadcast(equation: Any, touched: bool, full: int, rows: int) -> tuple[dict
     shape, dimensions = equation.params["shape"], equation.params["broadcast_dimensions"]
     if touched and (not dimensions or dimensions[0] != 0 or shape[0] != full):
         raise _refused(equation)
-    if not shape or shape[0] != full or (not touched and 0 in dimensions):
+    if not shape or shape[0] != full or (not touched and 0 in dimensions and _rows_of(equation.invars[0]) != 1):
         return {}, touched
     return {"shape": (rows, *shape[1:])}, True
 
 
 def _all_have_rows(equation: Any, touched: Sequence[bool]) -> bool:
-    return all(has_rows or not atom.aval.shape for atom, has_rows in zip(equation.invars, touched, strict=True))
+    """Returns whether all operands have rows, or are the same for all of them."""
+    pairs = zip(equation.invars, touched, strict=True)
+    return all(has_rows or not atom.aval.shape or _rows_of(atom) == 1 for atom, has_rows in pairs)
+
+
+def _rows_of(atom: Any) -> int:
+    return atom.aval.shape[0]
 
 
 def _refused(equation: Any) -> NotByRowsError:

@@ -91,6 +91,10 @@ class Servers:
         for server in servers:
             self._cluster.end_process(*self._identities[server])
 
+    def pids(self) -> dict[int, int]:
+        """Returns the servers' process ids."""
+        return {server: pid for server, (_, pid) in self._identities.items()}
+
     def close(self) -> None:
         """Ends all servers."""
         import ray

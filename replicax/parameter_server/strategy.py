@@ -18,6 +18,7 @@ from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
 from replicax.parameter_server.cluster import connect, serve_if_task
 from replicax.parameter_server.current import worker_index
+from replicax.parameter_server.keras_loops import KerasLoops
 from replicax.parameter_server.messages import Piece
 from replicax.parameter_server.partition import count_shards
 from replicax.parameter_server.placing import Choice, Places
@@ -59,6 +60,7 @@ class ParameterServerStrategy(Strategy):
             moves all rows, so without this its servers do; with it they compute less, and not quite the same.
         start_timeout: How long to wait for the cluster, in seconds.
         stall_timeout: After how many seconds without an answer a worker or server counts as hung, and is replaced.
+        dashboard: Whether a cluster of this process's own shows Ray's dashboard, at a loopback address.
 
     Raises:
         ClusterError: What the cluster is told about is malformed, there is none, or Ray is not installed.
@@ -71,6 +73,8 @@ class ParameterServerStrategy(Strategy):
     """
 
     mesh = None
+    #: Whether steps are scheduled on workers that keep no step with each other.
+    is_asynchronous = True
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class ParameterServerStrategy(Strategy):
         lazy_rows: bool = False,
         start_timeout: float = _START_TIMEOUT_S,
         stall_timeout: float = _STALL_TIMEOUT_S,
+        dashboard: bool = True,
     ):
         _check_options(variable_partitioner, max_staleness, stall_timeout)
         if workers is None and address is None:
@@ -92,7 +97,12 @@ class ParameterServerStrategy(Strategy):
         self.cluster_resolver, self._partitioner = cluster_resolver, variable_partitioner
         self.max_staleness, self.stall_timeout, self.lazy_rows = max_staleness, stall_timeout, lazy_rows
         self.cluster = connect(
-            cluster_resolver, workers=workers, servers=servers, address=address, start_timeout=start_timeout
+            cluster_resolver,
+            workers=workers,
+            servers=servers,
+            address=address,
+            start_timeout=start_timeout,
+            dashboard=dashboard,
         )
         self._ending = contextlib.ExitStack()
         self._ending.callback(self.cluster.close)
@@ -178,6 +188,10 @@ class ParameterServerStrategy(Strategy):
     def replicate(self, nest: Any) -> Any:
         """Returns a copy of the arrays and numbers in `nest` on the coordinator's device."""
         return default_strategy().replicate(nest)
+
+    def keras_loops(self, model: Any) -> KerasLoops:
+        """Returns what runs the loops of a Keras model: `fit` and the like."""
+        return KerasLoops(model, self)
 
     # Data.
 

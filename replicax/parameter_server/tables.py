@@ -222,7 +222,7 @@ def evaluate_with_tables(
                 inputs[1] = positions[touched[0]][equation.invars[1]]
             elif name == "broadcast_in_dim":
                 changes["shape"] = (capacities[touched[0]], *equation.params["shape"][1:])
-        values.update(zip(equation.outvars, bind(equation, inputs, in_place=False, **changes), strict=True))
+        values.update(zip(equation.outvars, bind(equation, inputs, **changes), strict=True))
 
 
 def index_program(
@@ -249,7 +249,7 @@ def index_program(
         values = dict(zip(invars, inputs, strict=True)) | consts
         for equation in reversed(chosen):
             operands = [read(atom, values) for atom in equation.invars]
-            values.update(zip(equation.outvars, bind(equation, operands, in_place=False), strict=True))
+            values.update(zip(equation.outvars, bind(equation, operands), strict=True))
         return [values[each] for each in wanted]
 
     return indices

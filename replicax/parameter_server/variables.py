@@ -116,6 +116,7 @@ class Home:
 class _Elsewhere:
     """Makes `_value`, which Keras's variables and ours keep their array in, a matter of servers."""
 
+    __slots__ = ()  # An object can change to a class of the same layout only.
     _replicax_home: Home
 
     @property
@@ -130,7 +131,9 @@ class _Elsewhere:
 
 @functools.cache
 def _class_elsewhere(own: Any) -> type:
-    return type(own.__name__, (_Elsewhere, own), {"__module__": own.__module__, "__qualname__": own.__qualname__})
+    # Its own class comes first, for the layout; `_value` is found all the same, as nothing else defines it in a class.
+    names = {"__slots__": (), "__module__": own.__module__, "__qualname__": own.__qualname__}
+    return type(own.__name__, (own, _Elsewhere), names)
 
 
 def move_elsewhere(variable: Any, home: Home) -> None:

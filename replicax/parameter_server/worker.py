@@ -84,7 +84,8 @@ class Worker:
         self._data.make_resource(number, _unpickled(pickled))
 
     def _use_servers(self, servers: Sequence[Any]) -> None:
-        self._servers, self._cache = _Servers(servers), Cache()
+        with self._computing:
+            self._servers, self._cache = _Servers(servers), Cache()
 
     def _drop(self, *numbers: int) -> None:
         self._data.drop(list(numbers))
@@ -119,9 +120,10 @@ class Worker:
                 return inputs
             try:
                 look_ups = loaded.look_ups(inputs)
-                versions, pulled = self._pull(loaded, step, look_ups)
+                pulled = self._pull(loaded, step, look_ups)
             except self._servers.lost as error:
                 return ServerLost(str(error))
+            versions = self._versions(loaded)
             clock.note("pull")
             results, sent = loaded(self._cache.values(loaded.program), look_ups, inputs)
             self._data.take(loaded.program.turns())
@@ -131,7 +133,13 @@ class Worker:
         except self._servers.lost as error:
             return ServerLost(str(error))
         clock.note("push")
-        return Done(results, self._cache.known(), behind, clock.seconds, pulled + back, pushed)
+        return Done(results, self._cache.newest(), behind, clock.seconds, pulled + back, pushed)
+
+    def _versions(self, loaded: Loaded) -> dict[int, int]:
+        """Returns, for each server, how old the variables are from which a step is computed."""
+        newest = self._cache.newest()
+        read = {server: self._cache.version_of(server, pieces) for server, pieces in loaded.wanted.items()}
+        return {server: read.get(server, newest.get(server, 0)) for server in loaded.program.sends}
 
     def _inputs(self, program: WorkerProgram, step: Step) -> list[Any] | OtherBatch:
         """Returns the inputs of a program; the batches among them are not taken yet, for the step may have to be
@@ -157,21 +165,22 @@ class Worker:
             return self._data.resource(source.number)[source.leaf]
         return np.int32(self._index)
 
-    def _pull(self, loaded: Loaded, step: Step, look_ups: Sequence[LookUp]) -> tuple[dict[int, int], int]:
-        """Sees to it that the variables are there; returns the servers' versions and how many bytes have come."""
+    def _pull(self, loaded: Loaded, step: Step, look_ups: Sequence[LookUp]) -> int:
+        """Sees to it that the variables are there; returns how many bytes have come."""
         wanted = {server: _Wanted(look_ups, server) for server in {s for each in look_ups for s in each.table.servers}}
         pulls = {}
         for server in {*loaded.wanted, *wanted}:
             pieces, rows = loaded.wanted.get(server, ()), wanted[server].asked if server in wanted else ()
-            fresh = not pieces or (not step.pull and self._cache.has(server, pieces, step.at_least[server]))
+            version = self._cache.version_of(server, pieces)
+            fresh = not pieces or (not step.pull and version >= step.at_least[server])
             if rows or not fresh:
-                pulls[server] = (() if fresh else pieces, self._cache.version_of(server, pieces), rows)
+                pulls[server] = (() if fresh else pieces, version, rows)
         replies = self._servers.call("get", pulls)
         for server, reply in replies.items():
+            self._cache.store(server, reply)
             if server in wanted:
                 wanted[server].take(reply.rows)
-        whole = {server: reply for server, reply in replies.items() if pulls[server][0]}
-        return self._cache.store_all(whole), sum(reply.nbytes for reply in replies.values())
+        return sum(reply.nbytes for reply in replies.values())
 
     def _push(
         self, loaded: Loaded, step: Step, parts: dict[int, list[Any]], versions: dict[int, int]
@@ -180,9 +189,10 @@ class Worker:
         for server, sent in parts.items():
             pushed += sum(part.nbytes for part in jax.tree_util.tree_leaves(sent))
             wanted = loaded.wanted.get(server, ()) if step.ahead else None
-            pushes[server] = (step.program, step.number, versions.get(server, 0), sent, wanted)
+            pushes[server] = (step.program, step.number, versions[server], sent, wanted)
         replies = self._servers.call("push", pushes)
-        self._cache.store_all(replies)
+        for server, reply in replies.items():
+            self._cache.store(server, reply)
         behind = {server: reply.behind for server, reply in replies.items() if not reply.repeated}
         return behind, pushed, sum(reply.nbytes for reply in replies.values())
 

@@ -23,6 +23,7 @@ class Workers:
 
     Attributes:
         platforms: The kinds of devices that workers compute on.
+        told_of_servers: How many things steps must wait for, so that they go to the servers that there are.
     """
 
     def __init__(self, cluster: Cluster, servers: Sequence[Any]):
@@ -34,6 +35,7 @@ class Workers:
         self._tasks: list[SetUp] = []
         self._lock = threading.Lock()
         self._up: set[int] = set()
+        self.told_of_servers = 0
         self._someone_is_up = threading.Event()
 
     def start_all(self, ready: Callable[[int], None]) -> None:
@@ -78,7 +80,7 @@ class Workers:
         """Lets workers use these servers from now on."""
         with self._lock:
             self._servers = list(servers)
-        self.tell(SetUp("servers", (self._servers,)))
+        self.told_of_servers = self.tell(SetUp("servers", (self._servers,)))
 
     def forget(self, number: int) -> None:
         """Lets workers drop a dataset, iterator or resource that nobody refers to any more."""
@@ -133,6 +135,10 @@ class Workers:
         """Kills a worker's process, also a stopped one."""
         if worker in self._identities:
             self._cluster.end_process(*self._identities[worker])
+
+    def pids(self) -> dict[int, int]:
+        """Returns the process ids of the workers that are up."""
+        return {worker: self._identities[worker][1] for worker in list(self._up)}
 
     def close(self) -> None:
         """Ends all workers."""

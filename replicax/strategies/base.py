@@ -179,6 +179,10 @@ class Strategy(TFSpellings, abc.ABC):
         """Checks that a model's variables have the layouts that the strategy was asked for; `fit` calls it."""
         del variables
 
+    def keras_loops(self, model: Any) -> Any:
+        """Returns what runs `fit` and the like for a Keras model, by these names; None leaves them to Keras's loops."""
+        del model
+
     # Combining.
 
     def reduce(self, op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:

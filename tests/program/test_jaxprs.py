@@ -176,3 +176,37 @@ def test_a_gradient_is_marked_and_one_inside_of_a_loss_is_not():
     assert float(rx.grad(penalized, w)()) == 2 * 2 + 2 * (3 * 4) * (6 * 2)
     for loss_fn in (penalized, lambda: w * w):
         assert len(marks(flat(lambda x, loss_fn=loss_fn: (x, rx.grad(loss_fn, w)()), 1.0))) == 1
+
+
+@pytest.mark.parametrize("loop", ["cond", "scan", "while"])
+def test_loops_and_conditions_of_several_meshes_meet_outside(loop):
+    """JAX notes in them the mesh on which they were traced."""
+
+    def fn(x):
+        if loop == "cond":
+            return jax.lax.cond(jnp.sum(x) > 0, lambda x: jax.jit(jnp.sin)(x) * 2.0, lambda x: x, x)
+        if loop == "scan":
+            return jax.lax.scan(lambda carry, _: (carry * 2.0, None), x, None, length=3)[0]
+        return jax.lax.while_loop(lambda x: jnp.sum(x) < 10.0, lambda x: x * 2.0, x)
+
+    found = []
+
+    def body(x):
+        found.append(flat(fn, x))
+        return x
+
+    for count in (1, 2):
+        mesh = replica_mesh(jax.devices()[:count])
+        mapped = jax.shard_map(body, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
+        jax.eval_shape(mapped, jnp.ones(2))
+
+    @jax.jit
+    def outside(x):
+        results = []
+        for program in found:
+            values = {program.jaxpr.invars[0]: x}
+            evaluate(program.jaxpr.eqns, values, in_place=False)
+            results.append(read(program.jaxpr.outvars[0], values))
+        return results[0] + results[1]
+
+    np.testing.assert_allclose(outside(jnp.ones(2)), 2 * fn(jnp.ones(2)), rtol=1e-6)

@@ -1,0 +1,304 @@
+"""Whole steps, their halves composed in this process: the same as on one device."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+pytest.importorskip("ray")
+
+import replicax as rx
+from replicax.errors import CancelledError, ContextError, ProgramError, VariableError
+from tests.parameter_server.fakes import strategy_of
+
+BATCH, STEPS = 24, 6
+pytestmark = pytest.mark.usefixtures("fake_ray")
+
+
+def batches(seed=0, sizes=(BATCH,) * STEPS):
+    rng = np.random.default_rng(seed)
+    for size in sizes:
+        yield rng.normal(size=(size, 10)).astype(np.float32), rng.integers(0, 5, size)
+
+
+def adam():
+    return keras.optimizers.Adam(1e-2)
+
+
+def clipped_by_global_norm():
+    return keras.optimizers.Adam(1e-2, global_clipnorm=0.5)
+
+
+class Training:
+    """A perceptron with batch normalization and metrics, and a step of its training."""
+
+    def __init__(self, strategy, make_optimizer):
+        with strategy.scope():
+            keras.utils.set_random_seed(0)
+            self.model = keras.Sequential([
+                keras.Input((10,)), keras.layers.Dense(12, activation="relu"), keras.layers.BatchNormalization(),
+                keras.layers.Dense(5),
+            ])  # fmt: skip
+            self.optimizer = make_optimizer()
+            self.accuracy = keras.metrics.SparseCategoricalAccuracy()
+            self.mean_loss = keras.metrics.Mean()
+        self.strategy = strategy
+        self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+    def replica_step(self, batch):
+        x, y = batch
+
+        def loss_fn():
+            logits = self.model(x, training=True)
+            self.accuracy.update_state(y, logits)
+            return rx.compute_average_loss(self.loss(y, logits), global_batch_size=BATCH)
+
+        loss, gradients = rx.value_and_grad(loss_fn, self.model.trainable_variables)()
+        self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
+        self.mean_loss.update_state(loss)
+        return loss
+
+    def step(self, batch):
+        return self.strategy.reduce("sum", self.strategy.run(self.replica_step, args=(batch,)), axis=None)
+
+    @property
+    def state(self):
+        metrics = [*self.accuracy.variables, *self.mean_loss.variables]
+        return [np.asarray(v.value) for v in [*self.model.variables, *self.optimizer.variables, *metrics]]
+
+
+@functools.cache
+def on_one_device(make_optimizer):
+    training = Training(rx.OneDeviceStrategy("cpu:0"), make_optimizer)
+    step = rx.function(training.step)
+    return [float(step(batch)) for batch in batches()], training.state
+
+
+def on_servers(training, data=batches, steps=STEPS):
+    coordinator = rx.coordinator.ClusterCoordinator(training.strategy)
+    iterator = iter(coordinator.create_per_worker_dataset(data))
+
+    def step(it):
+        return training.step(next(it))
+
+    values = [coordinator.schedule(step, args=(iterator,)) for _ in range(steps)]
+    coordinator.join(60)
+    return [float(loss) for loss in coordinator.fetch(values)], training.state
+
+
+def assert_same(ours, reference):
+    np.testing.assert_allclose(ours[0], reference[0], rtol=1e-5)
+    for a, b in zip(ours[1], reference[1], strict=True):
+        assert np.linalg.norm(a - b) <= 2e-6 * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("make_optimizer", [clipped_by_global_norm])
+def test_one_worker_trains_like_one_device(servers, shards, make_optimizer):
+    partitioner = None if shards == 1 else rx.FixedShardsPartitioner(shards)
+    with strategy_of(workers=1, servers=servers, max_staleness=0, variable_partitioner=partitioner) as strategy:
+        assert_same(on_servers(Training(strategy, make_optimizer)), on_one_device(make_optimizer))
+
+
+def test_with_no_staleness_workers_take_turns_and_nothing_is_behind():
+    with strategy_of(workers=3, servers=2, max_staleness=0) as strategy:
+        training = Training(strategy, adam)
+        losses, _ = on_servers(training, steps=9)
+        stats = strategy.coordinator.stats()
+        assert stats.staleness == {0: 9}
+        assert sum(worker.steps for worker in stats.workers) == 9
+        assert int(training.optimizer.iterations) == 9
+        assert np.isfinite(losses).all()
+
+
+@pytest.mark.parametrize("staleness", [None, 1])
+def test_several_workers_train_asynchronously(staleness):
+    def data():
+        yield from batches(rx.coordinator.get_current_worker_index(), (BATCH,) * 100)
+
+    with strategy_of(workers=2, servers=2, max_staleness=staleness) as strategy:
+        training = Training(strategy, adam)
+        on_servers(training, data, steps=40)
+        stats = strategy.coordinator.stats()
+        assert stats.steps == 40
+        assert int(training.optimizer.iterations) == 40
+        assert float(training.accuracy.count) == 40 * BATCH
+        assert staleness is None or max(stats.staleness) <= staleness
+
+
+def test_a_smaller_batch_gets_a_program_of_its_own():
+    sizes = (BATCH, 7, BATCH, 7)
+    with strategy_of(workers=1, servers=2, max_staleness=0) as strategy:
+        ours = on_servers(Training(strategy, adam), lambda: batches(0, sizes), steps=4)
+    reference = Training(rx.OneDeviceStrategy("cpu:0"), adam)
+    step = rx.function(reference.step)
+    assert_same(ours, ([float(step(batch)) for batch in batches(0, sizes)], reference.state))
+
+
+# Updates that need a whole variable.
+
+
+class Lamb(keras.optimizers.SGD):
+    """The heart of LAMB: the update is as long as the weight."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        rate = keras.ops.cast(learning_rate, variable.dtype)
+        ratio = keras.ops.norm(variable) / (keras.ops.norm(gradient) + 1e-6)
+        self.assign_sub(variable, rate * (ratio + 0.1) * gradient)
+
+
+def lamb():
+    return Lamb(1e-2)
+
+
+def test_layerwise_rates_are_right_where_variables_are_whole():
+    with strategy_of(workers=1, servers=2, max_staleness=0) as strategy:
+        assert_same(on_servers(Training(strategy, lamb)), on_one_device(lamb))
+
+
+def test_layerwise_rates_are_refused_where_variables_are_cut():
+    with strategy_of(servers=2, variable_partitioner=rx.FixedShardsPartitioner(2)) as strategy:
+        training = Training(strategy, lamb)
+        with pytest.raises(ProgramError, match=r"(?s)is cut over servers.*norm of a whole variable.*returns 1"):
+            on_servers(training)
+
+
+# What is no training.
+
+
+def weights(strategy, *values):
+    with strategy.scope():
+        return [rx.Variable(np.asarray(value, np.float32), name=f"w{i}") for i, value in enumerate(values)]
+
+
+def test_host_callbacks_are_refused_with_the_reason():
+    with strategy_of() as strategy:
+        (w,) = weights(strategy, 1.0)
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+
+        def prints():
+            jax.debug.print("w is {}", w.value)
+            return w.value
+
+        def calls():
+            return jax.pure_callback(lambda x: np.asarray(x), jax.ShapeDtypeStruct((), np.float32), w.value)
+
+        for fn in (prints, calls):
+            with pytest.raises(ProgramError, match=rf"'{fn.__name__}' cannot be sent.*Host callbacks.*jax\.debug\.print"):
+                coordinator.schedule(fn)
+
+
+def test_variables_of_others_are_refused():
+    stranger = rx.Variable(1.0, name="stranger")
+    with strategy_of() as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        with pytest.raises(VariableError, match=r"'stranger' was not made in the scope"):
+            coordinator.schedule(lambda: stranger.value)
+
+
+def test_assigning_on_the_coordinator_between_steps():
+    with strategy_of(workers=2, servers=2) as strategy:
+        (w,) = weights(strategy, [1.0, 2.0])
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+
+        def double():
+            w.assign(2 * w.value)
+
+        coordinator.schedule(double)
+        coordinator.join(20)
+        np.testing.assert_array_equal(w.numpy(), [2, 4])
+        w.assign([10.0, 20.0])
+        np.testing.assert_array_equal(w.numpy(), [10, 20])
+        coordinator.schedule(double)
+        coordinator.join(20)
+        np.testing.assert_array_equal(w.numpy(), [20, 40])
+
+
+def test_reading_outside_of_a_program_gets_the_newest_value_even_in_a_gradient():
+    with strategy_of(servers=2) as strategy:
+        w, scale = weights(strategy, [1.0, 2.0], 1.0)
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+
+        def step():
+            scale.assign_add(2.0)
+            w.assign_add([1.0, 1.0])
+
+        coordinator.schedule(step)
+        coordinator.join(20)
+        loss, (gradient,) = rx.value_and_grad(lambda: jnp.sum(w.value * scale.value), [w])()
+        assert float(loss) == 15.0
+        np.testing.assert_array_equal(gradient, [3, 3])
+
+
+def test_what_every_server_copies_is_the_same_everywhere_after_another_function_has_read_it():
+    with strategy_of(workers=1, servers=2, max_staleness=0) as strategy:
+        training = Training(strategy, adam)
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+
+        def rate():
+            return training.optimizer.learning_rate + 0.0
+
+        first = coordinator.schedule(rate)
+        coordinator.join(20)
+        assert_same(on_servers(training), on_one_device(adam))
+        assert float(first.fetch()) == pytest.approx(1e-2)
+
+
+def test_an_error_of_the_data_comes_out_of_join_and_training_goes_on():
+    with strategy_of(workers=1) as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        iterator = iter(coordinator.create_per_worker_dataset(lambda: batches(0, (4, 4))))
+
+        def step(it):
+            return next(it)[0].sum()
+
+        values = [coordinator.schedule(step, args=(iterator,)) for _ in range(2)]
+        coordinator.join(20)
+        values.append(coordinator.schedule(step, args=(iterator,)))
+        with pytest.raises(rx.errors.EndOfDataError, match="no more batches"):
+            coordinator.join(20)
+        coordinator.join(20)
+        assert coordinator.done()
+        again = iter(coordinator.create_per_worker_dataset(lambda: batches(0, (4, 4))))
+        assert float(coordinator.schedule(step, args=(again,)).fetch(20)) == float(values[0].fetch())
+
+
+def test_arguments_that_are_no_tuple_are_refused():
+    with strategy_of() as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        iterator = iter(coordinator.create_per_worker_dataset(batches))
+        with pytest.raises(rx.errors.ArgumentError, match=r"got PerWorkerIterator. One: args=\(x,\)"):
+            coordinator.schedule(lambda it: next(it), args=iterator)
+
+
+def test_a_lost_worker_is_replaced_and_nothing_is_applied_twice():
+    with strategy_of(workers=2, servers=2) as strategy:
+        (count,) = weights(strategy, 0.0)
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+
+        def step(x):
+            count.assign_add(x)
+
+        for i in range(60):
+            coordinator.schedule(step, args=(np.float32(1),))
+            if i in (20, 40):
+                coordinator._workers._handles[i // 20 - 1].actor.kill()
+        coordinator.join(60)
+        assert float(count.numpy()) == 60
+        assert [worker.restarts for worker in coordinator.stats().workers] == [1, 1]
+
+
+def test_after_closing_nothing_can_be_scheduled():
+    with strategy_of() as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        value = coordinator.schedule(lambda: jnp.ones(()))
+        coordinator.join(20)
+    assert float(value.fetch()) == 1.0
+    with pytest.raises((ContextError, CancelledError)):
+        coordinator.schedule(lambda: jnp.ones(()))
