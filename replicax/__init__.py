@@ -26,6 +26,7 @@ from replicax.parameter_server import (
     ParameterServerStrategy,
     Partitioner,
     Server,
+    ShardedVariable,
 )
 from replicax.program import function, grad, value_and_grad
 from replicax.reduce_op import ReduceOp
@@ -85,6 +86,7 @@ __all__ = [
     "ReplicaxError",
     "RingAllReduce",
     "Server",
+    "ShardedVariable",
     "SidecarEvaluator",
     "Strategy",
     "TPUStrategy",

@@ -50,5 +50,4 @@ def _apply(equation: Any, inputs: list[Any]) -> Sequence[Any]:
     if primitive.name in _CALLS:
         return _evaluate(equation.params[_CALLS[primitive.name]], inputs)
     params = {name: traced_anew(value, without_placement) for name, value in equation.params.items()}
-    with equation.ctx.manager:
-        return bind(equation, inputs, **params)
+    return bind(equation, inputs, **params)

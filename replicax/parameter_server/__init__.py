@@ -8,6 +8,7 @@ from replicax.parameter_server.partition import (
     MinSizePartitioner,
     Partitioner,
 )
+from replicax.parameter_server.sharded_variable import ShardedVariable
 from replicax.parameter_server.strategy import ParameterServerStrategy
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "ParameterServerStrategy",
     "Partitioner",
     "Server",
+    "ShardedVariable",
 ]

@@ -80,7 +80,7 @@ class ClusterCoordinator:
         self.strategy, self._manager = strategy, manager
         self._numbers = itertools.count()
         self._stats = StatsRecorder(strategy.cluster.workers, len(strategy.servers))
-        self._workers = Workers(strategy.cluster, strategy.servers.handles)
+        self._workers = Workers(strategy.cluster, strategy.servers.handles, strategy.start_timeout)
         self._programs = StepPrograms(strategy, self._workers, self._describe)
         self._scheduler = Scheduler(
             Ledger(strategy.cluster.workers, max_staleness=strategy.max_staleness),
@@ -94,6 +94,8 @@ class ClusterCoordinator:
             max_queued=max_queued,
             stall_timeout=strategy.stall_timeout,
         )
+        if manager is not None:
+            strategy.servers.recover = self._scheduler.recover_servers
         self._workers.start_all(self._scheduler.worker_ready)
 
     # Scheduling.
@@ -151,7 +153,7 @@ class ClusterCoordinator:
         return self._scheduler.is_idle()
 
     def fetch(self, value: Any) -> Any:
-        """Returns a nest with the results, as NumPy arrays, in the place of each `RemoteValue` in it; waits for them."""
+        """Waits for each `RemoteValue` in a nest; returns the nest with the results, as NumPy arrays, in their places."""
         return jax.tree_util.tree_map(
             lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf,
             value,
@@ -167,8 +169,8 @@ class ClusterCoordinator:
         files by `rx.coordinator.get_current_worker_index()`. It should have no end (see `EndOfDataError`).
 
         Args:
-            dataset_fn: Returns an iterable of batches (nests of arrays). It is pickled, and called on each worker, again
-                when a worker is replaced. A dataset object itself may be given too, and is copied.
+            dataset_fn: Returns an iterable of batches (nests of arrays). It is pickled, and called on each worker,
+                again when a worker is replaced. A dataset object itself may be given too, and is copied.
         """
         number = next(self._numbers)
         made = dataset_fn if callable(dataset_fn) else lambda: dataset_fn

@@ -102,6 +102,22 @@ class Scheduler:
             if error is not None:  # Another thread may have raised it while this one waited.
                 raise error
 
+    def recover_servers(self, reason: str) -> bool:
+        """Lets lost servers be replaced and waits for that; returns whether it could be done from this thread.
+
+        Raises:
+            ParameterServerLost: They cannot be replaced.
+        """
+        if threading.get_ident() in (self._helper_thread, self._thread.ident):
+            return False
+        with self._changed:
+            self._recovering = self._recovering or reason
+            self._events.put(("look",))
+            self._wait(lambda: not self._recovering, None)
+            if self._fatal is not None:
+                raise self._fatal
+        return True
+
     def is_idle(self) -> bool:
         """Returns whether nothing is queued or under way."""
         with self._changed:

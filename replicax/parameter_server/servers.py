@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ class Servers:
 
     Attributes:
         age: Counts whatever may have changed variables.
+        recover: Replaces lost servers, told why; returns whether it could. Without it the loss is an error.
         written: For each server, its version after the coordinator wrote to it last.
     """
 
@@ -34,6 +35,7 @@ class Servers:
         self._identities: dict[int, tuple[str, int]] = {}
         self._programs: dict[int, list[ServerProgram]] = {server: [] for server in range(cluster.servers)}
         self.age = 0
+        self.recover: Callable[[str], bool] = lambda reason: False
         self.written = [0] * cluster.servers
         self._lock = threading.RLock()
         self.start(range(cluster.servers))
@@ -57,26 +59,46 @@ class Servers:
     def load(self, programs: Mapping[int, ServerProgram]) -> None:
         """Gives servers a program each."""
         with self._lock:
-            calls = {server: self.handles[server].load.remote(program) for server, program in programs.items()}
             for server, program in programs.items():
                 self._programs[server].append(program)
-            for server, call in calls.items():
-                self._wait(server, call)
+        self._surely(lambda: self._call("load", {server: (program,) for server, program in programs.items()}))
 
     def put(self, values: Mapping[int, Mapping[Piece, np.ndarray]]) -> None:
         """Sends variables to servers."""
-        calls = {server: self.handles[server].put.remote(dict(pieces)) for server, pieces in values.items()}
-        for server, call in calls.items():
-            self.written[server] = self._wait(server, call)
+        versions = self._surely(lambda: self._call("put", {server: (dict(each),) for server, each in values.items()}))
+        for server, version in versions.items():
+            self.written[server] = version
 
     def fetch(self, wanted: Sequence[tuple[int, Piece]]) -> list[np.ndarray]:
         """Returns pieces from the servers that have them."""
         pieces: dict[int, list[Piece]] = {}
         for server, piece in wanted:
             pieces.setdefault(server, []).append(piece)
-        calls = {server: self.handles[server].get.remote(asked) for server, asked in pieces.items()}
-        replies = {server: self._wait(server, call) for server, call in calls.items()}
+        replies = self._surely(lambda: self._call("get", {server: (asked,) for server, asked in pieces.items()}))
         return [replies[server].values[piece] for server, piece in wanted]
+
+    def fetch_rows(self, wanted: Sequence[tuple[int, Piece, np.ndarray]]) -> list[np.ndarray]:
+        """Returns rows of pieces from the servers that have them."""
+        pieces: dict[int, list[int]] = {}
+        for i, (server, _, _) in enumerate(wanted):
+            pieces.setdefault(server, []).append(i)
+        asked = {server: ((), -1, [wanted[i][1:] for i in numbers]) for server, numbers in pieces.items()}
+        replies = self._surely(lambda: self._call("get", asked))
+        found = {i: row for server, ids in pieces.items() for i, row in zip(ids, replies[server].rows, strict=True)}
+        return [found[i] for i in range(len(wanted))]
+
+    def _call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        calls = {server: getattr(self.handles[server], method).remote(*args) for server, args in arguments.items()}
+        return {server: self._wait(server, call) for server, call in calls.items()}
+
+    def _surely(self, call: Callable[[], dict[int, Any]]) -> dict[int, Any]:
+        """Returns what servers answer, after they have been replaced if one was lost."""
+        try:
+            return call()
+        except ParameterServerLost as error:
+            if not self.recover(str(error)):
+                raise
+        return call()
 
     def lost(self, timeout_s: float = _ALIVE_WITHIN_S) -> list[int]:
         """Returns which servers have gone or do not answer."""

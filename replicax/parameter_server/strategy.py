@@ -23,8 +23,9 @@ from replicax.parameter_server.messages import Piece
 from replicax.parameter_server.partition import count_shards
 from replicax.parameter_server.placing import Choice, Places
 from replicax.parameter_server.servers import Servers
+from replicax.parameter_server.sharded_variable import ShardedVariable
 from replicax.parameter_server.tracing import recorder
-from replicax.parameter_server.variables import Home, home_of, move_elsewhere
+from replicax.parameter_server.variables import Elsewhere, Home, home_of, move_elsewhere
 from replicax.program.frames import variable_name
 from replicax.strategies.base import Strategy
 from replicax.strategies.default import DefaultStrategy, default_replica_context, default_strategy
@@ -70,6 +71,7 @@ class ParameterServerStrategy(Strategy):
         cluster: The Ray cluster.
         max_staleness: As given.
         stall_timeout: As given.
+        start_timeout: As given.
     """
 
     mesh = None
@@ -96,6 +98,7 @@ class ParameterServerStrategy(Strategy):
             serve_if_task(cluster_resolver)
         self.cluster_resolver, self._partitioner = cluster_resolver, variable_partitioner
         self.max_staleness, self.stall_timeout, self.lazy_rows = max_staleness, stall_timeout, lazy_rows
+        self.start_timeout = start_timeout
         self.cluster = connect(
             cluster_resolver,
             workers=workers,
@@ -133,7 +136,7 @@ class ParameterServerStrategy(Strategy):
         home, shape = Home(next(self._numbers), self.servers), tuple(variable._shape)
         shards = count_shards(self._partitioner, shape, variable._dtype, variable_name(variable))
         home.cut(shape[0] if shape else 0, shards)
-        move_elsewhere(variable, home)
+        move_elsewhere(variable, home, ShardedVariable if len(home.bounds) > 1 else Elsewhere)
         self._homes[home.number] = weakref.ref(variable, lambda _: self._homes.pop(home.number, None))
 
     def variables(self) -> list[Any]:
@@ -171,8 +174,8 @@ class ParameterServerStrategy(Strategy):
         del donate
         if recorder() is None:
             _log.warning(
-                "strategy.run was called outside of a scheduled function: it runs on the coordinator, and fetches every "
-                "variable that it reads. Schedule it: coordinator.schedule(step, args=(iterator,))."
+                "strategy.run was called outside of a scheduled function: it runs on the coordinator, and fetches "
+                "every variable that it reads. Schedule it: coordinator.schedule(step, args=(iterator,))."
             )
         with context.entered(strategy=self, replica=_OneReplica(self)):
             return fn(*args, **kwargs)

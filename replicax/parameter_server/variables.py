@@ -75,6 +75,20 @@ class Home:
         parts = self._store.fetch(list(zip(servers, self.pieces, strict=True)))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def fetch_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Returns rows from the servers that have them, by their numbers."""
+        asked, found = [], np.zeros(len(rows), bool)
+        for server, piece, bounds in zip(self.servers, self.pieces, self.bounds, strict=True):
+            mine = found | True if bounds is None else (rows >= bounds[0]) & (rows < bounds[1])
+            if mine.any():
+                asked.append((server, piece, mine, rows[mine] - (0 if bounds is None else bounds[0])))
+        parts = self._store.fetch_rows([(server, piece, numbers) for server, piece, _, numbers in asked])
+        value = self._value
+        result = np.empty((len(rows), *value.shape[1:]), value.dtype)
+        for (_, _, mine, _), part in zip(asked, parts, strict=True):
+            result[mine] = part
+        return result
+
     def write(self, value: Any) -> None:
         """Makes `value` the newest value; servers get it before the next step."""
         with self._lock:
@@ -113,7 +127,7 @@ class Home:
         return [whole if bounds is None else whole[slice(*bounds)] for bounds in self.bounds]
 
 
-class _Elsewhere:
+class Elsewhere:
     """Makes `_value`, which Keras's variables and ours keep their array in, a matter of servers."""
 
     __slots__ = ()  # An object can change to a class of the same layout only.
@@ -130,17 +144,19 @@ class _Elsewhere:
 
 
 @functools.cache
-def _class_elsewhere(own: Any) -> type:
+def _class_elsewhere(own: Any, kind: Any) -> type:
     # Its own class comes first, for the layout; `_value` is found all the same, as nothing else defines it in a class.
-    names = {"__slots__": (), "__module__": own.__module__, "__qualname__": own.__qualname__}
-    return type(own.__name__, (own, _Elsewhere), names)
+    names: dict[str, Any] = {"__slots__": (), "__module__": own.__module__, "__qualname__": own.__qualname__}
+    if "__getitem__" in vars(kind):
+        names["__getitem__"] = kind.__getitem__
+    return type(own.__name__, (own, kind), names)
 
 
-def move_elsewhere(variable: Any, home: Home) -> None:
-    """Lets a variable's value live on servers from now on."""
+def move_elsewhere(variable: Any, home: Home, kind: type[Elsewhere] = Elsewhere) -> None:
+    """Lets a variable's value live on servers from now on; `kind` says what else it can do then."""
     value = variable.__dict__.pop("_value", None)
     own: Any = type(variable)
-    variable.__class__ = _class_elsewhere(own)
+    variable.__class__ = _class_elsewhere(own, kind)
     variable._replicax_home = home
     home.write(value)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -44,7 +44,7 @@ class Worker:
         self._cache = Cache()
         self._computing = threading.Lock()
         self._set_up = _Progress()
-        self._tasks = {
+        self._tasks: dict[str, Callable[..., None]] = {
             "program": self._load,
             "dataset": self._make_dataset,
             "iterator": self._make_iterator,

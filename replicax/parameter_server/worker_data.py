@@ -45,7 +45,7 @@ class WorkerData:
         """Forgets what the coordinator has no use for any more."""
         for number in numbers:
             for held in (self._datasets, self._iterators, self._resources):
-                held.pop(number, None)  # type: ignore[attr-defined]
+                held.pop(number, None)
 
     def structure(self, kind: str, number: int) -> tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]:
         """Returns the structure of the next batch (or of a resource), and its arrays' shapes and dtypes."""

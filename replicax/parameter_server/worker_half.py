@@ -70,7 +70,7 @@ class WorkerHalf:
         return True, split.sent[leaf]
 
     def __call__(self, variables: list[Any], rows: list[Any], positions: list[list[Any]], inputs: list[Any]) -> Any:
-        """Computes the results and what is sent; `positions` has, for each table, one array for each of its look-ups."""
+        """Computes the results and what is sent; `positions` has for each table an array for each of its look-ups."""
         split, invars = self._step.split, self._step.split.program.jaxpr.invars
         values = dict(zip([invars[i] for i in self._read], variables, strict=True))
         values |= dict(zip([invars[i] for i in self.tables], rows, strict=True))

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from replicax.errors import ClusterTimeoutError
 from replicax.parameter_server.cluster import Cluster
 from replicax.parameter_server.messages import SetUp, Step
 from replicax.parameter_server.server import settings_of_jax
 from replicax.parameter_server.worker import Worker
 
+_SECONDS_BETWEEN_STARTS = 2.0
 _CALLS_AT_ONCE = 8  # two steps, and what comes between: setting up, and looking at batches
 
 
@@ -20,23 +22,25 @@ class Workers:
     Args:
         cluster: Where they live.
         servers: Handles of the servers' actors.
+        start_timeout: How long to wait for the first worker, in seconds.
 
     Attributes:
         platforms: The kinds of devices that workers compute on.
         told_of_servers: How many things steps must wait for, so that they go to the servers that there are.
     """
 
-    def __init__(self, cluster: Cluster, servers: Sequence[Any]):
-        self._cluster, self._servers = cluster, list(servers)
+    def __init__(self, cluster: Cluster, servers: Sequence[Any], start_timeout: float):
+        self._cluster, self._servers, self._start_timeout = cluster, list(servers), start_timeout
         self._ready: Callable[[int], None] = lambda worker: None
         self.platforms: set[str] = set()
         self._handles: dict[int, Any] = {}
         self._identities: dict[int, tuple[str, int]] = {}
         self._tasks: list[SetUp] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may call `forget` at any time
         self._up: set[int] = set()
         self.told_of_servers = 0
         self._someone_is_up = threading.Event()
+        self._closed = False
 
     def start_all(self, ready: Callable[[int], None]) -> None:
         """Starts all workers.
@@ -58,7 +62,7 @@ class Workers:
         options = self._cluster.actor_options("worker", worker)
         with self._lock:
             self._up.discard(worker)
-            actor = ray.remote(Worker).options(max_concurrency=_CALLS_AT_ONCE, **options)
+            actor: Any = ray.remote(Worker).options(max_concurrency=_CALLS_AT_ONCE, **options)
             handle = self._handles[worker] = actor.remote(worker, self._servers, settings_of_jax())
             for number, task in enumerate(self._tasks):
                 handle.set_up.remote(number, task)
@@ -66,8 +70,11 @@ class Workers:
 
     def _came(self, worker: int, handle: Any, future: Any) -> None:
         if future.exception() is not None:
-            if self._handles.get(worker) is handle:
-                self._ready(worker)  # Its first step will show what is wrong, and start another one.
+            if self._handles.get(worker) is handle and not self._closed:
+                # Its node may be gone for now: Ray refuses at once what it cannot place.
+                later = threading.Timer(_SECONDS_BETWEEN_STARTS, self.start, [worker])
+                later.daemon = True
+                later.start()
             return
         node, pid, platform = future.result()
         self._identities[worker] = node, pid
@@ -84,6 +91,8 @@ class Workers:
 
     def forget(self, number: int) -> None:
         """Lets workers drop a dataset, iterator or resource that nobody refers to any more."""
+        if self._closed:
+            return
         with self._lock:
             # A worker that is started later need not make it, but counts it.
             self._tasks = [task if task.provides != number else SetUp("drop", ()) for task in self._tasks]
@@ -101,8 +110,10 @@ class Workers:
         import ray
 
         while True:
-            self._someone_is_up.wait()
-            asked = worker if worker is not None else min(self._up)
+            if not self._someone_is_up.wait(self._start_timeout):
+                names = [f"worker:{number}" for number in range(len(self))]
+                raise ClusterTimeoutError("the coordinator", self._start_timeout, names, "the Ray cluster")
+            asked = worker if worker is not None else min(self._up, default=0)
             try:
                 return ray.get(getattr(self._handles[asked], method).remote(*args, self.told))
             except ray.exceptions.RayTaskError as error:
@@ -111,7 +122,7 @@ class Workers:
                 self.start(asked)
 
     def tell(self, task: SetUp) -> int:
-        """Lets all workers do something before later steps, and later workers too; returns how many things there are."""
+        """Lets all workers, also later ones, do something before later steps; returns how many things there are."""
         import ray
 
         shared = ray.put(task)
@@ -144,5 +155,6 @@ class Workers:
         """Ends all workers."""
         import ray
 
+        self._closed = True
         for handle in self._handles.values():
             ray.kill(handle)

@@ -64,14 +64,12 @@ def evaluate(equations: Iterable[Any], values: dict[Any, Any], in_place: bool = 
     for equation in equations:
         inputs = [read(atom, values) for atom in equation.invars]
         if in_place:
-            # Settings that held where the user's code ran: how random bits are made, and the mesh.
-            with equation.ctx.manager:
-                results = bind(equation, inputs)
+            results = bind(equation, inputs)
         else:
             # JAX has noted with each number, and in each loop and condition, the mesh that it was used on.
             inputs = [np.asarray(x) if is_literal(atom) else x for x, atom in zip(inputs, equation.invars, strict=True)]
             params = {name: traced_anew(value, _elsewhere) for name, value in equation.params.items()}
-            results = bind(equation, inputs, **params)
+            results = compat.bind(equation, inputs, params)
         values.update(zip(equation.outvars, results, strict=True))
 
 
@@ -96,7 +94,9 @@ def traced_anew(parameter: Any, function_of: Callable[[jex_core.ClosedJaxpr], Ca
 
 def bind(equation: Any, inputs: Sequence[Any], **changes: Any) -> Sequence[Any]:
     """Returns the results of an equation on other operands, and with some of its parameters changed."""
-    return compat.bind(equation, inputs, {**equation.params, **changes})
+    # Settings that held where the user's code ran: how random bits are made, and the mesh, which holds there only.
+    with equation.ctx.manager:
+        return compat.bind(equation, inputs, {**equation.params, **changes})
 
 
 def read(atom: Any, values: dict[Any, Any]) -> Any:

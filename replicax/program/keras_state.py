@@ -224,7 +224,9 @@ def _listener_class() -> type:
 
         def get_variable_layout(self, variable: Any) -> None:
             variable._replicax_strategy = self._strategy
-            self._strategy().adopt(variable)
+            strategy = self._strategy()
+            if strategy is not None:
+                strategy.adopt(variable)
 
         def get_data_layout(self, data_shape: Any) -> None:
             return None

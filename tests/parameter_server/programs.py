@@ -49,9 +49,7 @@ def worker_program(
     """A worker's program of `(variables, inputs) -> (results, sent)`, without tables."""
     shapes = [list(variable_shapes), [], [], [shape for _, shape in inputs]]
     code = exported(lambda variables, rows, positions, own: fn(variables, own), *shapes)
-    specs = {
-        i: tuple((shape, np.dtype(dtype)) for shape, dtype in arrays) for i, arrays in (batches or {}).items()
-    }
+    specs = {i: tuple((shape, np.dtype(dtype)) for shape, dtype in arrays) for i, arrays in (batches or {}).items()}
     sources = tuple(source for source, _ in inputs)
     sends = {0: (Sent(0),)} if sends is None else sends
     return WorkerProgram(number, "step", code, tuple(variables), (), None, sources, specs, sends)

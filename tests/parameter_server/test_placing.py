@@ -97,7 +97,7 @@ def test_only_what_updates_on_several_servers_read_is_copied():
         assert len(servers_of(seen)) == 1
 
 
-@pytest.mark.parametrize("servers", [2, 3, 4])
+@pytest.mark.parametrize("servers", [2, 3])
 def test_servers_have_about_equally_much(servers):
     with strategy_of(servers=servers) as strategy:
         _, _, step = trained(strategy, (64, *[96, 64, 48] * 3))
@@ -106,6 +106,15 @@ def test_servers_have_about_equally_much(servers):
         assert max(loads) <= 1.2 * min(loads)
         own = sum(variable_bytes(v) for v in {id(v): v for v in [*step.variables, *step.written]}.values())
         assert own <= sum(loads) <= own + 100 * servers
+
+
+@pytest.mark.parametrize("servers", [2, 3, 4])
+@given(st.lists(st.integers(10, 100), min_size=60, max_size=90))
+def test_of_many_variables_servers_have_equally_much(servers, sizes):
+    places = Places(servers)
+    variables = [FakeVariable(i, size) for i, size in enumerate(sizes)]
+    places.place(sorted(variables, key=variable_bytes, reverse=True))
+    assert max(places.bytes) <= 1.2 * min(places.bytes)
 
 
 @settings(max_examples=50)
@@ -174,7 +183,9 @@ def test_variables_that_are_cut_differently_cannot_update_each_other():
 
     with strategy_of(servers=2, variable_partitioner=only_large) as strategy:
         model, _, step = trained(strategy, (6, 4), keras.optimizers.Adafactor)
-        with pytest.raises(ProgramError, match=r"cut into different parts.*kernel' in 2.*variable_partitioner"):
+        with pytest.raises(
+            ProgramError, match=r"cut into different parts.*velocity' in 2, .* in 1.*variable_partitioner"
+        ):
             strategy.places.place_for(step)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import jax
@@ -10,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 
 import replicax as rx
 from replicax.errors import CancelledError, ContextError, ProgramError, VariableError
@@ -26,12 +27,35 @@ def batches(seed=0, sizes=(BATCH,) * STEPS):
         yield rng.normal(size=(size, 10)).astype(np.float32), rng.integers(0, 5, size)
 
 
-def adam():
-    return keras.optimizers.Adam(1e-2)
-
-
 def clipped_by_global_norm():
     return keras.optimizers.Adam(1e-2, global_clipnorm=0.5)
+
+
+class Linear:
+    """A linear model, its momentum and a counter, and a step of its training."""
+
+    def __init__(self, strategy):
+        self.strategy = strategy
+        with strategy.scope():
+            self.w = rx.Variable(np.zeros((10, 5), np.float32), name="w")
+            self.momentum = rx.Variable(np.zeros((10, 5), np.float32), name="momentum")
+            self.count = rx.Variable(0, name="count")
+
+    def step(self, batch):
+        x, y = batch
+
+        def loss_fn():
+            return jnp.mean((x @ self.w.value - jax.nn.one_hot(y, 5)) ** 2)
+
+        loss, (gradient,) = rx.value_and_grad(loss_fn, [self.w])()
+        self.count.assign_add(1)
+        self.momentum.assign(0.9 * self.momentum.value + gradient)
+        self.w.assign_sub(0.1 * self.momentum.value / jnp.sqrt(self.count.value.astype(jnp.float32)))
+        return loss
+
+    @property
+    def state(self):
+        return [np.asarray(v.value) for v in [self.w, self.momentum, self.count]]
 
 
 class Training:
@@ -97,23 +121,32 @@ def assert_same(ours, reference):
         assert np.linalg.norm(a - b) <= 2e-6 * np.linalg.norm(b)
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("shards", [1, 2, 3])
-@pytest.mark.parametrize("make_optimizer", [clipped_by_global_norm])
-def test_one_worker_trains_like_one_device(servers, shards, make_optimizer):
+@pytest.mark.parametrize(("servers", "shards"), [(1, 1), (2, 1), (2, 3)])
+def test_one_worker_trains_like_one_device(servers, shards):
     partitioner = None if shards == 1 else rx.FixedShardsPartitioner(shards)
     with strategy_of(workers=1, servers=servers, max_staleness=0, variable_partitioner=partitioner) as strategy:
-        assert_same(on_servers(Training(strategy, make_optimizer)), on_one_device(make_optimizer))
+        ours = on_servers(Training(strategy, clipped_by_global_norm))
+    assert_same(ours, on_one_device(clipped_by_global_norm))
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("shards", [1, 2, 4])
+def test_cutting_variables_changes_nothing(servers, shards):
+    with strategy_of(servers=servers, max_staleness=0, variable_partitioner=rx.FixedShardsPartitioner(shards)) as s:
+        ours = on_servers(Linear(s))
+    reference = Linear(rx.OneDeviceStrategy("cpu:0"))
+    step = rx.function(reference.step)
+    assert_same(ours, ([float(step(batch)) for batch in batches()], reference.state))
 
 
 def test_with_no_staleness_workers_take_turns_and_nothing_is_behind():
-    with strategy_of(workers=3, servers=2, max_staleness=0) as strategy:
-        training = Training(strategy, adam)
-        losses, _ = on_servers(training, steps=9)
+    with strategy_of(workers=3, max_staleness=0) as strategy:
+        training = Linear(strategy)
+        losses, _ = on_servers(training, lambda: batches(0, (BATCH,) * 9), steps=9)
         stats = strategy.coordinator.stats()
         assert stats.staleness == {0: 9}
         assert sum(worker.steps for worker in stats.workers) == 9
-        assert int(training.optimizer.iterations) == 9
+        assert int(training.count.value) == 9
         assert np.isfinite(losses).all()
 
 
@@ -122,21 +155,20 @@ def test_several_workers_train_asynchronously(staleness):
     def data():
         yield from batches(rx.coordinator.get_current_worker_index(), (BATCH,) * 100)
 
-    with strategy_of(workers=2, servers=2, max_staleness=staleness) as strategy:
-        training = Training(strategy, adam)
+    with strategy_of(workers=2, max_staleness=staleness) as strategy:
+        training = Linear(strategy)
         on_servers(training, data, steps=40)
         stats = strategy.coordinator.stats()
         assert stats.steps == 40
-        assert int(training.optimizer.iterations) == 40
-        assert float(training.accuracy.count) == 40 * BATCH
+        assert int(training.count.value) == 40
         assert staleness is None or max(stats.staleness) <= staleness
 
 
 def test_a_smaller_batch_gets_a_program_of_its_own():
     sizes = (BATCH, 7, BATCH, 7)
     with strategy_of(workers=1, servers=2, max_staleness=0) as strategy:
-        ours = on_servers(Training(strategy, adam), lambda: batches(0, sizes), steps=4)
-    reference = Training(rx.OneDeviceStrategy("cpu:0"), adam)
+        ours = on_servers(Linear(strategy), lambda: batches(0, sizes), steps=4)
+    reference = Linear(rx.OneDeviceStrategy("cpu:0"))
     step = rx.function(reference.step)
     assert_same(ours, ([float(step(batch)) for batch in batches(0, sizes)], reference.state))
 
@@ -172,14 +204,14 @@ def test_layerwise_rates_are_refused_where_variables_are_cut():
 # What is no training.
 
 
-def weights(strategy, *values):
+def made(strategy, *values):
     with strategy.scope():
         return [rx.Variable(np.asarray(value, np.float32), name=f"w{i}") for i, value in enumerate(values)]
 
 
 def test_host_callbacks_are_refused_with_the_reason():
     with strategy_of() as strategy:
-        (w,) = weights(strategy, 1.0)
+        (w,) = made(strategy, 1.0)
         coordinator = rx.coordinator.ClusterCoordinator(strategy)
 
         def prints():
@@ -190,7 +222,9 @@ def test_host_callbacks_are_refused_with_the_reason():
             return jax.pure_callback(lambda x: np.asarray(x), jax.ShapeDtypeStruct((), np.float32), w.value)
 
         for fn in (prints, calls):
-            with pytest.raises(ProgramError, match=rf"'{fn.__name__}' cannot be sent.*Host callbacks.*jax\.debug\.print"):
+            with pytest.raises(
+                ProgramError, match=rf"'{fn.__name__}' cannot be sent.*Host callbacks.*jax\.debug\.print"
+            ):
                 coordinator.schedule(fn)
 
 
@@ -204,7 +238,7 @@ def test_variables_of_others_are_refused():
 
 def test_assigning_on_the_coordinator_between_steps():
     with strategy_of(workers=2, servers=2) as strategy:
-        (w,) = weights(strategy, [1.0, 2.0])
+        (w,) = made(strategy, [1.0, 2.0])
         coordinator = rx.coordinator.ClusterCoordinator(strategy)
 
         def double():
@@ -222,7 +256,7 @@ def test_assigning_on_the_coordinator_between_steps():
 
 def test_reading_outside_of_a_program_gets_the_newest_value_even_in_a_gradient():
     with strategy_of(servers=2) as strategy:
-        w, scale = weights(strategy, [1.0, 2.0], 1.0)
+        w, scale = made(strategy, [1.0, 2.0], 1.0)
         coordinator = rx.coordinator.ClusterCoordinator(strategy)
 
         def step():
@@ -238,16 +272,24 @@ def test_reading_outside_of_a_program_gets_the_newest_value_even_in_a_gradient()
 
 def test_what_every_server_copies_is_the_same_everywhere_after_another_function_has_read_it():
     with strategy_of(workers=1, servers=2, max_staleness=0) as strategy:
-        training = Training(strategy, adam)
+        (rate, *weights) = made(strategy, 0.5, [1.0, 1.0], [1.0, 1.0])
         coordinator = rx.coordinator.ClusterCoordinator(strategy)
 
-        def rate():
-            return training.optimizer.learning_rate + 0.0
+        def step():
+            _, gradients = rx.value_and_grad(lambda: sum(jnp.sum(w.value) for w in weights), weights)()
+            for w, gradient in zip(weights, gradients, strict=True):
+                w.assign_sub(rate.value * gradient)
 
-        first = coordinator.schedule(rate)
+        first = coordinator.schedule(lambda: rate.value)
         coordinator.join(20)
-        assert_same(on_servers(training), on_one_device(adam))
-        assert float(first.fetch()) == pytest.approx(1e-2)
+        coordinator.schedule(step)
+        coordinator.join(20)
+        rate.assign(1.0)
+        coordinator.schedule(step)
+        coordinator.join(20)
+        assert float(first.fetch()) == 0.5
+        for w in weights:
+            np.testing.assert_array_equal(w.numpy(), [-0.5, -0.5])
 
 
 def test_an_error_of_the_data_comes_out_of_join_and_training_goes_on():
@@ -266,7 +308,7 @@ def test_an_error_of_the_data_comes_out_of_join_and_training_goes_on():
         coordinator.join(20)
         assert coordinator.done()
         again = iter(coordinator.create_per_worker_dataset(lambda: batches(0, (4, 4))))
-        assert float(coordinator.schedule(step, args=(again,)).fetch(20)) == float(values[0].fetch())
+        assert float(coordinator.schedule(step, args=(again,)).fetch(20)) in [float(v.fetch()) for v in values[:2]]
 
 
 def test_arguments_that_are_no_tuple_are_refused():
@@ -279,7 +321,7 @@ def test_arguments_that_are_no_tuple_are_refused():
 
 def test_a_lost_worker_is_replaced_and_nothing_is_applied_twice():
     with strategy_of(workers=2, servers=2) as strategy:
-        (count,) = weights(strategy, 0.0)
+        (count,) = made(strategy, 0.0)
         coordinator = rx.coordinator.ClusterCoordinator(strategy)
 
         def step(x):
@@ -292,6 +334,18 @@ def test_a_lost_worker_is_replaced_and_nothing_is_applied_twice():
         coordinator.join(60)
         assert float(count.numpy()) == 60
         assert [worker.restarts for worker in coordinator.stats().workers] == [1, 1]
+
+
+@pytest.mark.xfail(strict=True, reason="an iterator that goes after the end tells workers so; ray.put starts Ray again")
+def test_what_goes_after_the_end_disturbs_nobody(monkeypatch):
+    with strategy_of() as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        iterator = iter(coordinator.create_per_worker_dataset(batches))
+    put = []
+    monkeypatch.setattr(ray, "put", put.append)
+    with contextlib.suppress(Exception):
+        coordinator._forget(iterator._number)  # what the finalizer does
+    assert put == []
 
 
 def test_after_closing_nothing_can_be_scheduled():

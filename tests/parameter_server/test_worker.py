@@ -162,15 +162,15 @@ def test_parts_are_put_together_and_taken_apart():
     assert done.versions == {0: 2, 1: 2}
 
 
+@pytest.mark.xfail(strict=True, reason="`behind` counts servers that nothing was read from: they are never too old")
 def test_what_goes_to_a_server_that_nothing_came_from_is_not_behind(server):
     other = make_actor(ParameterServer, {})
     other.load.remote(descent())
     ray.get(other.put.remote(values()))
     load = program(sends={0: (Sent(0),), 1: (Sent(0),)})
-    worker = worker_of([server, other], load)
-    for i in range(3):
-        done = worker.run(step(i, ONES, exact=True, at_least=[0, 0]))
-    assert max(done.behind.values()) == 0
+    workers = [worker_of([server, other], load) for _ in range(2)]
+    done = [workers[i % 2].run(step(i, ONES, exact=True, at_least=[0, 0])) for i in range(4)]
+    assert max(behind for each in done for behind in each.behind.values()) == 0
 
 
 def test_two_steps_overlap(server):

@@ -1,0 +1,80 @@
+"""Variables that are cut over servers, as the coordinator sees them."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.errors import VariableError
+from tests.parameter_server.fakes import strategy_of
+
+VALUES = np.arange(10 * 4, dtype=np.float32).reshape(10, 4)
+
+
+@pytest.fixture
+def table(fake_ray):
+    """A variable of ten rows in three parts (4, 3, 3) on two servers, trained once so that it is there."""
+    with strategy_of(1, 2, variable_partitioner=rx.FixedShardsPartitioner(3)) as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            variable = rx.Variable(VALUES)
+        coordinator.schedule(lambda: variable.assign_add(variable.value)).fetch()
+        yield variable
+
+
+def test_parts_are_those_of_tensorflow(table):
+    assert isinstance(table, rx.ShardedVariable)
+    assert isinstance(table, rx.Variable)
+    assert [shard.bounds for shard in table.shards] == [(0, 4), (4, 7), (7, 10)]
+    assert [shard.shape for shard in table.variables] == [(4, 4), (3, 4), (3, 4)]
+    assert len({shard.server for shard in table.shards}) == 2
+    np.testing.assert_array_equal(np.concatenate([shard.numpy() for shard in table.shards]), 2 * VALUES)
+    np.testing.assert_array_equal(table.numpy(), 2 * VALUES)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        0, -1, slice(2, 8), slice(None, None, -2), slice(5, 5), [1, 9, 1], np.array([8, 0]), (3, 1), (slice(1, 5), 2),
+        (slice(None), None, slice(0, 2)), Ellipsis, (Ellipsis, 1), np.arange(10) % 3 == 0, (7, slice(None)), np.int32(6),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_index_means_what_it_means_to_numpy(table, index):
+    np.testing.assert_array_equal(table[index], (2 * VALUES)[index])
+
+
+def test_only_the_rows_that_are_named_are_fetched(table, monkeypatch):
+    home = table._replicax_home
+    monkeypatch.setattr(home, "fetch", lambda: pytest.fail("the whole variable was fetched"))
+    np.testing.assert_array_equal(table[8], 2 * VALUES[8])
+    np.testing.assert_array_equal(table[2:6], 2 * VALUES[2:6])
+    np.testing.assert_array_equal(table.sparse_read([9, 0, 9]), 2 * VALUES[[9, 0, 9]])
+
+
+def test_bad_rows_are_refused(table):
+    with pytest.raises(IndexError):
+        table[10]
+    for rows in ([10], [-1], [[1]], [1.5]):
+        with pytest.raises(VariableError, match="from 0 to 9"):
+            table.sparse_read(rows)
+
+
+def test_what_was_assigned_here_is_read_here(table):
+    table.assign(VALUES)
+    np.testing.assert_array_equal(table[3:5], VALUES[3:5])
+    np.testing.assert_array_equal(table.sparse_read([2]), VALUES[[2]])
+
+
+def test_variables_of_keras_are_cut_too(fake_ray):
+    with strategy_of(1, 2, variable_partitioner=rx.MinSizePartitioner(64, max_shards=2)) as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            layer = keras.layers.Dense(8)
+            layer.build((None, 6))
+        coordinator.schedule(lambda: layer(np.ones((1, 6), np.float32))).fetch()
+        assert isinstance(layer.kernel, rx.ShardedVariable)
+        assert not isinstance(layer.bias, rx.ShardedVariable)
+        np.testing.assert_array_equal(layer.kernel[4:], np.asarray(layer.kernel.value)[4:])
