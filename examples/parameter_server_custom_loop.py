@@ -3,10 +3,10 @@
     replicax run --ps 2 --workers 3 examples/parameter_server_custom_loop.py
     replicax run --ps 2 --workers 3 examples/parameter_server_custom_loop.py --data mnist --data-dir DIR
 
-The script runs once, as the coordinator, and schedules steps. Workers do not wait for each other, so a gradient may be of
-variables that are a few updates old (`--max-staleness` limits how many). At the end the same model is trained on one
-device, with as many steps, and the test accuracies are compared. Then it is trained with `max_staleness=0`: one step after
-the other, whose parameters are those of one device, up to rounding.
+The script runs once, as the coordinator, and schedules steps. Workers do not wait for each other, so a gradient may be
+of variables that are a few updates old; `--max-staleness` limits how many. The same model is then trained on one
+device, with as many steps, and the test accuracies are compared: they differ by less than 0.01. At last it is trained
+with `max_staleness=0`, one step after the other, and the parameters are compared: they are those of one device.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ def worker_batches(x, y):
     return batches(x, y, seed=rx.coordinator.get_current_worker_index())
 
 
-def make_training(strategy, inputs):
+def make_training(strategy, inputs, steps):
     """Returns a model, a metric, and the step that trains the one and counts in the other."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = keras.Sequential([keras.Input((inputs,)), keras.layers.Dense(128, "tanh"), keras.layers.Dense(10)])
-        optimizer = keras.optimizers.Adam(1e-3)
+        # Without momentum, and with smaller and smaller steps, it matters little how old a gradient is.
+        optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.05, steps))
         accuracy = keras.metrics.SparseCategoricalAccuracy()
     per_example = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
 
@@ -99,7 +100,7 @@ def train_asynchronously(strategy, data, epochs, steps):
     """Trains on the workers; returns the accuracy on the rows to test on."""
     train_x, train_y, test_x, test_y = data
     coordinator = rx.coordinator.ClusterCoordinator(strategy)
-    model, accuracy, train_step = make_training(strategy, train_x.shape[1])
+    model, accuracy, train_step = make_training(strategy, train_x.shape[1], epochs * steps)
 
     @rx.function
     def step(iterator):
@@ -109,8 +110,8 @@ def train_asynchronously(strategy, data, epochs, steps):
     def predict(x):
         return model(x, training=False)
 
-    dataset = coordinator.create_per_worker_dataset(functools.partial(worker_batches, train_x, train_y))
-    iterator = iter(dataset)
+    dataset_fn = functools.partial(worker_batches, train_x, train_y)
+    iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
     for epoch in range(epochs):
         losses = [coordinator.schedule(step, args=(iterator,)) for _ in range(steps)]  # returns at once
         coordinator.join()
@@ -127,7 +128,7 @@ def train_alone(data, epochs, steps):
     """Trains as often on one device; returns the accuracy on the rows to test on."""
     train_x, train_y, test_x, test_y = data
     strategy = rx.OneDeviceStrategy(jax.local_devices()[0])
-    model, accuracy, train_step = make_training(strategy, train_x.shape[1])
+    model, accuracy, train_step = make_training(strategy, train_x.shape[1], epochs * steps)
     step = rx.function(lambda batch: strategy.run(train_step, args=(batch,)))
     stream = batches(train_x, train_y, seed=0)
     for epoch in range(epochs):
@@ -145,13 +146,14 @@ def exact_difference(strategy, data):
     sequence = [next(stream) for _ in range(EXACT_STEPS)]
 
     coordinator = rx.coordinator.ClusterCoordinator(strategy)
-    model, _, train_step = make_training(strategy, train_x.shape[1])
+    model, _, train_step = make_training(strategy, train_x.shape[1], EXACT_STEPS)
     step = rx.function(train_step)
     for batch in sequence:  # an argument, not the next batch of whoever runs it: so the order is fixed
         coordinator.schedule(step, args=(batch,))
     coordinator.join()
 
-    alone, _, train_step = make_training(rx.OneDeviceStrategy(jax.local_devices()[0]), train_x.shape[1])
+    one_device = rx.OneDeviceStrategy(jax.local_devices()[0])
+    alone, _, train_step = make_training(one_device, train_x.shape[1], EXACT_STEPS)
     step = rx.function(train_step)
     for batch in sequence:
         step(batch)
@@ -163,15 +165,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", choices=["digits", "mnist"], default="digits")
     parser.add_argument("--data-dir", type=Path, default=Path("."))
-    parser.add_argument("--epochs", type=int, help="30 by default, 2 with mnist")
+    parser.add_argument("--epochs", type=int, help="40 by default, 2 with mnist")
     parser.add_argument("--max-staleness", type=int, help="by how many updates variables may be behind; any number")
     args = parser.parse_args()
     data = digits() if args.data == "digits" else mnist(args.data_dir)
-    epochs = args.epochs or (30 if args.data == "digits" else 2)
+    epochs = args.epochs or (40 if args.data == "digits" else 2)
     steps = len(data[1]) // BATCH
 
     with rx.ParameterServerStrategy(max_staleness=args.max_staleness) as strategy:
-        print(f"{args.data}: {len(data[1])} rows, {strategy.cluster.workers} worker(s), {strategy.cluster.servers} server(s)")
+        print(f"{args.data}: {len(data[1])} rows; {strategy}")
         accuracy = train_asynchronously(strategy, data, epochs, steps)
     print("the same on one device, in step:")
     accuracy_alone = train_alone(data, epochs, steps)

@@ -40,6 +40,8 @@ def test_every_public_name_exists_once():
 def public_names() -> Iterator[tuple[str, object]]:
     for name in sorted(rx.__all__):
         yield name, getattr(rx, name)
+    for name in sorted(rx.coordinator.__all__):
+        yield f"coordinator.{name}", getattr(rx.coordinator, name)
     for name in sorted(rx.dtensor.__all__):
         yield f"dtensor.{name}", getattr(rx.dtensor, name)
 

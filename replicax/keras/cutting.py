@@ -57,7 +57,7 @@ class CutStep:
         """Makes a step; the buffers of `state` are used for the new one."""
         leaves, treedef = jax.tree_util.tree_flatten(data)
         kind = treedef, *((leaf.shape, leaf.dtype) for leaf in leaves)
-        arguments = list(itertools.chain(*state)), [], [], data
+        arguments: tuple[Any, ...] = (list(itertools.chain(*state)), [], [], data)
         if kind in self._halves:
             values, outputs = self._halves[kind](*arguments)
         else:

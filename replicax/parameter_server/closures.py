@@ -151,7 +151,7 @@ class StepPrograms:
         platforms = sorted(self._workers.platforms)
         programs = make_programs(next(self._numbers), traced, specs, platforms, self._strategy.lazy_rows)
         self._strategy.servers.load(programs.servers)
-        told = self._workers.tell(SetUp("program", (programs.worker,)))
+        told = self._workers.tell(SetUp("program", (programs.worker,), provides=("program", programs.worker.number)))
         return LoadedStep(programs.worker.number, traced, told)
 
     def variables(self, program: LoadedStep) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import jax
 
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.parameter_server.closures import Closure, StepPrograms
+from replicax.parameter_server.live import live_table
 from replicax.parameter_server.messages import Done, SetUp
 from replicax.parameter_server.policy import Ledger
 from replicax.parameter_server.remote_values import (
@@ -20,12 +22,15 @@ from replicax.parameter_server.remote_values import (
     PerWorkerValues,
     RemoteValue,
 )
+from replicax.parameter_server.scalars import written_scalars
 from replicax.parameter_server.scheduler import Scheduler, fatal_server_loss
 from replicax.parameter_server.stats import Stats, StatsRecorder
 from replicax.parameter_server.tracing import Described
 from replicax.parameter_server.variables import home_of
 from replicax.parameter_server.workers import Workers
+from replicax.program.frames import variable_name
 
+_log = logging.getLogger(__name__)
 _MAX_QUEUED = 10_000
 _VERSIONS_PER_WORKER = 2  # A worker that had a pause pulls anew; one that is busy uses what came with its last push.
 _SERVERS_ANSWER_WITHIN_S = 5.0
@@ -77,7 +82,7 @@ class ClusterCoordinator:
     def _start(self, strategy: Any, manager: Any, max_queued: int) -> None:
         if not isinstance(max_queued, int) or max_queued < 1:
             raise ArgumentError(f"`max_queued` is a number of functions, at least 1, got {max_queued!r}.")
-        self.strategy, self._manager = strategy, manager
+        self.strategy, self._manager, self._is_closed = strategy, manager, False
         self._numbers = itertools.count()
         self._stats = StatsRecorder(strategy.cluster.workers, len(strategy.servers))
         self._workers = Workers(strategy.cluster, strategy.servers.handles, strategy.start_timeout)
@@ -199,7 +204,8 @@ class ClusterCoordinator:
         return iterator
 
     def _forget(self, number: int) -> None:
-        self._workers.forget(number)
+        if not self._is_closed:
+            self._workers.forget(number)
 
     def _fetch_resources(self, number: int) -> list[Any]:
         described = self._describe("resource", number)
@@ -261,12 +267,7 @@ class ClusterCoordinator:
             home_of(variable).forget_servers(lost)
         if self._manager.restore_or_initialize() is None:
             raise fatal_server_loss(f"There is no checkpoint in {self._manager.directory}. {reason}")
-        missing = [variable for variable in variables if home_of(variable).is_unknown]
-        if missing:
-            raise CheckpointError(
-                f"A server was lost with {[v.name for v in missing][:6]}, which the checkpoint does not have. Put "
-                "everything that is to survive into the Checkpoint."
-            )
+        _check_known(variables)
         self.strategy.send_changes(variables)
         self._workers.use_servers(servers.handles)
 
@@ -280,6 +281,19 @@ class ClusterCoordinator:
         """Returns what has been done so far: steps and times of each worker, the queue, staleness, bytes, restarts."""
         return self._stats.snapshot(self._scheduler.queue())
 
+    def live(self) -> contextlib.AbstractContextManager[None]:
+        """Shows a table of `stats()` in the terminal while a `with` block runs; see `live_table`."""
+        return live_table(self.stats)
+
+    def write_scalars(self, directory: str, every_s: float = 10.0) -> contextlib.AbstractContextManager[None]:
+        """Writes `stats()` for TensorBoard while a `with` block runs.
+
+        Args:
+            directory: Where the event files go.
+            every_s: How often, in seconds.
+        """
+        return written_scalars(self.stats, directory, every_s)
+
     def processes(self) -> dict[str, int]:
         """Returns the process ids of all workers that are up, and of all servers, by name (`"worker:0"`, `"ps:1"`)."""
         found = {f"worker:{worker}": pid for worker, pid in sorted(self._workers.pids().items())}
@@ -287,11 +301,26 @@ class ClusterCoordinator:
 
     def close(self) -> None:
         """Ends the workers; what is queued is cancelled. The strategy's `close` does this too."""
+        self._is_closed = True
         self._scheduler.close()
         self._workers.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.strategy!r})"
+
+
+def _check_known(variables: Sequence[Any]) -> None:
+    """Deals with variables that a lost server had, and that the checkpoint does not have."""
+    missing = [variable for variable in variables if home_of(variable).is_unknown]
+    gone = [variable_name(variable) for variable in missing if not home_of(variable).has_value]
+    if gone:
+        raise CheckpointError(
+            f"A server was lost with {gone[:6]}, which the checkpoint does not have. Put everything that is to survive "
+            "into the Checkpoint."
+        )
+    if missing:
+        names = [variable_name(variable) for variable in missing]
+        _log.warning("The checkpoint does not have %s, which a lost server had: they get older values.", names)
 
 
 def _pickled(fn: Any, name: str) -> bytes:

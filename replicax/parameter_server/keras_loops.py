@@ -7,6 +7,7 @@ them all: a step is scheduled, and the loop goes on. What Keras does around the 
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -74,28 +75,30 @@ class KerasLoops:
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = _split((x, y, sample_weight), validation_split)
         given = Arguments(x, y, sample_weight, batch_size, steps_per_epoch, class_weight)
-        next_call, steps = self._training(given, shuffle)
-        callbacks = self._callbacks(callbacks, verbose, epochs, steps, add_history=True)
-        model.stop_training = False
-        callbacks.on_train_begin()
-        logs: dict[str, Any] = {}
-        for epoch in range(model._initial_epoch or initial_epoch, epochs):
-            model.reset_metrics()
-            callbacks.on_epoch_begin(epoch)
-            newest = self._train_epoch(next_call, steps, callbacks)
-            logs = dict(model._get_metrics_result_or_logs(newest))
-            if validation_data is not None and model._should_eval(epoch, validation_freq):
-                size = validation_batch_size or (batch_size if isinstance(validation_data, (tuple, list)) else None)
-                logs |= self._validate(validation_data, size, validation_steps, callbacks)
-            callbacks.on_epoch_end(epoch, logs)
-            if model.stop_training:
-                break
-        model.optimizer.finalize_variable_values(model.trainable_weights)
-        callbacks.on_train_end(logs=logs)
+        with self._training(given, shuffle) as (next_call, steps):
+            callbacks = self._callbacks(callbacks, verbose, epochs, steps, add_history=True)
+            model.stop_training = False
+            callbacks.on_train_begin()
+            logs: dict[str, Any] = {}
+            first, model._initial_epoch = model._initial_epoch or initial_epoch, None  # of a backup, if there was one
+            for epoch in range(first, epochs):
+                model.reset_metrics()
+                callbacks.on_epoch_begin(epoch)
+                newest = self._train_epoch(next_call, steps, callbacks)
+                logs = dict(model._get_metrics_result_or_logs(newest))
+                if validation_data is not None and model._should_eval(epoch, validation_freq):
+                    size = validation_batch_size or (batch_size if isinstance(validation_data, (tuple, list)) else None)
+                    logs |= self._validate(validation_data, size, validation_steps, callbacks)
+                callbacks.on_epoch_end(epoch, logs)
+                if model.stop_training:
+                    break
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+            callbacks.on_train_end(logs=logs)
         return model.history
 
-    def _training(self, given: Arguments, shuffle: bool | str) -> tuple[Callable[[], tuple[Any, ...]], int]:
-        """Returns what gives the next step to schedule, a function with its arguments, and the steps of an epoch."""
+    @contextlib.contextmanager
+    def _training(self, given: Arguments, shuffle: bool | str) -> Iterator[tuple[Callable[[], tuple[Any, ...]], int]]:
+        """Gives what returns the next step to schedule, a function with its arguments, and the steps of an epoch."""
         data, model = for_workers(given, shuffle, self._strategy.cluster.workers), self._model
         if self._strategy.max_staleness == 0 and isinstance(data.dataset_fn, Dealt):
             # Whichever worker makes a step, its batch is that of one device.
@@ -104,16 +107,24 @@ class KerasLoops:
             self._build(first)
             model.make_train_function()
             in_order = itertools.chain([first], stream)
-            return lambda: (model.train_function, next(in_order)), data.steps
-        batches = iter(self._coordinator().create_per_worker_dataset(data.dataset_fn))
-        self._build(batches.element_spec)
+            yield lambda: (model.train_function, next(in_order)), data.steps
+            return
+        held = [iter(self._coordinator().create_per_worker_dataset(data.dataset_fn))]
+        self._build(held[0].element_spec)
         model.make_train_function()
         step = model.train_function
 
         def train_step() -> Any:
-            return step(next(batches))
+            return step(next(held[0]))
 
-        return lambda: (train_step,), data.steps
+        try:
+            yield lambda: (train_step,), data.steps
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._coordinator().join()  # The few steps that are under way want their batches.
+            raise
+        finally:
+            held.clear()  # What is compiled may live on; the workers are to forget the data now.
 
     def _train_epoch(self, next_call: Callable[[], tuple[Any, ...]], steps: int, callbacks: Any) -> Any:
         """Schedules the steps of an epoch, and waits for them; returns the logs of the last one."""

@@ -47,9 +47,8 @@ def table(stats: Stats) -> RenderableType:
     for name in ("worker", "steps", "steps/s", *_PHASES, "restarts"):
         rows.add_column(name, justify="right", no_wrap=True)
     for number, worker in enumerate(stats.workers):
-        rows.add_row(
-            str(number), f"{worker.steps:,}", f"{worker.steps_per_second:.1f}", *_shares(worker), _restarts(worker.restarts)
-        )  # fmt: skip
+        steps = (f"{worker.steps:,}", f"{worker.steps_per_second:.1f}")
+        rows.add_row(str(number), *steps, *_shares(worker), _restarts(worker.restarts))
     return Group(rows, Text(), _totals(stats), _staleness(stats), _traffic(stats))
 
 

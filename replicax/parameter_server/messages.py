@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,12 +148,12 @@ class SetUp(NamedTuple):
     Attributes:
         kind: `"program"`, `"dataset"`, `"iterator"`, `"resource"`, `"servers"` or `"drop"`.
         args: What it takes.
-        provides: Number of the dataset, iterator or resource that it makes; None if it makes none.
+        provides: What steps need of it: the number of a dataset, iterator or resource, or `("program", number)`.
     """
 
     kind: str
     args: tuple[Any, ...]
-    provides: int | None = None
+    provides: Hashable = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,8 +78,7 @@ class ParameterServer:
 
     def _apply(self, number: int, sent: Sequence[np.ndarray]) -> None:
         program, run = self._programs[number]
-        # Out of the table first: the program overwrites them.
-        updated = [self._values.pop(piece) for piece in program.updated]
+        updated = [self._values[piece] for piece in program.updated]
         others = [self._values[piece] for piece in program.others]
         new = run(updated, others, list(sent))
         self._values.update(zip(program.updated, new, strict=True))

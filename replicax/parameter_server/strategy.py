@@ -25,8 +25,8 @@ from replicax.parameter_server.placing import Choice, Places
 from replicax.parameter_server.servers import Servers
 from replicax.parameter_server.sharded_variable import ShardedVariable
 from replicax.parameter_server.tracing import recorder
-from replicax.parameter_server.variables import Elsewhere, Home, home_of, move_elsewhere
-from replicax.program.frames import variable_name
+from replicax.parameter_server.variables import Elsewhere, Home, home_of, move_elsewhere, variable_bytes
+from replicax.program.frames import variable_name, variable_shape
 from replicax.strategies.base import Strategy
 from replicax.strategies.default import DefaultStrategy, default_replica_context, default_strategy
 
@@ -165,6 +165,19 @@ class ParameterServerStrategy(Strategy):
                 self.places.copy(variable)
                 home.write(jax.numpy.asarray(value))
             self.send_changes(variables)
+
+    def _explained(self, variable: Any) -> str:
+        home, shape = home_of(variable), variable_shape(variable)
+        if home.copies:
+            where = "a copy on each server"
+        elif not home.servers:
+            where = "on no server yet"
+        else:
+            where = ", ".join(
+                f"ps:{server}" if bounds is None else f"ps:{server} rows {bounds[0]}-{bounds[1] - 1}"
+                for server, bounds in zip(home.servers, home.bounds, strict=True)
+            )
+        return f"{variable_name(variable)}  {shape}  {where}  {variable_bytes(variable)} bytes"
 
     # Running.
 

@@ -134,12 +134,12 @@ class TracedStep:
         with context.entered(strategy=None), strategy.scope():
             _lifted(lambda arguments: call(arguments, None), own)
             program = _lifted(lambda arguments, values: call(arguments, values), own, recorder.inputs)
-        jitted, updated, others = program.parts()
+            jitted, updated, others = program.parts()
+            reads, writes = [_spec(variable) for variable in others], [_spec(variable) for variable in updated]
+            traced = jax.make_jaxpr(jitted)(writes, reads, [], [*own, *recorder.inputs])
         self.variables, self.written, self.result = [*updated, *others], program.written, program.result
         self.sources = [*(Source("argument", i) for i in range(len(own))), *recorder.sources]
-        specs = [_spec(variable) for variable in self.variables]
-        inputs = [*specs[: len(updated)], *specs[len(updated) :], *own, *recorder.inputs]
-        traced = jax.make_jaxpr(jitted)(specs[: len(updated)], specs[len(updated) :], [], [*own, *recorder.inputs])
+        inputs = [*writes, *reads, *own, *recorder.inputs]
         position = {id(variable): i for i, variable in enumerate(self.variables)}
         assigned = [Assigned(i, position.get(id(variable))) for i, variable in enumerate(self.written)]
         self.split = Split(inlined(traced, inputs), range(len(self.variables)), assigned)

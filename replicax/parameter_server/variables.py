@@ -35,6 +35,7 @@ class Home:
         copies: Whether every server has a copy of the whole, which each updates for itself (a counter, say).
         bounds: First row and end of each part.
         changed: Whether the value was assigned here and the servers do not know yet.
+        is_unknown: Whether a server that was lost had a newer value than this process has.
     """
 
     def __init__(self, number: int, store: Any):
@@ -42,7 +43,7 @@ class Home:
         self.servers: tuple[int, ...] = ()
         self.copies = False
         self.bounds: tuple[tuple[int, int] | None, ...] = (None,)
-        self.changed = True
+        self.changed, self.is_unknown = True, False
         self._store, self._age = store, -1
         self._value: Any = None
         self._sending: Any = None
@@ -92,7 +93,7 @@ class Home:
     def write(self, value: Any) -> None:
         """Makes `value` the newest value; servers get it before the next step."""
         with self._lock:
-            self._value, self.changed = value, value is not None
+            self._value, self.changed, self.is_unknown = value, value is not None, False
 
     def sent(self) -> None:
         """Notes that the servers have what `parts` returned last."""
@@ -105,13 +106,13 @@ class Home:
     def forget_servers(self, lost: Sequence[int]) -> None:
         """Notes that servers have begun anew: those have to be told the value again."""
         with self._lock:
-            if any(server in lost for server in self.servers):
-                self.changed = True
+            if not self.changed and any(server in lost for server in self.servers):
+                self.changed, self.is_unknown = True, self._age != self._store.age or not self.has_value
 
     @property
-    def is_unknown(self) -> bool:
-        """Whether the servers must be told a value that this process does not have."""
-        return self.changed and isinstance(self._value, jax.ShapeDtypeStruct)
+    def has_value(self) -> bool:
+        """Whether this process has some value, if not the newest."""
+        return not isinstance(self._value, jax.ShapeDtypeStruct)
 
     def _keep(self, value: Any, age: int) -> None:
         is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
@@ -152,7 +153,7 @@ def _class_elsewhere(own: Any, kind: Any) -> type:
     return type(own.__name__, (own, kind), names)
 
 
-def move_elsewhere(variable: Any, home: Home, kind: type[Elsewhere] = Elsewhere) -> None:
+def move_elsewhere(variable: Any, home: Home, kind: Any = Elsewhere) -> None:
     """Lets a variable's value live on servers from now on; `kind` says what else it can do then."""
     value = variable.__dict__.pop("_value", None)
     own: Any = type(variable)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -111,6 +111,7 @@ class Worker:
     def run(self, step: Step) -> Done | OtherBatch | ServerLost:
         """Makes a step: pull, compute, push."""
         self._set_up.wait_for(step.set_up)
+        self._set_up.check(("program", step.program))
         loaded = self._programs[step.program]
         clock = _Clock()
         with self._computing:
@@ -193,7 +194,8 @@ class Worker:
         replies = self._servers.call("push", pushes)
         for server, reply in replies.items():
             self._cache.store(server, reply)
-        behind = {server: reply.behind for server, reply in replies.items() if not reply.repeated}
+        read = {*loaded.wanted, *(server for table in loaded.program.tables for server in table.servers)}
+        behind = {server: reply.behind for server, reply in replies.items() if server in read and not reply.repeated}
         return behind, pushed, sum(reply.nbytes for reply in replies.values())
 
 
@@ -244,7 +246,7 @@ class _Progress:
     """How far a worker has been set up, and what has failed in that."""
 
     def __init__(self) -> None:
-        self.failures: dict[int, Exception] = {}
+        self.failures: dict[Hashable, Exception] = {}
         self._done = 0
         self._changed = threading.Condition()
 
@@ -261,10 +263,10 @@ class _Progress:
             self._done += 1
             self._changed.notify_all()
 
-    def check(self, number: int) -> None:
-        """Raises the error with which a dataset or resource could not be made."""
-        if number in self.failures:
-            raise self.failures[number]
+    def check(self, provided: Hashable) -> None:
+        """Raises the error with which something that a step needs could not be made."""
+        if provided in self.failures:
+            raise self.failures[provided]
 
 
 class _Turn:

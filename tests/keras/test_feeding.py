@@ -143,10 +143,12 @@ def test_distributed_datasets_train_alike(mirrored, expected, devices, kind):
     assert_same(all_loops(made(strategy, linear), distributed(strategy)[kind]), expected)
 
 
-def test_a_distributed_dataset_from_a_function_trains_alike(three):
+@pytest.mark.parametrize("made_by", ["strategy", "creator"])
+def test_a_distributed_dataset_from_a_function_trains_alike(three, made_by):
     """Three batches of 7 make one step of 21 rows."""
     per_replica = [(X[i : i + 7], Y[i : i + 7]) for i in (0, 7, 14)]
-    dataset = three.distribute_datasets_from_function(lambda context: per_replica)
+    creator = rx.data.DatasetCreator(lambda context: per_replica)
+    dataset = three.distribute_datasets_from_function(creator) if made_by == "strategy" else creator
     settings = {"epochs": 2, "verbose": 0}
     actual = made(three, linear).fit(dataset, **settings).history
     expected = made(None, linear).fit(X, Y, batch_size=21, shuffle=False, **settings).history

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 import replicax as rx
 from tests.keras.comparing import CLASSES, FEATURES, X, Y, assert_same, classifier, made, state_of
 
-ROWS = 1400
+ROWS = 22 * 64
 BATCH = 7  # of 21 rows
 
 
@@ -36,9 +36,13 @@ def strategy(cluster) -> Iterator[rx.ParameterServerStrategy]:
 @pytest.fixture(scope="module")
 def model(strategy):
     """A model that is trained before, so that tests need not compile its steps."""
-    model = made(strategy, classifier)
+    model = made(strategy, plain_classifier)
     model.fit(X, Y, batch_size=BATCH, verbose=0)
     return model
+
+
+def plain_classifier():
+    return classifier(optimizer=optimizers.SGD(0.1))
 
 
 def batches(context=None):
@@ -53,7 +57,7 @@ def batches(context=None):
 def test_without_staleness_training_is_that_of_one_device(cluster):
     def work(model):
         history = model.fit(
-            X, Y, batch_size=8, epochs=3, shuffle=False, validation_data=(X[:10], Y[:10]), verbose=0
+            X, Y, batch_size=BATCH, epochs=3, shuffle=False, validation_data=(X[:14], Y[:14]), verbose=0
         ).history
         return {"history": history, "state": state_of(model)}
 
@@ -81,7 +85,7 @@ def test_training_learns_as_on_one_device(strategy):
     def accuracy(model):
         history = model.fit(images[:ROWS], labels[:ROWS], batch_size=64, epochs=6, verbose=0).history
         assert history["loss"][-1] < history["loss"][0] / 2
-        return model.evaluate(images[ROWS:], labels[ROWS:], verbose=0)[1]
+        return model.evaluate(images[ROWS:], labels[ROWS:], batch_size=389, verbose=0)[1]
 
     assert abs(accuracy(made(strategy, make)) - accuracy(made(None, make))) <= 0.03
 
@@ -135,7 +139,7 @@ def test_weights_and_splits_of_arrays(model):
 def test_a_custom_train_step_logs_what_it_returns(strategy):
     class Rows(keras.Sequential):
         def train_step(self, state, data):
-            logs, state = super().train_step(state, data)
+            _, state = super().train_step(state, data)
             return {"rows": keras.ops.sum(keras.ops.ones_like(data[0][:, 0]))}, state
 
     def make():
@@ -152,29 +156,28 @@ def test_the_workers_forget_the_data_of_a_training(strategy, model):
     strategy.coordinator._workers.forget = lambda number: (forgotten.append(number), forget(number))
     try:
         model.fit(X, Y, batch_size=BATCH, verbose=0)
-        gc.collect()
     finally:
         del strategy.coordinator._workers.forget
-    assert len(forgotten) >= 2  # the iterator and the dataset
+    assert len(forgotten) == 2  # the iterator and the dataset
 
 
 # Evaluation and prediction.
 
 
 def test_evaluation_counts_every_row_once(strategy, model):
-    plain = made(None, classifier)
+    plain = made(None, plain_classifier)
     plain.set_weights(model.get_weights())
     weights = np.linspace(0, 2, 21)
     for given in ({}, {"sample_weight": weights}, {"steps": 2}):
         expected = plain.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True, **given)
         assert_same(model.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True, **given), expected, 1e-6)
     expected = plain.evaluate(X, Y, verbose=0)
-    for data in (batches(), iter(batches()), batches, rx.data.DatasetCreator(batches)):
+    for data in (iter(batches()), batches, rx.data.DatasetCreator(batches)):
         assert_same(model.evaluate(data, verbose=0), expected, 1e-6)
 
 
 def test_predictions_are_exact_and_in_order(model):
-    plain = made(None, classifier)
+    plain = made(None, plain_classifier)
     plain.set_weights(model.get_weights())
     outputs = []
     collecting = keras.callbacks.LambdaCallback()
@@ -186,18 +189,20 @@ def test_predictions_are_exact_and_in_order(model):
 
 
 def test_single_batches(model):
-    plain = made(None, classifier)
+    plain = made(None, plain_classifier)
     plain.set_weights(model.get_weights())
     plain.optimizer.build(plain.trainable_variables)
     for own, other in zip(plain.optimizer.variables, model.optimizer.variables, strict=True):
         own.assign(np.asarray(other))
-    for each in (model, plain):
-        each.results = [
-            each.train_on_batch(X, Y, return_dict=True),
-            each.test_on_batch(X, Y),
-            each.predict_on_batch(X[:3]),
+
+    def work(model):
+        return [
+            model.train_on_batch(X, Y, return_dict=True),
+            model.test_on_batch(X, Y),
+            model.predict_on_batch(X[:3]),
         ]
-    assert_same(model.results, plain.results)
+
+    assert_same(work(model), work(plain))
 
 
 # Callbacks.
@@ -212,7 +217,7 @@ def test_callbacks_act_as_on_one_device(model, tmp_path):
             rates.append(float(self.model.optimizer.learning_rate))
 
     watching = [
-        keras.callbacks.LearningRateScheduler(lambda epoch, rate: (0.0, 0.5, 0.25, 0.125)[epoch]),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.1 * min(epoch, 1)),
         keras.callbacks.EarlyStopping("val_loss", patience=2, mode="max", restore_best_weights=True),
         keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras"),
         keras.callbacks.CSVLogger(tmp_path / "log.csv"),
@@ -221,7 +226,7 @@ def test_callbacks_act_as_on_one_device(model, tmp_path):
     ]
     before = model.get_weights()
     model.fit(X, Y, batch_size=BATCH, epochs=4, validation_data=(X, Y), callbacks=watching, verbose=0)
-    assert rates[:2] == [0.0, 0.5]
+    np.testing.assert_allclose(rates, [0, 0.1, 0.1])
     assert_same(weights[0], before, 0)  # A rate that is set here is the servers' before the next step.
     assert not np.array_equal(weights[1][0], before[0])
     assert len(weights) == 3
@@ -273,6 +278,8 @@ def test_an_error_in_a_workers_dataset_is_raised_and_the_model_stays_usable(mode
     with pytest.raises(FloatingPointError, match="the sensor broke") as raised:
         model.fit(broken, steps_per_epoch=20, verbose=0)
     assert "in broken" in str(raised.value)
+    del raised
+    gc.collect()  # The frames of the error hold Keras's callback list, and that a pool of threads.
     model.fit(X, Y, batch_size=BATCH, verbose=0)
 
 
@@ -296,10 +303,10 @@ def test_a_dataset_without_batches_is_an_error(model):
     with pytest.raises(rx.errors.BatchError, match="no batch at all"):
         model.fit(list, steps_per_epoch=1, verbose=0)
     with pytest.raises(rx.errors.BatchError, match="no batch at all"):
-        model.evaluate([], verbose=0)
+        model.evaluate(list, verbose=0)
 
 
 def test_a_model_from_elsewhere_is_refused(strategy):
     optimizer = optimizers.SGD(0.1)
-    with pytest.raises(rx.errors.VariableError, match="learning_rate|iteration"):
+    with pytest.raises(rx.errors.VariableError, match=r"learning_rate|iteration"):
         made(strategy, lambda: classifier(optimizer=optimizer)).fit(X, Y, verbose=0)

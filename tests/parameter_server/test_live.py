@@ -7,9 +7,8 @@ import sys
 import time
 
 import pytest
+import tensorboardX  # noqa: F401  It sets an environment variable, which would count as left behind.
 from rich.console import Console
-
-pytest.importorskip("tensorboardX")  # It sets an environment variable, which would count as left behind.
 
 import replicax.parameter_server.live as live_module
 from replicax.errors import ArgumentError
@@ -23,8 +22,8 @@ NEW = WorkerStats(0, 0.0, {}, 2)
 
 def figures(steps=1200, **changes):
     fields = {
-        "steps": steps, "seconds": 30.0, "queue": Queue(7, 3, 2), "workers": (BUSY, NEW), "staleness": {0: 5, 1: 20, 3: 10},
-        "bytes_pulled": 1_234_567, "bytes_pushed": 999, "server_restarts": 1,
+        "steps": steps, "seconds": 30.0, "queue": Queue(7, 3, 2), "workers": (BUSY, NEW),
+        "staleness": {0: 5, 1: 20, 3: 10}, "bytes_pulled": 1_234_567, "bytes_pushed": 999, "server_restarts": 1,
     }  # fmt: skip
     return Stats(**fields | changes)
 
@@ -101,7 +100,7 @@ def test_elsewhere_only_the_last_one_is_printed():
     with live_table(stats, console):
         time.sleep(0.02)
         assert console.file.getvalue() == ""
-    assert console.file.getvalue().count("restarts") == 1
+    assert console.file.getvalue().count("worker ") == 1
     assert stats.calls == 1
 
 
@@ -173,7 +172,8 @@ def test_a_senseless_interval_is_refused(tmp_path, every_s):
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ArgumentError, match="cannot be written to.*Give a folder"), written_scalars(figures, tmp_path / "file" / "logs"):  # fmt: skip
+    folder = tmp_path / "file" / "logs"
+    with pytest.raises(ArgumentError, match=r"cannot be written to.*Give a folder"), written_scalars(figures, folder):
         pass
 
 

@@ -146,10 +146,10 @@ def test_optimizers_that_need_the_whole_variable_are_refused(name):
 
 
 def test_a_table_of_one_row_may_become_a_scalar_but_not_unnoticed():
+    args = [jnp.ones((1,))]
+    program = inlined(jax.make_jaxpr(lambda v: v.reshape(()))(*args), args)
+    (var,) = program.jaxpr.invars
     with pytest.raises(NotByRowsError):
-        args = [jnp.ones((1,))]
-        program = inlined(jax.make_jaxpr(lambda v: v.reshape(()))(*args), args)
-        (var,) = program.jaxpr.invars
         evaluate_rows(program.jaxpr.eqns, {var: args[0]}, {var}, 1, 1)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-ray = pytest.importorskip("ray")
+import ray
 
 import replicax.parameter_server.scheduler as scheduler_module
 from replicax.errors import CancelledError, ContextError, ParameterServerLost, WorkerLostError

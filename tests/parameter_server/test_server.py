@@ -102,7 +102,6 @@ def test_what_was_put_belongs_to_the_server(server):
 
 
 @pytest.mark.parametrize("mistake", ["a missing variable", "another shape"])
-@pytest.mark.xfail(strict=True, reason="ParameterServer._apply takes variables out before it knows that all is there")
 def test_a_push_that_fails_leaves_the_variables_alone(server, mistake):
     if mistake == "a missing variable":
         del server._values[OTHER]

@@ -78,3 +78,18 @@ def test_variables_of_keras_are_cut_too(fake_ray):
         assert isinstance(layer.kernel, rx.ShardedVariable)
         assert not isinstance(layer.bias, rx.ShardedVariable)
         np.testing.assert_array_equal(layer.kernel[4:], np.asarray(layer.kernel.value)[4:])
+
+
+def test_explain_says_where_variables_are(fake_ray):
+    with strategy_of(1, 2, variable_partitioner=rx.FixedShardsPartitioner(2)) as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            table, counter = rx.Variable(VALUES, name="table"), rx.Variable(0, name="counter")
+        assert strategy.explain([table]) == "table  (10, 4)  on no server yet  160 bytes"
+        coordinator.schedule(lambda: (table.assign_add(table.value), counter.assign_add(1))).fetch()
+        lines = strategy.explain([table, counter]).splitlines()
+        assert lines[0] in (
+            "table  (10, 4)  ps:0 rows 0-4, ps:1 rows 5-9  160 bytes",
+            "table  (10, 4)  ps:1 rows 0-4, ps:0 rows 5-9  160 bytes",
+        )
+        assert lines[1].startswith("counter  ()  ps:")

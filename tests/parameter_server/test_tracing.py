@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("ray")
-
 import replicax as rx
 from replicax.errors import ContextError, VariableError
 from replicax.parameter_server.current import on_worker
@@ -178,7 +176,6 @@ def test_a_function_that_is_no_training_runs_too(strategy):
     assert step.written == [count]
 
 
-@pytest.mark.xfail(strict=True, reason="TracedStep makes the jaxpr, a further trace, outside of the strategy's scope")
 def test_the_strategy_is_current(strategy):
     found = []
     traced(strategy, lambda: found.append(rx.get_strategy()))
