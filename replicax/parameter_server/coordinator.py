@@ -158,7 +158,7 @@ class ClusterCoordinator:
         return self._scheduler.is_idle()
 
     def fetch(self, value: Any) -> Any:
-        """Waits for each `RemoteValue` in a nest; returns the nest with the results, as NumPy arrays, in their places."""
+        """Waits for each `RemoteValue` in a nest and returns the nest with the results in their places, NumPy arrays."""
         return jax.tree_util.tree_map(
             lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf,
             value,

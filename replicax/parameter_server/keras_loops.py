@@ -166,8 +166,7 @@ class KerasLoops:
 
     def _evaluated(self, given: Arguments, verbose: Any, callbacks: Any) -> dict[str, Any]:
         model = self._model
-        batches, steps = _counted(given)
-        first = next(batches)
+        first, batches, steps = _opened(given)
         self._build(first)
         callbacks = self._callbacks(callbacks, verbose, 1, steps)
         model.make_test_function()
@@ -176,7 +175,7 @@ class KerasLoops:
         model.reset_metrics()
         newest: collections.deque[Any] = collections.deque([None], maxlen=1)
         under_way = UnderWay(self._coordinator(), newest.append)
-        for number, batch in enumerate(itertools.chain([first], batches)):
+        for number, batch in enumerate(batches):
             callbacks.on_test_batch_begin(number)
             under_way.schedule(model.test_function, batch)
             callbacks.on_test_batch_end(number, newest[0])
@@ -197,10 +196,9 @@ class KerasLoops:
     ) -> Any:
         """Returns predictions for each row, in order; see `keras.Model.predict`."""
         model = self._model
-        batches, steps = _counted(Arguments(x, batch_size=batch_size, steps=steps))
-        first = next(batches)
+        first, batches, count = _opened(Arguments(x, batch_size=batch_size, steps=steps))
         self._build_layers(_unpacked(first)[0])
-        callbacks = self._callbacks(callbacks, verbose, 1, steps)
+        callbacks = self._callbacks(callbacks, verbose, 1, count)
         model.make_predict_function()
         model.stop_predicting = False
         outputs: list[Any] = []
@@ -211,7 +209,7 @@ class KerasLoops:
 
         callbacks.on_predict_begin()
         under_way = UnderWay(self._coordinator(), collect)
-        for number, batch in enumerate(itertools.chain([first], batches)):
+        for number, batch in enumerate(batches):
             callbacks.on_predict_batch_begin(number)
             under_way.schedule(model.predict_function, batch)
             if model.stop_predicting:
@@ -295,8 +293,8 @@ class KerasLoops:
         )
 
 
-def _counted(given: Arguments) -> tuple[Iterator[Any], int | None]:
-    """Returns an iterator over the batches, which has at least one, and their number if it is known."""
+def _opened(given: Arguments) -> tuple[Any, Iterator[Any], int | None]:
+    """Returns the first batch, all of them (the first is among them), and their number if it is known."""
     batches = for_coordinator(given)
     try:
         count = len(batches)
@@ -308,7 +306,7 @@ def _counted(given: Arguments) -> tuple[Iterator[Any], int | None]:
     first = next(found, None)
     if first is None:
         raise BatchError("The data yielded no batch at all.")
-    return itertools.chain([first], found), count
+    return first, itertools.chain([first], found), count
 
 
 def _unpacked(data: Any) -> tuple[Any, Any, Any]:

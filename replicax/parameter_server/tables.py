@@ -1,9 +1,9 @@
 """Tables: large variables of which a step reads, and changes, a few rows only, such as embeddings.
 
 If all that a worker's half does with a variable is look up rows, the worker gets those rows and nothing else: the
-look-ups are rewritten to a small table of the rows that the batch needs. Going backward JAX adds the rows' gradients into
-a table of zeros; that becomes a small one too, and only it is sent. What may happen to it on the way (scaling, clipping,
-also by a norm) must leave zeros zero. A variable that is used in another way is pulled whole.
+look-ups are rewritten to a small table of the rows that the batch needs. Going backward JAX adds the rows' gradients
+into a table of zeros; that becomes a small one too, and only it is sent. What may happen to it on the way (scaling,
+clipping, also by a norm) must leave zeros zero. A variable that is used in another way is pulled whole.
 """
 
 from __future__ import annotations

@@ -458,15 +458,33 @@ def test_what_the_host_makes_of_a_gradient_is_sent():
         return np.sign(g)
 
     def step(v, x):
-        g = gradient(v["w"], x)
+        g = gradient(v["w"], x) * v["rate"]
         return {"w": v["w"] - io_callback(on_host, jax.ShapeDtypeStruct(g.shape, g.dtype), g)}, ()
 
-    cut = Cut(step, weights(), X)
+    cut = Cut(step, weights(rate=0.1), X)
     _, sent = cut.split.worker(cut._args)
     (new,) = cut.split.server(cut._args, sent)
     assert calls == [(IN, OUT)]
     assert cut.sent == [(IN, OUT)]
     assert float(jnp.max(jnp.abs(new - cut._args[0]))) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_what_the_host_tells_without_data_is_the_workers_to_ask():
+    calls = []
+
+    def on_host(steps):
+        calls.append(float(steps))
+        return np.float32(0.5)
+
+    def step(v, x):
+        rate = io_callback(on_host, jax.ShapeDtypeStruct((), np.float32), v["steps"])
+        return {"w": v["w"] * rate - gradient(v["w"], x), "steps": v["steps"] + 1}, ()
+
+    cut = Cut(step, weights(steps=3), X)
+    _, sent = cut.split.worker(cut._args)
+    cut.split.server(cut._args, sent)
+    assert calls == [3.0]
+    assert sorted(cut.sent) == [(), (IN, OUT)]
 
 
 # Any small step.

@@ -431,6 +431,27 @@ def test_a_function_outside_of_the_replicas_updates_too(central):
     assert lives_at(v, central.parameter_device)
 
 
+def test_an_update_that_uses_what_replicas_make_of_variables_alone(central):
+    v, rate = variable(central, np.ones(3)), variable(central, 0.25)
+
+    @rx.function
+    def step():
+        def replica_step():
+            scale = rx.get_replica_context().replica_id_in_sync_group * 0.0 + 1.0
+            gradient = rx.grad(lambda: jnp.sum(v.value**2) * scale, v, aggregation="mean")()
+            total = rx.get_replica_context().all_reduce("mean", jnp.sum(v.value) * scale)
+            v.assign_sub(rate * gradient * total)
+            return total
+
+        total = central.run(replica_step)
+        rate.assign(total * rate)
+
+    step()
+    np.testing.assert_allclose(v.numpy(), np.full(3, 1 - 0.25 * 2 * 3), rtol=1e-6)
+    assert float(rate.value) == 0.75
+    assert all(lives_at(each, central.parameter_device) for each in (v, rate))
+
+
 def test_merge_call_and_update(central):
     v = variable(central, 1.0)
     result = central.update(v, lambda v, x: v.assign_add(x), args=(2.0,))
