@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -151,8 +152,16 @@ class StepPrograms:
         platforms = sorted(self._workers.platforms)
         programs = make_programs(next(self._numbers), traced, specs, platforms, self._strategy.lazy_rows)
         self._strategy.servers.load(programs.servers)
-        told = self._workers.tell(SetUp("program", (programs.worker,), provides=("program", programs.worker.number)))
-        return LoadedStep(programs.worker.number, traced, told)
+        number = programs.worker.number
+        told = self._workers.tell(SetUp("program", (programs.worker,), provides=("program", number)))
+        step = LoadedStep(number, traced, told)
+        weakref.finalize(step, self._forget, number, list(programs.servers)).atexit = False
+        return step
+
+    def _forget(self, number: int, servers: list[int]) -> None:
+        """Lets workers and servers drop the program of a function that is gone."""
+        self._workers.forget(("program", number))
+        self._strategy.servers.forget(number, servers)
 
     def variables(self, program: LoadedStep) -> list[Any]:
         """Returns the variables that a program has to do with."""

@@ -13,7 +13,6 @@ import jax
 
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.parameter_server.closures import Closure, StepPrograms
-from replicax.parameter_server.live import live_table
 from replicax.parameter_server.messages import Done, SetUp
 from replicax.parameter_server.policy import Ledger
 from replicax.parameter_server.remote_values import (
@@ -22,7 +21,6 @@ from replicax.parameter_server.remote_values import (
     PerWorkerValues,
     RemoteValue,
 )
-from replicax.parameter_server.scalars import written_scalars
 from replicax.parameter_server.scheduler import Scheduler, fatal_server_loss
 from replicax.parameter_server.stats import Stats, StatsRecorder
 from replicax.parameter_server.tracing import Described
@@ -158,7 +156,7 @@ class ClusterCoordinator:
         return self._scheduler.is_idle()
 
     def fetch(self, value: Any) -> Any:
-        """Waits for each `RemoteValue` in a nest and returns the nest with the results in their places, NumPy arrays."""
+        """Waits for each `RemoteValue` in a nest and returns the nest with NumPy arrays in their places."""
         return jax.tree_util.tree_map(
             lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf,
             value,
@@ -283,6 +281,8 @@ class ClusterCoordinator:
 
     def live(self) -> contextlib.AbstractContextManager[None]:
         """Shows a table of `stats()` in the terminal while a `with` block runs; see `live_table`."""
+        from replicax.parameter_server.live import live_table  # A training without it needs no tables.
+
         return live_table(self.stats)
 
     def write_scalars(self, directory: str, every_s: float = 10.0) -> contextlib.AbstractContextManager[None]:
@@ -292,6 +292,8 @@ class ClusterCoordinator:
             directory: Where the event files go.
             every_s: How often, in seconds.
         """
+        from replicax.parameter_server.scalars import written_scalars
+
         return written_scalars(self.stats, directory, every_s)
 
     def processes(self) -> dict[str, int]:

@@ -30,7 +30,14 @@ class NotByRowsError(ProgramError):
     """An update that cannot be made row by row."""
 
 
-def evaluate_rows(equations: Iterable[Any], values: dict[Any, Any], by_row: set[Any], full: int, rows: int) -> None:
+def evaluate_rows(
+    equations: Iterable[Any],
+    values: dict[Any, Any],
+    by_row: set[Any],
+    full: int,
+    rows: int,
+    first: int | None = None,
+) -> None:
     """Evaluates equations on `rows` of `full` rows.
 
     Args:
@@ -39,14 +46,20 @@ def evaluate_rows(equations: Iterable[Any], values: dict[Any, Any], by_row: set[
         by_row: The variables of the program whose first dimension is that of rows. Results are added.
         full: Number of rows that the program was written for.
         rows: Number of rows there are.
+        first: Which one is the first of them, if they follow each other: of other values, constants say, the same rows
+            are taken then.
 
     Raises:
         NotByRowsError: An equation mixes rows.
     """
     for equation in equations:
         touched = [not is_literal(atom) and atom in by_row for atom in equation.invars]
-        changes, result_by_row = _adapted(equation, touched, full, rows)
         inputs = [read(atom, values) for atom in equation.invars]
+        if first is not None and equation.primitive.name in BY_ELEMENT and any(touched):
+            for i, atom in enumerate(equation.invars):
+                if not touched[i] and tuple(atom.aval.shape[:1]) == (full,):
+                    inputs[i], touched[i] = inputs[i][first : first + rows], True
+        changes, result_by_row = _adapted(equation, touched, full, rows)
         values.update(zip(equation.outvars, bind(equation, inputs, **changes), strict=True))
         if result_by_row:
             by_row.update(equation.outvars)

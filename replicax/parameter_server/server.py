@@ -38,6 +38,10 @@ class ParameterServer:
         """Compiles a program, so that the first push does not wait for that."""
         self._programs[program.number] = program, compiled(program.code, donate=[0])
 
+    def drop(self, program: int) -> None:
+        """Forgets a program."""
+        self._programs.pop(program, None)
+
     def put(self, values: Mapping[Piece, np.ndarray]) -> int:
         """Replaces (or creates) variables; returns the version from which on workers see them."""
         for piece, value in values.items():

@@ -109,7 +109,8 @@ class ServerHalf:
         if rows is None:
             evaluate(part.equations, values, in_place=False)
             return read(outvar, values)
-        return self._by_rows(output, part, values, by_row, rows)
+        assert bounds is not None
+        return self._by_rows(output, part, values, by_row, rows, bounds[0])
 
     def _known(self, output: int, piece: Piece, state: dict[Piece, Any]) -> tuple[dict[Any, Any], set[Any]]:
         """Returns the values of the state that an update reads, and which of them have the variable's rows."""
@@ -121,15 +122,20 @@ class ServerHalf:
                 by_row.add(var)
         return values, by_row
 
-    def _by_rows(self, output: int, part: Part, values: dict[Any, Any], by_row: set[Any], rows: Any) -> Any:
+    def _by_rows(
+        self, output: int, part: Part, values: dict[Any, Any], by_row: set[Any], rows: Any, first: int | None = None
+    ) -> Any:
         variable, (outvar,) = self._step.written[output], part.outvars
         try:
-            evaluate_rows(part.equations, values, by_row, variable._shape[0], rows)
+            evaluate_rows(part.equations, values, by_row, variable._shape[0], rows, first)
         except NotByRowsError as error:
             raise _not_by_rows(variable, str(error)) from error
-        if outvar not in by_row:
+        new = read(outvar, values)
+        if outvar in by_row:
+            return new
+        if first is None:
             raise _not_by_rows(variable, "computes the new value from no rows at all")
-        return read(outvar, values)
+        return new[first : first + rows]
 
     def _update_rows(self, output: int, part: Part, values: dict[Any, Any], by_row: set[Any], looked_up: Any) -> Any:
         """Updates the rows that were looked up, and no others."""

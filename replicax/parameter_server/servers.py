@@ -38,6 +38,7 @@ class Servers:
         self.recover: Callable[[str], bool] = lambda reason: False
         self.written = [0] * cluster.servers
         self._lock = threading.RLock()
+        self._closed = False
         self.start(range(cluster.servers))
 
     def __len__(self) -> int:
@@ -62,6 +63,15 @@ class Servers:
             for server, program in programs.items():
                 self._programs[server].append(program)
         self._surely(lambda: self._call("load", {server: (program,) for server, program in programs.items()}))
+
+    def forget(self, number: int, servers: Sequence[int]) -> None:
+        """Lets servers drop a program that nobody will run any more."""
+        if self._closed:
+            return
+        for server in servers:
+            with self._lock:
+                self._programs[server] = [program for program in self._programs[server] if program.number != number]
+            self.handles[server].drop.remote(number)
 
     def put(self, values: Mapping[int, Mapping[Piece, np.ndarray]]) -> None:
         """Sends variables to servers."""
@@ -121,6 +131,7 @@ class Servers:
         """Ends all servers."""
         import ray
 
+        self._closed = True
         for handle in self.handles:
             ray.kill(handle)
 

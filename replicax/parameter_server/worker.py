@@ -87,8 +87,12 @@ class Worker:
         with self._computing:
             self._servers, self._cache = _Servers(servers), Cache()
 
-    def _drop(self, *numbers: int) -> None:
-        self._data.drop(list(numbers))
+    def _drop(self, *provided: Any) -> None:
+        for each in provided:
+            if isinstance(each, tuple):
+                self._programs.pop(each[1], None)
+            else:
+                self._data.drop(each)
 
     def structure(self, kind: str, number: int, set_up: int) -> tuple[Any, Any]:
         """Returns the structure, shapes and dtypes of the next batch of an iterator, or of a resource."""

@@ -41,11 +41,10 @@ class WorkerData:
         with on_worker(self._index):
             self._resources[number] = jax.tree_util.tree_map(np.asarray, resource_fn())
 
-    def drop(self, numbers: list[int]) -> None:
+    def drop(self, number: int) -> None:
         """Forgets what the coordinator has no use for any more."""
-        for number in numbers:
-            for held in (self._datasets, self._iterators, self._resources):
-                held.pop(number, None)
+        for held in (self._datasets, self._iterators, self._resources):
+            held.pop(number, None)
 
     def structure(self, kind: str, number: int) -> tuple[Any, tuple[tuple[tuple[int, ...], Any], ...]]:
         """Returns the structure of the next batch (or of a resource), and its arrays' shapes and dtypes."""

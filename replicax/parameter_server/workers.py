@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from replicax.errors import ClusterTimeoutError
@@ -89,14 +89,14 @@ class Workers:
             self._servers = list(servers)
         self.told_of_servers = self.tell(SetUp("servers", (self._servers,)))
 
-    def forget(self, number: int) -> None:
-        """Lets workers drop a dataset, iterator or resource that nobody refers to any more."""
+    def forget(self, provided: Hashable) -> None:
+        """Lets workers drop a dataset, iterator, resource or program that nobody refers to any more."""
         if self._closed:
             return
         with self._lock:
             # A worker that is started later need not make it, but counts it.
-            self._tasks = [task if task.provides != number else SetUp("drop", ()) for task in self._tasks]
-        self.tell(SetUp("drop", (number,)))
+            self._tasks = [task if task.provides != provided else SetUp("drop", ()) for task in self._tasks]
+        self.tell(SetUp("drop", (provided,)))
 
     def structure(self, kind: str, number: int, worker: int | None = None) -> Any:
         """Asks a worker (any by default) for the structure of the next batch of an iterator, or of a resource."""

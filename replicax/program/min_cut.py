@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from replicax.program.jaxprs import is_literal
 
@@ -46,6 +44,9 @@ def cheapest_cut(sources: Sequence[Any], equations: Sequence[Any], wanted: set[A
 
 def _reaching(end: int, edges: dict[tuple[int, int], int]) -> set[int]:
     """Returns the nodes from which more could flow to the end."""
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     rows, columns = np.array(list(edges), dtype=np.int32).T
     nodes = end + 1
     capacity = csr_matrix((np.array(list(edges.values()), dtype=np.int32), (rows, columns)), shape=(nodes, nodes))

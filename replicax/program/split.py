@@ -106,6 +106,7 @@ class Split:
         marks = [equation for equation in jaxpr.eqns if is_mark(equation)]
         self._tainted = _following(jaxpr.eqns, [out for mark in marks for out in mark.outvars])
         self._from_worker = _following(jaxpr.eqns, own)
+        self._from_held = _following(jaxpr.eqns, held)
         self._only_gradients = only_gradients
         _check_independent(marks, self._tainted)
         self._served: dict[int, Any] = {}  # equations of the server's half, by identity
@@ -211,8 +212,12 @@ class Split:
     def _is_servers(self, value: Any, equation: Any, wanted: set[int]) -> bool:
         if id(equation) in wanted:
             return True
-        # From variables alone the server computes it itself: its variables are the newest.
-        return self._takes_on(value) if value in self._tainted else value not in self._from_worker
+        if value in self._tainted:
+            return self._takes_on(value)
+        if value in self._from_worker:
+            # A variable times a rate that is an argument, say: the rate is sent.
+            return value in self._from_held and equation.primitive.name in _CHEAP and not _is_bound_to_worker(equation)
+        return True  # From variables alone the server computes it itself.
 
     def _move_to_worker(self) -> None:
         """Lets the worker do what needs no variable, as long as no more has to be sent for it."""

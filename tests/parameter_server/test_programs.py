@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 
 import jax
 import jax.numpy as jnp
@@ -352,3 +353,37 @@ def test_after_closing_nothing_can_be_scheduled():
     assert float(value.fetch()) == 1.0
     with pytest.raises((ContextError, CancelledError)):
         coordinator.schedule(lambda: jnp.ones(()))
+
+
+def test_a_cut_variable_takes_its_rows_of_constants(fake_ray):
+    partitioner = rx.FixedShardsPartitioner(2)
+    with strategy_of(1, 2, variable_partitioner=partitioner) as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            seeds, reset = keras.random.SeedGenerator(3), rx.Variable(np.ones(5, np.float32))
+
+        def step():
+            drawn = keras.random.uniform((2,), seed=seeds)
+            reset.assign(np.arange(5, dtype=np.float32))
+            return drawn
+
+        drawn = [coordinator.schedule(step).fetch() for _ in range(2)]
+        assert isinstance(seeds.state, rx.ShardedVariable)
+        assert not np.array_equal(*drawn)
+        np.testing.assert_array_equal(reset.numpy(), np.arange(5))
+        alone = keras.random.SeedGenerator(3)
+        np.testing.assert_array_equal(drawn, [keras.random.uniform((2,), seed=alone) for _ in range(2)])
+        np.testing.assert_array_equal(seeds.state.value, alone.state.value)
+
+
+def test_programs_of_functions_that_are_gone_are_dropped(fake_ray):
+    with strategy_of(1, 1) as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            total = rx.Variable(0.0)
+        for _ in range(3):
+            coordinator.schedule(lambda: total.assign_add(1.0)).fetch()
+            gc.collect()
+        coordinator.schedule(lambda: total.value).fetch()
+        assert total.numpy() == 3
+        assert len(strategy.servers._programs[0]) <= 2

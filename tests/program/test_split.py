@@ -258,6 +258,16 @@ def test_weight_decay_is_the_servers():
     assert cut.worker.count("mul") < _names_of(cut.program).count("mul")
 
 
+def test_rates_that_are_arguments_are_sent_beside_the_gradient():
+    def step(v, x, rate, beta):
+        m = beta * v["m"] + (1 - beta) * gradient(v["w"], x)
+        return {"m": m, "w": v["w"] * (1 - 0.01 * rate) - rate * m}, ()
+
+    cut = Cut(step, weights(m=ZEROS), X, jnp.float32(0.1), jnp.float32(0.9)).check()
+    assert sorted(shape for shape in cut.sent if shape) == [(IN, OUT)]
+    assert cut.read_by_worker == {"w"}
+
+
 def test_an_update_that_uses_the_loss_gets_it_sent():
     def step(v, x):
         loss, g = jax.value_and_grad(loss_of)(v["w"], x)

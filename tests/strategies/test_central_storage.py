@@ -171,6 +171,28 @@ def test_the_step_can_be_looked_at(beside):
     assert float(v.value) == 1.0
 
 
+def test_the_second_step_compiles_nothing(central, compilations):
+    """Though Keras makes variables without saying where."""
+    with central.scope():
+        v, optimizer = keras.Variable(np.ones(3, "float32")), keras.optimizers.SGD(0.1, momentum=0.9)
+        free = rx.Variable(0.0)
+    steps = rx.Variable(0)  # of no strategy
+
+    def step(x):
+        gradient = rx.grad(lambda: jnp.sum(v.value) * x.sum(), v)()
+        optimizer.apply_gradients([(gradient, v)])
+        free.assign_add(1.0)
+        steps.assign_add(1)
+
+    batch = batch_of(central, np.ones(central.num_replicas_in_sync))
+    central.run(step, args=batch)
+    with compilations() as compiled:
+        central.run(step, args=batch)
+        central.run(step, args=batch)
+    assert compiled == []
+    assert int(steps.value) == 3
+
+
 # Training.
 
 
