@@ -27,6 +27,7 @@ class ParameterServer:
 
     def __init__(self, settings: Mapping[str, Any]):
         jax.config.update("jax_platforms", "cpu")
+        if os.environ.get("XPS"): os.environ["NPROC"]=os.environ["XPS"]
         take_over(settings)
         self._values: dict[Piece, jax.Array] = {}
         self._programs: dict[int, tuple[ServerProgram, Any]] = {}
