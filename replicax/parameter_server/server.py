@@ -10,11 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.compat import backends_have_started
 from replicax.parameter_server.messages import Piece, Reply, ServerProgram
 from replicax.parameter_server.worker_program import compiled
 
 _REMEMBERED_STEPS = 100_000
 _REMEMBERED_PUTS = 100
+_THREADS = "NPROC"
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
 
 
@@ -27,7 +29,6 @@ class ParameterServer:
 
     def __init__(self, settings: Mapping[str, Any]):
         jax.config.update("jax_platforms", "cpu")
-        if os.environ.get("XPS"): os.environ["NPROC"]=os.environ["XPS"]
         take_over(settings)
         self._values: dict[Piece, jax.Array] = {}
         self._programs: dict[int, tuple[ServerProgram, Any]] = {}
@@ -94,15 +95,22 @@ class ParameterServer:
         return identity()
 
 
-def settings_of_jax() -> dict[str, Any]:
-    """Returns the settings that decide what programs compute."""
-    return {name: getattr(jax.config, name) for name in _SETTINGS}
+def settings_for(cluster: Any) -> dict[str, Any]:
+    """Returns settings for the actors of a cluster: those of this process's JAX that decide what programs compute, and
+    how many threads an actor computes with, if they all share one machine."""
+    settings = {name: getattr(jax.config, name) for name in _SETTINGS}
+    if cluster.is_local:
+        settings[_THREADS] = max(1, (os.cpu_count() or 1) // (cluster.workers + cluster.servers))
+    return settings
 
 
 def take_over(settings: Mapping[str, Any]) -> None:
-    """Makes settings this process's own."""
+    """Makes settings this process's own, before it has computed anything."""
     for name, value in settings.items():
-        jax.config.update(name, value)
+        if name != _THREADS:
+            jax.config.update(name, value)
+        elif not backends_have_started():
+            os.environ[_THREADS] = str(value)  # XLA reads it.
 
 
 def identity() -> tuple[str, int]:

@@ -11,7 +11,7 @@ import numpy as np
 from replicax.errors import ParameterServerLost
 from replicax.parameter_server.cluster import Cluster
 from replicax.parameter_server.messages import Piece, ServerProgram
-from replicax.parameter_server.server import ParameterServer, settings_of_jax
+from replicax.parameter_server.server import ParameterServer, settings_for
 
 _ALIVE_WITHIN_S = 10.0
 
@@ -51,7 +51,7 @@ class Servers:
         actor = ray.remote(ParameterServer)
         for server in servers:
             options = self._cluster.actor_options("ps", server)
-            self.handles[server] = actor.options(**options).remote(settings_of_jax())
+            self.handles[server] = actor.options(**options).remote(settings_for(self._cluster))
             self.written[server] = 0
         for server in servers:
             self._identities[server] = self._wait(server, self.handles[server].identity.remote())

@@ -36,8 +36,6 @@ class Worker:
     """
 
     def __init__(self, index: int, servers: Sequence[Any], settings: Mapping[str, Any]):
-        import os
-        if os.environ.get("XWK"): os.environ["NPROC"]=os.environ["XWK"]
         take_over(settings)
         self._index = index
         self._servers = _Servers(servers)

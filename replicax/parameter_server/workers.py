@@ -9,7 +9,7 @@ from typing import Any
 from replicax.errors import ClusterTimeoutError
 from replicax.parameter_server.cluster import Cluster
 from replicax.parameter_server.messages import SetUp, Step
-from replicax.parameter_server.server import settings_of_jax
+from replicax.parameter_server.server import settings_for
 from replicax.parameter_server.worker import Worker
 
 _SECONDS_BETWEEN_STARTS = 2.0
@@ -63,7 +63,7 @@ class Workers:
         with self._lock:
             self._up.discard(worker)
             actor: Any = ray.remote(Worker).options(max_concurrency=_CALLS_AT_ONCE, **options)
-            handle = self._handles[worker] = actor.remote(worker, self._servers, settings_of_jax())
+            handle = self._handles[worker] = actor.remote(worker, self._servers, settings_for(self._cluster))
             for number, task in enumerate(self._tasks):
                 handle.set_up.remote(number, task)
         handle.identity.remote().future().add_done_callback(lambda future: self._came(worker, handle, future))

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from replicax.parameter_server.server import ParameterServer, settings_of_jax, take_over
+from replicax.parameter_server.server import ParameterServer, settings_for, take_over
+from tests.parameter_server.fakes import FakeCluster
 from tests.parameter_server.programs import COUNT, OTHER, W, descent, values
 
 ONES = np.ones(4, np.float32)
@@ -111,7 +112,7 @@ def test_a_push_that_fails_leaves_the_variables_alone(server, mistake):
 
 
 def test_settings_of_jax_travel():
-    settings = settings_of_jax()
+    settings = settings_for(FakeCluster(1, 1))
     assert settings["jax_enable_x64"] is False
     take_over(settings)
-    assert settings_of_jax() == settings
+    assert settings_for(FakeCluster(1, 1)) == settings

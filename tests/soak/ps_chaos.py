@@ -2,9 +2,9 @@
 
     python tests/soak/ps_chaos.py --faults 20 [--seed 0]
 
-Faults: SIGKILL and SIGSTOP to a random worker or server. Each step that was scheduled must have a result in the end, the
-optimizer must have counted each update once (since the newest checkpoint, where a server was lost), the training must
-reach its accuracy, and no process may be left.
+Faults: SIGKILL and SIGSTOP to a random worker or server. Each step that was scheduled must have a result in the end,
+the optimizer must have counted each update once (since the newest checkpoint, where a server was lost), the training
+must reach its accuracy, and no process may be left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import replicax as rx
 
 WORKERS, SERVERS, BATCH = 3, 2, 32
 STALL_TIMEOUT_S = 4.0
-STEPS_PER_FAULT = 60
 LONGEST_WAIT_S = 180.0  # for all steps of a round: then it hangs
 ACCURACY = 0.95
 
@@ -57,7 +56,9 @@ class Training:
     """
 
     def __init__(self, folder: str):
-        self.strategy = rx.ParameterServerStrategy(workers=WORKERS, servers=SERVERS, stall_timeout=STALL_TIMEOUT_S, dashboard=False)
+        self.strategy = rx.ParameterServerStrategy(
+            workers=WORKERS, servers=SERVERS, stall_timeout=STALL_TIMEOUT_S, dashboard=False
+        )
         with self.strategy.scope():
             self.model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, "tanh"), keras.layers.Dense(10)])
             self.optimizer = keras.optimizers.Adam(3e-3)
@@ -94,37 +95,38 @@ class Training:
         return float(np.mean(np.argmax(self.model.predict_on_batch(x), axis=-1) == y))
 
 
-def strike(training: Training, rng: random.Random) -> str:
-    """Kills or stops a worker or server; returns which."""
-    name, pid = rng.choice(sorted(training.coordinator.processes().items()))
-    number = rng.choice([signal.SIGKILL, signal.SIGSTOP])
+def strike(training: Training, rng: random.Random, wanted: str) -> str:
+    """Kills or stops a worker or server, any or as `"job:signal"` says; returns which."""
+    job, _, how = wanted.partition(":")
+    name, pid = rng.choice([p for p in sorted(training.coordinator.processes().items()) if p[0].startswith(job)])
+    number = signal.Signals[how] if how else rng.choice([signal.SIGKILL, signal.SIGSTOP])
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
     return f"{number.name} to {name}"
 
 
-def run(faults: int, seed: int) -> dict[str, float]:
+def run(faults: int, seed: int, steps: int, strikes: list[str]) -> dict[str, float]:
     """Trains under faults; returns the figures."""
     rng = random.Random(seed)
     found = {"ps_steps_lost": 0, "ps_faults_survived": 0, "ps_updates_miscounted": 0}
     with tempfile.TemporaryDirectory() as folder:
         training = Training(folder)
-        for value in training.schedule(STEPS_PER_FAULT):
+        for value in training.schedule(steps):
             value.fetch(LONGEST_WAIT_S)
         training.coordinator.join(LONGEST_WAIT_S)
         for fault in range(faults):
             saved = training.save(fault)
             servers_lost = training.coordinator.stats().server_restarts
-            results = training.schedule(STEPS_PER_FAULT)
+            results = training.schedule(steps)
             time.sleep(rng.uniform(0, 0.3))
-            begin, what = time.monotonic(), strike(training, rng)
+            begin, what = time.monotonic(), strike(training, rng, strikes[fault % len(strikes)])
             training.coordinator.join(LONGEST_WAIT_S)
             lost = sum(not (value.is_ready and np.isfinite(value.fetch(1))) for value in results)
             found["ps_steps_lost"] += lost
             found["ps_faults_survived"] += lost == 0
             updates = int(training.optimizer.iterations) - saved
             rolled_back = training.coordinator.stats().server_restarts > servers_lost
-            wrong = not 0 <= updates <= STEPS_PER_FAULT if rolled_back else updates != STEPS_PER_FAULT
+            wrong = not 0 <= updates <= steps if rolled_back else updates != steps
             found["ps_updates_miscounted"] += wrong
             print(f"{fault + 1:3d}. {what}: {time.monotonic() - begin:.1f} s, {updates} updates", flush=True)
         found["ps_accuracy"] = training.accuracy()
@@ -160,8 +162,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=60, help="steps that are under way when a fault comes")
+    parser.add_argument(
+        "--strike", default="", help="the faults, for example worker:SIGKILL,ps:SIGSTOP; any by default"
+    )
     options = parser.parse_args()
-    for name, value in run(options.faults, options.seed).items():
+    for name, value in run(options.faults, options.seed, options.steps, options.strike.split(",")).items():
         print(f"RESULT {name} {value:g}")
 
 

@@ -28,6 +28,8 @@ from replicax.parameter_server.cluster.waiting import Deadline, wait_for
 
 LOOPBACK = "127.0.0.1"
 # JAX would take most of a GPU's memory for the first of several workers that share it.
+# Gradients go through the object store at every step: its pages are made at the start, and not while they wait.
+_READY_MEMORY = {"RAY_preallocate_plasma_memory": "1"}
 _SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 _CONNECTION: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": True}
 
@@ -47,7 +49,7 @@ def embed(dashboard: bool) -> contextlib.ExitStack:
     with contextlib.ExitStack() as ending:
         folder = Folder()
         ending.callback(folder.close)
-        defaults = {**SETTINGS, **_SHARED_GPU}
+        defaults = {**SETTINGS, **_SHARED_GPU, **_READY_MEMORY}
         with starting({**own_token(os.environ), **folder.environment}, defaults, LOOPBACK) as ray:
             _disconnect_by(ending, ray)
             _init(

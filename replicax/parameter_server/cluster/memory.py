@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 
-_MOST, _LEAST = 2 * 2**30, 100 * 2**20  # Ray refuses less than 75 MiB.
+_MOST, _LEAST = 2**30, 100 * 2**20  # Ray refuses less than 75 MiB.
 _SHARE = 0.25
 
 
 def object_store_memory(shared_memory: str = "/dev/shm") -> int:
-    """Returns the bytes for the object store: a quarter of the memory, at most 2 GiB and what `shared_memory` has.
+    """Returns the bytes for the object store: a quarter of the memory, at most 1 GiB and what `shared_memory` has.
 
     What goes through it are gradients and batches on their way, which do not stay; Ray's own default is far more.
     """

@@ -1,0 +1,27 @@
+"""The short form of `tests/soak/ps_chaos.py`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
+CHAOS = Path(__file__).resolve().parent.parent / "soak" / "ps_chaos.py"
+
+
+def test_nothing_is_lost_when_a_worker_is_killed_and_a_server_stopped():
+    command = [sys.executable, str(CHAOS), "--faults", "2", "--steps", "30", "--strike", "worker:SIGKILL,ps:SIGSTOP"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    results = {name: float(value) for _, name, value in lines}
+    assert results["ps_steps_lost"] == 0
+    assert results["ps_faults_survived"] == 2
+    assert results["ps_updates_miscounted"] == 0
+    assert results["processes_left"] == 0
