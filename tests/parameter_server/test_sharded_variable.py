@@ -38,7 +38,8 @@ def test_parts_are_those_of_tensorflow(table):
     "index",
     [
         0, -1, slice(2, 8), slice(None, None, -2), slice(5, 5), [1, 9, 1], np.array([8, 0]), (3, 1), (slice(1, 5), 2),
-        (slice(None), None, slice(0, 2)), Ellipsis, (Ellipsis, 1), np.arange(10) % 3 == 0, (7, slice(None)), np.int32(6),
+        (slice(None), None, slice(0, 2)), Ellipsis, (Ellipsis, 1), np.arange(10) % 3 == 0, (7, slice(None)),
+        np.int32(6),
     ],
     ids=str,
 )  # fmt: skip
