@@ -64,11 +64,15 @@ class Home:
             # What is traced needs no numbers, only a shape and a dtype.
             if self.changed or enclosing_program() is not None or not self.servers:
                 return self._value
-            if self._age != self._store.age or isinstance(self._value, jax.ShapeDtypeStruct):
-                age, value = self._store.age, jnp.asarray(self.fetch())
+            if self._age == self._store.age and self.has_value:
+                return self._value
+            age = self._store.age
+        # Without the lock: if a server was lost, the recovery that this waits for writes here.
+        value = jnp.asarray(self.fetch())
+        with self._lock:
+            if not self.changed:
                 self._keep(value, age)
-                return value
-            return self._value
+        return value
 
     def fetch(self) -> np.ndarray:
         """Returns the newest value from the servers."""

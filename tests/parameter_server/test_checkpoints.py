@@ -1,0 +1,114 @@
+"""Checkpoints of asynchronous training are those of the other strategies."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import replicax as rx
+from tests.parameter_server.fakes import strategy_of
+
+X = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
+Y = np.random.default_rng(1).standard_normal((8, 1)).astype(np.float32)
+
+
+class Training:
+    """A model with its optimizer, in the scope of a strategy."""
+
+    def __init__(self, strategy, seed):
+        keras.utils.set_random_seed(seed)
+        with strategy.scope():
+            self.model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+            self.optimizer = keras.optimizers.Adam(0.01)
+            self.optimizer.build(self.model.trainable_variables)
+        self.checkpoint = rx.Checkpoint(model=self.model, optimizer=self.optimizer)
+
+    def step(self, x, y):
+        variables = self.model.trainable_variables
+        loss, gradients = rx.value_and_grad(lambda: ((self.model(x) - y) ** 2).mean(), variables, aggregation="mean")()
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    def values(self):
+        return [np.asarray(variable.value) for variable in [*self.model.variables, *self.optimizer.variables]]
+
+
+def assert_same(one, other):
+    assert any(np.abs(value).max() > 0 for value in one.values())
+    for mine, his in zip(one.values(), other.values(), strict=True):
+        np.testing.assert_allclose(mine, his, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("partitioner", [None, rx.FixedShardsPartitioner(2)], ids=["whole", "cut"])
+def test_asynchronous_training_goes_on_in_step_and_the_reverse(fake_ray, tmp_path, partitioner):
+    mirrored = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy_of(2, 2, max_staleness=0, variable_partitioner=partitioner) as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        apart, together = Training(strategy, seed=0), Training(mirrored, seed=1)
+        for _ in range(3):
+            coordinator.schedule(apart.step, args=(X, Y))
+        coordinator.join()
+        apart.checkpoint.write(tmp_path / "apart")
+        together.checkpoint.restore(tmp_path / "apart")
+        assert_same(together, apart)
+        assert int(together.optimizer.iterations) == 3
+
+        together_step = rx.function(lambda x, y: mirrored.run(together.step, args=(x, y)))
+        for _ in range(2):
+            together_step(X, Y)
+        together.checkpoint.write(tmp_path / "together")
+        for _ in range(2):
+            coordinator.schedule(apart.step, args=(X, Y))
+        coordinator.join()
+        assert_same(apart, together)
+
+        coordinator.schedule(apart.step, args=(X, Y)).fetch()
+        apart.checkpoint.restore(tmp_path / "together")
+        assert_same(apart, together)
+        coordinator.schedule(apart.step, args=(X, Y)).fetch()
+        together_step(X, Y)
+        assert_same(apart, together)
+
+
+def test_a_manager_restores_what_a_lost_server_had(fake_ray, tmp_path):
+    with strategy_of(1, 2) as strategy:
+        training = Training(strategy, seed=0)
+        with strategy.scope():
+            counter = rx.Variable(0, name="counter")
+        objects = {"model": training.model, "optimizer": training.optimizer, "counter": counter}
+        manager = rx.CheckpointManager(tmp_path, objects=objects)
+        coordinator = rx.coordinator.ClusterCoordinator(strategy, checkpoint_manager=manager)
+
+        def step(x, y):
+            counter.assign_add(1)
+            return training.step(x, y)
+
+        for _ in range(3):
+            coordinator.schedule(step, args=(X, Y))
+        coordinator.join()
+        manager.save(3)
+        manager.wait_until_finished()
+        saved = training.values()
+        coordinator.schedule(step, args=(X, Y)).fetch()
+        strategy.servers.handles[0].actor.kill()
+        strategy.servers.handles[1].actor.kill()
+        for mine, before in zip(training.values(), saved, strict=True):  # Reading replaces the servers.
+            np.testing.assert_array_equal(mine, before)
+        assert int(counter.numpy()) == 3
+        assert np.isfinite(coordinator.schedule(step, args=(X, Y)).fetch())
+        assert int(counter.numpy()) == int(training.optimizer.iterations) == 4
+        assert coordinator.stats().server_restarts == 2
+
+
+def test_without_a_checkpoint_a_lost_server_ends_the_training(fake_ray):
+    with strategy_of(1, 1) as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        training = Training(strategy, seed=0)
+        coordinator.schedule(training.step, args=(X, Y)).fetch()
+        strategy.servers.handles[0].actor.kill()
+        coordinator.schedule(training.step, args=(X, Y))
+        with pytest.raises(rx.errors.ParameterServerLost, match="CheckpointManager"):
+            coordinator.join(60)
+        with pytest.raises(rx.errors.ParameterServerLost):
+            coordinator.schedule(training.step, args=(X, Y))
