@@ -82,6 +82,7 @@ class ClusterCoordinator:
             raise ArgumentError(f"`max_queued` is a number of functions, at least 1, got {max_queued!r}.")
         self.strategy, self._manager, self._is_closed = strategy, manager, False
         self._numbers = itertools.count()
+        self._complete = [0] * len(strategy.servers)
         self._stats = StatsRecorder(strategy.cluster.workers, len(strategy.servers))
         self._workers = Workers(strategy.cluster, strategy.servers.handles, strategy.start_timeout)
         self._programs = StepPrograms(strategy, self._workers, self._describe)
@@ -127,6 +128,8 @@ class ClusterCoordinator:
         self._scheduler.raise_error()
         closure = self._programs.closure(fn, args, kwargs)
         self._make_known(closure)
+        if self._scheduler.is_idle():
+            self._complete = list(self._stats.versions)  # What is scheduled from here on sees all that was done before.
         self._scheduler.add(closure)
         return closure.value
 
@@ -223,7 +226,8 @@ class ClusterCoordinator:
         assert closure.program is not None
         versions = self._stats.versions
         slack = _VERSIONS_PER_WORKER * len(self._workers)
-        at_least = tuple(max(w, v - slack) for w, v in zip(self.strategy.servers.written, versions, strict=True))
+        known = zip(self.strategy.servers.written, self._complete, versions, strict=True)
+        at_least = tuple(max(written, complete, version - slack) for written, complete, version in known)
         exact = self.strategy.max_staleness is not None
         return self._workers.run(
             worker, closure.program.step(closure, at_least, exact, self._workers.told_of_servers)
@@ -260,6 +264,8 @@ class ClusterCoordinator:
         servers.end(lost)
         servers.start(lost)
         self._stats.servers_replaced(lost)
+        for server in lost:
+            self._complete[server] = 0
         variables = [variable for variable in self.strategy.variables() if home_of(variable).servers]
         for variable in variables:
             home_of(variable).forget_servers(lost)

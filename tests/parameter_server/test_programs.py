@@ -387,3 +387,16 @@ def test_programs_of_functions_that_are_gone_are_dropped(fake_ray):
         coordinator.schedule(lambda: total.value).fetch()
         assert total.numpy() == 3
         assert len(strategy.servers._programs[0]) <= 2
+
+
+def test_what_is_scheduled_after_join_sees_everything_before_it(fake_ray):
+    with strategy_of(3, 2) as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            total = rx.Variable(np.zeros(3, np.float32))
+        add, read = rx.function(lambda: total.assign_add(jnp.ones(3))), rx.function(lambda: total.value)
+        for count in range(1, 6):
+            coordinator.schedule(add)
+            coordinator.join()
+            values = coordinator.fetch([coordinator.schedule(read) for _ in range(6)])
+            np.testing.assert_array_equal(values, np.full((6, 3), count))
