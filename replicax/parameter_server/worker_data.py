@@ -72,11 +72,14 @@ class _Batches:
     def __init__(self, iterator: Iterator[Any], worker: int):
         self._iterator, self._worker = iterator, worker
         self._seen: list[Any] = []
+        self._failure: Exception | None = None
         self._lock = threading.Lock()
 
     def peek(self, turn: int) -> Any:
         with self._lock:
             while len(self._seen) <= turn:
+                if self._failure is not None:
+                    raise self._failure  # Asked again, a generator that has failed would only say that it has ended.
                 with on_worker(self._worker):
                     try:
                         self._seen.append(next(self._iterator))
@@ -85,6 +88,9 @@ class _Batches:
                             f"The dataset of worker {self._worker} has no more batches. Schedule no more steps than it "
                             "has, or let its function return one without end (repeat it)."
                         ) from None
+                    except Exception as error:
+                        self._failure = error
+                        raise
             return self._seen[turn]
 
     def drop(self, count: int) -> None:
