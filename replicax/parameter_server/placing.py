@@ -137,7 +137,7 @@ def _copied(step: TracedStep) -> dict[int, Any]:
     own: dict[int, Any] = {}
     read_by_others: set[int] = set()
     for i, variable in enumerate(step.written):
-        part = step.split.part([i])
+        part = step.split.part(i)
         reads = [step.variables[j] for j in part.inputs]
         read_by_others |= {id(read) for read in reads if read is not variable}
         if not part.sent and _may_be_copied(variable):
@@ -172,7 +172,7 @@ def _groups(step: TracedStep, copied: dict[int, Any]) -> list[list[Any]]:
 
     for i, variable in enumerate(step.written):
         if id(variable) in everything:
-            for j in step.split.part([i]).inputs:
+            for j in step.split.part(i).inputs:
                 if id(step.variables[j]) in everything:
                     leader[find(id(step.variables[j]))] = find(id(variable))
     groups: dict[int, list[Any]] = {}

@@ -43,7 +43,7 @@ class ServerHalf:
         self._outputs = [
             (i, piece) for i, variable in enumerate(step.written) for piece in _pieces_on(home_of(variable), server)
         ]
-        self._parts = {i: step.split.part([i]) for i, _ in self._outputs}
+        self._parts = {i: step.split.part(i) for i, _ in self._outputs}
         self._tables = _gradients_of(step, tables)
         self.updated = [piece for _, piece in self._outputs]
         self.others: dict[Piece, Any] = {}
@@ -105,10 +105,9 @@ class ServerHalf:
                 jnp.zeros((count, *gradient.shape[1:]), gradient.dtype).at[numbers].add(gradient, mode="drop")
             )
             by_row.add(looked_up)
-        (outvar,) = part.outvars
         if rows is None:
             evaluate(part.equations, values, in_place=False)
-            return read(outvar, values)
+            return read(part.outvar, values)
         assert bounds is not None
         return self._by_rows(output, part, values, by_row, rows, bounds[0])
 
@@ -125,13 +124,13 @@ class ServerHalf:
     def _by_rows(
         self, output: int, part: Part, values: dict[Any, Any], by_row: set[Any], rows: Any, first: int | None = None
     ) -> Any:
-        variable, (outvar,) = self._step.written[output], part.outvars
+        variable = self._step.written[output]
         try:
             evaluate_rows(part.equations, values, by_row, variable._shape[0], rows, first)
         except NotByRowsError as error:
             raise _not_by_rows(variable, str(error)) from error
-        new = read(outvar, values)
-        if outvar in by_row:
+        new = read(part.outvar, values)
+        if part.outvar in by_row:
             return new
         if first is None:
             raise _not_by_rows(variable, "computes the new value from no rows at all")

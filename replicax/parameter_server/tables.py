@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from replicax.parameter_server.rows import BY_ELEMENT
-from replicax.program.jaxprs import bind, is_literal, read
+from replicax.program.jaxprs import bind, evaluate, is_literal, leading_to, read
 
 MIN_BYTES = 1 << 16  # Below that it costs less to send all of it.
 
@@ -236,20 +236,14 @@ def index_program(
         invars: The step's own inputs, variables of the program.
         consts: The program's constants.
     """
-    needed, chosen = set(wanted), []
-    for equation in reversed(equations):
-        if any(out in needed for out in equation.outvars):
-            chosen.append(equation)
-            needed |= set(_values(equation))
+    chosen, needed = leading_to(equations, wanted)
     made = {out for equation in chosen for out in equation.outvars}
     if needed - made - set(invars) - consts.keys():
         return None
 
     def indices(inputs: list[Any]) -> list[jax.Array]:
         values = dict(zip(invars, inputs, strict=True)) | consts
-        for equation in reversed(chosen):
-            operands = [read(atom, values) for atom in equation.invars]
-            values.update(zip(equation.outvars, bind(equation, operands), strict=True))
+        evaluate(chosen, values)
         return [values[each] for each in wanted]
 
     return indices

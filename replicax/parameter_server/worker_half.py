@@ -60,12 +60,12 @@ class WorkerHalf:
         leaves: set[int] = set()
         for j, written in enumerate(self._step.written):
             if written is variable:
-                leaves |= {i for i, leaf in split.part([j]).sent.items() if leaf.aval.shape == tuple(variable._shape)}
+                leaves |= {i for i, leaf in split.part(j).sent.items() if leaf.aval.shape == tuple(variable._shape)}
         if len(leaves) != 1:
             return not leaves, None
         (leaf,) = leaves
         for j, written in enumerate(self._step.written):
-            if leaf in split.part([j]).sent and tuple(written._shape) != tuple(variable._shape):
+            if leaf in split.part(j).sent and tuple(written._shape) != tuple(variable._shape):
                 return False, None
         return True, split.sent[leaf]
 

@@ -99,6 +99,24 @@ def bind(equation: Any, inputs: Sequence[Any], **changes: Any) -> Sequence[Any]:
         return compat.bind(equation, inputs, {**equation.params, **changes})
 
 
+def leading_to(
+    equations: Sequence[Any], wanted: Iterable[Any], and_effects: bool = False
+) -> tuple[list[Any], set[Any]]:
+    """Returns the equations, in order, that some values need, and all values that take part in that.
+
+    Args:
+        equations: The equations to choose from, in order.
+        wanted: The values.
+        and_effects: Whether equations with effects (such as printing) are needed in any case.
+    """
+    needed, chosen = set(wanted), []
+    for equation in reversed(equations):
+        if (and_effects and equation.effects) or any(out in needed for out in equation.outvars):
+            chosen.append(equation)
+            needed |= {atom for atom in equation.invars if not is_literal(atom)}
+    return chosen[::-1], needed
+
+
 def read(atom: Any, values: dict[Any, Any]) -> Any:
     """Returns the value of an operand."""
     return atom.val if is_literal(atom) else values[atom]

@@ -22,7 +22,7 @@ from jax.extend import core as jex_core
 
 from replicax.compat import axes_of_type
 from replicax.errors import ProgramError
-from replicax.program.jaxprs import evaluate, is_literal, is_mark, read
+from replicax.program.jaxprs import evaluate, is_literal, is_mark, leading_to, read
 from replicax.program.min_cut import cheapest_cut
 from replicax.runtime.mesh import REPLICA_AXIS
 
@@ -52,18 +52,18 @@ class Assigned:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What the server does for some of the variables.
+    """What the server does for one of the variables.
 
     Attributes:
         equations: The equations, in order.
-        outvars: The new values, variables of the program (or numbers that stand in it).
+        outvar: The new value, a variable of the program (or a number that stands in it).
         inputs: The variables' values that it reads, by their numbers among the program's inputs.
         sent: What it takes from the worker, by the numbers in `Split.sent`.
         consts: The program's constants.
     """
 
     equations: list[Any]
-    outvars: list[Any]
+    outvar: Any
     inputs: dict[int, Any]
     sent: dict[int, Any]
     consts: dict[Any, Any]
@@ -109,6 +109,7 @@ class Split:
         self._from_held = _following(jaxpr.eqns, held)
         self._only_gradients = only_gradients
         _check_independent(marks, self._tainted)
+        self._parts: dict[int, Part] = {}
         self._served: dict[int, Any] = {}  # equations of the server's half, by identity
         self._leaves: dict[Any, None] = {}  # values that they take from the worker, in order
         self.updates = [self._assign(each) for each in self.assigned]
@@ -120,8 +121,7 @@ class Split:
         self.server_inputs = [
             i for i, v in enumerate(jaxpr.invars) if v in used and v in held and v not in self._leaves
         ]
-        needed = self._needed_by_worker()
-        self.worker_equations = [e for e in jaxpr.eqns if e.effects or any(out in needed for out in e.outvars)]
+        self.worker_equations, needed = leading_to(jaxpr.eqns, self._made_by_worker(), and_effects=True)
         self.worker_inputs = [i for i, v in enumerate(jaxpr.invars) if v in needed]
 
     def _server_outvars(self) -> list[Any]:
@@ -129,15 +129,11 @@ class Split:
         pairs = zip(self.assigned, self.updates, strict=True)
         return [outvars[each.output] for each, served in pairs if served and not is_literal(outvars[each.output])]
 
-    def _needed_by_worker(self) -> set[Any]:
-        jaxpr = self.program.jaxpr
+    def _made_by_worker(self) -> set[Any]:
         served = {each.output for each, flag in zip(self.assigned, self.updates, strict=True) if flag}
-        needed = {atom for i, atom in enumerate(jaxpr.outvars) if i not in served and not is_literal(atom)}
-        needed |= self._leaves.keys()
-        for equation in reversed(jaxpr.eqns):
-            if equation.effects or any(out in needed for out in equation.outvars):
-                needed |= {atom for atom in equation.invars if not is_literal(atom)}
-        return needed
+        outvars = self.program.jaxpr.outvars
+        results = {atom for i, atom in enumerate(outvars) if i not in served and not is_literal(atom)}
+        return results | self._leaves.keys()
 
     def _assign(self, each: Assigned) -> bool:
         """Decides who computes a variable's new value; returns whether it is the server."""
@@ -280,24 +276,22 @@ class Split:
         pairs = zip(self.assigned, self.updates, strict=True)
         return [read(outvars[each.output], values) for each, flag in pairs if flag]
 
-    def part(self, outputs: Iterable[int]) -> Part:
-        """Returns the part of the server's half that computes the new values of some variables.
+    def part(self, number: int) -> Part:
+        """Returns the part of the server's half that computes the new value of a variable, by its number in `assigned`.
 
-        Args:
-            outputs: Which, by their numbers in `assigned`.
+        It is looked for once: placing, and the programs of all servers, go by it.
         """
-        chosen = list(outputs)
-        outvars = [self.program.jaxpr.outvars[self.assigned[i].output] for i in chosen]
-        needed = {atom for atom in outvars if not is_literal(atom)}
-        equations = []
-        for equation in reversed(self._equations):
-            if any(out in needed for out in equation.outvars):
-                equations.append(equation)
-                needed |= {atom for atom in equation.invars if not is_literal(atom)}
+        if number not in self._parts:
+            self._parts[number] = self._part(number)
+        return self._parts[number]
+
+    def _part(self, number: int) -> Part:
+        outvar = self.program.jaxpr.outvars[self.assigned[number].output]
+        equations, needed = leading_to(self._equations, [] if is_literal(outvar) else [outvar])
         invars = self.program.jaxpr.invars
         return Part(
-            equations[::-1],
-            outvars,
+            equations,
+            outvar,
             {i: invars[i] for i in self.server_inputs if invars[i] in needed},
             {i: leaf for i, leaf in enumerate(self.sent) if leaf in needed},
             dict(zip(self.program.jaxpr.constvars, self.program.consts, strict=True)),
