@@ -127,7 +127,8 @@ def _not_coming(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
     if slow:
         said = f"takes longer than the {limits.slow:g} s that its phase may last, and others wait for it"
         return _diagnosis(workers, Kind.SLOW, _furthest_behind(workers, slow), said)
-    if len(waits) == len(workers) and min(waits.values()) >= limits.stall:
+    # While its devices wait, a script may go on for a while; that is progress too.
+    if len(waits) == len(workers) and min(min(waits[i], known[i].seconds) for i in waits) >= limits.stall:
         return _deadlock(workers)
     return None
 

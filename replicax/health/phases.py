@@ -47,18 +47,19 @@ class Activity:
         program: The name of that program.
         fingerprint: Its fingerprint, if the processes have compared it.
         result: A weak reference to an array that it computes, None if that is not known.
-        exchanging: Since when some thread of this process has been waiting for the others' data; None if none does.
+        exchanging: For each thread that waits for the others' data, since when.
+        seen_computing: When it was last seen that the devices compute.
         thread: The thread that counts.
     """
 
-    __slots__ = ("at", "called", "calls", "exchanging", "fingerprint", "program", "result", "thread")
+    __slots__ = ("at", "called", "calls", "exchanging", "fingerprint", "program", "result", "seen_computing", "thread")
 
     def __init__(self) -> None:
         self.at: tuple[str, float] = (IDLE, monotonic())
         self.calls = 0
-        self.called = 0.0
+        self.called = self.seen_computing = 0.0
         self.program = self.fingerprint = ""
-        self.exchanging: float | None = None
+        self.exchanging: dict[int, float] = {}
         self.result: weakref.ref[Any] | None = None
         self.thread = threading.main_thread().ident
 
@@ -73,10 +74,14 @@ class Activity:
     def waits_since(self) -> float | None:
         """Returns since when this process has been waiting for the others; None if it does not."""
         phase, since = self.at
-        if phase in WAITING_PHASES or self.computes():
+        if phase in WAITING_PHASES:  # Not since the last program, which may be long ago, or none has run yet.
+            return since
+        if self.computes():
             return self.called
-        exchanging = self.exchanging
-        return None if exchanging is None or phase not in (INPUT, FIRST_BATCH) else max(since, exchanging)
+        if phase not in (INPUT, FIRST_BATCH):
+            return None
+        exchanging = list(self.exchanging.values())  # Which of these threads it waits for is not known.
+        return max(since, *exchanging) if exchanging else None
 
 
 now = Activity()
@@ -89,10 +94,10 @@ class exchange:
     """
 
     def __enter__(self) -> None:
-        now.exchanging = monotonic()
+        now.exchanging[get_ident()] = monotonic()
 
     def __exit__(self, *exception: object) -> None:
-        now.exchanging = None
+        now.exchanging.pop(get_ident(), None)
 
 
 class phase:

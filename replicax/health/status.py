@@ -16,7 +16,7 @@ class Status:
 
     Attributes:
         phase: Its phase; `replicax.health.phases` lists them.
-        seconds: For how long it has been in it.
+        seconds: For how long it has been in it; where it does not wait, for how long also its devices have been idle.
         calls: Number of the program that it began last, counting those that all workers run together.
         completed: Number of the last one that it has finished.
         waiting: For how many seconds it has been waiting for that program; None if it does not wait.
@@ -50,7 +50,12 @@ def status_of(activity: Activity = now, ended: str = "") -> Status:
     """Returns the status of this process."""
     (phase, since), time_now = activity.at, time.monotonic()
     waits_since = None if ended else activity.waits_since()
-    in_step = not ended and (phase in WAITING_PHASES or activity.computes())
+    computes = activity.computes()
+    if computes:
+        activity.seen_computing = time_now
+    elif waits_since is None:  # Its devices may be done before another's: what its script does then has just begun.
+        since = max(since, activity.seen_computing)
+    in_step = not ended and (phase in WAITING_PHASES or computes)
     return Status(
         phase,
         time_now - since,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replicax.health.calls import Calls
-from replicax.health.phases import COMPILE, IDLE, START, STEP, Activity, exchange, now, phase
+from replicax.health.phases import COMPILE, IDLE, START, STEP, WAIT, Activity, exchange, now, phase
 from replicax.health.status import Status, status_from, status_of
 
 
@@ -17,6 +17,7 @@ from replicax.health.status import Status, status_from, status_of
 def activity() -> Iterator[Activity]:
     before = {name: getattr(now, name) for name in Activity.__slots__}
     now.at, now.calls, now.result, now.thread = (IDLE, time.monotonic()), 0, None, threading.get_ident()
+    now.called, now.exchanging = 0.0, {}
     yield now
     for name, value in before.items():
         setattr(now, name, value)
@@ -112,6 +113,40 @@ def test_waiting_for_the_others_data_is_a_wait():
             assert status_of().waiting is not None
         assert status_of().waiting is None
     with phase("callback"), exchange():
+        assert status_of().waiting is None
+
+
+def test_a_wait_is_as_old_as_its_phase_not_as_the_last_program():
+    assert now.called == 0.0  # No program has run: variables get their first values.
+    with phase(WAIT):
+        waiting = status_of().waiting
+        assert waiting is not None
+        assert waiting < 60  # and not the time since the machine was started
+    now.called = time.monotonic() - 1000.0
+    with phase(WAIT):
+        waiting = status_of().waiting
+        assert waiting is not None
+        assert waiting < 60
+
+
+def test_one_thread_that_has_its_data_does_not_end_the_wait_of_another():
+    waits, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with exchange():
+            waits.set()
+            assert done.wait(60)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert waits.wait(60)
+    with exchange():
+        pass
+    with phase("input"):
+        assert status_of().waiting is not None
+    done.set()
+    thread.join()
+    with phase("input"):
         assert status_of().waiting is None
 
 
