@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 import jax
 import numpy as np
 from jax._src import compiler as jax_compiler
+from jax._src import core as jax_core
 from jax._src import distributed as jax_distributed
 from jax._src import xla_bridge
 from jax.extend import core as jex_core
@@ -74,6 +75,11 @@ def is_random_key(value: Any) -> TypeGuard[jax.Array]:
 def trace_state() -> Any:
     """Returns a token of the innermost JAX trace; two equal tokens mean the same trace."""
     return jex_core.get_opaque_trace_state()
+
+
+def is_tracing() -> bool:
+    """Returns whether the code runs inside a function that JAX traces or transforms."""
+    return not jax_core.trace_state_clean()
 
 
 # JAX proves equality over an axis only for its own collectives (`psum`, ...). An algorithm built from `ppermute` ends

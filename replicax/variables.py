@@ -16,7 +16,7 @@ import numpy as np
 
 import replicax.context as context
 from replicax.array_like import ArrayLike
-from replicax.compat import assert_equal_over_axis, strongly_typed, vary, varying_axes
+from replicax.compat import assert_equal_over_axis, is_tracing, strongly_typed, vary, varying_axes
 from replicax.errors import ProgramError, ReplicaDivergenceError, StrategyMismatchError, VariableError
 from replicax.named import member_of
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -232,7 +232,7 @@ class Variable(ArrayLike):
         frame = context.current().frame
         if frame is not None:
             return frame.write(self, raw)
-        if isinstance(raw, jax.core.Tracer):
+        if isinstance(jnp.copy(raw) if is_tracing() else raw, jax.core.Tracer):
             raise ProgramError(
                 f"Variable {self.name!r} was assigned inside a function that JAX traces (jax.jit, jax.grad, ...). "
                 "Decorate that function with @rx.function, or differentiate with rx.value_and_grad."

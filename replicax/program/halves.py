@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from replicax.program.jaxprs import inlined
+from replicax.program.jaxprs import calls_host, inlined
 from replicax.program.split import Assigned, Split
 
 
@@ -50,12 +50,20 @@ class Halves:
 
     def __call__(self, *args: Any) -> Any:
         """Runs both halves; in a function that JAX traces, the function itself becomes a part of that."""
+        update, inputs, results_of = self.staged(*args)
+        return results_of(update(*inputs))
+
+    def staged(self, *args: Any) -> tuple[Callable[..., Any], Sequence[Any], Callable[[Any], Any]]:
+        """Runs the first half; returns the second, its arguments, and what makes the results of what it returns.
+
+        Only the second overwrites values of variables.
+        """
         leaves = jax.tree_util.tree_leaves(args)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            return self.step(*args)
+            return self.step, args, lambda results: results
         if self._compiled is None:
             self._compiled = _Compiled(self, args)
-        return self._compiled(leaves)
+        return self._compiled.staged(leaves)
 
     def lower(self, *args: Any) -> jax.stages.Lowered:
         """Returns the worker's half as JAX lowers it."""
@@ -85,11 +93,15 @@ class _Compiled:
         self._split, self._structure = halves.split(args)
         jaxpr = self._split.program.jaxpr
         self._num_inputs, self._num_outputs = len(jaxpr.invars), len(jaxpr.outvars)
-        free = _donated(args) if halves.in_place else set()
+        # A function of the host may fail when a half has begun: the old values are kept until the step has ended.
+        self._calls_host = calls_host(self._split.program)
+        variables, given = _donated(args) if halves.in_place else (set[int](), set[int]())
+        if self._calls_host:
+            variables = set()
         results = range(len(self._places.written), self._num_outputs)
         self._numbers = {i for i in results if not jaxpr.outvars[i].aval.shape}
-        self._divide_worker(free)
-        self._divide_server(free)
+        self._divide_worker(given)  # No variables: should the second half fail, they must be as they were.
+        self._divide_server(variables | given)
         name = getattr(halves.step, "__name__", "step")
         stays = self._places.written
         places = [stays[i] if i < len(stays) else None for i in self._kept]
@@ -133,14 +145,19 @@ class _Compiled:
         updated = self._split.server(args, sent)
         return [updated[i] for i in self._order]
 
-    def __call__(self, leaves: Sequence[Any]) -> Any:
-        kept, sent = self._worker(*self._worker_args(leaves))
+    def staged(self, leaves: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any], Callable[[Any], Any]]:
+        computed, sent = self._worker(*self._worker_args(leaves))
         arrived = [self._at_home(value) for value in sent]
-        updated = self._server([leaves[i] for i in self._donated], [leaves[i] for i in self._read], arrived)
-        outputs: list[Any] = [None] * self._num_outputs
-        for i, value in zip([*self._kept, *self._updated], [*kept, *updated], strict=True):
-            outputs[i] = self._at_home(value) if i in self._numbers else value
-        return jax.tree_util.tree_unflatten(self._structure, outputs)
+        kept = {i: self._at_home(x) if i in self._numbers else x for i, x in zip(self._kept, computed, strict=True)}
+
+        def results_of(updated: Sequence[Any]) -> Any:
+            known = {**kept, **dict(zip(self._updated, updated, strict=True))}
+            outputs = [known[i] for i in range(self._num_outputs)]
+            if self._calls_host:
+                jax.block_until_ready(outputs)
+            return jax.tree_util.tree_unflatten(self._structure, outputs)
+
+        return self._server, ([leaves[i] for i in self._donated], [leaves[i] for i in self._read], arrived), results_of
 
     def lower(self, leaves: Sequence[Any]) -> jax.stages.Lowered:
         return self._worker.lower(*self._worker_args(leaves))
@@ -173,10 +190,10 @@ class _Compiled:
         return jax.device_put(sent.addressable_data(0), self._places.home)
 
 
-def _donated(args: Sequence[Any]) -> set[int]:
-    """Returns which of the arrays in `args` are those of the first and of the third argument."""
+def _donated(args: Sequence[Any]) -> tuple[set[int], set[int]]:
+    """Returns which of the arrays in `args` are those of the first argument, and which of the third."""
     updated, others, donated = (len(jax.tree_util.tree_leaves(group)) for group in args[:3])
-    return {*range(updated), *range(updated + others, updated + others + donated)}
+    return set(range(updated)), set(range(updated + others, updated + others + donated))
 
 
 def _named(half: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -18,11 +18,21 @@ _GRADIENT = "replicax_gradient"
 # differentiated, which nobody will.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 CALLS |= {"closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+_CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback"})
 
 
 def is_literal(atom: Any) -> bool:
     """Returns whether an operand of an equation is a number that stands in the program."""
     return isinstance(atom, jex_core.Literal)
+
+
+def calls_host(program: Any) -> bool:
+    """Returns whether a program calls functions of Python that may fail while it runs (`jax.pure_callback`, ...)."""
+    jaxpr = getattr(program, "jaxpr", program)
+    return any(
+        equation.primitive.name in _CALLBACKS or any(map(calls_host, jex_core.jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def inlined(program: jex_core.ClosedJaxpr, args: Sequence[Any]) -> jex_core.ClosedJaxpr:

@@ -84,6 +84,11 @@ def _scope_class() -> type:
             variable, value = update
             _write(variable, value, context.current())
 
+        def __exit__(self, *exception: Any, **kwargs: Any) -> None:
+            # Here Keras gives new variables their first values, which outlive the trace that a caller may be in.
+            with jax.ensure_compile_time_eval():
+                super().__exit__(*exception, **kwargs)
+
     return ReplicaxScope
 
 

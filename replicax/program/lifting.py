@@ -21,9 +21,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
 import replicax.health as health
+from replicax.compat import is_tracing
 from replicax.errors import LayoutError, ProgramError, TracedValueError
 from replicax.program.buffers import holders
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
+from replicax.program.handover import explain_loss, run_and_keep, staged, store_values
+from replicax.program.jaxprs import calls_host
 from replicax.program.keras_state import keras_scope, repeat_while_variables_are_created
 from replicax.program.nest import Structure, take_apart_outputs
 from replicax.runtime.transfer import put
@@ -58,6 +61,7 @@ class Program:
         self._get_fn, self._structure, self._donate = get_fn, structure, list(donate)
         self._any_donated = any(self._donate)
         self._result: Structure | None = None  # known when the function has been traced
+        self._calls_host = False
         with health.phase(health.COMPILE):
             frame = self._discover(arrays, replicas)
         self._sites = frame.sites
@@ -80,7 +84,8 @@ class Program:
             return []
 
         with _explained():
-            repeat_while_variables_are_created(lambda: jax.eval_shape(trace, list(arrays)))
+            traced = repeat_while_variables_are_created(lambda: jax.make_jaxpr(trace)(list(arrays)))
+        self._calls_host = calls_host(traced)
         return frames[-1]
 
     def _bind(self, read: list[Any], written: list[Any]) -> None:
@@ -142,7 +147,8 @@ class Program:
             return self.strategy.compile_cut(pure, variables, self._written, self.replicas)
         results = self.strategy.placement.result_sharding(self.replicas) if self._is_partial() else None
         out_shardings = ([self._sharding(variable) for variable in self._written], results)
-        donate = () if self._is_partial() else (0, 2)
+        # A function of the host may fail when the program has begun: the old values are kept until it has ended.
+        donate = () if self._is_partial() else (2,) if self._calls_host else (0, 2)
         return jax.jit(pure, donate_argnums=donate, out_shardings=out_shardings)
 
     def _name(self) -> str:
@@ -165,22 +171,41 @@ class Program:
             return self._run(arrays, call)
 
     def _run(self, arrays: Sequence[Any], call: health.Call | None) -> Any:
-        inputs = self._inputs(arrays)
-        if call is not None:
-            call.prepare((lambda: self._compiled.lower(*inputs)) if self._takes_part() else None)
-        new_values, leaves = self._compiled(*inputs) if self._takes_part() else self._placeholders(inputs)
-        if call is not None:
-            call.sent(next(iter([*new_values[:1], *leaves[:1]]), None))
-        if self._written and isinstance(new_values[0], jax.core.Tracer):
+        if self._written and (is_tracing() or any(isinstance(array, jax.core.Tracer) for array in arrays)):
             raise ProgramError(
                 "A function that assigns variables was called inside a function that JAX traces (jax.jit, jax.grad, "
                 "...). Decorate the outer function with @rx.function instead."
             )
+        inputs = self._inputs(arrays)
+        if call is not None:
+            call.prepare((lambda: self._compiled.lower(*inputs)) if self._takes_part() else None)
+        try:
+            new_values, leaves = self._called(inputs)
+        except BaseException as error:
+            explain_loss(error, self._updated, inputs[0])
+            raise
+        if call is not None:
+            call.sent(next(iter([*new_values[:1], *leaves[:1]]), None))
         if self._is_partial():
             return self._store_partial(leaves, new_values)
-        for variable, value in zip(self._written, new_values, strict=True):
-            variable._value = value
         return self.result.rebuild(leaves)
+
+    def _called(self, inputs: Any) -> tuple[list[Any], list[Any]]:
+        """Runs the program and stores the new values, unless they have to be sent to other devices first."""
+        if not self._takes_part():
+            return self._placeholders(inputs)
+        if self._is_partial():
+            return self._compiled(*inputs)
+        program, inputs, results_of = staged(self._compiled, inputs)
+
+        def keep(returned: Any) -> tuple[list[Any], list[Any]]:
+            new_values, leaves = results_of(returned)
+            if self._calls_host:
+                jax.block_until_ready((new_values, leaves))
+            store_values(self._written, new_values)
+            return new_values, leaves
+
+        return run_and_keep(program, inputs, keep)
 
     @property
     def written(self) -> list[Any]:
@@ -240,9 +265,13 @@ class Program:
         return jax.tree_util.tree_map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(self._compiled, *inputs))
 
     def _store_partial(self, leaves: list[Any], new_values: list[Any]) -> Any:
-        self.strategy.placement.store(self._written, new_values)
-        leaves = self.strategy.placement.spread(leaves)
-        return self.strategy.placement.rejoined(self.result.rebuild(leaves), self.replicas)
+        placement = self.strategy.placement
+        if self._calls_host:
+            jax.block_until_ready((new_values, leaves))
+        stored = placement.stored(self._written, new_values)
+        result = placement.rejoined(self.result.rebuild(placement.spread(leaves)), self.replicas)
+        store_values(self._written, stored)
+        return result
 
     def _place(self) -> None:
         """Moves variables onto the mesh that are not there yet: they are new, or were assigned outside of a program."""
@@ -252,8 +281,10 @@ class Program:
             if (value.sharding is not sharding and value.sharding != sharding) or not value.committed:
                 new.append(placement)
         if new:
-            for (variable, _), value in zip(new, self._loaded(new), strict=True):
-                variable._value = value
+            # Also where a function is being traced: a variable outlives the trace.
+            with jax.ensure_compile_time_eval():
+                values = self._loaded(new)
+            store_values([variable for variable, _ in new], values)
 
 
 def _mesh_of_layouts(variables: Sequence[Any]) -> Any:

@@ -26,6 +26,7 @@ from replicax.program.frames import (
     VariablesCreatedError,
     variable_is_stacked,
 )
+from replicax.program.handover import store_values
 from replicax.program.jaxprs import inlined, marked_as_gradient
 from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs, take_apart_outputs
@@ -123,9 +124,11 @@ class ReplicaCall:
                 new_values[i] = value[0]
             elif self._leaves_rows_out(variable):
                 new_values[i] = np.concatenate([value, variable._value[self.replicas :]])
-        self.strategy.placement.store(written, new_values)
+        stored = self.strategy.placement.stored(written, new_values)
         outputs = [out if differs else out[0] for out, differs in zip(outputs, varying, strict=True)]
-        return self.strategy.placement.rejoined(self._wrapped(outputs, varying), self.replicas)
+        result = self.strategy.placement.rejoined(self._wrapped(outputs, varying), self.replicas)
+        store_values(written, stored)
+        return result
 
     def _discover(self) -> RunSite:
         """Traces the function once to learn which variables it uses and which results are equal on all replicas."""

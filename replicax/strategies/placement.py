@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import replicax.health as health
 from replicax.compat import strongly_typed
 from replicax.program.frames import variable_is_stacked, variable_shape
+from replicax.program.handover import store_values
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
 from replicax.runtime.transfer import from_all, from_chief, put, spans_processes
 from replicax.values import is_per_replica
@@ -151,13 +152,16 @@ class Placement:
         """Gives variables that some process has assigned a value of its own process 0's; all call this together."""
         (anyones,) = from_all([np.array([_is_own(variable._value) for variable in variables])])
         changed = [variables[i] for i in np.flatnonzero(anyones.any(axis=0)).tolist()]
-        for variable, value in zip(changed, from_chief([v._value for v in changed]), strict=True):
-            variable._value = placed_copy(value, self.variable_sharding(variable))
+        chiefs = from_chief([variable._value for variable in changed])
+        copies = [placed_copy(value, self.variable_sharding(v)) for v, value in zip(changed, chiefs, strict=True)]
+        store_values(changed, copies)
 
-    def store(self, variables: Sequence[Any], values: Sequence[jax.Array]) -> None:
-        """Gives variables the values that a program on any number of replicas has computed for them."""
-        for variable, value in zip(variables, self.spread(values), strict=True):
-            variable._value = put(value, self.variable_sharding(variable))
+    def stored(self, variables: Sequence[Any], values: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns what a program on any number of replicas has computed for variables as they keep it."""
+        return [
+            put(value, self.variable_sharding(variable))
+            for variable, value in zip(variables, self.spread(values), strict=True)
+        ]
 
     def spread(self, values: Sequence[Any]) -> Sequence[Any]:
         """Returns results of a program on a sub-mesh in every process, also in those that had no part in it."""

@@ -1,0 +1,97 @@
+"""Storing what a program returns: all of it or nothing.
+
+A program overwrites the buffers of the variables that it assigns, so between its end and the moment at which each
+variable has its new value, a variable holds nothing. Nothing may come in between, not even Ctrl-C. Python looks for
+signals between its own instructions only; so what must not be torn apart is done by one call of a function that is
+written in C.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from replicax.errors import ProgramError
+from replicax.program.frames import variable_name
+
+_SHOWN = 3
+
+
+def store_values(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Gives each variable its value, all of them at once: no exception can come in between.
+
+    Args:
+        variables: Variables of Keras or `rx.Variable`.
+        values: As many values, as the variables keep them.
+    """
+    assert len(variables) == len(values)
+    collections.deque(map(setattr, variables, itertools.repeat("_value"), values), maxlen=0)
+
+
+def run_and_keep(program: Callable[..., Any], inputs: Sequence[Any], keep: Callable[[Any], Any]) -> Any:
+    """Returns `keep(program(*inputs))`, where the program overwrites its inputs: what it returns is not lost.
+
+    Args:
+        program: A compiled function.
+        inputs: Its arguments.
+        keep: Stores the new values. It is called again if an exception (an interrupt) comes in its way.
+    """
+    made: list[Any] = []
+    try:
+        made.extend(itertools.starmap(program, (inputs,)))
+        return keep(made[0])
+    except BaseException:
+        if made:
+            keep(made[0])
+        raise
+
+
+def staged(program: Any, inputs: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any], Callable[[Any], Any]]:
+    """Returns the call that overwrites inputs, its arguments, and what makes the program's results of what it returns.
+
+    A program of several parts has done all others by then.
+    """
+    in_parts = getattr(program, "staged", None)
+    return (program, inputs, _itself) if in_parts is None else in_parts(*inputs)
+
+
+def _itself(results: Any) -> Any:
+    return results
+
+
+def explain_loss(error: BaseException, variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Raises an error that says what to do if a program that has failed took the values of variables with it.
+
+    Args:
+        error: Why it has failed. An interrupt is left as it is, with a note.
+        variables: The variables that it updates in place.
+        values: Their values before the call.
+
+    Raises:
+        ProgramError: Some of the values are gone.
+    """
+    lost = [
+        variable_name(variable)
+        for variable, value in zip(variables, values, strict=True)
+        if variable._value is value and is_deleted(value)
+    ]
+    if not lost:
+        return
+    names = ", ".join(repr(name) for name in lost[:_SHOWN]) + (", ..." if len(lost) > _SHOWN else "")
+    said = (
+        f"The values of {len(lost)} variables are lost ({names}): a program that updates them in place has failed "
+        "while it ran, when their buffers had been given to it. Restore them from a checkpoint (rx.CheckpointManager, "
+        "model.load_weights), or create the variables anew."
+    )
+    if isinstance(error, Exception):
+        raise ProgramError(said) from error
+    error.add_note(said)
+
+
+def is_deleted(value: Any) -> bool:
+    """Returns whether the buffer of a value has been given to a program."""
+    return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.is_deleted()
