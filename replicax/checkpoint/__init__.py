@@ -2,11 +2,12 @@
 
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.manager import CheckpointManager
-from replicax.checkpoint.metadata import Entry, Metadata, damaged_files, read_metadata
+from replicax.checkpoint.metadata import Entry, Metadata, read_metadata
 from replicax.checkpoint.objects import variables_of
 from replicax.checkpoint.preemption import PreemptionCheckpointHandler, TerminationConfig
+from replicax.checkpoint.reading import damaged_files, entries, read_arrays, read_state
 from replicax.checkpoint.state import restore_variables, write_variables
-from replicax.checkpoint.store import Contents, entries, read_arrays, read_state, write, write_arrays
+from replicax.checkpoint.store import Contents, write, write_arrays
 
 __all__ = [
     "Checkpoint",

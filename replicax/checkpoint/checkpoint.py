@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 
+from replicax.checkpoint.meeting import Meeting
 from replicax.checkpoint.metadata import Metadata
 from replicax.checkpoint.parts import Parts, is_value, parts_of, rebuilt
+from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
 from replicax.checkpoint.state import (
     check_names,
     restored_array,
@@ -20,7 +22,7 @@ from replicax.checkpoint.state import (
     wanted_value,
 )
 from replicax.checkpoint.states import current_state, restored_state, saved_state, set_state
-from replicax.checkpoint.store import Contents, Directory, checked_metadata, read_arrays, read_state, write
+from replicax.checkpoint.store import TIMEOUT_S, Contents, Directory, write
 from replicax.errors import CheckpointError
 
 
@@ -92,35 +94,48 @@ class Checkpoint:
         state = {name: saved_state(name, part) for name, part in parts.states.items()}
         return Contents(arrays, state, step, {name: note() for name, note in self._notes.items()})
 
-    def restore(self, directory: Directory, partial: bool = False) -> dict[str, Any]:
+    def restore(self, directory: Directory, partial: bool = False, verify: bool = True) -> dict[str, Any]:
         """Gives the objects the state in a checkpoint: all of them, or none if anything is wrong.
 
         Args:
             directory: Where `write` put it.
             partial: Whether the checkpoint and the objects may have names that the other lacks.
+            verify: Whether to compare the checksums of what is read, beside the reading.
 
         Returns:
             The objects that have values in them, by name, with the restored values. They are in `objects` as well.
 
         Raises:
-            CheckpointError: There is no complete checkpoint, a name is missing on either side, or a shape differs.
+            CheckpointError: There is no complete checkpoint, it is damaged, a name is missing on either side, or a
+                shape differs.
         """
-        parts, metadata = self._parts(), checked_metadata(directory)
-        written = read_state(directory, metadata)
-        if not partial:
-            check_names(directory, [*metadata.arrays, *written[0]], parts.names())
-        _check_kinds(directory, parts, metadata, written[0])
-        values = _read(directory, parts, metadata)
-        states = {
-            name: restored_state(name, written, jax.process_index(), jax.process_count())
-            for name in parts.states
-            if name in written[0]
-        }
+        path = Path(directory).absolute()
+        meeting = Meeting(f"Restoring the checkpoint {path}", TIMEOUT_S)
+        failed = f"The checkpoint {path} could not be restored"
+        parts, values, states = meeting.act("read", lambda: self._read(path, partial, verify), failed)
+        meeting.end()
         _set_states({name: parts.states[name] for name in states if not is_value(parts.states[name])}, states)
         for name, variable in parts.variables.items():
             if name in values:
                 variable.assign(restored_value(values[name], variable))
         return self._take_values(parts, values, states)
+
+    def _read(self, path: Path, partial: bool, verify: bool) -> tuple[Parts, dict[str, Any], dict[str, Any]]:
+        """Returns the parts of the objects, and what a checkpoint has for them: arrays, and states of this process."""
+        parts, metadata = self._parts(), checked_metadata(path)
+        written = read_state(path, metadata, verify)
+        if not partial:
+            check_names(path, [*metadata.arrays, *written[0]], parts.names())
+        _check_kinds(path, parts, metadata, written[0])
+        wanted = {name: wanted_value(variable) for name, variable in parts.variables.items()}
+        wanted |= {name: wanted_array(array) for name, array in parts.arrays.items()}
+        known = {name: spec for name, spec in wanted.items() if name in metadata.arrays}
+        states = {
+            name: restored_state(name, written, jax.process_index(), jax.process_count())
+            for name in parts.states
+            if name in written[0]
+        }
+        return parts, read_arrays(path, known, metadata, verify), states
 
     def add_note(self, name: str, note: Callable[[], Any]) -> None:
         """Has every checkpoint's metadata hold what `note()` returns then: something small that JSON can hold."""
@@ -155,12 +170,6 @@ def _check_kinds(directory: Directory, parts: Parts, metadata: Metadata, state: 
             raise CheckpointError(
                 f"{name!r} is {has} in the checkpoint {directory}, and {'an' if is_array else 'no'} array here."
             )
-
-
-def _read(directory: Directory, parts: Parts, metadata: Metadata) -> dict[str, Any]:
-    wanted = {name: wanted_value(variable) for name, variable in parts.variables.items()}
-    wanted |= {name: wanted_array(array) for name, array in parts.arrays.items()}
-    return read_arrays(directory, {name: spec for name, spec in wanted.items() if name in metadata.arrays}, metadata)
 
 
 def _set_states(targets: Mapping[str, Any], states: Mapping[str, Any]) -> None:

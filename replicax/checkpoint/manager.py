@@ -152,22 +152,23 @@ class CheckpointManager:
         """Returns where the checkpoint of a step is, or will be."""
         return self.directory / f"{step:08d}"
 
-    def restore(self, step: int | None = None, partial: bool = False) -> dict[str, Any]:
+    def restore(self, step: int | None = None, partial: bool = False, verify: bool = True) -> dict[str, Any]:
         """Restores a checkpoint and returns the values in it, as `rx.Checkpoint.restore` does.
 
         Args:
             step: Which; by default the newest. All processes restore the one that the chief finds.
             partial: Whether the checkpoint and the objects may have names that the other lacks.
+            verify: Whether to compare the checksums of what is read, beside the reading.
 
         Raises:
-            CheckpointError: There is no checkpoint, or it does not match the objects.
+            CheckpointError: There is no checkpoint, it is damaged, or it does not match the objects.
         """
         self.wait_until_finished()
         if step is None:
             step = self._agreed_latest()
         if step is None:
             raise CheckpointError(f"There is no complete checkpoint in {self.directory}.")
-        return self.checkpoint.restore(self.path(step), partial)
+        return self.checkpoint.restore(self.path(step), partial, verify)
 
     def restore_or_initialize(self) -> int | None:
         """Restores the newest checkpoint if there is one; returns its step, or None."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 
 from replicax.compat import delete_stored, publish, published
 from replicax.errors import CheckpointError
 
+_T = TypeVar("_T")
 _PREFIX = "replicax/checkpoint"
 _POLL_MS = 1000
 _numbers = itertools.count()
@@ -62,6 +64,32 @@ class Meeting:
             publish(self._key(stage, 0), value)
             return value
         return self._collected(stage, [0])[0]
+
+    def act(self, stage: str, action: Callable[[], _T], failed: str) -> _T:
+        """Acts, waits until all processes have, and returns what came of it here.
+
+        Args:
+            stage: What all do.
+            action: Does it.
+            failed: What to say where it fails: `"... could not be written"`.
+
+        Raises:
+            CheckpointError: It failed, here or in another process, or some process did not come in time.
+        """
+        failure: Exception | None = None
+        try:
+            result = action()
+        except Exception as error:
+            failure = error
+        told = self.tell(stage, "" if failure is None else f"{type(failure).__name__}: {failure}"[:2000])
+        if isinstance(failure, CheckpointError):
+            raise failure
+        if failure is not None:
+            raise CheckpointError(f"{failed}: {failure}") from failure
+        for process, problem in enumerate(told):
+            if problem:
+                raise CheckpointError(f"{failed} by process {process}: {problem}")
+        return result
 
     def end(self) -> None:
         """Lets the chief forget what was told in the meetings before this one, which all have left."""

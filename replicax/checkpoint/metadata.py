@@ -1,16 +1,16 @@
 """What is known of a checkpoint besides its numbers: `metadata.json`, written when all else is on disk.
 
 A directory without it is no complete checkpoint. It names each array's shape, dtype and checksum and each file's size
-and checksum, so that `verify` can tell which file is damaged.
+and checksum, and has a checksum of its own, so that whoever reads can tell which file is damaged (`integrity.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.checkpoint.documents import digest_of, parsed, taken, taken_count
+from replicax.checkpoint.integrity import array_digest, hashed, sync_folder, write_durably
 from replicax.errors import CheckpointError
 
 FILE = "metadata.json"
-_FORMAT = 1
-_CHUNK = 1 << 20
+STATE = "state-{:05d}.json"  # What each process wrote, by its number.
+_FORMAT = 2
+_FIRST_WITH_DIGEST = 2
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +77,14 @@ def complete(
     directory: Path, arrays: Mapping[str, Entry], step: int | None, notes: Mapping[str, Any], processes: int
 ) -> None:
     """Computes the checksums of what was written to a directory and writes its metadata."""
-    files = {name: (size, digest) for name, size, digest in _hashed(directory)}
+    files = hashed(directory)
     entries = {
-        name: dataclasses.replace(entry, checksum=_checksum(entry.folder, files)) for name, entry in arrays.items()
+        name: dataclasses.replace(entry, checksum=array_digest(entry.folder, files)) for name, entry in arrays.items()
     }
     versions = {"replicax": importlib.metadata.version("replicax"), "jax": jax.__version__}
-    text = json.dumps(_plain(Metadata(entries, files, step, notes, processes, versions)), indent=1)
-    write_durably(directory / FILE, text)
+    # As it will be read: in JSON a dict's keys are strings.
+    plain = json.loads(json.dumps(_plain(Metadata(entries, files, step, notes, processes, versions))))
+    write_durably(directory / FILE, json.dumps({**plain, "sha256": digest_of(plain)}, indent=1))
     for folder in {directory, *(directory / name for name in {os.path.dirname(name) for name in files})}:
         sync_folder(folder)
 
@@ -88,102 +93,26 @@ def read_metadata(directory: str | os.PathLike[str]) -> Metadata:
     """Returns what is known of a checkpoint; reads none of its numbers.
 
     Raises:
-        CheckpointError: There is no complete checkpoint, or a later version of replicax wrote it.
+        CheckpointError: There is no complete checkpoint, its metadata is damaged, or a later version of replicax wrote
+            it.
     """
     path = Path(directory).absolute()
     if not path.is_dir():
         raise CheckpointError(f"There is no checkpoint {path}.")
     try:
-        plain = json.loads((path / FILE).read_text())
-        if plain["format"] > _FORMAT:
+        plain = parsed((path / FILE).read_bytes())
+        version = taken_count(plain, "format", 1)
+        if version > _FORMAT:
             raise CheckpointError(
-                f"The checkpoint {path} has format {plain['format']}; this version of replicax reads up to {_FORMAT}."
+                f"The checkpoint {path} has format {version}; this version of replicax reads up to {_FORMAT}."
             )
-        return _parsed(plain)
+        return _from_plain(plain, version)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is no complete checkpoint: there is no {FILE} in it.") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"{path} is no complete checkpoint, or was damaged: {FILE}: {error!r}") from error
-
-
-def check_files(directory: Path, metadata: Metadata) -> None:
-    """Checks that all files are there and have their sizes, which costs next to nothing.
-
-    Raises:
-        CheckpointError: Some are not.
-    """
-    damaged = [name for name, (size, _) in metadata.files.items() if _size(directory / name) != size]
-    if damaged:
-        raise CheckpointError(f"The checkpoint {directory} is damaged: missing or cut off: {', '.join(damaged[:5])}.")
-
-
-def damaged_files(directory: str | os.PathLike[str]) -> dict[str, str]:
-    """Reads all of a checkpoint and returns its damaged files, with what is wrong with each; empty if none is.
-
-    Raises:
-        CheckpointError: There is no complete checkpoint.
-    """
-    path = Path(directory).absolute()
-    damaged = {}
-    for name, (size, digest) in read_metadata(path).files.items():
-        found = _size(path / name)
-        if found is None:
-            damaged[name] = "is missing"
-        elif found != size:
-            damaged[name] = f"has {found} bytes instead of {size}"
-        elif _digest(path / name) != digest:
-            damaged[name] = "has other contents than were written"
-    return damaged
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Writes a file that is on disk, and not just on its way there, when this returns."""
-    with open(path, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Waits until the names in a folder are on disk."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return  # Some network file systems cannot open folders; they have nothing to wait for.
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
-
-
-def _hashed(directory: Path) -> list[tuple[str, int, str]]:
-    paths = sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / FILE)
-    return [(path.relative_to(directory).as_posix(), path.stat().st_size, _digest(path)) for path in paths]
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _checksum(folder: str, files: Mapping[str, tuple[int, str]]) -> str:
-    """Returns the checksum of an array: of the names and checksums of its files, each some process's shard."""
-    own = [f"{name[len(folder) :]} {digest}" for name, (_, digest) in files.items() if name.startswith(f"{folder}/")]
-    return hashlib.sha256("\n".join(own if folder else []).encode()).hexdigest()
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
+        raise CheckpointError(f"{path} is no complete checkpoint, or was damaged: {FILE}: {error}") from error
 
 
 def _plain(metadata: Metadata) -> dict[str, Any]:
@@ -207,14 +136,51 @@ def _plain(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _parsed(plain: Mapping[str, Any]) -> Metadata:
-    arrays = {
-        name: Entry(tuple(entry["shape"]), np.dtype(jnp.dtype(entry["dtype"])), entry["folder"], entry["sha256"])
-        for name, entry in plain["arrays"].items()
-    }
-    for name in [*plain["files"], *(entry.folder for entry in arrays.values())]:
-        # The file may come from elsewhere: it must not lead out of its directory.
-        if name.startswith("/") or ".." in name.split("/"):
-            raise ValueError(f"{name!r} is no path inside of the checkpoint")
-    files = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in plain["files"].items()}
-    return Metadata(arrays, files, plain["step"], plain["notes"], plain["processes"], plain["versions"])
+def _from_plain(plain: dict[str, Any], version: int) -> Metadata:
+    if version >= _FIRST_WITH_DIGEST:
+        digest = taken(plain, "sha256", str)
+        if digest_of({key: value for key, value in plain.items() if key != "sha256"}) != digest:
+            raise ValueError("it is not as it was written")
+    described = taken(plain, "files", dict)
+    files = {_inside(name): (taken_count(file, "bytes"), _sha256(file)) for name, file in described.items()}
+    arrays = {name: _entry(name, entry, files) for name, entry in taken(plain, "arrays", dict).items()}
+    processes = taken_count(plain, "processes", 1)
+    # Before anybody counts to a number that somebody has made up.
+    if processes > len(files) or any(STATE.format(i) not in files for i in range(processes)):
+        raise ValueError(f"it lacks the state of some of {processes} processes")
+    step = None if plain.get("step") is None else taken(plain, "step", int)
+    return Metadata(arrays, files, step, taken(plain, "notes", dict), processes, taken(plain, "versions", dict))
+
+
+def _entry(name: str, plain: Any, files: Mapping[str, tuple[int, str]]) -> Entry:
+    shape, folder = taken(plain, "shape", list), taken(plain, "folder", str)
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise ValueError(f"{name!r} has no shape, but {shape!r:.100}")
+    entry = Entry(tuple(shape), _dtype(taken(plain, "dtype", str)), folder and _inside(folder), _sha256(plain))
+    if bool(folder) != (0 not in shape) or "/" in folder or entry.checksum != array_digest(folder, files):
+        raise ValueError(f"{name!r} has other files than its checksum says")
+    return entry
+
+
+def _dtype(name: str) -> np.dtype:
+    try:
+        dtype = np.dtype(jnp.dtype(name))
+    except TypeError:
+        raise ValueError(f"{name!r} is no dtype") from None
+    if dtype.name != name or dtype.hasobject:
+        raise ValueError(f"{name!r} is no dtype of a checkpoint")
+    return dtype
+
+
+def _inside(name: str) -> str:
+    """Returns the name of a file, which may come from elsewhere: it must not lead out of its directory."""
+    if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name or not name.isascii():
+        raise ValueError(f"{name!r} is no path inside of the checkpoint")
+    return name
+
+
+def _sha256(document: Any) -> str:
+    digest = taken(document, "sha256", str)
+    if not _SHA256.fullmatch(digest):
+        raise ValueError(f"{digest!r:.100} is no SHA-256")
+    return digest

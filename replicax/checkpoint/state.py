@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.checkpoint.store import Directory, checked_metadata, read_arrays, write_arrays
+from replicax.checkpoint.reading import checked_metadata, read_arrays
+from replicax.checkpoint.store import Directory, write_arrays
 from replicax.compat import is_random_key
 from replicax.errors import CheckpointError
 from replicax.program.frames import variable_is_stacked, variable_shape

@@ -45,19 +45,30 @@ def restored_state(name: str, states: Sequence[Mapping[str, Any]], process: int,
         processes: Number of processes now.
 
     Raises:
-        CheckpointError: The states differ, and there are more or fewer processes than there were.
+        CheckpointError: The states differ, and there are more or fewer processes than there were; or there is none.
     """
-    found = [state[name] for state in states]
-    if "value" in found[0]:
-        return _decoded(found[0]["value"])
+    found = [_part(name, state) for state in states]
+    if len({kind for kind, _ in found}) > 1:
+        raise CheckpointError(f"{name!r} is a value in the checkpoint of one process, and an object in another's.")
+    if found[0][0] == "value":
+        return _decoded_part(name, found[0][1])
     if len(found) == processes:
-        return _decoded(found[process]["state"])
+        return _decoded_part(name, found[process][1])
     if any(state != found[0] for state in found):
         raise CheckpointError(
             f"The state of {name!r} differs between the {len(found)} processes that wrote it, so it cannot be given to "
             f"{processes}. Restore with {len(found)} processes, or use an object whose state is the same in all."
         )
-    return _decoded(found[0]["state"])
+    return _decoded_part(name, found[0][1])
+
+
+def _part(name: str, state: Mapping[str, Any]) -> tuple[str, Any]:
+    """Returns the kind of a part in the state of a process, "value" or "state", and what is encoded of it."""
+    part = state.get(name)
+    if not isinstance(part, Mapping) or part.keys() not in ({"value"}, {"state"}):
+        raise CheckpointError(f"The checkpoint has no state of {name!r} that can be read, but {part!r:.100}.")
+    ((kind, encoded),) = part.items()
+    return kind, encoded
 
 
 def set_state(target: Any, state: Any) -> None:
@@ -100,6 +111,13 @@ def _encoded(name: str, value: Any) -> Any:
     )
 
 
+def _decoded_part(name: str, value: Any) -> Any:
+    try:
+        return _decoded(value)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise CheckpointError(f"The state of {name!r} in the checkpoint cannot be read: {error}") from error
+
+
 def _decoded(value: Any) -> Any:
     if isinstance(value, list):
         return [_decoded(child) for child in value]
@@ -108,5 +126,8 @@ def _decoded(value: Any) -> Any:
     if value.keys() == {"__bytes__"}:
         return base64.b64decode(value["__bytes__"])
     if value.keys() == {"__array__", "dtype"}:
-        return np.asarray(value["__array__"], np.dtype(value["dtype"]))
+        dtype = np.dtype(value["dtype"])
+        if dtype.hasobject:
+            raise ValueError(f"an array of Python objects, dtype {dtype}")
+        return np.asarray(value["__array__"], dtype)
     return {key: _decoded(child) for key, child in value.items()}

@@ -19,7 +19,7 @@ import numpy as np
 
 from replicax.checkpoint import CheckpointManager, read_metadata
 from replicax.checkpoint.preemption import PreemptionWatch, TerminationConfig, resume_exit
-from replicax.errors import ArgumentError
+from replicax.errors import ArgumentError, CheckpointError
 
 
 @functools.cache
@@ -113,6 +113,8 @@ class _BackupAndRestore:
     def _continue_from(self, step: int) -> None:
         notes = read_metadata(self._manager.path(step)).notes
         self._restored = True
+        if not {"epoch", "step"} <= notes.keys():
+            raise CheckpointError(f"{self._manager.path(step)} is no checkpoint of rx.keras.BackupAndRestore.")
         self._count, self._epoch = step, int(notes["epoch"])
         self._saved_at = int(notes["step"])
         self.model._initial_epoch = self._epoch

@@ -71,16 +71,16 @@ def saver(directory: str) -> Any:
         # One that fails in one worker fails in all, and leaves nothing.
         import replicax.checkpoint.store as store
 
-        original = store._orbax_save
+        original = store.save_files
         if strategy.worker_index == 1:
-            store._orbax_save = lambda *args: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+            store.save_files = lambda *args: (_ for _ in ()).throw(OSError(28, "No space left on device"))
         manager.save(6)
         try:
             manager.wait_until_finished()
             failure = ""
         except CheckpointError as error:
             failure = str(error)
-        store._orbax_save = original
+        store.save_files = original
         manager.save(7)
     return {"values": values, "failure": failure, "steps": manager.all_steps()}
 
@@ -107,7 +107,7 @@ def test_two_workers_save(saved: Any):
     for result in results:
         assert result["steps"] == [4, 5, 7]
         assert "No space left" in result["failure"]
-    assert results[0]["failure"].startswith("Process 1 could not write")
+    assert "could not be written by process 1: OSError" in results[0]["failure"]
     assert [path.name for path in directory.iterdir() if path.name.startswith(".")] == []
     for path in directory.iterdir():
         assert damaged_files(path) == {}

@@ -1,0 +1,200 @@
+"""Reading named arrays from a directory that `store.py` has written, and checking them on the way.
+
+Reading runs no code from the files: there is no pickle in them. What comes back is what was written, or an error that
+names the damaged file; nothing is given out before everything has been checked.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import replicax.health as health
+from replicax.checkpoint.documents import parsed, taken, taken_count
+from replicax.checkpoint.integrity import Files, check, check_no_others, check_sizes, checked_in_turn, problems
+from replicax.checkpoint.metadata import STATE, Entry, Metadata, read_metadata
+from replicax.checkpoint.orbax_files import restore_files
+from replicax.checkpoint.store import Directory
+from replicax.errors import CheckpointError
+
+_Wanted = Mapping[str, jax.ShapeDtypeStruct]  # By folder.
+
+_ZARR = ".zarray"  # An array's shape, dtype, and the shape of its parts.
+_GROUP_BYTES = 1 << 28  # Arrays are read together up to this size: more fetch from the disk, fewer wait for each other.
+
+
+def entries(directory: Directory) -> dict[str, Entry]:
+    """Returns the names, shapes and dtypes of the arrays in a checkpoint; reads none of their numbers.
+
+    Raises:
+        CheckpointError: There is no complete checkpoint.
+    """
+    return dict(read_metadata(directory).arrays)
+
+
+def damaged_files(directory: Directory) -> dict[str, str]:
+    """Reads all of a checkpoint and returns its damaged files, with what is wrong with each; empty if none is.
+
+    Raises:
+        CheckpointError: There is no complete checkpoint.
+    """
+    path = Path(directory).absolute()
+    return problems(path, read_metadata(path).files)
+
+
+def checked_metadata(directory: Directory) -> Metadata:
+    """Returns what a checkpoint says of itself, after a look whether its files are all there.
+
+    Raises:
+        CheckpointError: There is no complete checkpoint.
+    """
+    metadata = read_metadata(directory)
+    check_sizes(Path(directory).absolute(), metadata.files)
+    return metadata
+
+
+@health.phase(health.CHECKPOINT)
+def read_arrays(
+    directory: Directory,
+    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    metadata: Metadata | None = None,
+    verify: bool = True,
+) -> dict[str, Any]:
+    """Returns arrays of a checkpoint; each device reads its own parts.
+
+    Args:
+        directory: Where the checkpoint is.
+        wanted: For each name the shape, the dtype to convert to and the sharding; without a sharding a NumPy array is
+            returned.
+        metadata: What `checked_metadata` has returned, if it has been called.
+        verify: Whether to compare the checksums of the files that this process reads.
+
+    Raises:
+        CheckpointError: There is no complete checkpoint, it is damaged, or it has no array of that name and shape, or
+            one of another kind of numbers, such as a float for an integer.
+    """
+    path = Path(directory).absolute()
+    metadata = metadata or checked_metadata(path)
+    found = metadata.arrays
+    _check_wanted(path, found, wanted)
+    folders = {found[name].folder: spec for name, spec in wanted.items() if found[name].folder}
+    read: dict[str, Any] = {}
+    for group in _checked_groups(path, metadata, folders) if verify else [folders]:
+        read |= _restored(path, metadata, group)
+    return {name: read[found[name].folder] if found[name].folder else _empty(spec) for name, spec in wanted.items()}
+
+
+@health.phase(health.CHECKPOINT)
+def read_state(directory: Directory, metadata: Metadata | None = None, verify: bool = True) -> list[dict[str, Any]]:
+    """Returns the state that each process wrote, in their order; `metadata` and `verify` are as for `read_arrays`.
+
+    Raises:
+        CheckpointError: There is no complete checkpoint, or the state is damaged.
+    """
+    path = Path(directory).absolute()
+    metadata = metadata or checked_metadata(path)
+    names = [STATE.format(i) for i in range(metadata.processes)]
+    if verify:
+        check(path, {name: metadata.files[name] for name in names})
+    try:
+        return [_state(path / name) for name in names]
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"The checkpoint {path} is damaged: its state cannot be read: {error}") from error
+
+
+def _state(path: Path) -> dict[str, Any]:
+    state = parsed(path.read_bytes())
+    if not isinstance(state, dict):
+        raise ValueError(f"{path.name} holds {state!r:.100}, and no parts by name")
+    return state
+
+
+def _checked_groups(path: Path, metadata: Metadata, wanted: _Wanted) -> Iterator[_Wanted]:
+    """Yields the folders to read in groups, each when all that is read of it has been checked.
+
+    First come the small files, which say how to read the others.
+    """
+    folders = {entry.folder for entry in metadata.arrays.values() if entry.folder}
+    described = {f"{folder}/{_ZARR}" for folder in wanted}
+    check(
+        path,
+        {name: f for name, f in metadata.files.items() if name in described or name.partition("/")[0] not in folders},
+    )
+    check_no_others(path, wanted, metadata.files)
+    groups: list[tuple[dict[str, jax.ShapeDtypeStruct], dict[str, tuple[int, str]]]] = []
+    size = _GROUP_BYTES
+    for folder, spec in wanted.items():
+        if size >= _GROUP_BYTES:
+            groups.append(({}, {}))
+            size = 0
+        parts = _parts_read(path, folder, spec, metadata.files)
+        groups[-1][0][folder] = spec
+        groups[-1][1].update(parts)
+        size += sum(length for length, _ in parts.values())
+    for (group, _), _ in zip(groups, checked_in_turn(path, [files for _, files in groups]), strict=True):
+        yield group
+
+
+def _parts_read(path: Path, folder: str, spec: jax.ShapeDtypeStruct, files: Files) -> Files:
+    """Returns the files of an array that the devices of this process read."""
+    own = {name: file for name, file in files.items() if name.startswith(f"{folder}/") and not name.endswith(_ZARR)}
+    if spec.sharding is None or spec.sharding.is_fully_addressable:
+        return own
+    chunks = _chunks(path / folder / _ZARR)
+    read: set[str] = set()
+    for index in spec.sharding.addressable_devices_indices_map(tuple(spec.shape)).values():
+        bounds = [part.indices(length) for part, length in zip(index or (), spec.shape, strict=True)]
+        grid = [range(start // n, -(-stop // n)) for (start, stop, _), n in zip(bounds, chunks, strict=True)]
+        read |= {f"{folder}/{'.'.join(map(str, place)) or '0'}" for place in itertools.product(*grid)}
+    return {name: file for name, file in own.items() if name in read}
+
+
+def _chunks(description: Path) -> list[int]:
+    """Returns the shape of an array's parts."""
+    try:
+        return [taken_count({"chunk": n}, "chunk", 1) for n in taken(parsed(description.read_bytes()), "chunks", list)]
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{description} cannot be read: {error}") from error
+
+
+def _restored(path: Path, metadata: Metadata, folders: _Wanted) -> Mapping[str, Any]:
+    if not folders:
+        return {}
+    try:
+        return restore_files(path, [entry.folder for entry in metadata.arrays.values() if entry.folder], folders)
+    except Exception as error:  # Orbax and TensorStore have many, and none says which checkpoint.
+        raise CheckpointError(f"The checkpoint {path} could not be read: {type(error).__name__}: {error}") from error
+
+
+def _empty(wanted: jax.ShapeDtypeStruct) -> Any:
+    if wanted.sharding is None:
+        return np.zeros(wanted.shape, wanted.dtype)
+    return jax.jit(lambda: jax.numpy.zeros(wanted.shape, wanted.dtype), out_shardings=wanted.sharding)()
+
+
+def _check_wanted(path: Path, found: Mapping[str, Entry], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise CheckpointError(f"The checkpoint {path} has no {missing}. It has: {', '.join(found)}.")
+    for name, expected in wanted.items():
+        stored = found[name]
+        if stored.shape != tuple(expected.shape):
+            raise CheckpointError(
+                f"{name!r} has shape {stored.shape} in the checkpoint {path}, expected {tuple(expected.shape)}."
+            )
+        if _rank(stored.dtype) > _rank(expected.dtype):
+            raise CheckpointError(
+                f"{name!r} is {stored.dtype} in the checkpoint {path}, expected {expected.dtype}, which cannot hold it."
+            )
+
+
+def _rank(dtype: Any) -> int:
+    """Returns the kind of numbers: each can hold those of the kinds before it, as JAX promotes them."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 0)
