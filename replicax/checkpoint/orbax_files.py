@@ -26,7 +26,7 @@ def save_files(path: Path, arrays: Mapping[str, Any]) -> None:
         handler.close()
 
 
-def restore_files(path: Path, folders: list[str], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Mapping[str, Any]:
+def restore_files(path: Path, folders: list[str], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
     """Reads arrays.
 
     Args:
@@ -40,9 +40,10 @@ def restore_files(path: Path, folders: list[str], wanted: Mapping[str, jax.Shape
     arguments = {f: _restore_args(ocp, wanted[f]) if f in wanted else ocp.RestoreArgs() for f in folders}
     handler = _handler()
     try:
-        return handler.restore(_orbax_path(path), args=ocp.args.PyTreeRestore(item, restore_args=arguments))
+        found = handler.restore(_orbax_path(path), args=ocp.args.PyTreeRestore(item, restore_args=arguments))
     finally:
         handler.close()
+    return {folder: found[folder] for folder in wanted}
 
 
 def _handler() -> Any:

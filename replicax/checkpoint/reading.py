@@ -163,7 +163,7 @@ def _chunks(description: Path) -> list[int]:
         raise CheckpointError(f"{description} cannot be read: {error}") from error
 
 
-def _restored(path: Path, metadata: Metadata, folders: _Wanted) -> Mapping[str, Any]:
+def _restored(path: Path, metadata: Metadata, folders: _Wanted) -> dict[str, Any]:
     if not folders:
         return {}
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from replicax.dtensor.mesh import Mesh
 from replicax.dtensor.placement import laid_out
 from replicax.dtensor.variable import DVariable
 from replicax.errors import ArgumentError, ExportError, LayoutError
+from replicax.exporting.manifest import PORTABLE, SHARDED, VARIABLES, leaves_of, read_manifest
 from replicax.exporting.nests import described, is_value, rebuilt
-from replicax.exporting.writing import FORMAT, MANIFEST, PORTABLE, SHARDED, VARIABLES
 from replicax.variables import Variable
 
 
@@ -43,7 +42,7 @@ class LoadedFunction:
         self.exported_mesh_dims = None if dims is None else [(name, size) for name, size in dims]
         self._manifest = manifest
         self._inputs = [_Input(entry, mesh) for entry in manifest["inputs"]]
-        exported = jax.export.deserialize(bytearray(_program_bytes(directory, manifest, mesh)))
+        exported = _deserialized(_program_bytes(directory, manifest, mesh), manifest, directory)
         self._call = jax.jit(exported.call)
         self.variables: dict[str, Variable] = _variables(directory, manifest["variables"], mesh)
         assigned = [entry["name"] for entry in manifest["variables"] if entry["assigned"]]
@@ -90,7 +89,7 @@ def load(path: str | os.PathLike[str], *, mesh: Any = None) -> LoadedFunction:
         CheckpointError: The variables cannot be read.
     """
     directory = Path(path).absolute()
-    manifest = _manifest(directory)
+    manifest = read_manifest(directory)
     return LoadedFunction(directory, manifest, None if mesh is None else Mesh.of(mesh))
 
 
@@ -126,18 +125,6 @@ class _Input:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-def _manifest(directory: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((directory / MANIFEST).read_text())
-    except FileNotFoundError:
-        raise ExportError(f"There is no exported function in {directory}: it has no {MANIFEST}.") from None
-    except (OSError, ValueError) as error:
-        raise ExportError(f"{directory / MANIFEST} cannot be read: {error}") from error
-    if manifest.get("format") != FORMAT:
-        raise ExportError(f"{directory} has format {manifest.get('format')!r}; this version reads format {FORMAT}.")
-    return manifest
-
-
 def _program_bytes(directory: Path, manifest: dict[str, Any], mesh: Mesh | None) -> bytes:
     dims = None if mesh is None else [[name, mesh.dim_size(name)] for name in mesh.dim_names]
     same_mesh = dims is not None and dims == manifest["mesh"]
@@ -154,6 +141,22 @@ def _program_bytes(directory: Path, manifest: dict[str, Any], mesh: Mesh | None)
     if hashlib.sha256(program).hexdigest() != manifest["programs"][file]:
         raise ExportError(f"{directory / file} is damaged: it is not what was exported.")
     return program
+
+
+def _deserialized(program: bytes, manifest: dict[str, Any], directory: Path) -> Any:
+    try:
+        exported = jax.export.deserialize(bytearray(program))
+    except Exception as error:  # Of whatever kind the reader of flatbuffers has; the file is what it should be.
+        raise ExportError(f"JAX {jax.__version__} cannot read the program in {directory}: {error!r}") from error
+    variables = manifest["variables"]
+    takes = len(variables) + len(manifest["inputs"])
+    gives = sum(entry["assigned"] for entry in variables) + len(leaves_of(manifest["results"]))
+    if (len(exported.in_avals), len(exported.out_avals)) != (takes, gives):
+        raise ExportError(
+            f"The program in {directory} takes {len(exported.in_avals)} values and gives {len(exported.out_avals)}; "
+            f"its manifest says {takes} and {gives}."
+        )
+    return exported
 
 
 def _variables(directory: Path, entries: list[dict[str, Any]], mesh: Mesh | None) -> dict[str, Variable]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,15 +17,13 @@ from replicax.checkpoint import write_variables
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.placement import layout_of
 from replicax.errors import ExportError
+from replicax.exporting.manifest import PORTABLE, SHARDED, VARIABLES, write_manifest
 from replicax.exporting.nests import described, is_value, rebuilt
 from replicax.exporting.portable import without_placement
 from replicax.program.frames import variable_name
 from replicax.program.function import Function, function
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure
-
-FORMAT = 1
-MANIFEST, VARIABLES, PORTABLE, SHARDED = "manifest.json", "variables", "portable.stablehlo", "sharded.stablehlo"
 
 
 def export(
@@ -157,7 +154,7 @@ class _Exported:
             write_variables(directory / VARIABLES, dict(zip(self._names, self._variables, strict=True)))
         for file, program in self._programs.items():
             (directory / file).write_bytes(program)
-        (directory / MANIFEST).write_text(json.dumps(self._manifest, indent=1) + "\n")
+        write_manifest(directory, self._manifest)
 
     def _described(self) -> dict[str, Any]:
         described_variables = [
@@ -165,7 +162,6 @@ class _Exported:
             for i, (name, variable) in enumerate(zip(self._names, self._variables, strict=True))
         ]
         return {
-            "format": FORMAT,
             "jax": jax.__version__,
             "function": getattr(self.fn, "__name__", type(self.fn).__name__),
             "mesh": None if self._mesh is None else list(zip(self._mesh.dim_names, self._mesh.shape(), strict=True)),

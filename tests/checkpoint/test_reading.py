@@ -180,3 +180,18 @@ def test_a_flipped_bit_in_the_state_is_found(tmp_path: Path):
     with pytest.raises(CheckpointError, match="other contents"):
         rx.Checkpoint(step=0).restore(path)
     assert rx.Checkpoint(step=0).restore(path, verify=False) == {"step": 3}
+
+
+@pytest.mark.parametrize("size", [1, 50, 1 << 28])
+def test_arrays_are_read_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int):
+    monkeypatch.setattr("replicax.checkpoint.reading._GROUP_BYTES", size)
+    arrays = {f"a{i}": np.full(i, i, np.float32) for i in range(7)}
+    path = write_arrays(tmp_path / "c", arrays)
+    read = read_arrays(path, {name: spec(array.shape) for name, array in arrays.items()})
+    assert list(read) == list(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read[name], array)
+    (last,) = path.glob("*-a6/0")
+    last.write_bytes(last.read_bytes()[::-1])
+    with pytest.raises(CheckpointError, match=r"-a6/0 has other contents"):
+        read_arrays(path, {name: spec(array.shape) for name, array in arrays.items()})
