@@ -163,6 +163,35 @@ class UnevenPerReplica(DistributedValues):
         return f"PerReplica({{\n{rows}\n}})"
 
 
+class EqualPerReplica(DistributedValues):
+    """One component per replica, all equal: one array stands for them, and nothing travels when they are combined.
+
+    Results of `run` that are proven equal are seen so by `reduce` and `gather`; users have the array itself.
+    """
+
+    def __init__(self, component: jax.Array, num_replicas: int):
+        self.component = component
+        self.num_replicas = num_replicas
+
+    def reduce(self, op: ReduceOp) -> jax.Array:
+        """Combines the components element by element."""
+        return self._combined(op, ())
+
+    def reduce_axis(self, op: ReduceOp, axis: int | Sequence[int]) -> jax.Array:
+        """Combines the components and, inside each, the entries along `axis`."""
+        return self._combined(op, normalize_axes(axis, self.component.shape))
+
+    def _combined(self, op: ReduceOp, axes: tuple[int, ...]) -> jax.Array:
+        # Also over no axes: a sum of bools is an integer, and a mean of integers a float.
+        one = _combine(op, self.component, axes)
+        return one * self.num_replicas if op is ReduceOp.SUM else one
+
+    def gather(self, axis: int) -> jax.Array:
+        """Concatenates the components along `axis`."""
+        (axis,) = normalize_axes(axis, self.component.shape)
+        return jnp.concatenate([self.component] * self.num_replicas, axis)
+
+
 class ManualPerReplica(DistributedValues):
     """A per-replica value as seen by code that runs inside `shard_map`: it holds this replica's component only.
 

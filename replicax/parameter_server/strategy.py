@@ -28,6 +28,7 @@ from replicax.parameter_server.tracing import recorder
 from replicax.parameter_server.variables import Elsewhere, Home, home_of, move_elsewhere, variable_bytes
 from replicax.program.frames import variable_name, variable_shape
 from replicax.strategies.base import Strategy
+from replicax.strategies.combining import values_of
 from replicax.strategies.default import DefaultStrategy, default_replica_context, default_strategy
 
 _log = logging.getLogger(__name__)
@@ -199,7 +200,7 @@ class ParameterServerStrategy(Strategy):
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns a tuple of `value` alone."""
-        return (value,)
+        return (values_of(value),)
 
     def replicate(self, nest: Any) -> Any:
         """Returns a copy of the arrays and numbers in `nest` on the coordinator's device."""

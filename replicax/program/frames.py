@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from replicax.compat import is_random_key, trace_state, vary
 from replicax.errors import ProgramError
+from replicax.program.results import Counts
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
@@ -70,6 +71,7 @@ class ProgramFrame(_Frame):
         sites: One record per `strategy.run` in the program, in the order of the calls.
         strategy: The strategy that the program runs under, once known.
         replicas: Number of replicas that take part, once known.
+        counts: Which arrays are results of a `strategy.run`.
     """
 
     def __init__(self, bound: Iterable[tuple[Any, Any]] | None = None, sites: list[RunSite] | None = None):
@@ -80,6 +82,7 @@ class ProgramFrame(_Frame):
         self.next_site = 0
         self.strategy: Any = None
         self.replicas: int | None = None
+        self.counts = Counts()
         self._bound = {} if bound is None else {id(variable): value for variable, value in bound}
 
     def read(self, variable: Any) -> Any:

@@ -29,7 +29,7 @@ class ProgramCache:
     def __init__(self, get_fn: Callable[[], Callable[..., Any]], donate_argnums: Iterable[int] = ()):
         self._get_fn = get_fn
         self._donate_argnums = frozenset(donate_argnums)
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[Any, list[Program]] = {}
         self._lock = threading.Lock()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -41,14 +41,20 @@ class ProgramCache:
         """Returns the program for these arguments, traced if they are of a new kind, and its array arguments."""
         arrays, structure = take_apart_inputs((args, kwargs))
         key = self._key(arrays, structure)
-        program = self._programs.get(key)
+        program = self._found(key, arrays)
         if program is None:
             with self._lock:
-                program = self._programs.get(key)
+                program = self._found(key, arrays)
                 if program is None:
                     program = self._compile(args, kwargs, arrays, structure)
-                    self._programs[key] = program
+                    self._programs.setdefault(key, []).append(program)
         return program, arrays
+
+    def _found(self, key: Any, arrays: list[Any]) -> Program | None:
+        for program in self._programs.get(key, ()):
+            if not program.asked or program.fits(arrays):
+                return program
+        return None
 
     def _compile(self, args: Any, kwargs: Any, arrays: list[Any], structure: Structure) -> Program:
         _, replicas = per_replica_arrays((args, kwargs))
@@ -61,7 +67,7 @@ class ProgramCache:
         return id(context.current().strategy), signature(arrays, structure)
 
     def __len__(self) -> int:
-        return len(self._programs)
+        return sum(map(len, self._programs.values()))
 
 
 def signature(arrays: Sequence[Any], structure: Structure) -> Any:

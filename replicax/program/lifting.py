@@ -29,6 +29,7 @@ from replicax.program.handover import explain_loss, run_and_keep, staged, store_
 from replicax.program.jaxprs import calls_host
 from replicax.program.keras_state import keras_scope, repeat_while_variables_are_created
 from replicax.program.nest import Structure, take_apart_outputs
+from replicax.program.results import Counts, mark, marked_with
 from replicax.runtime.transfer import put
 
 _MISUSES = (
@@ -48,6 +49,9 @@ class Program:
         arrays: The arrays of the first call, for their shapes and dtypes.
         donate: Which of `arrays` the caller gives away.
         replicas: Number of replicas if the arguments tell; a partial batch runs on fewer than the strategy has.
+
+    Attributes:
+        asked: Arguments of which it matters how many replicas returned them, and the number that the program is for.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Program:
         self._any_donated = any(self._donate)
         self._result: Structure | None = None  # known when the function has been traced
         self._calls_host = False
+        self._argument_counts = [marked_with(array) for array in arrays]
         with health.phase(health.COMPILE):
             frame = self._discover(arrays, replicas)
         self._sites = frame.sites
@@ -79,6 +84,7 @@ class Program:
             frame = ProgramFrame()
             frame.replicas = replicas
             frame.strategy = context.current().strategy
+            frame.counts = Counts(arrays, self._argument_counts)
             frames.append(frame)
             self._call(frame, arrays)
             return []
@@ -132,6 +138,7 @@ class Program:
             )
             frame.strategy, frame.replicas = self.strategy, self.replicas
             arrays = self._merged(donated, kept)
+            frame.counts = Counts(arrays, self._argument_counts)
             with keras_scope():
                 leaves = self._call(frame, arrays)
             if set(frame.written) != {id(variable) for variable in self._written}:
@@ -159,6 +166,8 @@ class Program:
         with context.entered(frame=frame):
             result = self._get_fn()(*args, **kwargs)
         leaves, self._result = take_apart_outputs(result)
+        self._counted, self._passed = frame.counts.of_results(leaves)
+        self.asked = frame.counts.asked
         return leaves
 
     def _merged(self, donated: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
@@ -187,7 +196,9 @@ class Program:
         if call is not None:
             call.sent(next(iter([*new_values[:1], *leaves[:1]]), None))
         if self._is_partial():
-            return self._store_partial(leaves, new_values)
+            return self._store_partial(leaves, new_values, arrays)
+        if self._counted or self._passed:
+            self._mark(leaves, arrays)
         return self.result.rebuild(leaves)
 
     def _called(self, inputs: Any) -> tuple[list[Any], list[Any]]:
@@ -206,6 +217,17 @@ class Program:
             return new_values, leaves
 
         return run_and_keep(program, inputs, keep)
+
+    def fits(self, arrays: Sequence[Any]) -> bool:
+        """Returns whether results of `run` among the arguments count as they did when the program was traced."""
+        return all(marked_with(arrays[i]) == replicas for i, replicas in self.asked.items())
+
+    def _mark(self, leaves: Sequence[Any], arrays: Sequence[Any]) -> None:
+        """Notes on the results which of them are those of a `run`, in the program or before it."""
+        for i, replicas in self._counted:
+            mark(leaves[i], replicas)
+        for i, argument in self._passed:
+            mark(leaves[i], marked_with(arrays[argument]))
 
     @property
     def written(self) -> list[Any]:
@@ -264,12 +286,14 @@ class Program:
         """Returns what the program returns elsewhere, with other numbers; its real results are sent here."""
         return jax.tree_util.tree_map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(self._compiled, *inputs))
 
-    def _store_partial(self, leaves: list[Any], new_values: list[Any]) -> Any:
+    def _store_partial(self, leaves: list[Any], new_values: list[Any], arrays: Sequence[Any]) -> Any:
         placement = self.strategy.placement
         if self._calls_host:
             jax.block_until_ready((new_values, leaves))
         stored = placement.stored(self._written, new_values)
-        result = placement.rejoined(self.result.rebuild(placement.spread(leaves)), self.replicas)
+        leaves = list(placement.spread(leaves))
+        self._mark(leaves, arrays)
+        result = placement.rejoined(self.result.rebuild(leaves), self.replicas)
         store_values(self._written, stored)
         return result
 

@@ -30,6 +30,7 @@ from replicax.program.handover import store_values
 from replicax.program.jaxprs import inlined, marked_as_gradient
 from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs, take_apart_outputs
+from replicax.program.results import mark, marked_with
 from replicax.program.split import Assigned, Split
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import ManualPerReplica, PerReplica, is_per_replica
@@ -236,6 +237,10 @@ class ReplicaCall:
             out if not differs else out.reshape(out.shape[1:]) if bare else PerReplica(out)
             for out, differs in zip(outputs, varying, strict=True)
         ]
+        if self.in_replica_context and not bare:
+            for out, differs in zip(outputs, varying, strict=True):
+                if not differs:
+                    noted(out, self.replicas)
         assert self._result is not None
         return self._result.rebuild(wrapped)
 
@@ -280,11 +285,26 @@ def enclosing_program() -> ProgramFrame | None:
     return frame if isinstance(frame, ProgramFrame) else None
 
 
+def noted(array: Any, replicas: int) -> Any:
+    """Returns `array`, noted as what `strategy.run` returned for so many replicas, or as `COMBINED`."""
+    if not isinstance(array, jax.core.Tracer):
+        mark(array, replicas)
+    elif (program := enclosing_program()) is not None:
+        program.counts.note(array, replicas)
+    return array
+
+
+def returned_by(value: Any) -> int | None:
+    """Returns how many replicas returned `value` from `strategy.run`, `COMBINED`, or None for any other value."""
+    if not isinstance(value, jax.core.Tracer):
+        return marked_with(value)
+    program = enclosing_program()
+    return None if program is None else program.counts.of(value)
+
+
 def _agree(program: ProgramFrame, strategy: Any, count: int | None) -> int:
     """Settles the strategy and the number of replicas of a program with those of one `run` in it."""
-    if program.strategy is not None and program.strategy is not strategy:
-        raise ContextError(f"One program can run under one strategy only, got {program.strategy!r} and {strategy!r}.")
-    program.strategy = strategy
+    _settle_strategy(program, strategy)
     replicas = count or program.replicas or strategy.num_replicas_in_sync
     if program.replicas is not None and program.replicas != replicas:
         raise ContextError(
@@ -292,6 +312,22 @@ def _agree(program: ProgramFrame, strategy: Any, count: int | None) -> int:
         )
     program.replicas = replicas
     return replicas
+
+
+def settle_strategy(strategy: Any) -> None:
+    """Tells the program that is being traced, if any, that it combines values of a strategy's replicas.
+
+    The batch it is called with may be a partial one, which lives on fewer devices; then the program runs there.
+    """
+    program = enclosing_program()
+    if program is not None and strategy.mesh is not None:
+        _settle_strategy(program, strategy)
+
+
+def _settle_strategy(program: ProgramFrame, strategy: Any) -> None:
+    if program.strategy is not None and program.strategy is not strategy:
+        raise ContextError(f"One program can run under one strategy only, got {program.strategy!r} and {strategy!r}.")
+    program.strategy = strategy
 
 
 def _spec(variable: Any) -> PartitionSpec:

@@ -19,12 +19,15 @@ from replicax.data import (
     InputOptions,
     ValueContext,
 )
-from replicax.errors import ArgumentError, ContextError, ReduceError
+from replicax.errors import ArgumentError, ContextError
 from replicax.keras import keras_entered
 from replicax.program.frames import variable_is_stacked, variable_name, variable_shape
+from replicax.program.replica import noted, settle_strategy
+from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
+from replicax.strategies.combining import one_per_replica, reduced_plain, value_of
 from replicax.strategies.tf_spellings import TFSpellings
-from replicax.values import is_per_replica, normalize_axes
+from replicax.values import is_per_replica
 
 
 class Strategy(TFSpellings, abc.ABC):
@@ -96,7 +99,8 @@ class Strategy(TFSpellings, abc.ABC):
         Returns:
             What `fn` returns, leaf by leaf: arrays that are proven equal on all replicas are mirrored (one array,
             `isinstance(x, rx.Mirrored)`), other arrays are `PerReplica`, and plain Python values come back as they
-            are. With one replica every array comes back bare.
+            are. With one replica every array comes back bare. For `reduce`, `gather` and `local_results` an array
+            counts once for each replica that ran, be it mirrored or not.
 
         Raises:
             ArgumentError: `fn` cannot be called, or `args` is no list or tuple.
@@ -188,6 +192,9 @@ class Strategy(TFSpellings, abc.ABC):
     def reduce(self, op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
         """Combines the components of per-replica values.
 
+        Components have the per-replica values, every array that `run` returned (also one that is equal on all
+        replicas: its sum over R replicas is R times it), and variables that keep one per replica.
+
         Args:
             op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or their names.
             value: Per-replica value, or a nest of them.
@@ -196,30 +203,34 @@ class Strategy(TFSpellings, abc.ABC):
                 entries on all replicas together, so it is the true mean also when replicas have different numbers.
 
         Returns:
-            One array for each leaf, on every device of the strategy.
+            One array for each leaf, on every device of the strategy. The mean of a value without components is the
+            value; of a variable, the value that it has now.
 
         Raises:
-            ReduceError: Unknown op, bad axis, or the sum of a value that is not per-replica (it is already equal on
-                all replicas, so there is nothing to sum).
+            ReduceError: Unknown op, bad axis, or the sum of a value without components: one that has been reduced or
+                gathered already, was replicated, is a mirrored variable's, or computed from any of these. (A plain
+                array counts once per replica if `axis` is given, as in tf.distribute.)
             ReplicaShapeError: Components of different shapes with `axis=None`.
             ContextError: Called inside `run`; use `rx.get_replica_context().all_reduce` there.
         """
         op = ReduceOp.of(op)
         self._check_cross_replica("strategy.reduce", "rx.get_replica_context().all_reduce")
+        settle_strategy(self)
         return jax.tree_util.tree_map(lambda leaf: self._reduce_leaf(op, leaf, axis), value, is_leaf=is_per_replica)
 
     def _reduce_leaf(self, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
-        if is_per_replica(leaf):
-            combined = leaf.reduce(op) if axis is None else leaf.reduce_axis(op, axis)
-            return self._rejoined(combined, leaf.num_replicas)
-        return _reduce_plain(op, leaf, axis, self.num_replicas_in_sync)
+        each = one_per_replica(leaf)
+        if each is None:
+            return reduced_plain(op, leaf, axis, self.num_replicas_in_sync)
+        combined = each.reduce(op) if axis is None else each.reduce_axis(op, axis)
+        return noted(self._rejoined(combined, each.num_replicas), COMBINED)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Concatenates the components of per-replica values along `axis`, in replica order.
 
         Args:
-            value: Per-replica value with components of at least one dimension, or a nest of them; the components may
-                differ in size along `axis` only. A value that is not per-replica comes back as it is.
+            value: Value with components (see `reduce`) of at least one dimension, or a nest of them; the components
+                may differ in size along `axis` only. A value without components comes back as it is.
             axis: The dimension.
 
         Raises:
@@ -228,9 +239,13 @@ class Strategy(TFSpellings, abc.ABC):
             ContextError: Called inside `run`; use `rx.get_replica_context().all_gather` there.
         """
         self._check_cross_replica("strategy.gather", "rx.get_replica_context().all_gather")
+        settle_strategy(self)
 
         def gathered(leaf: Any) -> Any:
-            return self._rejoined(leaf.gather(axis), leaf.num_replicas) if is_per_replica(leaf) else leaf
+            each = one_per_replica(leaf)
+            if each is None:
+                return value_of(leaf)
+            return noted(self._rejoined(each.gather(axis), each.num_replicas), COMBINED)
 
         return jax.tree_util.tree_map(gathered, value, is_leaf=is_per_replica)
 
@@ -243,7 +258,10 @@ class Strategy(TFSpellings, abc.ABC):
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of `value`, one for each replica.
 
-        For a nest: a tuple of nests. A value that is not distributed gives a tuple of one.
+        For a nest: a tuple of nests. A value that is not distributed gives a tuple of one. Variables give their values.
+
+        Raises:
+            ReplicaShapeError: The nest has values of steps that ran on different numbers of replicas.
         """
 
     # Placing.
@@ -329,17 +347,3 @@ class Strategy(TFSpellings, abc.ABC):
 
 def _no_mesh(replicas: int) -> jax.sharding.Mesh:
     raise ContextError(f"The default strategy has no mesh of {replicas} replicas.")
-
-
-def _reduce_plain(op: ReduceOp, leaf: Any, axis: Any, replicas: int) -> Any:
-    """Combines a value that is the same on all replicas, as if each of them had a copy."""
-    if axis is not None:
-        array = jnp.asarray(leaf)
-        axes = normalize_axes(axis, array.shape)
-        return jnp.sum(array, axes) * replicas if op is ReduceOp.SUM else jnp.mean(array, axes)
-    if op is ReduceOp.SUM and replicas > 1:
-        raise ReduceError(
-            f"Only per-replica values can be summed over replicas, got {type(leaf).__name__}. It is the same on all "
-            f"{replicas} replicas (perhaps it has been reduced already); a sum would multiply it by {replicas}."
-        )
-    return leaf

@@ -12,6 +12,7 @@ from jax.sharding import SingleDeviceSharding
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.program.frames import variable_is_stacked
 from replicax.program.halves import Halves, Places
+from replicax.program.results import marked_like
 from replicax.runtime.devices import default_devices, device_name, parse_devices
 from replicax.runtime.transfer import put
 from replicax.strategies.mesh_strategy import MeshStrategy
@@ -126,7 +127,7 @@ class CentralPlacement(Placement):
 
     def _number_at_home(self, leaf: Any) -> Any:
         is_number = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.ndim == 0
-        return put(leaf, self.home) if is_number else leaf
+        return marked_like(put(leaf, self.home), leaf) if is_number else leaf
 
     def _shrunk_value(self, value: jax.Array, replicas: int) -> jax.Array:
         return value if value.sharding == self.home else super()._shrunk_value(value, replicas)

@@ -17,6 +17,7 @@ from replicax.program.nest import is_number_like
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.devices import default_devices
 from replicax.strategies.base import Strategy
+from replicax.strategies.combining import values_of
 
 
 class DefaultStrategy(Strategy):
@@ -59,7 +60,7 @@ class DefaultStrategy(Strategy):
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns a tuple of `value` alone."""
-        return (value,)
+        return (values_of(value),)
 
     def replicate(self, nest: Any) -> Any:
         """Returns a copy of the arrays and numbers in `nest` on the default device."""

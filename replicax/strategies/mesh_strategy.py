@@ -20,12 +20,13 @@ from replicax.data import (
     ValueContext,
     Workers,
 )
-from replicax.errors import ArgumentError, ContextError
+from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.nest import is_number_like
 from replicax.program.replica import ReplicaCall, enclosing_program, without_per_replica
 from replicax.runtime.devices import device_name
 from replicax.strategies.base import Strategy
+from replicax.strategies.combining import one_per_replica, value_of, values_of
 from replicax.strategies.placement import Placement
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.values import Mirrored, PerReplica, UnevenPerReplica, is_per_replica
@@ -138,13 +139,25 @@ class MeshStrategy(Strategy):
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of `value`, one for each replica of this process."""
         leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_per_replica)
-        counts = {len(leaf.values) for leaf in leaves if is_per_replica(leaf)}
-        if not counts and any(isinstance(leaf, Mirrored) for leaf in leaves):
+        found = [one_per_replica(leaf) for leaf in leaves]
+        counts = {len(each.values) for each in found if is_per_replica(each)}
+        counts = counts or {self._number_here(each.num_replicas) for each in found if each is not None}
+        if not counts and any(isinstance(leaf, Mirrored) for leaf in values_of(leaves)):
             counts = {len(self.placement.local_replicas)}
         if not counts:
-            return (value,)
-        components = [_components(leaf, max(counts)) for leaf in leaves]
+            return (values_of(value),)
+        if len(counts) > 1:
+            raise ReplicaShapeError(
+                f"The values of one call must come from the same step, got values of {sorted(counts)} replicas. (A "
+                "partial batch runs on fewer replicas than a full one.) Ask for the results of each step by itself."
+            )
+        (count,) = counts
+        components = [_components(leaf, each, count) for leaf, each in zip(leaves, found, strict=True)]
         return tuple(jax.tree_util.tree_unflatten(treedef, row) for row in zip(*components, strict=True))
+
+    def _number_here(self, replicas: int) -> int:
+        """Returns how many components of an equal result `local_results` shows: those of a partial step are everywhere."""
+        return len(self.placement.local_replicas) if replicas == self.num_replicas_in_sync else replicas
 
     def distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None, *, batch_size: int | None = None
@@ -204,10 +217,13 @@ class MeshStrategy(Strategy):
         return f"{type(self).__name__}([{names}])"
 
 
-def _components(leaf: Any, replicas: int) -> tuple[Any, ...]:
-    if is_per_replica(leaf):
-        return leaf.values
-    if isinstance(leaf, jax.Array) and isinstance(leaf, Mirrored):
-        # Copies: the shards are parts of an array that a program may be given to overwrite.
-        return tuple(jax.numpy.copy(shard.data) for shard in leaf.addressable_shards)[:replicas]
-    return (leaf,) * replicas
+def _components(leaf: Any, each: Any, number: int) -> tuple[Any, ...]:
+    if is_per_replica(each):
+        return each.values
+    leaf = value_of(leaf)
+    if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
+        return (leaf,) * number
+    # Copies: the shards are parts of an array that a program may be given to overwrite.
+    if isinstance(leaf, Mirrored) and len(leaf.addressable_shards) >= number:
+        return tuple(jax.numpy.copy(shard.data) for shard in leaf.addressable_shards)[:number]
+    return tuple(jax.numpy.copy(leaf) for _ in range(number)) if each is not None else (leaf,) * number

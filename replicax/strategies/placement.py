@@ -16,6 +16,7 @@ import replicax.health as health
 from replicax.compat import strongly_typed
 from replicax.program.frames import variable_is_stacked, variable_shape
 from replicax.program.handover import store_values
+from replicax.program.results import marked_like
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
 from replicax.runtime.transfer import from_all, from_chief, put, spans_processes
 from replicax.values import is_per_replica
@@ -208,7 +209,7 @@ class Placement:
     def _rejoined(self, leaf: Any) -> Any:
         if is_per_replica(leaf) or not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
             return leaf
-        return self.place(leaf) if leaf.sharding.is_fully_replicated else leaf
+        return marked_like(self.place(leaf), leaf) if leaf.sharding.is_fully_replicated else leaf
 
 
 def _is_own(value: Any) -> bool:

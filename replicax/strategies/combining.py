@@ -1,0 +1,81 @@
+"""What `reduce`, `gather` and `local_results` take a value for: one component per replica, or one value for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import replicax.context as context
+from replicax.errors import ReduceError
+from replicax.program.frames import variable_is_stacked, variable_name
+from replicax.program.replica import returned_by
+from replicax.program.results import COMBINED
+from replicax.reduce_op import ReduceOp
+from replicax.values import EqualPerReplica, ManualPerReplica, Mirrored, PerReplica, is_per_replica, normalize_axes
+
+
+def one_per_replica(leaf: Any) -> Any:
+    """Returns `leaf` as a value with one component per replica; None if it is one value for all of them.
+
+    Components have per-replica values, what `run` returned, and variables that keep one per replica.
+    """
+    if is_per_replica(leaf):
+        return leaf
+    if variable_is_stacked(leaf):
+        replicas = context.current().manual_replicas
+        raw = leaf._read()
+        return PerReplica(raw) if replicas is None else ManualPerReplica(raw, replicas)
+    replicas = returned_by(leaf)
+    return EqualPerReplica(leaf, replicas) if replicas else None
+
+
+def value_of(leaf: Any) -> Any:
+    """Returns the value that a variable has now, and anything else as it is."""
+    return leaf.value if _is_variable(leaf) else leaf
+
+
+def values_of(nest: Any) -> Any:
+    """Returns `nest` with the values that its variables have now."""
+    leaves, treedef = jax.tree_util.tree_flatten(nest, is_leaf=is_per_replica)
+    return jax.tree_util.tree_unflatten(treedef, map(value_of, leaves)) if any(map(_is_variable, leaves)) else nest
+
+
+def reduced_plain(op: ReduceOp, leaf: Any, axis: Any, replicas: int) -> Any:
+    """Combines a value that is the same on all replicas, as if each of them had a copy.
+
+    Raises:
+        ReduceError: A sum over several replicas, of which one cannot know whether it is meant: without `axis` always,
+            and with it where the value is a combined or mirrored one.
+    """
+    value = value_of(leaf)
+    if op is ReduceOp.SUM and replicas > 1 and (axis is None or _is_for_all(value)):
+        raise ReduceError(_no_sum(leaf, value, replicas))
+    if axis is None:
+        return value
+    array = jnp.asarray(value)
+    axes = normalize_axes(axis, array.shape)
+    return jnp.sum(array, axes) * replicas if op is ReduceOp.SUM else jnp.mean(array, axes)
+
+
+def _is_for_all(value: Any) -> bool:
+    return returned_by(value) == COMBINED or isinstance(value, Mirrored)
+
+
+def _no_sum(leaf: Any, value: Any, replicas: int) -> str:
+    if _is_variable(leaf):
+        what = f"variable {variable_name(leaf)!r}"
+    else:
+        what = "an array" if isinstance(value, jax.Array) else f"{type(value).__name__}: {value!r:.60}"
+    if returned_by(value) == COMBINED:
+        why = "It has been reduced or gathered already; use it as it is"
+    elif isinstance(value, jax.Array):
+        why = "It is one value for all of them, no result of strategy.run, and perhaps it has been reduced already"
+    else:
+        why = "It is one value for all of them; to count it once per replica, return it from strategy.run as an array"
+    return f"Only per-replica values can be summed over replicas, got {what}. {why}: a sum would multiply it by {replicas}."
+
+
+def _is_variable(leaf: Any) -> bool:
+    return hasattr(leaf, "assign") and hasattr(leaf, "_value")
