@@ -1,9 +1,9 @@
 """Results of `strategy.run` count as one per replica, also where one array stands for all of them.
 
-`run` returns a value that is proven equal on all replicas as one plain array. It is still each replica's own: a sum over
-R replicas is R times that value, and `gather` repeats it, as if it had not been proven. So such an array carries the
-number of replicas that returned it, and what `reduce` and `gather` return is marked as combined. What is computed from
-either outside of `run` is an array like any other.
+`run` returns a value that is proven equal on all replicas as one plain array. It is still each replica's own: a sum
+over R replicas is R times that value, and `gather` repeats it, as if it had not been proven. So such an array carries
+the number of replicas that returned it, and what `reduce` and `gather` return is marked as combined. What is computed
+from either outside of `run` is an array like any other.
 """
 
 from __future__ import annotations

@@ -74,7 +74,10 @@ def _no_sum(leaf: Any, value: Any, replicas: int) -> str:
         why = "It is one value for all of them, no result of strategy.run, and perhaps it has been reduced already"
     else:
         why = "It is one value for all of them; to count it once per replica, return it from strategy.run as an array"
-    return f"Only per-replica values can be summed over replicas, got {what}. {why}: a sum would multiply it by {replicas}."
+    return (
+        f"Only per-replica values can be summed over replicas, got {what}. {why}: a sum would multiply it by "
+        f"{replicas}."
+    )
 
 
 def _is_variable(leaf: Any) -> bool:

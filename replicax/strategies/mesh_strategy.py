@@ -156,7 +156,7 @@ class MeshStrategy(Strategy):
         return tuple(jax.tree_util.tree_unflatten(treedef, row) for row in zip(*components, strict=True))
 
     def _number_here(self, replicas: int) -> int:
-        """Returns how many components of an equal result `local_results` shows: those of a partial step are everywhere."""
+        """Returns how many components of an equal result are here: those of a partial step are in every process."""
         return len(self.placement.local_replicas) if replicas == self.num_replicas_in_sync else replicas
 
     def distribute_dataset(
