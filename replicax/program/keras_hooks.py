@@ -1,7 +1,8 @@
-"""The two places where Keras has to be told about programs; installed once, when Keras first takes part in one.
+"""The places where Keras has to be told about programs, and what is asked of it that it exports no name for.
 
-Everything else goes through `keras.StatelessScope`. These cannot: both concern JAX control flow inside Keras, which
-traces its body on its own. Outside of programs both methods do exactly what they did before.
+The hooks are installed once, when Keras first takes part in a program. Everything else goes through
+`keras.StatelessScope`. These cannot: they concern JAX control flow inside Keras, which traces its body on its own.
+Outside of programs the methods do exactly what they did before.
 """
 
 from __future__ import annotations
@@ -13,18 +14,56 @@ from typing import Any
 import jax
 
 import replicax.context as context
-from replicax.compat import vary
+from replicax.compat import vary, varying_axes
+from replicax.errors import ReplicaDivergenceError
+from replicax.program.frames import variable_name
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.variables import VariableAggregation
 
 
 @functools.cache
 def install_keras_hooks() -> None:
-    """Wraps `LossScaleOptimizer.apply` and `RNN.get_initial_state`."""
+    """Wraps the `apply` of optimizers, and `RNN.get_initial_state`."""
     import keras
 
+    base = next(base for base in keras.optimizers.Optimizer.__mro__ if base.__name__ == "BaseOptimizer")
+    base.apply = _with_equal_gradients(base.apply)
     optimizer_class = keras.optimizers.LossScaleOptimizer
-    optimizer_class.apply = _with_loss_scale(optimizer_class.apply)
+    optimizer_class.apply = _with_equal_gradients(_with_loss_scale(optimizer_class.apply))
     keras.layers.RNN.get_initial_state = _with_varying_state(keras.layers.RNN.get_initial_state)
+
+
+def a_layer_is_called() -> bool:
+    """Returns whether the running code is a layer's forward pass (or a model's)."""
+    from keras.src.backend.common.global_state import get_global_attribute  # Keras exports no name for it
+
+    return get_global_attribute("current_call_ctx") is not None
+
+
+def _with_equal_gradients(original: Any) -> Any:
+    """An optimizer would refuse gradients that differ between replicas, somewhere inside; here it is the first thing.
+
+    Where it uses `cond`, the error would be JAX's, about its branches.
+    """
+
+    @functools.wraps(original)
+    def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+        current = context.current()
+        if current.replica is not None and (current.manual_replicas or 1) > 1:
+            variables = self._trainable_variables if trainable_variables is None else trainable_variables
+            grads, variables = list(grads), list(variables)
+            for gradient, variable in zip(grads, variables, strict=False):  # Keras says what is wrong with their number
+                _check_equal(gradient, variable)
+            return original(self, grads, None if trainable_variables is None else variables)
+        return original(self, grads, trainable_variables)
+
+    return apply
+
+
+def _check_equal(gradient: Any, variable: Any) -> None:
+    differs = gradient is not None and REPLICA_AXIS in varying_axes(gradient)
+    if differs and VariableAggregation.of(variable.aggregation) is VariableAggregation.NONE:
+        raise ReplicaDivergenceError(variable_name(variable))
 
 
 def _with_loss_scale(original: Any) -> Any:

@@ -21,7 +21,7 @@ import replicax.context as context
 from replicax.compat import vary, varying_axes
 from replicax.errors import ContextError, ProgramError
 from replicax.program.frames import VariablesCreatedError, variable_name
-from replicax.program.keras_hooks import install_keras_hooks
+from replicax.program.keras_hooks import a_layer_is_called, install_keras_hooks
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.variables import VariableAggregation, aggregate, check_owner
 
@@ -142,14 +142,16 @@ def _aggregation(variable: Any) -> VariableAggregation:
     """How differing assignments to a Keras variable are combined.
 
     Keras marks the state that its layers keep (BatchNorm's statistics, seed generators) with no aggregation at all,
-    so what it is has to be told from its dtype.
+    so what it is has to be told from who assigns it, and from its dtype. A state that anybody else keeps, such as an
+    optimizer's slots, is mirrored: the mean of what differing gradients make of it would hide that they differ.
     """
     declared = VariableAggregation.of(variable.aggregation)
     if declared is not VariableAggregation.NONE or variable.trainable:
         return declared
     if _is_seed(variable):
         return VariableAggregation.ONLY_FIRST_REPLICA
-    return VariableAggregation.MEAN if jnp.issubdtype(variable._dtype, jnp.inexact) else declared
+    is_float = jnp.issubdtype(variable._dtype, jnp.inexact)
+    return VariableAggregation.MEAN if is_float and a_layer_is_called() else declared
 
 
 def _is_seed(variable: Any) -> bool:

@@ -76,6 +76,48 @@ def test_any_keras_optimizer_trains_as_on_one_device(two, x, make_optimizer):
         np.testing.assert_allclose(weight, reference, rtol=1e-5, atol=1e-6)
 
 
+OPTIMIZERS = {
+    cls.__name__: cls
+    for cls in vars(keras.optimizers).values()
+    if isinstance(cls, type) and issubclass(cls, keras.optimizers.Optimizer)
+}
+del OPTIMIZERS["Optimizer"], OPTIMIZERS["LossScaleOptimizer"], OPTIMIZERS["MultiOptimizer"]  # They take others.
+SETTINGS = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=1),
+    "accumulation": lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
+    "clipping": lambda: keras.optimizers.Adam(0.1, global_clipnorm=0.5),
+    "several": lambda: keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.Adam(0.1))),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1)),
+}
+
+
+@pytest.mark.parametrize("make_optimizer", [*OPTIMIZERS.values(), *SETTINGS.values()], ids=[*OPTIMIZERS, *SETTINGS])
+def test_no_optimizer_takes_gradients_that_differ_between_replicas(two, x, make_optimizer):
+    model = built(two, lambda: keras.layers.Dense(2))
+    with two.scope():
+        optimizer = make_optimizer()
+        optimizer.build(model.trainable_variables)
+    before = [variable.numpy() for variable in [*model.variables, *optimizer.variables]]
+
+    def step(x):
+        variables = model.trainable_variables
+        gradients = rx.grad(lambda: jnp.sum(model(x) ** 2), variables, aggregation=None)()
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    with pytest.raises(ReplicaDivergenceError):
+        two.run(step, args=(x,))
+    for variable, value in zip([*model.variables, *optimizer.variables], before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_state_that_no_layer_keeps_is_not_averaged(two, x):
+    with two.scope():
+        state = keras.Variable(0.0, trainable=False, name="state")
+    with pytest.raises(ReplicaDivergenceError, match="state"):
+        two.run(lambda x: state.assign(jnp.mean(x)), args=(x,))
+
+
 def test_a_model_and_its_optimizer_may_be_built_by_the_first_step(two, x):
     with two.scope():
         model, optimizer = mlp(), keras.optimizers.Adam(0.1)
