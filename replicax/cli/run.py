@@ -10,7 +10,6 @@ import typer
 from replicax.errors import LaunchError
 from replicax.exit_codes import ExitCode
 from replicax.launch import Options, launch, parse_workers
-from replicax.launch.options import DEFAULT_GRACE
 
 # What follows the script belongs to the script, whatever it looks like.
 SETTINGS = {"allow_interspersed_args": False}
@@ -40,16 +39,21 @@ def run(
         typer.Option(metavar="DIR", help="Folder for one log a task.", show_default="a new one in runs/"),
     ] = None,
     grace: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time from SIGTERM to SIGKILL for the survivors of a failure.")
-    ] = DEFAULT_GRACE,
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Time from SIGTERM to SIGKILL, for the survivors of a failure and when the job is told to end.",
+            show_default="5 for survivors, 30 when told to end",
+        ),
+    ] = None,
 ) -> None:
     """Runs a script as several workers on this machine, with TF_CONFIG and JAX's variables set for each.
 
     Each line of output starts with its worker's name; worker 0 shows the progress bar. When a worker fails, the others
-    are ended, and its traceback is shown last. With --ps the script runs in one process, the coordinator, whose
-    ParameterServerStrategy finds the numbers of servers and workers (the smaller one of a range). The exit code is that
-    of the first worker that failed: 70 stalled, 71 another worker was gone, 72 programs differ, 75 saved and to be
-    resumed, 128 + n for signal n.
+    are ended, and its traceback is shown last and alone: those of the others are in the logs. With --ps the script runs
+    in one process, the coordinator, whose ParameterServerStrategy finds the numbers of servers and workers (the smaller
+    one of a range). The exit code is that of the first worker that failed: 70 stalled, 71 another worker was gone, 72
+    programs differ, 75 saved and to be resumed, 128 + n for signal n.
     """
     script, *arguments = command or [""]
     try:

@@ -4,8 +4,9 @@ It is started by its path and imports nothing of replicax or JAX, so that the sc
 have given it. What it adds to plain Python:
 
 - The process dies with the launcher, even if that is killed with SIGKILL (Linux).
-- The launcher learns at once that the script has failed. The process itself may take minutes to end: on the way out JAX
-  waits for all others at a barrier.
+- The launcher learns at once that the script has failed, and of what. The process itself may take minutes to end: on
+  the way out JAX waits for all others at a barrier. The traceback goes with the news, not to standard error: the
+  launcher writes it to the log, and shows that of the first failure alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import faulthandler
 import importlib.machinery
 import importlib.util
 import io
+import json
 import os
 import signal
 import sys
@@ -24,6 +26,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _FAILED = 1
+_NEWS = "REPLICAX_NEWS"
 _INTERRUPTED = 130
 
 
@@ -37,6 +40,7 @@ def main(arguments: list[str]) -> None:
     launcher, news, kind, target, *rest = arguments
     _die_with(int(launcher))
     os.set_inheritable(int(news), False)
+    os.environ[_NEWS] = f"{os.getpid()}:{news}"  # for the health monitor, which ends the process without us
     faulthandler.enable()  # A crash in compiled code shows where Python was.
     sys.argv = [target, *rest]
     try:
@@ -45,9 +49,8 @@ def main(arguments: list[str]) -> None:
         _tell(int(news), _code_of(error))
         raise
     except BaseException as error:
-        sys.excepthook(type(error), _without_our_frames(error), error.__traceback__)
-        code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _FAILED
-        _tell(int(news), code)
+        code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", _FAILED)
+        _tell(int(news), code, _told_by_hook(_without_our_frames(error)))
         sys.exit(code)
 
 
@@ -61,13 +64,28 @@ def _die_with(launcher: int) -> None:
         os._exit(_FAILED)
 
 
-def _tell(news: int, code: int) -> None:
-    """Tells the launcher the exit code and when it was known, after everything that the script has printed."""
+def _told_by_hook(error: BaseException) -> str:
+    """Returns what Python, or the hook that the script has put in its place, says of an error that nobody caught."""
+    stderr, sys.stderr = sys.stderr, io.StringIO()
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return sys.stderr.getvalue()
+    finally:
+        sys.stderr = stderr
+
+
+def _tell(news: int, code: int, words: str = "") -> None:
+    """Tells the launcher the exit code, when it was known, and what is to be said of it.
+
+    That comes after everything that the script has printed.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # The script has closed it.
             stream.flush()
+    message = json.dumps({"code": code, "time": time.monotonic(), "words": words}).encode()
     with contextlib.suppress(OSError):  # The launcher has gone, and so shall we.
-        os.write(news, f"{code} {time.monotonic()}\n".encode())
+        while message:
+            message = message[os.write(news, message) :]
         os.close(news)
 
 

@@ -14,14 +14,14 @@ from types import FrameType
 
 from replicax.exit_codes import ExitCode, describe
 from replicax.launch.options import Options, check_script, make_log_dir
+from replicax.launch.output import shortened
 from replicax.launch.plan import Job, count_ports, make_plan
 from replicax.launch.ports import reserved_ports
 from replicax.launch.processes import Event, Events, Guard, Signalled
 from replicax.launch.restart import Attempt, End, decide
-from replicax.launch.supervisor import Failure, Supervisor
+from replicax.launch.supervisor import ENDING, Failure, Supervisor
 from replicax.launch.terminal import Terminal
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TOKEN_BYTES = 16
 _RULE = "─" * 8
 
@@ -61,7 +61,7 @@ def _attempts(job: Job, log_dir: Path, terminal: Terminal, guard: Guard, events:
     workers, history = job.options.workers, list[Attempt]()
     while True:
         with reserved_ports(count_ports(job.options, workers)) as ports:
-            plan = make_plan(job, workers, len(history), ports)
+            plan = make_plan(job, workers, len(history), ports, log_dir.absolute())
             attempt, failure = Supervisor(plan, job, log_dir, terminal, guard, events).run()
         history.append(attempt)
         decision = decide(history, job.options)
@@ -86,7 +86,9 @@ def _tell_end(terminal: Terminal, attempt: Attempt, failure: Failure | None) -> 
         terminal.say(f"{attempt.failed} ended with {describe(attempt.code)}.")
     elif failure is not None:
         terminal.show(f"\n{_RULE} {attempt.failed} failed first: {describe(attempt.code)} {_RULE}")
-        terminal.show(f"Its log: {failure.process.log_path}\n\n{failure.process.last_words or 'It printed nothing.'}")
+        words = shortened(failure.process.last_words) or "It printed nothing."
+        found = f" (found by {failure.process.task.name})" if failure.process is not failure.culprit else ""
+        terminal.show(f"Its log: {failure.culprit.log_path}{found}\n\n{words}")
 
 
 @contextlib.contextmanager
@@ -98,7 +100,7 @@ def _signals(events: Events[Event]) -> Iterator[None]:
 
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in _FORWARDED}
+        before = {number: signal.getsignal(number) for number in ENDING}
     try:
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from replicax.errors import LaunchError
 
-DEFAULT_GRACE = 5.0
+_GRACE_OF_SURVIVORS = 5.0
+_GRACE_OF_ALL = 30.0  # They may have to save.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Options:
             them and the workers itself.
         evaluator: Whether to start an evaluator.
         restarts: How often all tasks are started again after a failure.
-        grace: Seconds that the survivors of a failure have to end, from SIGTERM to SIGKILL.
+        grace: Seconds that tasks have to end, from the signal that asks them to SIGKILL. None: 5 for the survivors of a
+            failure, 30 if it is the launcher that was told to end.
         log_dir: Folder for one log a task; None makes a new one in `runs/`.
     """
 
@@ -44,7 +46,7 @@ class Options:
     ps: int = 0
     evaluator: bool = False
     restarts: int = 0
-    grace: float = DEFAULT_GRACE
+    grace: float | None = None
     log_dir: Path | None = None
 
     def __post_init__(self) -> None:
@@ -61,8 +63,18 @@ class Options:
         _check_number("--restarts", self.restarts, 0)
         if self.ps:  # Its workers come and go without a restart of the job.
             object.__setattr__(self, "workers", self.min_workers)
-        if not (math.isfinite(self.grace) and self.grace >= 0):
+        if self.grace is not None and not (math.isfinite(self.grace) and self.grace >= 0):
             raise LaunchError(f"--grace is a number of seconds, at least 0, got {self.grace!r}.")
+
+    @property
+    def grace_of_survivors(self) -> float:
+        """How many seconds the survivors of a failure have to end."""
+        return _GRACE_OF_SURVIVORS if self.grace is None else self.grace
+
+    @property
+    def grace_of_all(self) -> float:
+        """How many seconds all tasks have to end when the launcher is told to."""
+        return _GRACE_OF_ALL if self.grace is None else self.grace
 
     @property
     def fewest_workers(self) -> int:

@@ -16,9 +16,12 @@ _LONGEST_LINE = 65_536
 _LINES_KEPT = 500
 _LONGEST_TRACEBACK = 300
 _LINES_WITHOUT_TRACEBACK = 20
+_LINES_SHOWN_FIRST, _LINES_SHOWN_LAST = 10, 29  # of a traceback
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^Fatal Python error: ")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 # Where Keras writes into a pipe it draws its bar as one line after the other.
+# How a process dies that no Python error ends: many lines of stacks, which the log keeps.
+_DEATH = re.compile(r"^Fatal Python error: |^\*\*\* Check failure stack trace: ")
 _NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected to ")  # XLA says so for each group of devices.
 _KERAS_BAR = re.compile(r"^\x1b\[1m *\d+/(\d+|Unknown)\x1b\[0m .*━")
 
@@ -76,7 +79,7 @@ class Stream:
         self._with_bars = number == 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._unfinished = ""
-        self._drawn = False
+        self._drawn = self._dies = False
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
 
     def feed(self, chunk: bytes, final: bool = False) -> None:
@@ -97,7 +100,8 @@ class Stream:
         if self._drawn:
             self._drawn = False
             self._terminal.end_bar()
-        if _NOISE.match(shown):
+        self._dies = self._dies or bool(self._error and _DEATH.match(shown))
+        if self._dies or _NOISE.match(shown):
             return  # It is in the log.
         if self._with_bars or not ("\r" in line or _KERAS_BAR.match(line)):
             self._terminal.line(self._task, self._number, shown, self._error)
@@ -129,3 +133,13 @@ def last_traceback(lines: Sequence[str]) -> str:
     while starts and any(line.startswith(_CHAINED) for line in lines[starts[-1] : start]):
         start = starts.pop()
     return "\n".join(lines[start:]).strip("\n")
+
+
+def shortened(text: str) -> str:
+    """Returns a text without its middle, if it has many lines."""
+    lines = text.splitlines()
+    left_out = len(lines) - _LINES_SHOWN_FIRST - _LINES_SHOWN_LAST
+    if left_out <= 1:
+        return text
+    note = f"  ... {left_out} lines more are in the log ..."
+    return "\n".join([*lines[:_LINES_SHOWN_FIRST], note, *lines[-_LINES_SHOWN_LAST:]])

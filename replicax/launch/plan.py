@@ -15,6 +15,7 @@ from replicax.parameter_server.cluster.options import SERVERS, WORKERS
 HOST = "127.0.0.1"  # A local cluster is nobody else's business.
 WORKER, EVALUATOR, COORDINATOR = "worker", "evaluator", "chief"
 _THREADS_PER_DEVICE = 2
+REPORTS = "REPLICAX_LOG_DIR"
 
 # A cluster that the launcher itself runs in would contradict the one that it makes.
 _OF_ANOTHER_CLUSTER = (
@@ -101,7 +102,7 @@ def count_ports(options: Options, workers: int) -> int:
     return 0 if options.ps else workers
 
 
-def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int]) -> Plan:
+def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_dir: Path | None = None) -> Plan:
     """Returns the tasks of one attempt.
 
     Args:
@@ -109,11 +110,12 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int]) -> Pla
         workers: How many workers this one has.
         attempt: Its number, from 0.
         ports: Free ports, as many as `count_ports` says.
+        log_dir: Where the tasks write their reports, unless the environment says so.
     """
     options = job.options
     addresses = [f"{HOST}:{port}" for port in ports]
     cluster = {} if options.ps else {"cluster": {WORKER: addresses}}
-    common = _common(job, attempt)
+    common = _common(job, attempt) if log_dir is None else {REPORTS: str(log_dir), **_common(job, attempt)}
 
     def task(kind: str, index: int, port: int | None) -> Task:
         role = {**cluster, "task": {"type": kind, "index": index}}

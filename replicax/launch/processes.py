@@ -8,6 +8,7 @@ goes into a session of its own, as daemons do, is out of reach.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import selectors
@@ -44,11 +45,13 @@ class Failing(NamedTuple):
         process: Which.
         code: Its exit code.
         time: When, by `time.monotonic`.
+        blames: The names of the tasks that it gives up because of, such as `"worker 2"`.
     """
 
     process: Process
     code: int
     time: float
+    blames: tuple[str, ...] = ()
 
 
 class Ended(NamedTuple):
@@ -166,6 +169,7 @@ class Process:
             for source in self._sources:
                 os.set_blocking(source, False)
                 selector.register(source, selectors.EVENT_READ)
+            heard = b""
             while any(source in selector.get_map() for source in sources):
                 ready = [key.fd for key, _ in selector.select(_SECONDS_BETWEEN_LOOKS)]
                 if not ready and self._ended.is_set():
@@ -175,7 +179,11 @@ class Process:
                     if (source in ready or news in ready) and source in selector.get_map():
                         self._read(source, stream, selector)
                 if news in ready:
-                    self._read_news(news, selector)
+                    chunk = os.read(news, _CHUNK)
+                    heard += chunk
+                    if not chunk:
+                        selector.unregister(news)
+                        self._take_news(heard)
         for source, stream in zip(sources, self._streams, strict=True):
             stream.feed(b"", final=True)
             os.close(source)
@@ -194,12 +202,16 @@ class Process:
             pass
         selector.unregister(source)
 
-    def _read_news(self, news: int, selector: selectors.BaseSelector) -> None:
-        words = os.read(news, _CHUNK).split()
-        selector.unregister(news)
-        if words and int(words[0]) != 0:
-            self.last_words = self._last_words()
-            self._events.put(Failing(self, int(words[0]), float(words[1])))
+    def _take_news(self, heard: bytes) -> None:
+        """Reports a failure that the task has told; what it said of it is written to the log, and not shown yet."""
+        told = json.loads(heard) if heard else {"code": 0}
+        if told["code"] == 0:
+            return
+        words = told["words"].strip("\n")
+        if words:
+            self._log.write(f"{words}\n".encode())
+        self.last_words = words or self._last_words()
+        self._events.put(Failing(self, told["code"], told["time"], tuple(told.get("blames", ()))))
 
     def _last_words(self) -> str:
         output, error = (list(stream.last_lines) for stream in self._streams)

@@ -19,6 +19,8 @@ from replicax.launch.terminal import Terminal
 
 # Two tasks that end within this time are put in order by when they ended, not by when we heard of it.
 _SECONDS_TO_SETTLE = 0.1
+#: The signals that tell the launcher to end the job.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Workers that are being preempted save one after the other, and must not be disturbed by the first that has done so.
 _SECONDS_TO_SAVE = 60.0
 
@@ -31,11 +33,13 @@ class Failure:
         process: Which.
         code: Its exit code.
         time: When it failed.
+        culprit: The task to blame: itself, or the one that it gave up because of.
     """
 
     process: Process
     code: int
     time: float
+    culprit: Process
 
 
 class Supervisor:
@@ -55,6 +59,7 @@ class Supervisor:
     ) -> None:
         self._plan, self._options, self._log_dir = plan, job.options, log_dir
         self._terminal, self._guard, self._events = terminal, guard, events
+        self._tasks: list[Process] = []
         self._running: list[Process] = []
         self._failures: list[Failure] = []
         self._signal = 0
@@ -73,15 +78,27 @@ class Supervisor:
                 self._take_event()
         finally:
             self._kill_all()
-        first = min(self._failures, key=lambda failure: failure.time, default=None)
+        first = self._first()
         code = self._code(first)
-        name = first.process.task.name if first else ""
+        name = first.culprit.task.name if first else ""
         return Attempt(self._plan.workers, code, name, time.monotonic() - started, bool(self._signal)), first
+
+    def _first(self) -> Failure | None:
+        """Returns the first failure; that of the task to blame itself, if it has failed in its own way."""
+        first = min(self._failures, key=lambda failure: failure.time, default=None)
+        own = [failure for failure in self._failures if first is not None and failure.process is first.culprit]
+        return own[0] if own else first
+
+    def _culprit(self, event: Failing) -> Process:
+        names = {process.task.name: process for process in self._tasks}
+        blamed = [names[name] for name in event.blames if name in names]
+        return event.process if not blamed or event.process in blamed else blamed[0]
 
     def _start(self) -> None:
         for number, task in enumerate(self._plan.tasks):
             log = Log(self._log_dir / task.log_name, self._plan.attempt)
             process = Process(task, number, self._options, log, self._terminal, self._events)
+            self._tasks.append(process)
             self._running.append(process)
             self._guard.watch([process])
 
@@ -94,7 +111,7 @@ class Supervisor:
         if isinstance(event, Signalled):
             self._on_signal(event.number)
         elif isinstance(event, Failing):
-            self._on_failure(Failure(event.process, event.code, event.time))
+            self._on_failure(Failure(event.process, event.code, event.time, self._culprit(event)))
         elif event.process in self._running:  # Not one of an attempt that was broken off.
             self._on_end(event)
 
@@ -104,7 +121,7 @@ class Supervisor:
         self._running.remove(process)
         self._guard.forget(process)
         if returncode != 0:
-            self._on_failure(Failure(process, from_returncode(returncode), event.time))
+            self._on_failure(Failure(process, from_returncode(returncode), event.time, process))
         elif not self._failures and not self._training_runs():
             self._on_training_done()
 
@@ -116,9 +133,7 @@ class Supervisor:
         self._failures.append(failure)
         now = time.monotonic()
         delay = _SECONDS_TO_SAVE if failure.code == ExitCode.RESUME else _SECONDS_TO_SETTLE
-        if self._signal:  # They have been asked already.
-            self._kill_at = min(self._kill_at, now + delay + self._options.grace)
-        else:
+        if not self._signal:  # Otherwise they have been asked already.
             self._ask_at = min(self._ask_at, now + delay)
 
     def _on_training_done(self) -> None:
@@ -130,25 +145,34 @@ class Supervisor:
         name = signal.Signals(number).name
         if self._signal and number == signal.SIGINT:
             self._terminal.say("Killing all tasks.")
-            self._kill_at = 0
+            self._kill_all_now()
             return
         more = " Ctrl-C again kills them." if number == signal.SIGINT else ""
         self._terminal.say(f"{name} is passed on to all tasks.{more}")
-        self._signal = number
-        if math.isfinite(self._ask_at):  # Nobody is asked twice.
-            self._ask_at, self._kill_at = math.inf, self._ask_at + self._options.grace
+        self._signal, self._ask_at = number, math.inf  # Nobody is asked twice.
+        if number in ENDING:
+            self._kill_at = min(self._kill_at, time.monotonic() + self._options.grace_of_all)
         for process in self._running:
             process.send(number)
 
     def _ask_or_kill(self) -> None:
         now = time.monotonic()
         if now >= self._ask_at:
-            self._ask_at, self._kill_at, self._blamed_until = math.inf, now + self._options.grace, now
-            self._ask(min(self._failures, key=lambda failure: failure.time))
+            self._ask_at, self._kill_at, self._blamed_until = math.inf, now + self._options.grace_of_survivors, now
+            first = self._first()
+            assert first is not None  # Only a failure sets `_ask_at`.
+            self._ask(first)
         if now >= self._kill_at:
-            self._kill_at, self._blamed_until, self._killed = math.inf, min(self._blamed_until, now), True
-            for process in self._running:
-                process.kill()
+            if self._signal in ENDING and self._running:
+                names = ", ".join(process.task.name for process in self._running)
+                self._terminal.say(f"Killing {names}: not ended {self._options.grace_of_all:g} s after the signal.")
+            self._kill_all_now()
+
+    def _kill_all_now(self) -> None:
+        self._kill_at, self._blamed_until = math.inf, min(self._blamed_until, time.monotonic())
+        self._killed = True
+        for process in self._running:
+            process.kill()
 
     def _ask(self, first: Failure) -> None:
         """Sends SIGTERM to those that have not failed. Who has failed is on its way out, or waits for them there."""
@@ -157,8 +181,8 @@ class Supervisor:
         if others:
             names = ", ".join(process.task.name for process in others)
             self._terminal.say(
-                f"{first.process.task.name} failed ({describe(first.code)}); ending {names} "
-                f"within {self._options.grace:g} s."
+                f"{first.culprit.task.name} failed ({describe(first.code)}); ending {names} "
+                f"within {self._options.grace_of_survivors:g} s."
             )
         for process in others:
             process.send(signal.SIGTERM)

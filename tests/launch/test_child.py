@@ -83,9 +83,14 @@ def test_an_exception_looks_as_under_python_and_is_told(body: str, tmp_path: Pat
     script.write_text(body)
     ours, told = as_a_child("file", script, cwd=tmp_path)
     plain = as_python(script, cwd=tmp_path)
-    assert ours.stderr == plain.stderr
-    assert ours.returncode == plain.returncode == 1
-    assert told.startswith("1 ")
+    assert (ours.stderr, json.loads(told)["words"]) == ("", plain.stderr)
+    assert ours.returncode == plain.returncode == json.loads(told)["code"] == 1
+
+
+def test_an_error_that_knows_its_exit_code_ends_the_process_with_it(tmp_path: Path):
+    (tmp_path / "script.py").write_text("class Differ(Exception):\n    exit_code = 72\nraise Differ('programs')")
+    ours, told = as_a_child("file", "script.py", cwd=tmp_path)
+    assert ours.returncode == json.loads(told)["code"] == 72
 
 
 @pytest.mark.parametrize(("call", "code"), [("sys.exit(75)", 75), ("sys.exit('no')", 1), ("exit()", 0), ("1", 0)])
@@ -94,14 +99,14 @@ def test_an_exit_is_told_as_what_it_is(call: str, code: int, tmp_path: Path):
     script.write_text(f"import sys\n{call}")
     ours, told = as_a_child("file", script, cwd=tmp_path)
     assert ours.returncode == code
-    assert told.partition(" ")[0] == ("" if call == "1" else str(code))
+    assert (json.loads(told)["code"] if told else None) == (None if call == "1" else code)
 
 
 def test_a_package_without_a_main_module(place: Path):
     (place / "package" / "__main__.py").unlink()
     ours, told = as_a_child("module", "package", cwd=place)
     assert "'package' is a package without a module __main__" in ours.stderr
-    assert told.startswith("1 ")
+    assert json.loads(told)["code"] == 1
 
 
 def test_who_starts_after_the_launcher_has_died_ends_at_once(place: Path):

@@ -164,7 +164,9 @@ def test_the_first_failure_ends_the_others_and_is_shown_last(run: Run):
     assert "──────── worker 1 failed first: exit code 1: an error in the script ────────\n" in done.err
     assert f"Its log: {done.logs / 'worker-1.log'}\n\nTraceback (most recent call last):\n" in done.err
     assert done.err.endswith("\nValueError: boom 1\n")
-    assert done.err.count("ValueError: boom 1") == 2  # once as it came, once at the end
+    assert done.err.count("ValueError: boom 1") == 1  # at the end
+    assert "ValueError: boom 1\n" in done.log("worker-1")
+    assert len(done.err.splitlines()) < 20
 
 
 def test_a_failure_that_follows_from_the_first_is_not_shown_as_such(run: Run):
@@ -248,6 +250,51 @@ def test_a_full_output_of_many_lines_is_kept(run: Run):
     assert done.code == 0
     assert done.log("worker-0") == "".join(f"{number}\n" for number in range(20_000))
     assert done.out.count("\n") == 20_001
+
+
+def test_who_gave_up_because_of_another_names_that_one(run: Run):
+    """As the health monitor does it when a worker has been stopped."""
+    done = run(
+        """
+        if index == 0:
+            time.sleep(0.5)
+            pid, news = os.environ["REPLICAX_NEWS"].split(":")
+            assert int(pid) == os.getpid()
+            told = {"code": 70, "time": time.monotonic(), "words": "worker:2 stands still", "blames": ["worker 2"]}
+            os.write(int(news), json.dumps(told).encode())
+            os._exit(70)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sleep()
+        """,
+        workers=3,
+        grace=0.2,
+    )
+    assert done.code == 70
+    assert "worker 2 failed (exit code 70: no progress for too long); ending worker 1, worker 2 within" in done.err
+    assert "──────── worker 2 failed first: exit code 70: no progress for too long ────────\n" in done.err
+    assert f"Its log: {done.logs / 'worker-2.log'} (found by worker 0)\n\nworker:2 stands still\n" in done.err
+
+
+def test_a_failure_shows_few_lines_however_many_there_are(run: Run):
+    done = run(
+        """
+        class Long(Exception):
+            pass
+        if index == 0:
+            signal.signal(signal.SIGTERM, lambda *_: os.abort())
+            open(os.path.dirname(os.path.abspath(__file__)) + "/ready", "w").close()
+        if index == 1:
+            while not os.path.exists(os.path.dirname(os.path.abspath(__file__)) + "/ready"):
+                time.sleep(0.02)
+            raise Long("\\n".join(f"line {i}" for i in range(700)))
+        sleep()
+        """,
+        workers=3,
+    )
+    assert done.code == 1
+    assert len(done.err.splitlines()) <= 60
+    assert "line 699" in done.log("worker-1")
+    assert "Fatal Python error: Aborted" in done.log("worker-0")
 
 
 # Restarts.

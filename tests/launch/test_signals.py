@@ -92,7 +92,7 @@ def test_preempted_workers_save_and_the_launcher_asks_to_be_resumed(launcher: La
         "--restarts",
         "3",
         "--grace",
-        "0",
+        "20",
     )
     job.pids(2)
     code, out, err = job.end(signal.SIGTERM)
@@ -147,3 +147,15 @@ def test_options_after_the_script_are_the_scripts(tmp_path: Path):
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, [f"[worker 0] {line}", f"[worker 1] {line}"])
     (folder,) = (tmp_path / "runs").iterdir()
     assert sorted(path.name for path in folder.iterdir()) == ["worker-0.log", "worker-1.log"]
+
+
+def test_tasks_that_do_not_take_the_signal_are_killed_after_the_grace(launcher: Launch):
+    job = launcher(
+        "signal.signal(signal.SIGTERM, lambda *_: print('no'))\nready()\nwhile True: sleep()",
+        *("--workers", "2", "--grace", "1"),
+    )
+    pids = job.pids(2)
+    code, _, err = job.end(signal.SIGTERM)
+    assert code == 143
+    assert "[replicax] Killing worker 0, worker 1: not ended 1 s after the signal." in err
+    assert not any(map(is_alive, pids))
