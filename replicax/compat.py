@@ -5,8 +5,10 @@ Everything else in replicax uses documented JAX only. Supported: JAX 0.10 and 0.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -124,6 +126,25 @@ def assert_equal_over_axis(x: jax.Array, axis_name: str) -> jax.Array:
 def backends_have_started() -> bool:
     """Returns whether JAX has looked for devices: then it is too late to start `jax.distributed`."""
     return xla_bridge.backends_are_initialized()
+
+
+@contextlib.contextmanager
+def without_preemption_service() -> Iterator[None]:
+    """Keeps `jax.distributed.initialize`, called in the block, from catching SIGTERM.
+
+    JAX catches it for its preemption service, whether or not somebody asks that: the signal would end no process any
+    more. Who wants JAX's service sets `JAX_ENABLE_PREEMPTION_SERVICE` in the environment.
+    """
+    name = "jax_enable_preemption_service"
+    if name.upper() in os.environ or not hasattr(jax.config, name):
+        yield
+        return
+    before = getattr(jax.config, name)
+    jax.config.update(name, False)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def wait_at_barrier(name: str, timeout_ms: int, processes: Sequence[int]) -> None:

@@ -132,6 +132,7 @@ class ProgramMismatchError(ProgramError):
     """Two workers were about to run different programs, and would have waited in them for each other for ever.
 
     Attributes:
+        exit_code: How a process ends that nobody catches it in: 72, `rx.exit_codes.ExitCode.DIVERGED`.
         worker: Name of this worker.
         function: Name of the function that it was about to run.
         fingerprint: Hash of the program.
@@ -140,6 +141,8 @@ class ProgramMismatchError(ProgramError):
         other_fingerprint: Hash of its program.
         index: How many programs these workers had compared before.
     """
+
+    exit_code = 72
 
     def __init__(
         self,
@@ -196,9 +199,12 @@ class WorkersDisagreeError(ReplicaxError, ValueError):
     """Workers that train in step do something different.
 
     Attributes:
+        exit_code: How a process ends that nobody catches it in: 72, `rx.exit_codes.ExitCode.DIVERGED`.
         what: What differs, such as `"logs"`.
         found: By worker, what it has and others lack.
     """
+
+    exit_code = 72
 
     def __init__(self, what: str, found: Mapping[str, Sequence[str]] | None = None):
         self.what, self.found = what, dict(found or {})

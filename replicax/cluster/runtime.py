@@ -14,7 +14,11 @@ import jax
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.config import ClusterConfig, check_synchronous
 from replicax.cluster.rendezvous import meet
-from replicax.compat import backends_have_started, write_compilation_cache_from_every_process
+from replicax.compat import (
+    backends_have_started,
+    without_preemption_service,
+    write_compilation_cache_from_every_process,
+)
 from replicax.errors import ClusterError, ContextError
 
 TOKEN = "REPLICAX_TOKEN"
@@ -92,15 +96,16 @@ def connect(
     info = {**info, "same version of JAX": jax.__version__}
     infos = meet(address, process, names, info, timeout_s, os.environ.get(TOKEN, ""))
     try:
-        jax.distributed.initialize(
-            coordinator_address=address,
-            num_processes=len(names),
-            process_id=process,
-            # By default JAX listens on all interfaces.
-            coordinator_bind_address=address if parse_address(address, "coordinator").is_loopback() else None,
-            initialization_timeout=max(_SECONDS_TO_CONNECT, math.ceil(deadline - time.monotonic())),
-            heartbeat_timeout_seconds=heartbeat_s,
-        )
+        with without_preemption_service():
+            jax.distributed.initialize(
+                coordinator_address=address,
+                num_processes=len(names),
+                process_id=process,
+                # By default JAX listens on all interfaces.
+                coordinator_bind_address=address if parse_address(address, "coordinator").is_loopback() else None,
+                initialization_timeout=max(_SECONDS_TO_CONNECT, math.ceil(deadline - time.monotonic())),
+                heartbeat_timeout_seconds=heartbeat_s,
+            )
     except RuntimeError as error:
         raise ContextError(
             f"JAX could not connect {names[process]}, process {process} of {len(names)}, with the coordination service "

@@ -11,6 +11,8 @@ from replicax.health.phases import SLOW_PHASES
 from replicax.health.status import Status
 
 _REFUSALS_OF_THE_DEAD = 2
+#: How a script has ended well, as `Status.ended` says it.
+DONE = "done"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,11 @@ class Seen:
     status: Status | None = None
     silent: float = 0.0
     refusals: int = 0
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its script has ended, and its process too."""
+        return self.status is not None and bool(self.status.ended) and self.refusals > 0
 
     @property
     def runs(self) -> bool:
@@ -88,7 +95,7 @@ def diagnose(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
 
     Slow is not stuck. A worker that does something else is only to blame when another one has been waiting for as long.
     """
-    return _gone(workers, limits) or _not_coming(workers, limits)
+    return _gone(workers, limits) or _not_coming(workers, limits) or _not_leaving(workers, limits)
 
 
 def _gone(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
@@ -96,7 +103,13 @@ def _gone(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
     dead = [i for i, w in enumerate(workers) if w.runs and w.refusals >= _REFUSALS_OF_THE_DEAD]
     if dead:
         return _diagnosis(workers, Kind.DEAD, dead, "is dead: its process is gone. It ended without a word")
-    stopped = [i for i, w in enumerate(workers) if w.runs and not w.refusals and w.silent >= limits.stall]
+    # Who has ended is not missed before all have: then they leave together.
+    all_ended = all(w.status is None or w.status.ended for w in workers)
+    stopped = [
+        i
+        for i, w in enumerate(workers)
+        if (w.runs or (w.status is not None and all_ended)) and not w.refusals and w.silent >= limits.stall
+    ]
     if stopped:
         longest = max(workers[i].silent for i in stopped)
         said = f"does not answer (stopped, or its machine is out of reach); it was last heard of {longest:.1f} s ago"
@@ -131,6 +144,17 @@ def _not_coming(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
     if len(waits) == len(workers) and min(min(waits[i], known[i].seconds) for i in waits) >= limits.stall:
         return _deadlock(workers)
     return None
+
+
+def _not_leaving(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
+    """Who goes on for very long although others are done and wait to leave."""
+    waits = [w.status.seconds for w in workers if w.status is not None and w.status.ended == DONE and w.silent == 0.0]
+    running = {i: w.status for i, w in enumerate(workers) if w.status is not None and w.runs}
+    late = [i for i, status in running.items() if waits and min(status.seconds, max(waits)) >= limits.slow]
+    if not late:
+        return None
+    said = f"goes on, while others have been done for more than {limits.slow:g} s and wait to leave with it"
+    return _diagnosis(workers, Kind.SLOW, late, said)
 
 
 def _is_here(worker: Seen) -> bool:

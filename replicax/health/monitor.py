@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -14,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from replicax.errors import ProgramMismatchError
-from replicax.exit_codes import ExitCode
+from replicax.exit_codes import ExitCode, from_signal
 from replicax.health.client import in_parallel
-from replicax.health.diagnosis import Diagnosis, Limits, Seen, diagnose
+from replicax.health.diagnosis import DONE, Diagnosis, Limits, Seen, diagnose
 from replicax.health.peers import Peer
+from replicax.health.phases import LEAVE, now
 from replicax.health.programs import Programs
-from replicax.health.reporting import alarm_report, gather, table, write
+from replicax.health.reporting import Report, alarm_report, gather, table, write
 from replicax.health.status import status_from, status_of
 
 _log = logging.getLogger(__name__)
@@ -30,8 +31,7 @@ _SECONDS_TO_ANSWER = 1.0
 _SECONDS_FOR_THE_FIRST = 1.2  # that a worker waits for each one before it to raise the alarm
 _SECONDS_TO_LEAVE = 2.0
 _SECONDS_UNTIL_UNREACHABLE = 20.0
-
-_DONE = "done"
+_SECONDS_BETWEEN_REMINDERS = 60.0
 
 _running: Monitor | None = None
 
@@ -90,7 +90,9 @@ class Monitor:
     def on_goodbye(self, document: Mapping[str, Any]) -> None:
         for peer in self.peers:
             if peer.index == document.get("index"):
-                peer.history.ended(str(document.get("ended") or "done"))
+                peer.history.ended(str(document.get("ended") or DONE))
+        with self._looked:
+            self._looked.notify_all()
 
     # The thread.
 
@@ -99,7 +101,7 @@ class Monitor:
         threading.Thread(target=self._run, name="replicax-health-monitor", daemon=True).start()
 
     def _run(self) -> None:
-        pause: float | None = 0.0
+        pause = 0.0
         while not self._left:
             self._wake.wait(pause)
             if self._told is not None:
@@ -109,14 +111,12 @@ class Monitor:
             except Exception:  # A monitor that dies of its own mistake would leave the job without one, in silence.
                 _log.exception("The health monitor failed to look after the other workers; it goes on.")
                 pause = _SECONDS_BETWEEN_LOOKS
-            if self._ended == _DONE:
-                pause = None  # Nothing more to look after, but an alarm may end us where JAX waits for the others.
 
     def _look(self) -> float:
         """Asks all peers once; returns for how long to pause. If something is wrong, the process ends here."""
         self._notice_own_pause()
         for peer in self.peers:
-            if peer.history.status is None or not peer.history.status.ended:
+            if not peer.history.seen(self._clock()).has_left:
                 self._ask(peer)
         self._warn_of_unreachable()
         workers = self.workers()
@@ -172,9 +172,9 @@ class Monitor:
             assert self._told is not None
             return self._obey(self._told)
         workers, answers = self.workers(), gather(self.peers)
-        text = alarm_report(diagnosis, workers, self._index, answers, self._note)
-        write(text, self._name)
-        document = {"text": text, "code": int(diagnosis.exit_code), "culprits": diagnosis.culprits}
+        report = alarm_report(diagnosis, workers, self._index, answers, self._note)
+        self._write(report, diagnosis.exit_code, diagnosis.culprits)
+        document = {**dataclasses.asdict(report), "code": int(diagnosis.exit_code), "culprits": diagnosis.culprits}
         reached = [peer for peer in self.peers if peer.index in answers]
         tell = [lambda peer=peer: peer.client.post("/alarm", document, _SECONDS_TO_ANSWER) for peer in reached]
         in_parallel(tell, _SECONDS_TO_ANSWER)
@@ -188,14 +188,23 @@ class Monitor:
 
     def _obey(self, document: Mapping[str, Any]) -> None:
         """Ends as another worker says, with the same report."""
-        write(str(document.get("text")), self._name)
-        code = document.get("code")
-        culprits = document.get("culprits")
+        told, culprits = document.get("code"), document.get("culprits")
+        code = told if isinstance(told, int) else ExitCode.STALLED
+        culprits = culprits if isinstance(culprits, list) else []
+        self._write(Report(str(document.get("text")), str(document.get("summary"))), code, culprits)
         self._leave(
-            code if isinstance(code, int) else ExitCode.STALLED,
-            culprits if isinstance(culprits, list) else (),
+            code,
+            culprits,
             [peer for peer in self.peers if peer.history.seen(self._clock()).refusals == 0],
         )
+
+    def _write(self, report: Report, code: int, culprits: Sequence[int]) -> None:
+        names = [worker.name for i, worker in enumerate(self.workers()) if i in culprits]
+        write(report, self._name, self._exit_code(code, culprits), names)
+
+    def _exit_code(self, code: int, culprits: Sequence[int]) -> int:
+        """Returns how this process ends after an alarm: as its script did, if that is what it is about."""
+        return _code_of(self._error) if self._error is not None and self._index in culprits else code
 
     def _leave(self, code: int, culprits: Sequence[int], reached: Sequence[Peer]) -> None:
         if self._index == 0:  # JAX ends the others at once when its service, in this process, is gone: so it goes last.
@@ -203,10 +212,8 @@ class Monitor:
             while reached and time.monotonic() < deadline:
                 time.sleep(0.05)
                 reached = [peer for peer in reached if _answers(peer)]
-        if self._error is not None and self._index in culprits:
-            code = _code_of(self._error)
         self._left = True
-        self._end(int(code))
+        self._end(int(self._exit_code(code, culprits)))
 
     # The end of the script.
 
@@ -215,18 +222,37 @@ class Monitor:
         self._error = error
 
     def at_exit(self) -> None:
-        """Says goodbye to the peers; before JAX waits for all of them to end."""
+        """Says goodbye to the peers and waits until all have ended, while this process is whole; then JAX ends it.
+
+        JAX closes the connections of the collectives on the way out, at which a peer that still computes would fail
+        without a word of the cause. The monitor goes on looking until the process is gone.
+        """
         if self._error is not None:
             self._wait_for_looks(3)  # If it is a peer's death that we fail of, the alarm says so, and we end there.
         error = self._error
-        self._ended = _DONE if error is None else f"{type(error).__name__}: {error}"[:500]
+        now.at = (LEAVE, time.monotonic())
+        self._ended = DONE if error is None else f"{type(error).__name__}: {error}"[:500]
         goodbye = {"index": self._index, "ended": self._ended}
         tell = [lambda peer=peer: peer.client.post("/goodbye", goodbye, _SECONDS_TO_ANSWER) for peer in self.peers]
         in_parallel(tell, _SECONDS_TO_ANSWER)
-        if isinstance(error, ProgramMismatchError):  # So do the others: there is nobody to wait for in JAX's barrier.
+        if error is not None and _code_of(error) != ExitCode.FAILED:  # So do the others: there is nobody to wait for.
             self._wait_for_looks(3)
             logging.shutdown()
-            self._leave(_code_of(error), (), self.peers)
+            return self._leave(_code_of(error), (), self.peers)
+        try:
+            self._wait_for_ends()
+        except KeyboardInterrupt:
+            self._leave(from_signal(signal.SIGINT), (), ())
+
+    def _wait_for_ends(self) -> None:
+        """Waits for the ends of all scripts that can be watched. The thread sees to it that nobody waits for ever."""
+        remind_at = self._clock() + _SECONDS_BETWEEN_REMINDERS
+        while running := [peer.history.name for peer in self.peers if peer.history.seen(self._clock()).runs]:
+            with self._looked:
+                self._looked.wait(_SECONDS_BETWEEN_LOOKS)
+            if self._clock() >= remind_at:
+                remind_at += _SECONDS_BETWEEN_REMINDERS
+                _log.warning("%s has ended (%s) and waits for %s.", self._name, self._ended, ", ".join(running))
 
     def _wait_for_looks(self, count: int) -> None:
         with self._looked:
@@ -247,7 +273,7 @@ def _answers(peer: Peer) -> bool:
 
 
 def _code_of(error: BaseException) -> int:
-    return ExitCode.DIVERGED if isinstance(error, ProgramMismatchError) else ExitCode.FAILED
+    return int(getattr(error, "exit_code", ExitCode.FAILED))
 
 
 def install(monitor: Monitor) -> None:

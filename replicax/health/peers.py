@@ -6,6 +6,7 @@ import dataclasses
 
 from replicax.health.client import Client
 from replicax.health.diagnosis import Seen
+from replicax.health.phases import LEAVE
 from replicax.health.status import Status
 
 
@@ -41,7 +42,9 @@ class History:
 
     def ended(self, how: str) -> None:
         """Notes its goodbye."""
-        self.status = dataclasses.replace(self.status or Status("idle"), ended=how, waiting=None)
+        self.status = dataclasses.replace(
+            self.status or Status(LEAVE), phase=LEAVE, seconds=0.0, ended=how, waiting=None
+        )
 
     def seen(self, time: float) -> Seen:
         """Returns what is known of it now; it is not silent if it answered the last question."""

@@ -30,6 +30,7 @@ WAIT = "wait"  # Waiting for the other processes, outside of a program.
 CALLBACK = "callback"
 CHECKPOINT = "checkpoint"
 IDLE = "idle"  # Elsewhere in the user's code.
+LEAVE = "leave"  # The script has ended, and waits for those of the others: JAX lets nobody go before all have come.
 
 #: The phases in which a process can be slow without being stuck.
 SLOW_PHASES = frozenset({START, FIRST_BATCH, COMPILE, CHECKPOINT})

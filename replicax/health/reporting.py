@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +22,8 @@ from replicax.health.status import Status, status_from
 LOG_DIR = "REPLICAX_LOG_DIR"
 _SECONDS_TO_ANSWER = 1.0
 _SECONDS_TO_WRITE = 2.0
+_NEWS = "REPLICAX_NEWS"  # where the launcher listens: the process that may tell it something, and a file descriptor
+_LINES_OF_WORKERS, _LINES_OF_STACK = 9, 16
 _LINE = "=" * 100
 
 
@@ -47,9 +52,22 @@ def table(workers: Sequence[Seen], answers: dict[int, tuple[Status, str]]) -> st
     return "\n".join(lines)
 
 
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What is said of an alarm.
+
+    Attributes:
+        text: All of it: what every worker is doing, and the Python stacks of all that answer.
+        summary: The finding, the workers to blame with the stacks of their main threads, and some of the others.
+    """
+
+    text: str
+    summary: str
+
+
 def alarm_report(
     diagnosis: Diagnosis, workers: Sequence[Seen], me: int, answers: dict[int, tuple[Status, str]], note: str = ""
-) -> str:
+) -> Report:
     """Returns the report of an alarm.
 
     Args:
@@ -60,37 +78,84 @@ def alarm_report(
         note: What else is to be said.
     """
     answers = {**answers, me: (workers[me].status or Status("idle"), stacks())}
-    parts = [
-        _LINE,
-        f"replicax: the job stands still and is ended. {diagnosis.reason}",
-        *([note] if note else []),
-        f"Found by {workers[me].name}. All workers:",
-        table(workers, answers),
-        *(f"--- Python stacks of {workers[i].name}\n{answers[i][1].rstrip()}" for i in sorted(answers)),
-        f"Every worker that can ends now; {describe(diagnosis.exit_code)}. docs/guides/my-job-hangs.md explains.",
-        _LINE,
-    ]
-    return "\n".join(parts) + "\n"
+    head = [f"replicax: the job stands still and is ended. {diagnosis.reason}", *([note] if note else [])]
+    found = f"Found by {workers[me].name}."
+    end = f"Every worker that can ends now; {describe(diagnosis.exit_code)}. docs/guides/my-job-hangs.md explains."
+    lines = table(workers, answers).split("\n")
+    stacks_of = {i: f"--- Python stacks of {workers[i].name}\n{answers[i][1].rstrip()}" for i in sorted(answers)}
+    text = [_LINE, *head, f"{found} All workers:", *lines, *stacks_of.values(), end, _LINE]
+
+    first = sorted(range(len(lines)), key=lambda i: (i not in diagnosis.culprits, i))[:_LINES_OF_WORKERS]
+    left_out = len(lines) - len(first)
+    told = [lines[i] for i in sorted(first)] + ([f"  ... and {left_out} others"] if left_out else [])
+    blamed = [i for i in diagnosis.culprits if i in answers][:1]
+    summary = [*head, f"{found} Workers:", *told, *(_main_stack(stacks_of[i]) for i in blamed), end]
+    return Report("\n".join(text) + "\n", "\n".join(summary) + "\n")
 
 
-def write(text: str, name: str) -> None:
-    """Writes a report to stderr and, if `REPLICAX_LOG_DIR` is set, to a file there.
+def _main_stack(stacks: str) -> str:
+    """Returns the end of the first thread's stack: where it is now."""
+    title, *lines = stacks.split("\n\nThread ")[0].rstrip().split("\n")
+    return "\n".join([title, *lines[:1], *lines[1:][-_LINES_OF_STACK:]])
 
-    The main thread may hold the lock of stderr for ever, or nobody may read it: so it is given a moment, no more.
+
+def write(report: Report, name: str, code: int, culprits: Sequence[str]) -> None:
+    """Writes a report to a file, if `REPLICAX_LOG_DIR` names a folder, and tells the launcher or stderr of it.
+
+    The launcher shows the summary of one worker alone. The main thread may hold the lock of stderr for ever, or nobody
+    may read it: so it is given a moment, no more.
+
+    Args:
+        report: The report.
+        name: Name of this worker.
+        code: How this process ends.
+        culprits: The names of the workers to blame.
     """
 
-    def write_both() -> None:
-        folder = os.environ.get(LOG_DIR)
-        with contextlib.suppress(OSError):
-            if folder:
-                Path(folder).mkdir(parents=True, exist_ok=True)
-                Path(folder, f"stall-{name.replace(':', '-')}.txt").write_text(text)
+    def write_all() -> None:
+        path = _written(report, name)
+        summary = f"{report.summary}The Python stacks of all: {path}\n"
+        if _tell_launcher(summary, code, culprits):
+            return
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stderr.write(text)
+            sys.stderr.write(report.text if path is None else summary)
             sys.stderr.flush()
 
-    writer = threading.Thread(target=write_both, daemon=True)
+    writer = threading.Thread(target=write_all, daemon=True)
     writer.start()
     writer.join(_SECONDS_TO_WRITE)
+
+
+def _written(report: Report, name: str) -> Path | None:
+    """Writes the whole report to a file, if there is a folder for it; returns where it is."""
+    folder = os.environ.get(LOG_DIR)
+    if not folder:
+        return None
+    path = Path(folder, f"stall-{name.replace(':', '-')}.txt")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(report.text)
+    except OSError:
+        return None
+    return path
+
+
+def _tell_launcher(summary: str, code: int, culprits: Sequence[str]) -> bool:
+    """Tells the launcher how this process ends and who is to blame; returns whether there is one that listens."""
+    if os.environ.get(_NEWS) == "":  # The script has failed before, and the launcher knows.
+        return True
+    process, _, news = os.environ.get(_NEWS, "").partition(":")
+    if process != str(os.getpid()):
+        return False
+    blames = [culprit.replace(":", " ") for culprit in culprits]
+    told = {"code": int(code), "time": time.monotonic(), "words": summary, "blames": blames}
+    message = json.dumps(told).encode()
+    try:
+        while message:
+            message = message[os.write(int(news), message) :]
+        os.close(int(news))
+    except OSError:  # The launcher is gone.
+        return False
+    return True

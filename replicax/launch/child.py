@@ -79,6 +79,9 @@ def _tell(news: int, code: int, words: str = "") -> None:
 
     That comes after everything that the script has printed.
     """
+    if code == 0:
+        return
+    os.environ[_NEWS] = ""  # All has been told.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # The script has closed it.
             stream.flush()

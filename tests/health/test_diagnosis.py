@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,6 +114,31 @@ def test_a_worker_that_has_ended_is_missed_where_others_wait(how: str):
     assert found is not None
     assert (found.kind, found.culprits, found.exit_code) == (Kind.ENDED, (1,), ExitCode.PEER_LOST)
     assert how in found.reason
+
+
+LEAVES = Status("leave", 50.0, 7, 7, ended="done")
+
+
+def test_who_does_not_answer_on_the_way_out_is_stopped_once_all_have_ended():
+    stopped = seen(2, LEAVES, silent=10.5)
+    assert diagnose([seen(0, LEAVES), seen(1, does("idle", 90)), stopped], LIMITS) is None
+    assert diagnose([seen(0, LEAVES), seen(1, LEAVES), seen(2, LEAVES, silent=9.5)], LIMITS) is None
+    assert diagnose([seen(0, LEAVES), seen(1, LEAVES), seen(2, LEAVES, silent=10.5, refusals=1)], LIMITS) is None
+    found = diagnose([seen(0, LEAVES), seen(1, LEAVES), stopped], LIMITS)
+    assert found is not None
+    assert (found.kind, found.culprits) == (Kind.STOPPED, (2,))
+
+
+def test_who_goes_on_after_the_others_have_ended_has_the_time_of_slow_phases():
+    ended = dataclasses.replace(LEAVES, seconds=120.0)
+    for ends, other in [(99.0, 120.0), (120.0, 99.0)]:
+        leaves = dataclasses.replace(ended, seconds=ends)
+        assert diagnose([seen(0, leaves), seen(1, does("idle", other))], LIMITS) is None
+    found = diagnose([seen(0, ended), seen(1, does("idle", 101))], LIMITS)
+    assert found is not None
+    assert (found.kind, found.culprits) == (Kind.SLOW, (1,))
+    failed = dataclasses.replace(ended, ended="RuntimeError: x")  # It fails whatever the others do.
+    assert diagnose([seen(0, failed), seen(1, does("idle", 101))], LIMITS) is None
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from replicax.health.client import TOKEN_HEADER, Client, in_parallel
 from replicax.health.diagnosis import Diagnosis, Kind, Limits
 from replicax.health.monitor import Monitor
 from replicax.health.peers import History, Peer
+from replicax.health.phases import now
 from replicax.health.programs import Announced, Programs, fingerprint
 from replicax.health.server import HealthServer
 from replicax.health.status import Status, status_from, status_of
@@ -119,11 +120,25 @@ def test_one_that_does_not_come_back_is_left_behind():
     assert in_parallel([lambda: 1, lambda: time.sleep(1.0), lambda: 1 / 0], 0.05) == [1, None, None]
 
 
-def test_a_goodbye_is_remembered(workers: list[Worker]):
-    workers[1].monitor.at_exit()
+def test_a_goodbye_is_remembered_and_ends_the_wait_of_those_who_have_ended(
+    workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(now, "at", now.at)
+    for worker in workers:
+        worker.monitor.peers[0].history.answered(status_of(), time.monotonic())
+    leaving = threading.Thread(target=workers[1].monitor.at_exit)
+    leaving.start()
+    while not workers[1].monitor._ended:
+        time.sleep(0.01)
     assert status_from(workers[1].client.status(1.0)).ended == "done"
-    assert workers[0].monitor.workers()[1].status == Status("idle", ended="done")
+    leaving.join(0.5)
+    assert leaving.is_alive()  # It waits for the other's script.
+    assert workers[0].monitor.workers()[1].status == Status("leave", ended="done")
     assert "ended (done)" in workers[0].monitor.report()
+    workers[0].monitor.at_exit()
+    leaving.join(10)
+    assert not leaving.is_alive()
+    assert (workers[0].codes, workers[1].codes) == ([], [])
 
 
 def test_all_tell_the_same_story(workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
@@ -135,7 +150,10 @@ def test_all_tell_the_same_story(workers: list[Worker], tmp_path: Path, monkeypa
     assert (workers[0].codes, workers[1].codes) == ([70], [70])
     report = (tmp_path / "stall-worker-0.txt").read_text()
     assert report == (tmp_path / "stall-worker-1.txt").read_text()
-    assert capfd.readouterr().err == 2 * report
+    said = capfd.readouterr().err
+    assert said.count("is ended. worker:1 (there:1) sleeps.\n") == 2
+    assert f"The Python stacks of all: {tmp_path / 'stall-worker-0.txt'}\n" in said
+    assert len(said.splitlines()) < 80 < 2 * len(report.splitlines())
     assert "worker:1 (there:1) sleeps." in report
     assert "Python stacks of worker:0" in report
     assert "Python stacks of worker:1" in report
