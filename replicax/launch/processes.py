@@ -204,9 +204,9 @@ class Process:
 
     def _take_news(self, heard: bytes) -> None:
         """Reports a failure that the task has told; what it said of it is written to the log, and not shown yet."""
-        told = json.loads(heard) if heard else {"code": 0}
-        if told["code"] == 0:
+        if not heard:
             return
+        told = json.loads(heard)
         words = told["words"].strip("\n")
         if words:
             self._log.write(f"{words}\n".encode())
