@@ -25,7 +25,7 @@ from replicax.program.frames import variable_is_stacked, variable_name, variable
 from replicax.program.replica import noted, settle_strategy
 from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
-from replicax.strategies.combining import one_per_replica, reduced_plain, value_of
+from replicax.strategies.combining import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
 from replicax.strategies.tf_spellings import TFSpellings
 from replicax.values import is_per_replica
 
@@ -222,8 +222,8 @@ class Strategy(TFSpellings, abc.ABC):
         each = one_per_replica(leaf)
         if each is None:
             return reduced_plain(op, leaf, axis, self.num_replicas_in_sync)
-        combined = each.reduce(op) if axis is None else each.reduce_axis(op, axis)
-        return noted(self._rejoined(combined, each.num_replicas), COMBINED)
+        reduction = Reduction(op, tuple(axis) if isinstance(axis, list) else axis)
+        return noted(self._combined(each, reduction), COMBINED)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Concatenates the components of per-replica values along `axis`, in replica order.
@@ -245,14 +245,13 @@ class Strategy(TFSpellings, abc.ABC):
             each = one_per_replica(leaf)
             if each is None:
                 return value_of(leaf)
-            return noted(self._rejoined(each.gather(axis), each.num_replicas), COMBINED)
+            return noted(self._combined(each, Gathering(axis)), COMBINED)
 
         return jax.tree_util.tree_map(gathered, value, is_leaf=is_per_replica)
 
-    def _rejoined(self, value: Any, replicas: int) -> Any:
-        """Moves results of a step that ran on fewer replicas to where those of full steps are."""
-        del replicas
-        return value
+    def _combined(self, each: Any, combine: Combine) -> Any:
+        """Returns the components of a value combined, on every device of the strategy."""
+        return combine(each)
 
     @abc.abstractmethod
     def local_results(self, value: Any) -> tuple[Any, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,36 @@ from replicax.program.replica import returned_by
 from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
 from replicax.values import EqualPerReplica, ManualPerReplica, Mirrored, PerReplica, is_per_replica, normalize_axes
+
+
+class Reduction(NamedTuple):
+    """Combines components element by element; with `axis`, the entries along it inside each of them too."""
+
+    op: ReduceOp
+    axis: Any
+
+    def __call__(self, each: Any) -> jax.Array:
+        """Returns the combined components of a value."""
+        return each.reduce(self.op) if self.axis is None else each.reduce_axis(self.op, self.axis)
+
+
+class Gathering(NamedTuple):
+    """Concatenates components along `axis`."""
+
+    axis: int
+
+    def __call__(self, each: Any) -> jax.Array:
+        """Returns the concatenated components of a value."""
+        return each.gather(self.axis)
+
+
+Combine = Reduction | Gathering
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def compiled(each: Any, combine: Combine, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Returns the combined components of a per-replica value as one program of all processes that have some."""
+    return jax.lax.with_sharding_constraint(combine(each), sharding)
 
 
 def one_per_replica(leaf: Any) -> Any:

@@ -26,7 +26,7 @@ from replicax.program.nest import is_number_like
 from replicax.program.replica import ReplicaCall, enclosing_program, without_per_replica
 from replicax.runtime.devices import device_name
 from replicax.strategies.base import Strategy
-from replicax.strategies.combining import one_per_replica, value_of, values_of
+from replicax.strategies.combining import Combine, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.placement import Placement
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.values import Mirrored, PerReplica, UnevenPerReplica, is_per_replica
@@ -129,8 +129,29 @@ class MeshStrategy(Strategy):
 
     # Values and datasets.
 
-    def _rejoined(self, value: Any, replicas: int) -> Any:
-        return self.placement.mirrored(self.placement.rejoined(value, replicas), replicas)
+    def _combined(self, each: Any, combine: Combine) -> Any:
+        replicas = each.num_replicas
+        if self._is_elsewhere(each):
+            return self._combined_elsewhere(each, combine)
+        return self.placement.mirrored(self.placement.rejoined(combine(each), replicas), replicas)
+
+    def _is_elsewhere(self, each: Any) -> bool:
+        """Returns whether other processes have components of a value that not all of them have a part in."""
+        array = getattr(each, "stacked", None)
+        if array is None or isinstance(array, jax.core.Tracer) or not self.placement.spans_processes:
+            return False
+        return len(array.sharding.device_set) < self.placement.mesh_for(self.placement.replicas).size
+
+    def _combined_elsewhere(self, each: PerReplica, combine: Combine) -> jax.Array:
+        """Combines a partial batch in the processes that have rows of it; process 0 is one, and tells the others."""
+        replicas = each.num_replicas
+        if self.placement.takes_part(replicas):
+            result: Any = compiled(each, combine, self.placement.sharding(stacked=False, replicas=replicas))
+        else:
+            expected = jax.eval_shape(lambda each: combine(each), each)
+            result = np.zeros(expected.shape, expected.dtype)
+        (known,) = self.placement.spread([result])
+        return known
 
     def replicate(self, nest: Any) -> Any:
         """Returns a copy of the arrays and numbers in `nest` that every device of the strategy holds in full."""

@@ -114,8 +114,18 @@ def test_parts_of_another_rank_are_refused(mesh, by_x):
         pack([np.zeros(2)] * 8, None)
 
 
-def test_equal_parts_are_checked_on_demand(by_x):
+def test_equal_parts_in_host_memory_are_checked(mesh, by_x):
     parts = [np.full(2, i // 2) for i in range(8)]
+    pack(parts, by_x)
+    parts[5] = parts[5] + 1
+    with pytest.raises(TensorError, match=r"parts 4 and 5 are the same part.*differ"):
+        pack(parts, by_x)
+    with pytest.raises(TensorError, match=r"parts 0 and 3 are the same part"):
+        pack([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], Layout([], mesh))
+
+
+def test_equal_parts_on_devices_are_checked_on_demand(by_x):
+    parts = [jnp.full(2, i // 2) for i in range(8)]
     pack(parts, by_x, check_replicas=True)
     parts[5] = parts[5] + 1
     pack(parts, by_x)

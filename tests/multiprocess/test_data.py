@@ -10,6 +10,7 @@ from typing import Any
 
 os.environ["KERAS_BACKEND"] = "jax"
 
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -65,6 +66,20 @@ def own_steps(worker: int) -> list[np.ndarray]:
     return np.split(rows, range(BATCH, len(rows), BATCH)) if len(rows) else []
 
 
+def combined_without_run(strategy: rx.Strategy) -> list[list[Any]]:
+    """What the batches themselves come to: most of them have no rows for the last worker."""
+
+    def combine(batch):
+        return strategy.reduce("sum", batch, axis=0), strategy.reduce("mean", batch, axis=0), strategy.gather(batch)
+
+    found: list[list[Any]] = []
+    for batch in strategy.distribute_dataset([np.arange(rows, dtype=np.float32) for rows in (1, 2, 3)]):
+        for results in (combine(batch), rx.function(combine)(batch)):
+            found.append([np.asarray(result).tolist() for result in results])
+        found.append([float(strategy.reduce("sum", strategy.run(lambda _: jnp.ones(()), args=(batch,))))])
+    return found
+
+
 def file_source() -> rx.FileSource:
     rows = {"a": np.arange(11), "b": np.arange(100, 105)}
     return rx.FileSource(["a", "b"], lambda file: rows[file], batch_size=BATCH)
@@ -106,6 +121,7 @@ def worker(states: str) -> dict[str, Any]:
         strategy.shard_report(file_source()),
         strategy.shard_report(np.arange(14), batch_size=BATCH),
     ]
+    values["without run"] = combined_without_run(strategy)
     values["spec"] = str(strategy.distribute_dataset(own, off).element_spec)
     pairs = [problem(rows) for rows in own]
     values["fit own"] = fitted(strategy, strategy.distribute_dataset(pairs, off), evaluates=True)
@@ -153,6 +169,11 @@ def test_three_workers_then_two_then_one(tmp_path: Path):
         assert other == first, f"worker {index} has other values than worker 0"
     assert first["drained"] == [batch.tolist() for batch in steps_of_all()]
     assert first["function"] == [[100, 101, 200, 201], [210, 211]]
+    assert first["without run"] == [
+        *([0.0, 0.0, [0.0]], [0.0, 0.0, [0.0]], [1.0]),
+        *([1.0, 0.5, [0.0, 1.0]], [1.0, 0.5, [0.0, 1.0]], [2.0]),
+        *([3.0, 1.0, [0.0, 1.0, 2.0]], [3.0, 1.0, [0.0, 1.0, 2.0]], [3.0]),
+    ]
     assert first["list"] == [list(range(6)), list(range(6, 14))]
     assert Counter(row for step in first["files"] for row in step) == Counter([*range(11), *range(100, 105)])
     assert all("worker:1" in text and "same seed" in text for text in first["different"])
