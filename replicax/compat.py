@@ -14,9 +14,11 @@ from typing import Any, TypeGuard
 import jax
 import numpy as np
 from jax._src import compiler as jax_compiler
+from jax._src import config as jax_config
 from jax._src import core as jax_core
 from jax._src import distributed as jax_distributed
 from jax._src import xla_bridge
+from jax._src.lib import _jax as jaxlib
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
@@ -145,6 +147,33 @@ def without_preemption_service() -> Iterator[None]:
         yield
     finally:
         jax.config.update(name, before)
+
+
+def connected_as() -> tuple[int, int]:
+    """Returns number and count of the processes that `jax.distributed` connects; JAX's own would start the devices."""
+    state = jax_distributed.global_state
+    return state.process_id, state.num_processes
+
+
+def let_collectives_listen_at(ip: str) -> None:
+    """Lets XLA's collectives between CPUs (Gloo) listen at one IP address of this machine.
+
+    By itself JAX takes what the machine's name stands for. It must be called before JAX looks for devices. Other
+    collectives than Gloo (MPI) are left as they are.
+    """
+
+    def make_client() -> Any:
+        connection = jax_distributed.global_state.client
+        if connection is None or not collectives_are_gloo():
+            return xla_bridge.make_cpu_client()
+        return xla_bridge.make_cpu_client(jaxlib.make_gloo_tcp_collectives(connection, hostname=ip))
+
+    xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
+
+
+def collectives_are_gloo() -> bool:
+    """Returns whether XLA's collectives between CPUs are those of Gloo, which listen at ports of their own."""
+    return bool(jax_config.cpu_collectives_implementation.value == "gloo")
 
 
 def wait_at_barrier(name: str, timeout_ms: int, processes: Sequence[int]) -> None:

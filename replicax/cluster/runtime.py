@@ -6,16 +6,20 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.config import ClusterConfig, check_synchronous
+from replicax.cluster.own_address import own_ip_of
+from replicax.cluster.reach import agree_on_addresses
 from replicax.cluster.rendezvous import meet
 from replicax.compat import (
     backends_have_started,
+    connected_as,
+    let_collectives_listen_at,
     without_preemption_service,
     write_compilation_cache_from_every_process,
 )
@@ -40,20 +44,22 @@ class Peer:
     info: Mapping[str, Any]
 
 
-def start(config: ClusterConfig, info: Mapping[str, Any], timeout_s: float) -> list[Peer]:
+def start(config: ClusterConfig, introduce: Callable[[str], Mapping[str, Any]], timeout_s: float) -> list[Peer]:
     """Connects this process with the others; returns when all of them have called it.
 
     Args:
         config: Who this process is.
-        info: What the others should know of this process, as JSON can hold it. Keys that begin with `"same "` must have
-            the same value in all processes.
+        introduce: Returns what the others should know of this process, as JSON can hold it; it is given this machine's
+            own address (empty if the others must tell). Keys that begin with `"same "` must have the same
+            value in all processes. It is not called if JAX is connected already.
         timeout_s: How long to wait for the others, in seconds.
 
     Returns:
         All processes in their order; an empty list if there is only this one.
 
     Raises:
-        ClusterError: The cluster cannot train in step, its coordinator is not known, or this process does not fit.
+        ClusterError: The cluster cannot train in step, its coordinator is not known, or this process does not fit; this
+            task's address is of no use, or some process cannot connect with another.
         ClusterTimeoutError: Not all came in time; it says which.
         ContextError: JAX has already started in this process, or cannot connect.
     """
@@ -63,19 +69,27 @@ def start(config: ClusterConfig, info: Mapping[str, Any], timeout_s: float) -> l
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
         raise ClusterError("start_timeout", timeout_s, "is no positive number of seconds", "Leave it out for 300.")
     if jax.distributed.is_initialized():
-        return _already_connected(config)
+        return _already_connected(config, timeout_s)
     _check_not_started(config)
     address = config.coordinator_address
     assert address is not None  # check_synchronous has seen to it
     names = [_name(config, i) for i in range(config.num_processes)]
-    info = {**info, "same number of processes": config.num_processes}
-    infos = connect(address, config.process_id, names, info, timeout_s, _HEARTBEAT_S)
+    deadline = time.monotonic() + timeout_s
+    ip = own_ip_of(config, timeout_s)
+    info = {**introduce(ip), "same number of processes": config.num_processes}
+    infos = connect(address, config.process_id, names, info, deadline - time.monotonic(), _HEARTBEAT_S, ip)
     write_compilation_cache_from_every_process()
     return [Peer(name.partition(" ")[0], each) for name, each in zip(names, infos, strict=True)]
 
 
 def connect(
-    address: str, process: int, names: Sequence[str], info: Mapping[str, Any], timeout_s: float, heartbeat_s: int
+    address: str,
+    process: int,
+    names: Sequence[str],
+    info: Mapping[str, Any],
+    timeout_s: float,
+    heartbeat_s: int,
+    ip: str,
 ) -> list[dict[str, Any]]:
     """Waits for all processes, connects them through `jax.distributed`, and returns what each told the others.
 
@@ -86,9 +100,10 @@ def connect(
         info: What the others should know of this process; see `start`.
         timeout_s: How long to wait for the others, in seconds.
         heartbeat_s: After how many seconds without a sign of life of one process JAX aborts all.
+        ip: This machine's own address, where XLA's collectives will listen; empty if the others must tell.
 
     Raises:
-        ClusterError: This process does not fit the others.
+        ClusterError: This process does not fit the others, or some process cannot connect with another.
         ClusterTimeoutError: Not all came in time.
         ContextError: JAX cannot connect them.
     """
@@ -111,18 +126,25 @@ def connect(
             f"JAX could not connect {names[process]}, process {process} of {len(names)}, with the coordination service "
             f"of process 0 at {address}: {error}"
         ) from error
+    let_collectives_listen_at(agree_on_addresses(process, names, address, ip, deadline - time.monotonic()))
     return infos
 
 
-def _already_connected(config: ClusterConfig) -> list[Peer]:
+def _already_connected(config: ClusterConfig, timeout_s: float) -> list[Peer]:
     """Takes part in a connection that was made before: by an earlier strategy, or by the user."""
-    found, wanted = (jax.process_index(), jax.process_count()), (config.process_id, config.num_processes)
+    found, wanted = connected_as(), (config.process_id, config.num_processes)
     if found != wanted:
         raise ContextError(
             f"jax.distributed is already initialised, as process {found[0]} of {found[1]}, but this process is "
             f"{config}. Make the strategy first, or initialise JAX with the same numbers."
         )
-    return [Peer(_name(config, i).partition(" ")[0], {}) for i in range(config.num_processes)]
+    names = [_name(config, i) for i in range(config.num_processes)]
+    if not backends_have_started() and config.coordinator_address is not None:
+        ip = own_ip_of(config, timeout_s)
+        let_collectives_listen_at(
+            agree_on_addresses(config.process_id, names, config.coordinator_address, ip, timeout_s)
+        )
+    return [Peer(name.partition(" ")[0], {}) for name in names]
 
 
 def _check_not_started(config: ClusterConfig) -> None:

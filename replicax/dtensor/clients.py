@@ -11,6 +11,7 @@ import os
 
 import jax
 
+from replicax.cluster.own_address import own_ip
 from replicax.cluster.runtime import connect
 from replicax.compat import backends_have_started
 from replicax.config import set_virtual_devices
@@ -152,7 +153,8 @@ def initialize_accelerator_system(
         ClusterTimeoutError: Not all clients came in time; it says which.
         DeviceError: There is no device of that type, or virtual ones cannot be made any more.
         ArgumentError: The environment is malformed.
-        ClusterError: This client does not fit the others, or client 0 cannot listen at its address.
+        ClusterError: This client does not fit the others, a client cannot listen at its address, or cannot connect with
+            another one.
     """
     settings = client_settings(os.environ)
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
@@ -173,7 +175,9 @@ def initialize_accelerator_system(
     if settings.num_clients > 1:
         names = [f"client {i} at {job}" for i, job in enumerate(settings.jobs)]
         heartbeat_s = _SECONDS_BETWEEN_SIGNS_OF_LIFE[settings.heartbeat]
-        connect(settings.jobs[0], settings.client_id, names, {}, timeout_s, heartbeat_s)
+        others = [job for i, job in enumerate(settings.jobs) if i != settings.client_id]
+        ip = own_ip(f"client {settings.client_id}", settings.jobs[settings.client_id], others, timeout_s)
+        connect(settings.jobs[0], settings.client_id, names, {}, timeout_s, heartbeat_s, ip)
     found = preferred_device_type() if device_type is None else device_type
     if not local_devices(found):
         raise DeviceError(f"There are no devices of type {device_type!r} here; JAX has found {jax.local_devices()}.")

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,6 @@ STALL_TIMEOUT = "REPLICAX_STALL_TIMEOUT"
 SLOW_TIMEOUT = "REPLICAX_SLOW_TIMEOUT"
 DEFAULT_STALL_TIMEOUT_S = 300.0
 _ADDRESS, _TOKEN = "health address", "health token"
-_LOOPBACK = "127.0.0.1"
 
 
 def stall_timeout_from(given: float | None, environ: Mapping[str, str] = os.environ) -> float | None:
@@ -65,24 +63,28 @@ def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) 
         stall_timeout: After how many seconds without progress to end the job; None for never.
     """
     if stall_timeout is None or config.num_processes == 1 or monitor.running() is not None:
-        return runtime.start(config, {}, timeout_s)
+        return runtime.start(config, lambda ip: {}, timeout_s)
     slow = _seconds(os.environ.get(SLOW_TIMEOUT) or Limits.slow, SLOW_TIMEOUT)
     limits = Limits(stall_timeout, max(stall_timeout, slow))
-    host = _own_host(config)
-    server = _listen(host)
-    info: dict[str, Any] = {"same stall_timeout": stall_timeout, _ADDRESS: [host, server.port]}
-    if config.process_id == 0 and not os.environ.get(TOKEN):
-        info[_TOKEN] = secrets.token_hex(16)
+    server: HealthServer | None = None
+
+    def introduction(ip: str) -> dict[str, Any]:
+        nonlocal server
+        server = HealthServer(ip)  # Without one, on all IPv4 addresses.
+        info = {"same stall_timeout": stall_timeout, _ADDRESS: [ip or _host(config), server.port]}
+        with_token = config.process_id == 0 and not os.environ.get(TOKEN)
+        return info | ({_TOKEN: secrets.token_hex(16)} if with_token else {})
+
     try:
-        workers = runtime.start(config, info, timeout_s)
+        workers = runtime.start(config, introduction, timeout_s)
     except BaseException:
-        server.server_close()
+        if server is not None:
+            server.server_close()
         raise
-    if not all(_ADDRESS in worker.info for worker in workers):
-        server.server_close()
+    if server is None:
         _log.info("JAX was connected before the strategy was made, so the workers are not watched.")
-        return workers
-    _watch(config, server, workers, limits)
+    else:
+        _watch(config, server, workers, limits)
     return workers
 
 
@@ -108,29 +110,7 @@ def _address(config: ClusterConfig, name: str) -> str:
     return config.spec.task_address(job, int(index)) if config.spec.has_task(job, int(index)) else ""
 
 
-def _own_host(config: ClusterConfig) -> str:
-    """Returns the host to listen at: the one that the cluster names for this worker, else what the coordinator sees."""
-    assert config.task is not None and config.coordinator_address is not None  # The rendezvous needs both.
-    own = _address(config, str(config.task))
-    if own:
-        address = parse_address(own, "address")
-        return _LOOPBACK if address.is_loopback() else address.host
-    coordinator = parse_address(config.coordinator_address, "coordinator address")
-    return _LOOPBACK if coordinator.is_loopback() else _host_towards(coordinator.host, coordinator.port)
-
-
-def _host_towards(host: str, port: int) -> str:
-    """Returns the address of this machine from which it reaches another; nothing is sent."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
-
-
-def _listen(host: str) -> HealthServer:
-    try:
-        return HealthServer(host)
-    except OSError:  # The cluster may know this machine by an address that it does not have itself, behind a service.
-        if host == _LOOPBACK:
-            raise
-        return HealthServer("")
+def _host(config: ClusterConfig) -> str:
+    """Returns the name of the host of process 0, as the others know it."""
+    assert config.coordinator_address is not None  # The rendezvous needs it.
+    return parse_address(config.coordinator_address, "coordinator address").host

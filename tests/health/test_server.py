@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import pytest
 
 import replicax as rx
-from replicax.cluster import ClusterConfig, ClusterSpec, Task
 from replicax.errors import ArgumentError, ProgramMismatchError
 from replicax.health.client import TOKEN_HEADER, Client, in_parallel
 from replicax.health.diagnosis import Diagnosis, Kind, Limits
@@ -26,7 +25,7 @@ from replicax.health.phases import now
 from replicax.health.programs import Announced, Programs, fingerprint
 from replicax.health.server import HealthServer
 from replicax.health.status import Status, status_from, status_of
-from replicax.health.watching import _own_host, stall_timeout_from
+from replicax.health.watching import stall_timeout_from
 
 TOKEN = "secret"
 
@@ -229,16 +228,6 @@ def test_a_stall_timeout_is_a_number(given: Any):
         stall_timeout_from(given, {})
     with pytest.raises(ArgumentError, match="REPLICAX_STALL_TIMEOUT"):
         stall_timeout_from(300.0, {"REPLICAX_STALL_TIMEOUT": str(given)})
-
-
-@pytest.mark.parametrize(
-    ("addresses", "expected"),
-    [(["127.0.0.1:1", "localhost:2"], "127.0.0.1"), (["10.0.0.1:1", "10.0.0.2:2"], "10.0.0.2"), (None, "127.0.0.1")],
-)
-def test_the_server_listens_where_the_cluster_says(addresses: list[str] | None, expected: str):
-    spec = ClusterSpec({"worker": addresses or {0: "127.0.0.1:1"}})
-    config = ClusterConfig(spec, Task("worker", 1), processes=None if addresses else 2)
-    assert _own_host(config) == expected
 
 
 def test_without_a_cluster_the_report_is_of_this_process():

@@ -1,0 +1,213 @@
+"""This machine's own address: where a task listens, whatever the transport, and what it tells the other tasks.
+
+It is the one that the cluster gives for the task. XLA's collectives and Ray would take what the machine's *name* stands
+for, which on Debian and Ubuntu is a loopback address (`127.0.1.1 name` in the hosts file): other machines that are told
+it would connect with themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+
+from replicax.cluster.addresses import parse_address
+from replicax.cluster.config import ClusterConfig
+from replicax.errors import ClusterError
+
+_log = logging.getLogger(__name__)
+HOST = "REPLICAX_HOST"
+_SECONDS_FOR_NAMES = 60.0  # until a name service knows a machine that has just started
+_SECONDS_BETWEEN_TRIES = 0.2
+_FIRST_REPORT_AFTER = 3.0
+LOOPBACK = "127.0.0.1"
+
+
+def own_ip_of(config: ClusterConfig, timeout_s: float) -> str:
+    """Returns the IP address of this machine for a process of a cluster; see `own_ip`."""
+    return own_ip(*own_and_others(config), timeout_s)
+
+
+def own_and_others(config: ClusterConfig) -> tuple[str, str, list[str]]:
+    """Returns the name of this task, its address (empty if it is not known), and the known addresses of the others."""
+    assert config.task is not None  # A process of several has one.
+    spec = config.spec
+    addresses = {(job, index): spec.task_address(job, index) for job in spec.jobs for index in spec.task_indices(job)}
+    own = addresses.pop((config.task.type, config.task.index), "")
+    return str(config.task), own, [*addresses.values()]
+
+
+def own_ip(
+    task: str, address: str, others: Sequence[str], timeout_s: float, environ: Mapping[str, str] = os.environ
+) -> str:
+    """Returns the IP address of this machine at which the other tasks of its cluster reach it.
+
+    It is that of the task's own address. If the cluster tells none, or its name stands for a loopback address here
+    while other tasks are elsewhere, it is the one from which this machine reaches the others. `REPLICAX_HOST` names
+    another one, for where addresses are translated on the way.
+
+    A process may know no other address than that of process 0, as a name that stands for a loopback address here. Then
+    only processes on other machines, if there are any, can tell: the result is empty.
+
+    Args:
+        task: Its name, for messages.
+        address: `"host:port"` of this task in the cluster; empty if the cluster does not tell.
+        others: Those of other tasks, as far as they are known.
+        timeout_s: For how many seconds to wait until the name service knows the names; a minute at most.
+        environ: The environment.
+
+    Raises:
+        ClusterError: The address is not known, or not one of this machine's, or leads back to it alone.
+    """
+    told = environ.get(HOST, "").strip()
+    if told:
+        found, problem = _mine(told)
+        if problem:
+            raise ClusterError(HOST, told, f"cannot be used: {problem}", "Set it to an address of this machine.")
+        return found
+    start = time.monotonic()
+    deadline, report_at = start + min(timeout_s, _SECONDS_FOR_NAMES), start + _FIRST_REPORT_AFTER
+    while True:
+        try:
+            return _look(task, address, others)
+        except ClusterError as error:
+            if time.monotonic() >= deadline or (address and _is_ip(_host(address))):
+                raise
+            if time.monotonic() >= report_at:
+                report_at = deadline
+                _log.warning("%s waits for the name service. %s", task, error)
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+def is_mine(ip: str) -> bool:
+    """Returns whether an IP address is one of this machine's."""
+    try:
+        with socket.socket(family(ip)) as probe:
+            probe.bind((ip, 0))
+    except OSError:
+        return False
+    return True
+
+
+def is_loopback(ip: str) -> bool:
+    """Returns whether only this machine itself can connect with an IP address."""
+    return ipaddress.ip_address(ip).is_loopback
+
+
+def resolve(host: str) -> list[str]:
+    """Returns the IP addresses that a host's name stands for here, the preferred one first; none if nobody knows it."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    ips = dict.fromkeys(str(entry[4][0]) for entry in found)
+    return [ip for ip in ips if "%" not in ip]  # A link-local address means something in its own network only.
+
+
+def _look(task: str, address: str, others: Sequence[str]) -> str:
+    return _from_address(task, address, others) if address else _from_others(task, others)
+
+
+def _from_address(task: str, address: str, others: Sequence[str]) -> str:
+    host = _host(address)
+    own, problem = _mine(host)
+    if not problem:
+        if not is_loopback(own) or _is_ip(host):
+            return own
+        if not others:
+            return ""
+        if all(map(_leads_back, others)):
+            return own
+        found = _source_towards(others, elsewhere=True)
+        if found:
+            return found
+        problem = f"{host!r} stands for {own} on this machine, {_this_machine()}, which knows no way to the others"
+    raise ClusterError(f"The address of {task}", address, f"cannot be used: {problem}", _cure(host, others))
+
+
+def _from_others(task: str, others: Sequence[str]) -> str:
+    found = _source_towards(others)
+    if not found:
+        raise ClusterError(
+            f"The address of {task}",
+            None,
+            f"is not told by the cluster, and this machine, {_this_machine()}, knows no way to {', '.join(others)}",
+            f"Look at the name service and the network, or set {HOST} to this machine's own address.",
+        )
+    return "" if is_loopback(found) and not any(_is_ip(_host(other)) for other in others) else found
+
+
+def _mine(host: str) -> tuple[str, str]:
+    """Returns the address of this machine that `host` stands for, a loopback one only if there is no other, and `""`.
+
+    If there is none: `""`, and what is wrong.
+    """
+    ips = resolve(host)
+    mine = sorted(filter(is_mine, ips), key=is_loopback)
+    if mine:
+        return mine[0], ""
+    stands = f"stands for {', '.join(ips)}, no address of this machine" if ips else "is a name that nobody knows here"
+    return "", f"{host!r} {stands}, {_this_machine()}"
+
+
+def _source_towards(others: Sequence[str], elsewhere: bool = False) -> str:
+    """Returns the address from which this machine reaches the first of the others that it can reach, else `""`.
+
+    Args:
+        others: Addresses of other tasks.
+        elsewhere: Whether only those on other machines count.
+    """
+    sources = (_source(ip) for other in others for ip in resolve(_host(other)))
+    return next((source for source in sources if source and not (elsewhere and is_loopback(source))), "")
+
+
+def _source(ip: str) -> str:
+    """Returns the address from which this machine reaches another, empty if it cannot; nothing is sent."""
+    with socket.socket(family(ip), socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((ip, 9))
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+def _cure(host: str, others: Sequence[str]) -> str:
+    own = _source_towards(others, elsewhere=True)
+    reached = f"This machine reaches the others from {own}. " if own else ""
+    line = "" if _is_ip(host) else f"Let the hosts file or the name service say '{own or 'ADDRESS'} {host}'. "
+    return (
+        f"{reached}{line}See that each machine is told its own task. Where addresses are translated on the way, set "
+        f"{HOST} to {own or 'the address that this machine itself has'}."
+    )
+
+
+def _this_machine() -> str:
+    """Returns this machine's own name, and what it stands for here."""
+    name = socket.gethostname()
+    return f"whose name {name!r} stands for {', '.join(resolve(name)) or 'nothing'}"
+
+
+def _leads_back(address: str) -> bool:
+    """Returns whether an address leads from this machine back to it; of a name that is not known nobody can tell."""
+    ips = resolve(_host(address))
+    return bool(ips) and all(map(is_loopback, ips))
+
+
+def _host(address: str) -> str:
+    host = parse_address(address, "address").host
+    return LOOPBACK if _is_ip(host) and ipaddress.ip_address(host).is_unspecified else host
+
+
+def _is_ip(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
+
+
+def family(ip: str) -> socket.AddressFamily:
+    """Returns the kind of socket that an IP address needs."""
+    return socket.AF_INET6 if ":" in ip else socket.AF_INET

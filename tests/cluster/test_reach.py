@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import pytest
+
+from replicax.cluster import reach
+from replicax.errors import ClusterError, ClusterTimeoutError
+
+NAMES = ["worker:0 at alpha:1", "worker:1 at beta:1", "worker:2 at gamma:1"]
+ABSENT = "absent"
+Agree = Callable[..., list[Any]]
+
+
+class Store:
+    """The key-value store of JAX's coordination service, as threads of this process see it."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def publish(self, key: str, value: str) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def published(self, key: str, timeout_ms: int) -> str | None:
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._values, timeout_ms / 1000)
+            return self._values.get(key)
+
+
+@pytest.fixture
+def agree(monkeypatch: pytest.MonkeyPatch) -> Agree:
+    """Lets processes agree, each with the address that it is given, and returns what came of it for each."""
+    store = Store()
+    monkeypatch.setattr(reach, "publish", store.publish)
+    monkeypatch.setattr(reach, "published", store.published)
+
+    def run(ips: list[str], timeout_s: float = 20.0) -> list[Any]:
+        results: list[Any] = [None] * len(ips)
+
+        def process(index: int) -> None:
+            try:
+                names = NAMES[: len(ips)]
+                results[index] = reach.agree_on_addresses(index, names, "localhost:1", ips[index], timeout_s)
+            except Exception as error:
+                results[index] = error
+
+        threads = [threading.Thread(target=process, args=(i,)) for i, ip in enumerate(ips) if ip != ABSENT]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+    return run
+
+
+def unreachable(monkeypatch: pytest.MonkeyPatch, ip: str) -> None:
+    connect = reach.socket.create_connection
+
+    def connect_or_not(address: tuple[str, int], timeout: float) -> Any:
+        if address[0] == ip:
+            raise OSError(113, "No route to host")
+        return connect(address, timeout=timeout)
+
+    monkeypatch.setattr(reach.socket, "create_connection", connect_or_not)
+
+
+def test_each_connects_with_all_others(agree: Agree):
+    assert agree(["127.0.0.1", "127.0.0.2", "127.0.0.3"]) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+
+
+def test_an_address_that_only_the_others_know(agree: Agree, monkeypatch: pytest.MonkeyPatch):
+    told = iter([["127.0.1.1"], ["10.9.9.9", "127.0.0.7"]])
+    lock = threading.Lock()
+
+    def resolve(host: str) -> list[str]:
+        with lock:
+            return next(told)
+
+    monkeypatch.setattr(reach, "resolve", resolve)
+    monkeypatch.setattr(reach, "is_loopback", lambda ip: ip == "127.0.1.1")  # So that 127.0.0.7 may be of the network.
+    assert agree(["", "127.0.0.2"]) == ["127.0.0.7", "127.0.0.2"]
+
+
+def test_all_learn_who_cannot_connect_with_whom(agree: Agree, monkeypatch: pytest.MonkeyPatch):
+    unreachable(monkeypatch, "127.0.0.2")
+    errors = agree(["127.0.0.1", "127.0.0.2", "127.0.0.3"])
+    assert all(isinstance(error, ClusterError) for error in errors), errors
+    assert len({str(error) for error in errors}) == 1
+    text = str(errors[0])
+    for i, ip in ((0, "127.0.0.1"), (2, "127.0.0.3")):
+        assert f"{NAMES[i]} ({ip}) cannot connect with {NAMES[1]} (127.0.0.2:" in text
+    assert "No route to host" in text
+    assert "Open all ports above 1024" in text
+
+
+def test_with_a_network_of_their_own_they_are_warned(
+    agree: Agree, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    unreachable(monkeypatch, "127.0.0.2")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with caplog.at_level(logging.WARNING):
+        assert agree(["127.0.0.1", "127.0.0.2"]) == ["127.0.0.1", "127.0.0.2"]
+    assert "cannot connect with worker:1 at beta:1" in caplog.text
+
+
+def test_who_is_gone_is_named(agree: Agree, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reach, "_SECONDS_FOR_ALL", 0.0)
+    errors = agree(["127.0.0.1", ABSENT, "127.0.0.3"], 0.3)
+    assert isinstance(errors[0], ClusterTimeoutError)
+    assert "worker:1 at beta:1" in str(errors[0])
+    assert isinstance(errors[2], ClusterTimeoutError)
+    assert "worker:0 at alpha:1" in str(errors[2])  # Which knows who it is.
+
+
+def test_not_all_problems_are_shown():
+    with pytest.raises(ClusterError) as error:
+        reach._complain([f"problem {i}" for i in range(8)])
+    assert "problem 4; and 3 more" in str(error.value)
+    assert "problem 5" not in str(error.value)
