@@ -55,10 +55,15 @@ def descend(strategy: Any, steps: int, pause: float = 0.0, floats: int = 0) -> l
     return np.asarray(weights).tolist()
 
 
-def workers(start_timeout: float = 60, stall_timeout: float = 30, **arguments: Any) -> None:
-    """One worker of several."""
+def workers(start_timeout: float = 60, stall_timeout: float | None = 30, connect: str = "", **arguments: Any) -> None:
+    """One worker of several; `connect` is the address of the first where JAX is to be connected before."""
+    import jax
+
     import replicax as rx
 
+    if connect:
+        task = rx.cluster_resolver.detect_cluster().config
+        jax.distributed.initialize(connect, task.num_processes, task.process_id)
     strategy = rx.MultiWorkerMirroredStrategy(start_timeout=start_timeout, stall_timeout=stall_timeout)
     print(f"weights {json.dumps(descend(strategy, **arguments))}", flush=True)
 

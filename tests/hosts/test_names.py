@@ -54,6 +54,11 @@ def test_two_workers_on_one_host_and_one_on_another(make_lan: MakeLan):
     check_trained(workers, STEPS)
 
 
+def test_where_jax_was_connected_before(make_lan: MakeLan):
+    lan = make_lan("alpha", "beta")
+    check_trained(start_workers(lan, by_name(lan), connect="alpha:2222", steps=STEPS), STEPS)
+
+
 def test_a_name_that_nobody_knows(make_lan: MakeLan):
     lan = make_lan("alpha", "beta", line="")
     worker = start_job(lan.hosts[1], "workers", tf_config(by_name(lan), 1), steps=STEPS, start_timeout=4)
