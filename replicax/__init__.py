@@ -29,6 +29,7 @@ from replicax.parameter_server import (
     ShardedVariable,
 )
 from replicax.program import function, grad, value_and_grad
+from replicax.program.keras_backend import choose_jax_for_keras
 from replicax.reduce_op import ReduceOp
 from replicax.strategies import (
     CentralStorageStrategy,
@@ -48,6 +49,8 @@ from replicax.strategies import (
 )
 from replicax.values import DistributedValues, Mirrored, PerReplica
 from replicax.variables import Variable, VariableAggregation, VariableSynchronization
+
+choose_jax_for_keras()  # The one thing that importing replicax does: it can be done before Keras is imported only.
 
 __version__ = "0.1.0"
 

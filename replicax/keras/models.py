@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,9 @@ from replicax.keras.feeding import as_keras_data
 from replicax.keras.saving import write_atomically
 from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import has_workers, loop_of_workers
-from replicax.program.keras_state import keras_is_loaded, keras_ownership
+from replicax.program.frames import variable_layout
+from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
+from replicax.program.keras_state import keras_ownership
 
 _EPOCH_LOOPS = ("fit", "evaluate", "predict")
 _LOOPS = (*_EPOCH_LOOPS, "train_on_batch", "test_on_batch", "predict_on_batch")
@@ -65,6 +68,7 @@ def install_trainer_hooks() -> None:
     """Wraps the methods of Keras's trainer that a strategy takes part in."""
     import keras
 
+    check_keras_backend()
     trainer = next(base for base in keras.Model.__mro__ if base.__name__ == "JAXTrainer")
     trainer.__init__ = _remembering_strategy(trainer.__init__)
     for name in _LOOPS:
@@ -95,7 +99,7 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def loop(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _without_our_keras_distribution():
-            strategy = strategy_of(self)
+            strategy = strategy_of(self) or _joined(self, original.__name__)
             if strategy is None:
                 return original(self, *args, **kwargs)
             _check_current(original.__name__, strategy)
@@ -113,6 +117,31 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
                 return _run_loop(original, self, given)
 
     return loop
+
+
+def _joined(model: Any, call: str) -> Any:
+    """Lets a model that belongs to no strategy join the one in whose scope a loop is called; returns it, or None.
+
+    Its variables are moved when the first step places its state, and whatever is made later (an optimizer's slots)
+    with it. A strategy that must know a variable from its beginning cannot take it in, and says so once.
+    """
+    current = context.current()
+    strategy = current.strategy
+    if strategy is None or current.replica is not None or current.frame is not None:
+        return None
+    has_places = any(variable_layout(variable) is not None for variable in model.variables)
+    if has_places or strategy.keras_loops(model) is not None:
+        if not getattr(model, "_replicax_warned", False):
+            model._replicax_warned = True
+            warnings.warn(
+                f"Model.{call} of {model.name!r} was called inside the scope of {strategy!r}, but the model was made "
+                "outside of it, so it runs without the strategy. Make (or load) the model inside the scope.",
+                stacklevel=4,
+            )
+        return None
+    model._replicax = _Membership(strategy)
+    model.train_function = model.test_function = model.predict_function = None  # They may have been made without it.
+    return strategy
 
 
 def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArguments) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +20,7 @@ import replicax.context as context
 from replicax.compat import vary, varying_axes
 from replicax.errors import ContextError, ProgramError
 from replicax.program.frames import VariablesCreatedError, variable_name
+from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras_hooks import a_layer_is_called, install_keras_hooks
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.variables import VariableAggregation, aggregate, check_owner
@@ -28,11 +28,6 @@ from replicax.variables import VariableAggregation, aggregate, check_owner
 _MAX_PASSES = 5
 _RECURRENT_STATE = "rnn_state"  # what Keras calls the variables of a stateful recurrent layer
 _GOLDEN_RATIO = 0x9E3779B1  # 2**32 divided by the golden ratio: multiples of it are spread evenly (Knuth, TAOCP 6.4)
-
-
-def keras_is_loaded() -> bool:
-    """Returns whether the user has imported Keras."""
-    return "keras" in sys.modules
 
 
 @contextlib.contextmanager
@@ -65,12 +60,7 @@ def repeat_while_variables_are_created(trace: Callable[[], Any]) -> Any:
 def _scope_class() -> type:
     import keras
 
-    if keras.backend.backend() != "jax":
-        raise ProgramError(
-            f"Keras runs on the {keras.backend.backend()!r} backend; replicax needs 'jax'. Set the environment "
-            "variable KERAS_BACKEND=jax before Keras is imported."
-        )
-
+    check_keras_backend()
     install_keras_hooks()
 
     class ReplicaxScope(keras.StatelessScope):

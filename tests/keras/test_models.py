@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import warnings
 
 import jax
 import keras
@@ -70,6 +71,58 @@ def test_a_model_without_a_strategy_stays_on_its_device():
     worked(model, X, Y)
     assert strategy_of(model) is None
     assert devices_of(model) == {jax.devices()[0]}
+
+
+LOOPS = {
+    "fit": lambda model: model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0),
+    "evaluate": lambda model: model.evaluate(X, Y, batch_size=7, verbose=0),
+    "predict": lambda model: model.predict(X, batch_size=7, verbose=0),
+    "train_on_batch": lambda model: model.train_on_batch(X, Y),
+    "test_on_batch": lambda model: model.test_on_batch(X, Y),
+    "predict_on_batch": lambda model: model.predict_on_batch(X),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_model_made_outside_joins_the_strategy_in_whose_scope_it_is_used(three, loop, recwarn):
+    model, reference = made(None, classifier), made(None, classifier)
+    for each in (model, reference):
+        each.fit(X, Y, batch_size=7, epochs=1, shuffle=False, verbose=0)  # It has a state and compiled steps already.
+    with three.scope():
+        LOOPS[loop](model)
+    LOOPS[loop](reference)
+    assert strategy_of(model) is three
+    assert devices_of(model) == set(three.devices)
+    assert_same(state_of(model), state_of(reference))
+    for each in (model, reference):
+        LOOPS["fit"](each)
+    assert_same(state_of(model), state_of(reference))
+    assert not [warning for warning in recwarn if "scope" in str(warning.message)]
+
+
+def test_a_loaded_model_joins_with_its_optimizer(three, tmp_path):
+    reference = made(None, classifier)
+    reference.fit(X, Y, batch_size=7, shuffle=False, verbose=0)
+    reference.save(tmp_path / "model.keras")
+    model = keras.saving.load_model(tmp_path / "model.keras")
+    with three.scope():
+        model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)
+    reference.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)
+    assert_same(state_of(model), state_of(reference))
+    assert {d for v in model.optimizer.variables for d in v.value.sharding.device_set} == set(three.devices)
+
+
+def test_a_model_whose_variables_have_places_of_their_own_runs_without_the_strategy_and_says_so_once(three):
+    distribution = keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"])
+    with distribution.scope():
+        model = made(None, classifier)
+    with three.scope():
+        with pytest.warns(UserWarning, match=r"made outside of it.*Make \(or load\) the model inside the scope"):
+            model.predict(X, verbose=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.predict(X, verbose=0)
+    assert strategy_of(model) is None
 
 
 def test_predicting_builds_a_model_that_has_no_shape(three):

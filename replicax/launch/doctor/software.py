@@ -73,7 +73,7 @@ def _keras(found: str | None) -> Finding:
 def check_keras_backend(environ: Environ, home: Path | None = None) -> Finding:
     """Checks that Keras will compute with JAX: it asks KERAS_BACKEND, then its own file of settings."""
     name, told = "keras backend", environ.get("KERAS_BACKEND", "")
-    cure = "export KERAS_BACKEND=jax, or set it in the script before the first `import keras`."
+    cure = "export KERAS_BACKEND=jax, or import replicax before Keras, which sets it where nobody has."
     if told:
         if told != "jax":
             return fail(
@@ -87,7 +87,7 @@ def check_keras_backend(environ: Environ, home: Path | None = None) -> Finding:
         backend = "tensorflow"  # Keras's own default.
     if backend == "jax":
         return ok(name, f"jax, by {folder / 'keras.json'}", backend="jax")
-    text = f"KERAS_BACKEND is not set here, so Keras takes {backend} (`replicax run` sets it for its workers)"
+    text = f"KERAS_BACKEND is not set here, so Keras takes {backend} if it is imported before replicax"
     return warn(name, text, cure, backend=backend)
 
 
