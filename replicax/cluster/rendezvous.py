@@ -1,15 +1,14 @@
 """Finding each other: the processes of a job wait until all of them are there, before JAX connects them.
 
 JAX's own wait aborts the process when its time is up, without saying who was missing. So process 0 first listens at the
-address where JAX's coordination service will be. The others tell it who they are, in one line of JSON each, and it
-tells all of them about all. After that the port is JAX's.
+address where JAX's coordination service will be. The others tell it who they are, in one line of JSON each. Each second
+it asks those who have come whether they are still there, and tells them who is not. When all are, it tells all of them
+about all. After that the port is JAX's.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
-import json
 import logging
 import socket
 import time
@@ -17,12 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from replicax.cluster.addresses import parse_address
+from replicax.cluster.gathering import SECONDS_BETWEEN_QUESTIONS, SECONDS_OF_SILENCE, Gathering
+from replicax.cluster.lines import decoded, encoded, is_number
 from replicax.errors import ClusterError, ClusterTimeoutError
 
 _log = logging.getLogger(__name__)
-_LONGEST_LINE = 2**20
+_LONGEST_ANSWER = 2**26  # What thousands of processes have told of themselves.
 _SECONDS_BETWEEN_TRIES = 0.1
-_SECONDS_TO_GREET = 5.0
+_BACKLOG = 1024
+_SECONDS_TO_SEND = 5.0
+_SECONDS_FOR_THE_LAST_WORD = 2.0
+_NOT_OURS = "who listens there is not process 0 of this job"
 _FIRST_REPORT_AFTER, _SECONDS_BETWEEN_REPORTS = 3.0, 10.0
 
 
@@ -48,6 +52,10 @@ def meet(
         ClusterTimeoutError: Not all came in time.
         ClusterError: Process 0 cannot listen at its port, or this process does not fit the others.
     """
+    try:
+        token.encode()
+    except UnicodeEncodeError:
+        raise ClusterError("REPLICAX_TOKEN", None, "has bytes that are no UTF-8", "Take letters and digits.") from None
     waiting = _Waiting(address, process, list(names), timeout_s)
     greeting = {"process": process, "processes": len(names), "token": token, "info": dict(info)}
     if process == 0:
@@ -92,78 +100,159 @@ class _Waiting:
 
 
 def _gather(waiting: _Waiting, mine: dict[str, Any]) -> list[dict[str, Any]]:
-    came: dict[int, tuple[socket.socket, dict[str, Any]]] = {}
-    with contextlib.ExitStack() as connections:
-        with _listening(waiting.address) as listener:
-            while missing := _missing(came, len(waiting.names)):
-                listener.settimeout(_remaining(waiting.soon()))
-                try:
-                    connection = connections.enter_context(listener.accept()[0])
-                except TimeoutError:
-                    if time.monotonic() >= waiting.deadline:
-                        raise waiting.over(missing) from None
-                    waiting.report(missing)
-                    continue
-                _greet(connection, came, mine, waiting.deadline)
-        infos = [mine["info"], *(came[i][1] for i in range(1, len(waiting.names)))]
-        # The port must be free for JAX's service before the others try to connect to that.
-        for connection, _ in came.values():
-            _say(connection, {"go": infos})
+    with _listening(waiting.address) as listener, Gathering(listener, mine) as gathering:
+        while not gathering.complete():
+            missing, silent = gathering.missing(), gathering.silent()
+            names = [f"{waiting.names[process]} (for {age:.0f} s)" for process, age in silent.items()]
+            absent, note = sorted({*missing, *silent}), _of_the_silent(names)
+            if time.monotonic() >= waiting.deadline:
+                gathering.dismiss({"over": absent, "note": note})
+                raise waiting.over(absent, note)
+            waiting.report(absent, note)
+            gathering.serve(waiting.soon())
+        infos = [mine["info"], *(gathering.came[i].info for i in range(1, len(waiting.names)))]
+        listener.close()  # The port must be free for JAX's service before the others try to connect to that.
+        gathering.dismiss({"go": infos})
     return infos
 
 
-def _missing(came: dict[int, tuple[socket.socket, Any]], processes: int) -> list[int]:
-    """Returns the numbers of the processes that have not come; forgets those that have gone again."""
-    for process in [process for process, (connection, _) in came.items() if not _is_open(connection)]:
-        del came[process]
-    return [process for process in range(1, processes) if process not in came]
-
-
-def _greet(connection: socket.socket, came: dict[int, Any], mine: dict[str, Any], deadline: float) -> None:
-    theirs = _hear(connection, min(deadline, time.monotonic() + _SECONDS_TO_GREET))
-    if not isinstance(theirs, dict) or not {"process", "processes", "token", "info"} <= theirs.keys():
-        return  # Not one of us.
-    process, info = theirs["process"], theirs["info"]
-    if not hmac.compare_digest(str(theirs["token"]).encode(), str(mine["token"]).encode()):
-        _say(connection, {"no": "it does not know the job's token (REPLICAX_TOKEN)"})
-    elif theirs["processes"] != mine["processes"]:
-        _say(connection, {"no": f"it was told of {theirs['processes']} processes, process 0 of {mine['processes']}"})
-    elif not isinstance(process, int) or not 0 < process < mine["processes"]:
-        _say(connection, {"no": f"there is no process {process!r}"})
-    elif process in came and _is_open(came[process][0]):
-        _say(connection, {"no": f"another process is number {process} already"})
-    elif different := [key for key in mine["info"] if key.startswith("same ") and info.get(key) != mine["info"][key]]:
-        key = different[0]
-        _say(connection, {"no": f"its {key[5:]} is {info.get(key)!r}, and that of process 0 {mine['info'][key]!r}"})
-    else:
-        came[process] = connection, info
+def _of_the_silent(names: Sequence[str]) -> str:
+    return f"; came, but does not answer any more (stopped?): {', '.join(names)}" if names else ""
 
 
 def _join(waiting: _Waiting, greeting: dict[str, Any]) -> list[dict[str, Any]]:
-    host = parse_address(waiting.address, "coordinator address")
+    where = parse_address(waiting.address, "coordinator address")
     missing, note = [0], ""
     while time.monotonic() < waiting.deadline:
-        answer = None
         try:
-            with socket.create_connection((host.host, host.port), timeout=_remaining(waiting.soon())) as connection:
-                _say(connection, greeting)
-                missing, note = [], "; process 0 is here and waits for them"
-                heard = bytearray()
-                while answer is None and time.monotonic() < waiting.deadline and _is_open(connection):
-                    answer = _hear(connection, waiting.soon(), heard)
-                    waiting.report(missing, note)
+            with socket.create_connection((where.host, where.port), timeout=_remaining(waiting.soon())) as connection:
+                visit = _Visit(waiting, connection)
+                infos = visit.run(greeting)
+            if infos is not None:
+                return infos
+            missing, note = visit.missing, visit.note
+        except ClusterTimeoutError:  # It is an OSError too.
+            raise
         except OSError as error:  # No name service, no route, nobody there yet.
             missing, note = [0], f" ({error})"
-        if isinstance(answer, dict) and "go" in answer:
-            return answer["go"]
-        if isinstance(answer, dict) and "no" in answer:
-            raise ClusterError(
-                "process", waiting.names[waiting.process], f"does not fit the others: {answer['no']}",
-                "Start every process with the same cluster, a task of its own and the same versions.",
-            )  # fmt: skip
         waiting.report(missing, note)
         time.sleep(min(_SECONDS_BETWEEN_TRIES, _remaining(waiting.deadline)))
     raise waiting.over(missing, note)
+
+
+class _Visit:
+    """A connection with process 0, or with whoever listens at its address.
+
+    Attributes:
+        missing: The numbers of the processes that are not there, as far as it is known.
+        note: What else is known of them.
+    """
+
+    def __init__(self, waiting: _Waiting, connection: socket.socket):
+        self._waiting, self._connection = waiting, connection
+        self._heard = bytearray()
+        self._heard_at: float | None = None
+        self.missing: list[int] = [0]
+        self.note = ""
+
+    def run(self, greeting: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """Returns what all processes have told; None if the time is up or the other one hung up.
+
+        Raises:
+            ClusterError: This process does not fit the others.
+            ClusterTimeoutError: Process 0 has given up.
+            OSError: The connection broke.
+        """
+        self._say(greeting)
+        begun = time.monotonic()
+        while time.monotonic() < self._end():
+            line = self._line(min(self._end(), time.monotonic() + SECONDS_BETWEEN_QUESTIONS))
+            message = None if line is None else _checked(line, len(self._waiting.names))
+            if message is not None and "go" in message:
+                return list(message["go"])
+            if message is not None:
+                self._hear(message)
+            self._notice_silence(begun)
+            self._waiting.report(self.missing, self.note)
+        return None
+
+    def _end(self) -> float:
+        """Returns when to give up: if process 0 is there, it may be the first to do so, and say who is missing."""
+        return self._waiting.deadline + (_SECONDS_FOR_THE_LAST_WORD if self.missing != [0] else 0.0)
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        names = self._waiting.names
+        if "no" in message:
+            raise ClusterError(
+                "process", names[self._waiting.process], f"does not fit the others: {message['no']}",
+                "Start every process with the same cluster, a task of its own and the same versions.",
+            )  # fmt: skip
+        if "over" in message:
+            raise self._waiting.over(message["over"], message["note"])
+        self._heard_at = time.monotonic()
+        self.missing = sorted({*message["missing"], *message["silent"]})
+        self.note = _of_the_silent([names[i] for i in message["silent"]])
+        self._say({"here": message["ask"]})
+
+    def _notice_silence(self, begun: float) -> None:
+        silence = time.monotonic() - (self._heard_at or begun)
+        if silence > SECONDS_OF_SILENCE:
+            last = "has not answered yet" if self._heard_at is None else "was here, and has not been heard of since"
+            self.missing = [0]
+            self.note = f"; its port is open, but it {last}, for {silence:.0f} s: it is stopped, or not of this job"
+
+    def _say(self, message: Mapping[str, Any]) -> None:
+        self._connection.settimeout(_SECONDS_TO_SEND)
+        self._connection.sendall(encoded(message))
+
+    def _line(self, until: float) -> bytes | None:
+        """Returns the next line; None if it has not come by then."""
+        while (end := self._heard.find(b"\n") + 1) == 0:
+            if len(self._heard) > _LONGEST_ANSWER:
+                raise ConnectionError(f"{_NOT_OURS}: it sends a line without end")
+            self._connection.settimeout(_remaining(until))
+            try:
+                received = self._connection.recv(2**16)
+            except TimeoutError:
+                return None
+            if not received:
+                raise ConnectionError("it has hung up")
+            self._heard += received
+        line = bytes(self._heard[:end])
+        del self._heard[:end]
+        return line
+
+
+def _checked(line: bytes, processes: int) -> dict[str, Any]:
+    """Returns a message of process 0.
+
+    Raises:
+        ConnectionError: It is none.
+    """
+    try:
+        message = decoded(line, _LONGEST_ANSWER)
+    except ValueError as error:
+        raise ConnectionError(f"{_NOT_OURS}: {error}") from None
+    kind = next((key for key in ("no", "go", "over", "ask") if key in message), None)
+    listed = [message.get(key) for key in ("missing", "silent")]
+    fits = {
+        None: lambda: False,
+        "no": lambda: isinstance(message["no"], str),
+        "go": lambda: _is_list(message["go"], processes) and all(isinstance(info, dict) for info in message["go"]),
+        "over": lambda: _are_numbers(message["over"], processes) and isinstance(message.get("note"), str),
+        "ask": lambda: is_number(message["ask"], 1, 2**63) and all(_are_numbers(each, processes) for each in listed),
+    }
+    if not fits[kind]():
+        raise ConnectionError(f"{_NOT_OURS}: it sends {line!r:.100}")
+    return message
+
+
+def _is_list(value: Any, length: int) -> bool:
+    return isinstance(value, list) and len(value) == length
+
+
+def _are_numbers(values: Any, processes: int) -> bool:
+    return isinstance(values, list) and all(is_number(value, 0, processes) for value in values)
 
 
 @contextlib.contextmanager
@@ -172,11 +261,13 @@ def _listening(address: str) -> Iterator[socket.socket]:
     where = parse_address(address, "coordinator address")
     try:
         if where.is_loopback():
-            listener = socket.create_server((where.host, where.port), family=_family(where.host))
+            family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+            listener = socket.create_server((where.host, where.port), family=family, backlog=_BACKLOG)
         elif socket.has_dualstack_ipv6():
-            listener = socket.create_server(("", where.port), family=socket.AF_INET6, dualstack_ipv6=True)
+            place = ("", where.port)
+            listener = socket.create_server(place, family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
         else:
-            listener = socket.create_server(("", where.port))
+            listener = socket.create_server(("", where.port), backlog=_BACKLOG)
     except OSError as error:
         raise ClusterError(
             "address of process 0", address, f"cannot be listened at: {error}",
@@ -184,44 +275,6 @@ def _listening(address: str) -> Iterator[socket.socket]:
         ) from error  # fmt: skip
     with listener:
         yield listener
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _say(connection: socket.socket, message: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # It has gone again.
-        connection.settimeout(_SECONDS_TO_GREET)
-        connection.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _hear(connection: socket.socket, deadline: float, heard: bytearray | None = None) -> Any:
-    """Returns the message in the next line; None if none came in time, the other one hung up, or it is no JSON.
-
-    What came of it so far is kept in `heard`, for another try.
-    """
-    heard = bytearray() if heard is None else heard
-    try:
-        while not heard.endswith(b"\n") and len(heard) < _LONGEST_LINE:
-            connection.settimeout(_remaining(deadline))
-            received = connection.recv(4096)
-            if not received:
-                return None
-            heard += received
-        return json.loads(heard)
-    except (OSError, ValueError):
-        return None
-
-
-def _is_open(connection: socket.socket) -> bool:
-    connection.setblocking(False)
-    try:
-        return connection.recv(1, socket.MSG_PEEK) != b""
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
 
 
 def _remaining(deadline: float) -> float:

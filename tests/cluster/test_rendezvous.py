@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from replicax.cluster import rendezvous
+from replicax.cluster import gathering, rendezvous
 from replicax.errors import ClusterError, ClusterTimeoutError
 
 
@@ -47,13 +47,13 @@ def connected(address):
 
 
 @contextlib.contextmanager
-def meeting(address, *processes, count=3, timeout_s=20.0, **info):
+def meeting(address, *processes, count=3, timeout_s=20.0, token="", **info):
     """Lets processes meet in threads; gives the result, or the error, of each that is through by the block's end."""
     found = {}
 
     def run(process):
         try:
-            found[process] = meet(address, process, count, timeout_s, number=process, **info)
+            found[process] = meet(address, process, count, timeout_s, token, number=process, **info)
         except Exception as error:
             found[process] = error
 
@@ -94,7 +94,7 @@ def test_while_it_waits_it_says_for_whom(monkeypatch, caplog):
     address = free_address()
     with caplog.at_level(logging.WARNING), meeting(address, 0, 1):
         assert soon(lambda: "2 of 3 processes here after 0 s; missing worker:2 at host2:1" in caplog.text)
-        assert soon(lambda: "worker:1 at host1:1 has waited 0 s for others; process 0 is here" in caplog.text)
+        assert soon(lambda: caplog.text.count("2 of 3 processes here after") > 4)  # Both say so.
         meet(address, 2, number=2)
 
 
@@ -143,6 +143,155 @@ def test_strangers_and_the_dead_do_not_count():
         with meeting(address, 1, 2) as others:
             pass
     assert all(isinstance(result, list) for result in (found | others).values())
+
+
+def greeting(**changes):
+    return {"process": 1, "processes": 3, "token": "secret", "info": {}, **changes}
+
+
+HOSTILE = {
+    "half of a surrogate pair": b'"\\ud800"\n',
+    "the same as a token": b'{"process": 1, "processes": 3, "token": "\\ud800", "info": {}}\n',
+    "a deep nest": b"[" * 200_000,
+    "a deep nest, closed": b"[" * 20_000 + b"]" * 20_000 + b"\n",
+    "a deep nest as info": b'{"process":1,"processes":3,"token":"secret","info":'
+    + b'{"":' * 40
+    + b"1"
+    + b"}" * 41
+    + b"\n",
+    "an endless number": b"1" * 60_000 + b"\n",
+    "infinity": b'{"process": 1e999}\n',
+    "no UTF-8": b"\xff\xfe\x00{\n",
+    "zeros": b"\0" * 10_000 + b"\n",
+    "a web browser": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "TLS": bytes.fromhex("16030100f5010000f10303") + bytes(200),
+}
+FORGED = {
+    "info is a list": ({"info": [1]}, "no JSON object"),
+    "true for a number": ({"process": True}, "there is no process True"),
+    "a float for a number": ({"process": 1.0}, "there is no process 1.0"),
+    "process 0": ({"process": 0}, "there is no process 0"),
+    "a number too large": ({"process": 10**400}, "there is no process"),
+    "processes is true": ({"processes": True}, "was told of True processes"),
+    "a list for a token": ({"token": ["secret"]}, None),
+    "a key more": ({"more": 1}, None),
+    "another token": ({"token": "Secret"}, "does not know the job's token"),
+}
+
+
+def heard(connection):
+    """All that comes until the other side hangs up."""
+    connection.settimeout(20)
+    parts = []
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(4096):
+            parts.append(part)
+    return b"".join(parts).decode()
+
+
+@pytest.mark.parametrize("message", HOSTILE.values(), ids=HOSTILE.keys())
+def test_no_message_of_a_stranger_ends_process_0(message):
+    address = free_address()
+    with meeting(address, 0, count=2, token="secret") as found, connected(address) as stranger:
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(message)
+        with meeting(address, 1, count=2, token="secret") as others:
+            pass
+    assert [len(result) for result in (found | others).values()] == [2, 2]
+
+
+def test_a_forged_greeting_takes_no_place():
+    address = free_address()
+    with meeting(address, 0, token="secret") as found:
+        for changes, answer in FORGED.values():
+            with connected(address) as forger:
+                forger.sendall(json.dumps(greeting(**changes)).encode() + b"\n")
+                said = heard(forger)
+            assert answer in said if answer else said == "", changes
+        with meeting(address, 1, 2, token="secret") as others:
+            pass
+    assert all(isinstance(result, list) for result in (found | others).values()), found
+
+
+def test_those_who_say_nothing_delay_nobody():
+    address = free_address()
+    begun = time.monotonic()
+    with meeting(address, 0) as found, contextlib.ExitStack() as silent:
+        for half in (b"", b"{", b'{"process": 1') * 100:
+            silent.enter_context(connected(address)).sendall(half)
+        with meeting(address, 1, 2) as others:
+            pass
+        assert len(others) == 2
+        assert time.monotonic() - begun < gathering._SECONDS_TO_GREET
+    assert len(found[0]) == 3
+
+
+def test_a_process_that_stops_after_its_greeting_is_named(monkeypatch):
+    monkeypatch.setattr(gathering, "SECONDS_OF_SILENCE", 0.5)
+    monkeypatch.setattr(gathering, "SECONDS_BETWEEN_QUESTIONS", 0.1)
+    address = free_address()
+    with meeting(address, 0, 2, timeout_s=3.0) as found, connected(address) as stopped:
+        stopped.sendall(json.dumps(greeting(token="")).encode() + b"\n")
+        heard_of = soon(lambda: len(found) == 2)
+    assert heard_of
+    for error in found.values():
+        assert isinstance(error, ClusterTimeoutError)
+        assert error.missing == ("worker:1 at host1:1",)
+        assert "came, but does not answer any more (stopped?): worker:1 at host1:1" in str(error)
+
+
+def test_one_that_goes_on_in_time_is_waited_for(monkeypatch):
+    monkeypatch.setattr(gathering, "SECONDS_BETWEEN_QUESTIONS", 0.1)
+    address = free_address()
+    with meeting(address, 0, count=2) as found, connected(address) as slow:
+        slow.sendall(json.dumps(greeting(processes=2, token="")).encode() + b"\n")
+        slow.settimeout(20)
+        file = slow.makefile()
+        last = [json.loads(file.readline())["ask"] for _ in range(3)][-1]
+        time.sleep(0.3)
+        assert found == {}
+        slow.sendall(json.dumps({"here": last}).encode() + b"\n")
+        said = [json.loads(line) for line in file]
+    assert said[-1] == {"go": [{"number": 0}, {}]}
+    assert len(found[0]) == 2
+
+
+@pytest.mark.parametrize("words", [(), (b'{"ask": 1, "missing": [2], "silent": []}\n',)], ids=["never", "no more"])
+def test_process_0_that_is_stopped_is_named(monkeypatch, words):
+    monkeypatch.setattr(rendezvous, "SECONDS_OF_SILENCE", 0.3)
+    monkeypatch.setattr(rendezvous, "SECONDS_BETWEEN_QUESTIONS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        address = f"127.0.0.1:{stopped.getsockname()[1]}"
+        with meeting(address, 1, timeout_s=1.5) as found:
+            connection = stopped.accept()[0]
+            for word in words:
+                connection.sendall(word)
+        connection.close()
+    assert found[1].missing == ("worker:0 at host0:1",)
+    assert "its port is open, but it" in str(found[1])
+    assert ("was here, and has not been heard of since" if words else "has not answered yet") in str(found[1])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b'{"go": 1}', b'{"go": [1, 2, 3]}', b'{"go": [{}]}', b'{"no": 1}', b"[]", b'"\\ud800"', b"\xff", b"SSH-2.0-x",
+     b"{}", b'{"over": [0]}', b'{"ask": true, "missing": [], "silent": []}', b'{"ask": 1}',
+     b'{"ask": 1, "missing": [9], "silent": []}'],
+)  # fmt: skip
+def test_who_else_listens_at_the_address_is_not_taken_for_process_0(answer):
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        address = f"127.0.0.1:{stranger.getsockname()[1]}"
+        with meeting(address, 1, timeout_s=0.2) as found:
+            connection = stranger.accept()[0]
+            connection.sendall(answer + b"\n")
+        connection.close()
+    assert isinstance(found[1], ClusterTimeoutError)
+    assert found[1].missing == ("worker:0 at host0:1",)
+
+
+def test_a_token_that_is_no_text_is_told():
+    with pytest.raises(ClusterError, match="REPLICAX_TOKEN has bytes that are no UTF-8"):
+        meet(free_address(), 0, token="\udcff")
 
 
 def test_a_port_that_is_taken_is_told():

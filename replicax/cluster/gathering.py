@@ -1,0 +1,253 @@
+"""What process 0 does until all processes of a job have come: it serves whoever connects, all side by side.
+
+Anybody may connect: other programs, scanners, processes of another job. Whoever does not send a greeting of this job in
+time is dropped, and nobody waits for him meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hmac
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from replicax.cluster.lines import decoded, encoded, is_number
+
+SECONDS_BETWEEN_QUESTIONS = 1.0
+SECONDS_OF_SILENCE = 5.0  # after which a process that has come is called silent
+LONGEST_GREETING = 2**16
+_SECONDS_TO_GREET = 5.0
+_SECONDS_TO_SEND = 5.0
+_SECONDS_TO_RECOVER = 0.05
+_MOST_STRANGERS = 256  # connected at once; the oldest has to go
+
+
+class Guest:
+    """A connection: a stranger's at first, a process's when it has greeted.
+
+    Attributes:
+        connection: The connection.
+        since: When it was made (`time.monotonic`).
+        process: Number of the process; None for a stranger.
+        info: What the process has told.
+        heard_at: When it was heard of last.
+        answered: The last question that it has answered.
+    """
+
+    def __init__(self, connection: socket.socket):
+        self.connection = connection
+        self.since = self.heard_at = time.monotonic()
+        self.process: int | None = None
+        self.info: dict[str, Any] = {}
+        self.answered = 0
+        self._heard, self._unsent = bytearray(), b""
+
+    def lines(self) -> Iterator[bytes]:
+        """Yields the lines that have come.
+
+        Raises:
+            OSError: It has hung up.
+            ValueError: What it sends is too long for a line.
+        """
+        with contextlib.suppress(BlockingIOError):
+            received = self.connection.recv(LONGEST_GREETING)
+            if not received:
+                raise ConnectionResetError("it has hung up")
+            self._heard += received
+        while (end := self._heard.find(b"\n") + 1) > 0:
+            line = bytes(self._heard[:end])
+            del self._heard[:end]
+            yield line
+        if len(self._heard) > LONGEST_GREETING:
+            raise ValueError("a line without end")
+
+    def ask(self, message: bytes) -> None:
+        """Sends a message unless the one before is still on its way: who is stopped reads none."""
+        if not self._unsent:
+            self._unsent = message
+        with contextlib.suppress(BlockingIOError):
+            self._unsent = self._unsent[self.connection.send(self._unsent) :]
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Sends a last message, and waits a while if that must be."""
+        with contextlib.suppress(OSError):  # It has gone again.
+            self.connection.settimeout(_SECONDS_TO_SEND)
+            self.connection.sendall(self._unsent + encoded(message))
+
+
+class Gathering:
+    """The connections that process 0 serves.
+
+    Args:
+        listener: Where they come in.
+        mine: The greeting of process 0; see `rendezvous.meet`.
+    """
+
+    def __init__(self, listener: socket.socket, mine: Mapping[str, Any]):
+        self._listener, self._mine = listener, mine
+        self._selector = selectors.DefaultSelector()
+        self._strangers: dict[socket.socket, Guest] = {}
+        self.came: dict[int, Guest] = {}
+        self._asked, self._next_question = 0, 0.0
+        self._asked_all: int | None = None  # the first question that all were there to hear
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def __enter__(self) -> Gathering:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._selector.close()
+        for guest in [*self._strangers.values(), *self.came.values()]:
+            guest.connection.close()
+
+    def missing(self) -> list[int]:
+        """Returns the numbers of the processes that have not come."""
+        return [process for process in range(1, self._mine["processes"]) if process not in self.came]
+
+    def silent(self) -> dict[int, float]:
+        """Returns the processes that have come and are not heard of any more, with for how many seconds."""
+        ages = {process: time.monotonic() - guest.heard_at for process, guest in sorted(self.came.items())}
+        return {process: age for process, age in ages.items() if age > SECONDS_OF_SILENCE}
+
+    def complete(self) -> bool:
+        """Returns whether all are here, and have said so after the last had come."""
+        first = self._asked_all
+        return first is not None and all(guest.answered >= first for guest in self.came.values())
+
+    def serve(self, until: float) -> None:
+        """Serves whoever is there, until something happens, at most until a time of `time.monotonic`."""
+        self._ask()
+        first = next(iter(self._strangers.values()), None)  # The one who has been there longest.
+        until = min(until, self._next_question, first.since + _SECONDS_TO_GREET if first else until)
+        for key, _ in self._selector.select(max(until - time.monotonic(), 0.001)):
+            key.data()
+        self._drop_the_slow()
+
+    def dismiss(self, message: Mapping[str, Any]) -> None:
+        """Tells all that have come the last word."""
+        for guest in self.came.values():
+            guest.say(message)
+
+    def _ask(self) -> None:
+        """Asks those who have come whether they are still there, and tells them who is not."""
+        missing, now = self.missing(), time.monotonic()
+        if missing:
+            self._asked_all = None
+        if now < self._next_question and (missing or self._asked_all is not None):
+            return
+        self._asked, self._next_question = self._asked + 1, now + SECONDS_BETWEEN_QUESTIONS
+        if not missing and self._asked_all is None:
+            self._asked_all = self._asked
+        question = encoded({"ask": self._asked, "missing": missing, "silent": [*self.silent()]})
+        for guest in list(self.came.values()):
+            try:
+                guest.ask(question)
+            except OSError:
+                self._drop(guest)
+
+    def _accept(self) -> None:
+        for _ in range(_MOST_STRANGERS):  # Then those who are here have their turn.
+            try:
+                connection = self._listener.accept()[0]
+            except BlockingIOError:
+                return
+            except ConnectionError:  # It has gone again.
+                continue
+            except OSError:  # This process has too many files open.
+                time.sleep(_SECONDS_TO_RECOVER)
+                return self._drop_oldest()
+            connection.setblocking(False)
+            guest = self._strangers[connection] = Guest(connection)
+            self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._read, guest))
+            if len(self._strangers) > _MOST_STRANGERS:
+                self._drop_oldest()
+
+    def _read(self, guest: Guest) -> None:
+        try:
+            for line in guest.lines():
+                message = decoded(line, LONGEST_GREETING)
+                if guest.process is None:
+                    self._greet(guest, message)
+                else:
+                    self._hear(guest, message)
+        except (OSError, ValueError):  # It has gone, or is not one of us.
+            self._drop(guest)
+
+    def _greet(self, guest: Guest, greeting: Mapping[str, Any]) -> None:
+        refusal = refused(greeting, self._mine, self._is_taken)
+        if refusal is not None:
+            guest.say({"no": refusal})
+            raise ConnectionRefusedError(refusal)
+        guest.process, guest.info, guest.heard_at = greeting["process"], greeting["info"], time.monotonic()
+        del self._strangers[guest.connection]
+        self.came[greeting["process"]] = guest
+
+    def _hear(self, guest: Guest, answer: Mapping[str, Any]) -> None:
+        if not is_number(answer.get("here"), 1, self._asked + 1):
+            raise ValueError("an answer to no question")
+        guest.answered, guest.heard_at = answer["here"], time.monotonic()
+
+    def _is_taken(self, process: int) -> bool:
+        """Returns whether a process has come already; one that has hung up since is forgotten."""
+        if process in self.came:
+            self._read(self.came[process])
+        return process in self.came
+
+    def _drop(self, guest: Guest) -> None:
+        if guest.connection.fileno() < 0:
+            return
+        self._selector.unregister(guest.connection)
+        guest.connection.close()
+        self._strangers.pop(guest.connection, None)
+        if guest.process is not None and self.came.get(guest.process) is guest:
+            del self.came[guest.process]
+            self._asked_all = None
+
+    def _drop_oldest(self) -> None:
+        if self._strangers:
+            self._drop(next(iter(self._strangers.values())))
+
+    def _drop_the_slow(self) -> None:
+        late = time.monotonic() - _SECONDS_TO_GREET
+        for guest in [guest for guest in self._strangers.values() if guest.since <= late]:
+            self._drop(guest)
+
+
+def refused(greeting: Mapping[str, Any], mine: Mapping[str, Any], is_taken: Callable[[int], bool]) -> str | None:
+    """Returns why a greeting is no one's of this job; None if it is.
+
+    Args:
+        greeting: What came, a JSON object.
+        mine: The greeting of process 0.
+        is_taken: Tells whether a process has come already.
+
+    Raises:
+        ValueError: It is no greeting at all, so that there is nobody to be told.
+    """
+    process, processes, token, info = (greeting.get(key) for key in ("process", "processes", "token", "info"))
+    if not isinstance(token, str) or greeting.keys() != mine.keys():
+        raise ValueError("no greeting")
+    if not hmac.compare_digest(token.encode(), str(mine["token"]).encode()):
+        return "it does not know the job's token (REPLICAX_TOKEN)"
+    if not is_number(processes, mine["processes"], mine["processes"] + 1):
+        return f"it was told of {processes!r:.100} processes, process 0 of {mine['processes']}"
+    if not is_number(process, 1, mine["processes"]):
+        return f"there is no process {process!r:.100}"
+    if not isinstance(info, dict):
+        return f"it tells of itself {info!r:.100}, which is no JSON object"
+    assert process is not None
+    if is_taken(process):
+        return f"another process is number {process} already"
+    return _difference(info, mine["info"])
+
+
+def _difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
+    keys: Sequence[str] = [key for key in mine if key.startswith("same ") and theirs.get(key) != mine[key]]
+    if not keys:
+        return None
+    return f"its {keys[0][5:]} is {theirs.get(keys[0])!r:.200}, and that of process 0 {mine[keys[0]]!r:.200}"
