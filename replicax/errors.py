@@ -170,6 +170,41 @@ class ProgramMismatchError(ProgramError):
         return type(self), (*mine, *theirs, self.other_fingerprint, self.index)
 
 
+class ValuesMismatchError(ProgramMismatchError):
+    """Two workers were about to exchange values that do not belong together, such as those of different variables.
+
+    Attributes:
+        what: What the values are.
+        worker: Name of a worker.
+        value: Name, shape and dtype of its value; empty if it has no more.
+        other_worker: Name of another worker.
+        other_value: The same of its value.
+        index: How many values before it belong together.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        worker: str = "",
+        value: str = "",
+        other_worker: str = "",
+        other_value: str = "",
+        index: int = 0,
+    ):
+        super().__init__(worker, what, "", other_worker, what, "", index)
+        self.what, self.value, self.other_value = what, value, other_value
+        self.args = (
+            f"The workers have different {what}, at number {index + 1}: {worker} has {value or 'no more'}, "
+            f"{other_worker} has {other_value or 'no more'}. They are matched by their order, so each worker must have "
+            "the same ones, of the same names, shapes and dtypes, in the same order; otherwise one would get the value "
+            "of another. Look for what depends on the worker: iteration over a set, its index, its data, code behind "
+            "`if strategy.is_chief`, different versions of the script.",
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.what, self.worker, self.value, self.other_worker, self.other_value, self.index)
+
+
 class TracedValueError(ProgramError):
     """Python asked for the number in an array while the function was being traced, when there is none yet."""
 

@@ -11,42 +11,15 @@ import itertools
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import jax
 
-import replicax.compat as compat
 import replicax.health as health
 from replicax.errors import BatchError
+from replicax.runtime.store import ServiceStore, Store
 
 _LOOK_UP_S = 0.5  # A thread that waits looks up so often to see whether it is still wanted.
 _LONGEST_VALUE = 4 * 2**20
-
-
-class Store(Protocol):
-    """A key-value store that all workers reach."""
-
-    def put(self, key: str, value: bytes) -> None:
-        """Stores `value` under a new key."""
-
-    def get(self, key: str, timeout_s: float) -> bytes | None:
-        """Waits for the value of a key; None if there is none in time."""
-
-    def delete(self, key: str) -> None:
-        """Removes a key."""
-
-
-class ServiceStore:
-    """The store of JAX's coordination service."""
-
-    def put(self, key: str, value: bytes) -> None:
-        compat.store_bytes(key, value)
-
-    def get(self, key: str, timeout_s: float) -> bytes | None:
-        return compat.fetch_bytes(key, timeout_s)
-
-    def delete(self, key: str) -> None:
-        compat.delete_stored(key)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ import replicax.health as health
 from replicax.keras.cutting import CutStep
 from replicax.keras.feeding import Feed
 from replicax.program.buffers import holders
+from replicax.program.frames import variable_name
 from replicax.program.keras_state import owner_of
 from replicax.runtime.transfer import put
 from replicax.variables import check_owner
@@ -150,7 +151,8 @@ class _PlacedState:
         # Known holders are Keras's list, `values`, and the variable if Keras has not taken it from there.
         shared = [holders(values[i]) > 2 + (variable._value is values[i]) for i, variable in enumerate(self._variables)]
         values = [jnp.copy(value) if is_shared else value for value, is_shared in zip(values, shared, strict=True)]
-        agreed = self._strategy.placement.agreed(values)
+        names = [variable_name(variable) for variable in self._variables]
+        agreed = self._strategy.placement.agreed(values, names)
         placed = iter([put(value, sharding) for value, sharding in zip(agreed, self._shardings, strict=True)])
         return tuple(list(itertools.islice(placed, length)) for length in self._lengths)
 

@@ -154,8 +154,22 @@ class MeshStrategy(Strategy):
         return known
 
     def replicate(self, nest: Any) -> Any:
-        """Returns a copy of the arrays and numbers in `nest` that every device of the strategy holds in full."""
-        return jax.tree_util.tree_map(lambda x: self.placement.place(x) if is_number_like(x) else x, nest)
+        """Returns a copy of the arrays and numbers in `nest` that every device of the strategy holds in full.
+
+        On several workers it is the chief's. All of them call this together, with the same structure, shapes and
+        dtypes.
+
+        Raises:
+            ValuesMismatchError: They differ.
+        """
+        paths, treedef = jax.tree_util.tree_flatten_with_path(nest)
+        leaves = [leaf for _, leaf in paths]
+        arrays = [i for i, leaf in enumerate(leaves) if is_number_like(leaf)]
+        names = [f"value{jax.tree_util.keystr(paths[i][0])}" for i in arrays]
+        agreed = self.placement.agreed([leaves[i] for i in arrays], names, "values given to strategy.replicate")
+        for i, value in zip(arrays, agreed, strict=True):
+            leaves[i] = self.placement.place(value)
+        return jax.tree_util.tree_unflatten(treedef, leaves)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of `value`, one for each replica of this process."""

@@ -64,7 +64,8 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         self.cluster: ClusterConfig = detect_cluster().config if cluster_resolver is None else cluster_resolver.config()
         self._peers: list[Peer] = start(self.cluster, start_timeout, stall_timeout_from(stall_timeout))
         self.workers = tuple(peer.name for peer in self._peers) or ("worker:0",)
-        super().__init__(Placement(_devices(len(self._peers) > 1)), cross_device_ops, communication_options)
+        placement = Placement(_devices(len(self._peers) > 1), workers=self.workers)
+        super().__init__(placement, cross_device_ops, communication_options)
 
     @property
     def num_workers(self) -> int:

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-import replicax.health as health
 from replicax.compat import strongly_typed
-from replicax.program.frames import variable_is_stacked, variable_shape
+from replicax.program.frames import variable_is_stacked, variable_name, variable_shape
 from replicax.program.handover import store_values
 from replicax.program.results import marked_like
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
-from replicax.runtime.transfer import from_all, from_chief, put, spans_processes
+from replicax.runtime.transfer import from_chief, put, spans_processes
+from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
 from replicax.values import is_per_replica
 
 
@@ -38,6 +38,7 @@ class Placement:
         devices: The devices, replicas first: shape `(replicas,)`, or `(replicas, ...)` where several devices make one.
         axis_names: Names of the dimensions; the first is `"replica"`.
         layout: Returns how a variable is cut over the mesh between steps.
+        workers: What the processes are called in messages, in their order.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class Placement:
         devices: Sequence[Any] | np.ndarray,
         axis_names: Sequence[str] = (REPLICA_AXIS,),
         layout: Callable[[Any], PartitionSpec] = whole,
+        workers: Sequence[str] = (),
     ):
+        self._workers = tuple(workers)
         self._devices = np.array(devices, dtype=object)
         self._axis_names = tuple(axis_names)
         self._layout = layout
@@ -57,6 +60,10 @@ class Placement:
         self._meshes: dict[int, Mesh] = {}
         #: Whether some of the devices belong to other processes.
         self.spans_processes = spans_processes(self.sharding(stacked=False))
+
+    @functools.cached_property
+    def _agreement(self) -> Agreement:
+        return Agreement(self._workers or [f"process {process}" for process in range(jax.process_count())])
 
     @functools.cached_property
     def local_replicas(self) -> tuple[int, ...]:
@@ -117,8 +124,10 @@ class Placement:
             for i, (value, home) in enumerate(zip(values, homes, strict=True))
             if value.sharding != home or not value.committed
         ]
-        for i, value in zip(new, self.agreed([values[i] for i in new]), strict=True):
-            values[i] = placed_copy(value, homes[i])
+        if new:
+            names = [variable_name(variables[i]) for i in new]
+            for i, value in zip(new, self.agreed([values[i] for i in new], names), strict=True):
+                values[i] = placed_copy(value, homes[i])
         if replicas == self.replicas:
             return values
         return [self._shrunk_value(value, replicas) for value in values]
@@ -131,29 +140,44 @@ class Placement:
 
     def initialize(self, variable: Any, value: Any) -> None:
         """Gives a variable a copy of `value`, which may be anybody's; of process 0's if there are several."""
-        (agreed,) = self.agreed([value])
+        (agreed,) = self.agreed([value], [variable_name(variable)])
         variable._value = placed_copy(agreed, self.variable_sharding(variable))
 
-    def agreed(self, values: Sequence[Any]) -> Sequence[Any]:
+    def agreed(self, values: Sequence[Any], names: Sequence[str], what: str = FIRST_VALUES) -> Sequence[Any]:
         """Returns values that are the same in every process: those that are not global yet become process 0's.
 
         All processes call this together, with the same values not global.
+
+        Args:
+            values: Arrays and numbers.
+            names: What each is called.
+            what: What they are, for messages.
+
+        Raises:
+            ValuesMismatchError: The processes have values of other names, shapes or dtypes, or in another order.
         """
         if not self.spans_processes:
             return values
         own = [i for i, value in enumerate(values) if _is_own(value)]
-        with health.phase(health.WAIT):
-            chiefs = from_chief([values[i] for i in own])
+        chiefs = self._agreement.chiefs(what, [names[i] for i in own], [values[i] for i in own])
         agreed = list(values)
         for i, value in zip(own, chiefs, strict=True):
             agreed[i] = value
         return agreed
 
     def make_alike(self, variables: Sequence[Any]) -> None:
-        """Gives variables that some process has assigned a value of its own process 0's; all call this together."""
-        (anyones,) = from_all([np.array([_is_own(variable._value) for variable in variables])])
-        changed = [variables[i] for i in np.flatnonzero(anyones.any(axis=0)).tolist()]
-        chiefs = from_chief([variable._value for variable in changed])
+        """Gives variables that some process has assigned a value of its own process 0's; all call this together.
+
+        Raises:
+            ValuesMismatchError: The processes have other variables.
+        """
+        own = bytes(_is_own(variable._value) for variable in variables)
+        what = "variables to be kept alike"
+        descriptions = [described(variable_name(variable), variable._value) for variable in variables]
+        anyones = self._agreement.alike(what, descriptions, own)
+        changed = [v for i, v in enumerate(variables) if any(flags[i] for flags in anyones)]
+        names = [variable_name(variable) for variable in changed]
+        chiefs = self._agreement.chiefs(what, names, [variable._value for variable in changed])
         copies = [placed_copy(value, self.variable_sharding(v)) for v, value in zip(changed, chiefs, strict=True)]
         store_values(changed, copies)
 

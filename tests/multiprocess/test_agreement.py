@@ -1,0 +1,78 @@
+"""What workers make each for itself is the chief's afterwards, or an error that names what differs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "jax"
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.errors import ValuesMismatchError
+from tests.multiprocess.workers import run_workers
+
+pytestmark = pytest.mark.multiprocess
+
+
+def error_of(call: Any) -> str:
+    try:
+        call()
+    except ValuesMismatchError as error:
+        return str(error)
+    return "none"
+
+
+def worker() -> dict[str, Any]:
+    strategy = rx.MultiWorkerMirroredStrategy(start_timeout=60)
+    mine, found = strategy.worker_index, {}
+
+    def variables(names):
+        with strategy.scope():
+            return {name: rx.Variable(jnp.full(3, ord(name) + 100.0 * mine), name=name) for name in names}
+
+    found["variables"] = {name: v.numpy().tolist() for name, v in variables("ab").items()}
+    found["swapped"] = error_of(lambda: variables("ab" if mine == 0 else "ba"))
+
+    nest = {"w": np.full((2, 2), mine + 1.0), "large": np.full(40_000, mine + 1.0), "n": mine, "text": f"{mine}"}
+    replicated = strategy.replicate(nest)
+    found["replicated"] = [replicated["w"].tolist(), float(replicated["large"].sum()), int(replicated["n"])]
+    found["copies"] = [np.asarray(shard.data).tolist() for shard in replicated["w"].addressable_shards]
+    found["own"] = replicated["text"]
+    found["shapes"] = error_of(lambda: strategy.replicate({"w": np.zeros(3 + mine)}))
+
+    with strategy.scope():
+        for _ in range(3 * mine):
+            keras.layers.Dense(2)  # Keras counts them, so that the names below differ.
+        kernels = []
+        for value in (1.0, 2.0):
+            layer = keras.layers.Dense(2, kernel_initializer=keras.initializers.Constant(value + 10 * mine))
+            layer.build((None, 2))
+            kernels.append(layer.kernel)
+    found["path"] = kernels[0].path
+    with strategy.scope():
+        found["keras"] = list(map(float, rx.function(lambda: [kernel.value.sum() for kernel in kernels])()))
+    with strategy.scope():
+        fresh = [keras.Variable(np.zeros(2), name=name) for name in ("x", "y")]
+        order = fresh if mine == 0 else fresh[::-1]
+        found["read in another order"] = error_of(lambda: rx.function(lambda: [v.value.sum() for v in order])())
+    return found
+
+
+def test_workers_have_the_chiefs_values_or_hear_what_differs():
+    for mine, found in enumerate(run_workers(worker, workers=2, devices=2)):
+        assert found["variables"] == {"a": [97.0] * 3, "b": [98.0] * 3}
+        assert "at number 1: worker:0 has 'a' (3,) float32, worker:1 has 'b' (3,) float32" in found["swapped"]
+        assert found["replicated"] == [[[1.0, 1.0], [1.0, 1.0]], 40_000.0, 0]
+        assert found["copies"] == [[[1.0, 1.0], [1.0, 1.0]]] * 2
+        assert found["own"] == str(mine)
+        assert "worker:0 has \"value['w']\" (3,) float32, worker:1 has \"value['w']\" (4,) float32" in found["shapes"]
+        assert found["path"] == ("dense/kernel" if mine == 0 else "dense_3/kernel")
+        assert found["keras"] == [4.0, 8.0]
+        assert "worker:0 has 'x' (2,) float32, worker:1 has 'y' (2,) float32" in found["read in another order"]
+    assert jax.process_count() == 1

@@ -1,0 +1,47 @@
+"""A store for tests, whose processes are threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from replicax.runtime.exchange import Exchanges
+
+
+class FakeStore:
+    """Keeps values in memory."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.changed = threading.Condition()
+
+    def put(self, key: str, value: bytes) -> None:
+        with self.changed:
+            assert key not in self.values
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        with self.changed:
+            self.changed.wait_for(lambda: key in self.values, timeout_s)
+            return self.values.get(key)
+
+    def delete(self, key: str) -> None:
+        with self.changed:
+            self.values = {k: v for k, v in self.values.items() if k != key and not k.startswith(f"{key}/")}
+
+
+def in_processes(count: int, run: Callable[[int, Exchanges], Any], timeout_s: float = 20.0) -> list[Any]:
+    """Returns what `run(index, exchanges)` returns, or raises, in each of `count` threads."""
+    store = FakeStore()
+
+    def one(index: int) -> Any:
+        try:
+            return run(index, Exchanges(index, count, store, timeout_s))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
