@@ -146,7 +146,7 @@ class Placement:
     def agreed(self, values: Sequence[Any], names: Sequence[str], what: str = FIRST_VALUES) -> Sequence[Any]:
         """Returns values that are the same in every process: those that are not global yet become process 0's.
 
-        All processes call this together, with the same values not global.
+        All processes call this together, with the same values not global; without such values nobody waits.
 
         Args:
             values: Arrays and numbers.
@@ -156,9 +156,9 @@ class Placement:
         Raises:
             ValuesMismatchError: The processes have values of other names, shapes or dtypes, or in another order.
         """
-        if not self.spans_processes:
+        own = [i for i, value in enumerate(values) if _is_own(value)] if self.spans_processes else []
+        if not own:
             return values
-        own = [i for i, value in enumerate(values) if _is_own(value)]
         chiefs = self._agreement.chiefs(what, [names[i] for i in own], [values[i] for i in own])
         agreed = list(values)
         for i, value in zip(own, chiefs, strict=True):
