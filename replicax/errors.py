@@ -328,3 +328,20 @@ class WorkerLostError(ReplicaxError, RuntimeError):
 
 class ParameterServerLost(ReplicaxError, RuntimeError):
     """A parameter server was lost, and with it the variables that it had."""
+
+
+class RemoteError(ReplicaxError, RuntimeError):
+    """A function raised an error on a worker. It is the cause of the error that is raised here, and shows the other
+    side's traceback; it is raised itself if the error is of a type that cannot be sent.
+
+    Attributes:
+        name: Name of the error's type.
+        words: The error with its traceback.
+    """
+
+    def __init__(self, name: str, words: str = ""):
+        self.name, self.words = name, words
+        super().__init__(f"On another process, {name} was raised:\n\n{words}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.words)

@@ -7,7 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,18 @@ from replicax.parameter_server.variables import home_of
 from replicax.program.function import Function, WeakProgramCaches, signature
 from replicax.program.nest import Structure, take_apart_inputs
 from replicax.program.replica import enclosing_program
+
+
+class Unused(NamedTuple):
+    """What nobody refers to any more.
+
+    Attributes:
+        provided: What workers may drop: the number of a dataset, iterator or resource, or `("program", number)`.
+        servers: The servers that may drop the program, too.
+    """
+
+    provided: Any
+    servers: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(eq=False)
@@ -77,10 +89,17 @@ class StepPrograms:
         strategy: The strategy.
         workers: The workers.
         describe: Asks a worker for the structure of the next batch of an iterator, or of a resource.
+        unused: Takes a note of what workers and servers may drop; the garbage collector calls it at any moment.
     """
 
-    def __init__(self, strategy: Any, workers: Any, describe: Callable[[str, int], Described]):
-        self._strategy, self._workers, self._describe = strategy, workers, describe
+    def __init__(
+        self,
+        strategy: Any,
+        workers: Any,
+        describe: Callable[[str, int], Described],
+        unused: Callable[[Unused], None],
+    ):
+        self._strategy, self._workers, self._describe, self._unused = strategy, workers, describe, unused
         self._caches = WeakProgramCaches()
         self._numbers, self._closures = itertools.count(), itertools.count()
         self._described: dict[tuple[str, int], Described] = {}
@@ -155,13 +174,9 @@ class StepPrograms:
         number = programs.worker.number
         told = self._workers.tell(SetUp("program", (programs.worker,), provides=("program", number)))
         step = LoadedStep(number, traced, told)
-        weakref.finalize(step, self._forget, number, list(programs.servers)).atexit = False
+        unused = Unused(("program", number), tuple(programs.servers))
+        weakref.finalize(step, self._unused, unused).atexit = False
         return step
-
-    def _forget(self, number: int, servers: list[int]) -> None:
-        """Lets workers and servers drop the program of a function that is gone."""
-        self._workers.forget(("program", number))
-        self._strategy.servers.forget(number, servers)
 
     def variables(self, program: LoadedStep) -> list[Any]:
         """Returns the variables that a program has to do with."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
-import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from replicax.errors import ArgumentError, CheckpointError
-from replicax.parameter_server.closures import Closure, StepPrograms
+from replicax.errors import ArgumentError
+from replicax.parameter_server.closures import Closure, StepPrograms, Unused
+from replicax.parameter_server.crew import Crew, Recovery, no_checkpoint
 from replicax.parameter_server.messages import Done, SetUp
 from replicax.parameter_server.policy import Ledger
 from replicax.parameter_server.remote_values import (
@@ -21,17 +22,15 @@ from replicax.parameter_server.remote_values import (
     PerWorkerValues,
     RemoteValue,
 )
-from replicax.parameter_server.scheduler import Scheduler, fatal_server_loss
+from replicax.parameter_server.scheduler import Scheduler
+from replicax.parameter_server.servers import Servers
 from replicax.parameter_server.stats import Stats, StatsRecorder
 from replicax.parameter_server.tracing import Described
-from replicax.parameter_server.variables import home_of
+from replicax.parameter_server.watch import Who
 from replicax.parameter_server.workers import Workers
-from replicax.program.frames import variable_name
 
-_log = logging.getLogger(__name__)
 _MAX_QUEUED = 10_000
 _VERSIONS_PER_WORKER = 2  # A worker that had a pause pulls anew; one that is busy uses what came with its last push.
-_SERVERS_ANSWER_WITHIN_S = 5.0
 
 
 class ClusterCoordinator:
@@ -82,25 +81,25 @@ class ClusterCoordinator:
             raise ArgumentError(f"`max_queued` is a number of functions, at least 1, got {max_queued!r}.")
         self.strategy, self._manager, self._is_closed = strategy, manager, False
         self._numbers = itertools.count()
+        self._unused: collections.deque[Unused] = collections.deque()
         self._complete = [0] * len(strategy.servers)
         self._stats = StatsRecorder(strategy.cluster.workers, len(strategy.servers))
-        self._workers = Workers(strategy.cluster, strategy.servers.handles, strategy.start_timeout)
-        self._programs = StepPrograms(strategy, self._workers, self._describe)
+        self._workers = Workers(
+            strategy.cluster, strategy.servers.handles, strategy.start_timeout, strategy.stall_timeout
+        )
+        self._programs = StepPrograms(strategy, self._workers, self._describe, self._unused.append)
         self._scheduler = Scheduler(
             Ledger(strategy.cluster.workers, max_staleness=strategy.max_staleness),
-            submit=self._submit,
-            replace_worker=self._replace_worker,
-            end_worker=self._workers.end,
-            retrace=self._retrace,
-            servers_lost=self._recover_servers,
-            find_hung_servers=self._end_hung_servers,
-            done=self._on_done,
+            _Crew(self, self._workers, strategy.servers),
+            servers=len(strategy.servers),
             max_queued=max_queued,
             stall_timeout=strategy.stall_timeout,
+            start_timeout=strategy.start_timeout,
         )
+        strategy.servers.starts = self._scheduler.server_starts
         if manager is not None:
             strategy.servers.recover = self._scheduler.recover_servers
-        self._workers.start_all(self._scheduler.worker_ready)
+        self._scheduler.start()
 
     # Scheduling.
 
@@ -205,8 +204,8 @@ class ClusterCoordinator:
         return iterator
 
     def _forget(self, number: int) -> None:
-        if not self._is_closed:
-            self._workers.forget(number)
+        # The garbage collector calls this at any moment, in any thread: it only takes a note.
+        self._unused.append(Unused(number))
 
     def _fetch_resources(self, number: int) -> list[Any]:
         described = self._describe("resource", number)
@@ -239,41 +238,28 @@ class ClusterCoordinator:
         self._stats.note(worker, done)
         closure.value._set(closure.program.traced.result.rebuild(done.results))
 
-    def _replace_worker(self, worker: int) -> None:
-        self._stats.restarts[worker] += 1
-        self._workers.start(worker)
-
     def _retrace(self, worker: int, closure: Closure, iterator: int) -> None:
         """Compiles a closure for the batch that a worker has: the last one of a pass is smaller, for example."""
         closure.program = self._programs.program(closure, {iterator: self._describe("batch", iterator, worker)})
         self._make_known(closure)
 
-    def _end_hung_servers(self) -> bool:
-        lost = self.strategy.servers.lost(_SERVERS_ANSWER_WITHIN_S)
-        self.strategy.servers.end(lost)
-        return bool(lost)
-
-    def _recover_servers(self, reason: str) -> None:
-        """Replaces lost servers and gives all variables the values of the newest checkpoint."""
+    def _recover(self, reason: str) -> None:
         if self._manager is None:
-            raise fatal_server_loss(reason)
-        servers = self.strategy.servers
-        lost = servers.lost(_SERVERS_ANSWER_WITHIN_S)
-        if not lost:
-            return
-        servers.end(lost)
-        servers.start(lost)
-        self._stats.servers_replaced(lost)
-        for server in lost:
+            raise no_checkpoint(reason)
+        Recovery(self.strategy, self._workers, self._manager, self._on_replaced)(reason)
+
+    def _on_replaced(self, servers: Sequence[int]) -> None:
+        self._stats.servers_replaced(list(servers))
+        for server in servers:
             self._complete[server] = 0
-        variables = [variable for variable in self.strategy.variables() if home_of(variable).servers]
-        for variable in variables:
-            home_of(variable).forget_servers(lost)
-        if self._manager.restore_or_initialize() is None:
-            raise fatal_server_loss(f"There is no checkpoint in {self._manager.directory}. {reason}")
-        _check_known(variables)
-        self.strategy.send_changes(variables)
-        self._workers.use_servers(servers.handles)
+
+    def _tidy(self) -> None:
+        """Lets workers and servers drop what nobody refers to any more."""
+        while self._unused:
+            provided, servers = self._unused.popleft()
+            self._workers.forget(provided)
+            if servers:
+                self.strategy.servers.forget(provided[1], servers)
 
     def quiet(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which no function is under way; those that are queued go on after it."""
@@ -317,18 +303,18 @@ class ClusterCoordinator:
         return f"{type(self).__name__}({self.strategy!r})"
 
 
-def _check_known(variables: Sequence[Any]) -> None:
-    """Deals with variables that a lost server had, and that the checkpoint does not have."""
-    missing = [variable for variable in variables if home_of(variable).is_unknown]
-    gone = [variable_name(variable) for variable in missing if not home_of(variable).has_value]
-    if gone:
-        raise CheckpointError(
-            f"A server was lost with {gone[:6]}, which the checkpoint does not have. Put everything that is to survive "
-            "into the Checkpoint."
-        )
-    if missing:
-        names = [variable_name(variable) for variable in missing]
-        _log.warning("The checkpoint does not have %s, which a lost server had: they get older values.", names)
+class _Crew(Crew):
+    """The actors and the coordinator as the scheduler sees them."""
+
+    def __init__(self, coordinator: ClusterCoordinator, workers: Workers, servers: Servers):
+        super().__init__(workers, servers)
+        self.submit, self.retrace = coordinator._submit, coordinator._retrace
+        self.recover, self.done, self.tidy = coordinator._recover, coordinator._on_done, coordinator._tidy
+        self._restarts = coordinator._stats.restarts
+
+    def start(self, who: Who, life: int) -> int:
+        self._restarts[who.number] = life - 1
+        return super().start(who, life)
 
 
 def _pickled(fn: Any, name: str) -> bytes:

@@ -156,6 +156,22 @@ class SetUp(NamedTuple):
     provides: Hashable = None
 
 
+class Report(NamedTuple):
+    """What a worker answers to a ping.
+
+    Attributes:
+        node: The Ray node that it is on.
+        pid: Number of its process there.
+        platform: The kind of device that it computes on.
+        set_up: How many of the things that steps rely on are done.
+    """
+
+    node: str
+    pid: int
+    platform: str
+    set_up: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Step:
     """One scheduled call, on its way to a worker.
@@ -189,6 +205,7 @@ class Reply:
         rows: The rows asked for.
         behind: How many pushes it had applied since the worker pulled, when this one came.
         repeated: Whether it had this step already.
+        is_stale: Whether the push was of an era that is over: nothing has been applied.
     """
 
     version: int
@@ -196,6 +213,7 @@ class Reply:
     rows: tuple[np.ndarray, ...] = ()
     behind: int = 0
     repeated: bool = False
+    is_stale: bool = False
 
     @property
     def nbytes(self) -> int:

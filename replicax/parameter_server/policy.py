@@ -29,6 +29,11 @@ class Ledger:
         self._next = 0
 
     @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return len(self._held)
+
+    @property
     def queued(self) -> int:
         """Number of steps that nobody has begun."""
         return len(self._queue)
@@ -54,6 +59,10 @@ class Ledger:
     def worker_ready(self, worker: int) -> None:
         """Notes that a worker can take steps."""
         self._ready.add(worker)
+
+    def worker_away(self, worker: int) -> None:
+        """Notes that a worker takes no more steps; it has those that it has, until it is lost."""
+        self._ready.discard(worker)
 
     def worker_lost(self, worker: int) -> list[Any]:
         """Notes that a worker has gone; what it had goes back to the head of the queue, and is returned."""

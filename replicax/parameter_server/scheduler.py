@@ -1,4 +1,4 @@
-"""The thread that hands steps to workers and deals with what comes back."""
+"""The thread that hands steps to workers, watches all actors, and deals with what comes back."""
 
 from __future__ import annotations
 
@@ -9,66 +9,93 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from replicax.errors import CancelledError, ContextError, ParameterServerLost, WorkerLostError
+from replicax.errors import CancelledError, ClusterTimeoutError, ContextError, ParameterServerLost
+from replicax.parameter_server.actor_errors import Raised, is_actor_lost, own_error
 from replicax.parameter_server.closures import Closure
-from replicax.parameter_server.messages import Done, OtherBatch, ServerLost
+from replicax.parameter_server.dispatch import Attempt, Dispatch, Failed, Gone
+from replicax.parameter_server.messages import Done
 from replicax.parameter_server.policy import Ledger
 from replicax.parameter_server.stats import Queue
+from replicax.parameter_server.watch import Watch, Who
 
-_TICK_S = 0.5
-_MOST_LOST_WORKERS = 10  # A function that kills whoever runs it must not go on for ever.
+_TICK_S = 0.25
+_MOST_PER_TICK_S = 2.0  # If this process was held up, that is nobody else's fault.
+
+
+class Crew(Protocol):
+    """Those whom the scheduler deals with. Only `submit`, `ping`, `heard` and `tidy` are called in its own thread, and
+    return at once; what may wait has another."""
+
+    def submit(self, worker: int, closure: Closure) -> concurrent.futures.Future[Any]:
+        """Sends a closure to a worker; returns a future of its answer."""
+
+    def ping(self, who: Who, life: int) -> concurrent.futures.Future[Any] | None:
+        """Asks an actor for a sign of life; None if this life of it is over."""
+
+    def heard(self, who: Who, answer: Any) -> int:
+        """Takes the answer to a ping; returns how much of its setting up a worker has done."""
+
+    def start(self, who: Who, life: int) -> int:
+        """Starts a worker, in the place of one that there may be; returns how much it has to do before it is up."""
+
+    def end(self, who: Who, life: int, why: str) -> None:
+        """Kills an actor that hangs."""
+
+    def retrace(self, worker: int, closure: Closure, iterator: int) -> None:
+        """Makes the closure's program for the batch that a worker has."""
+
+    def recover(self, reason: str) -> None:
+        """Replaces lost servers while nothing is under way, or raises."""
+
+    def done(self, worker: int, closure: Closure, done: Done) -> None:
+        """Is told of each step that is through: the worker and what it answered."""
+
+    def tidy(self) -> None:
+        """Does what is to be done now and then."""
 
 
 class Scheduler:
-    """Hands out closures. Its thread is the only one that talks to workers about steps.
+    """Hands out closures and watches those who do them. What to do, `Dispatch` decides; here it is done.
 
     Args:
         ledger: Decides who gets what.
-        submit: Sends a closure to a worker; returns a future of its answer.
-        replace_worker: Starts another worker in the place of one.
-        end_worker: Kills a worker that hangs.
-        retrace: Returns the closure's program for the batch that a worker has; called in another thread.
-        servers_lost: Deals with lost servers while nothing is under way, or raises; called in another thread.
-        find_hung_servers: Kills servers that do not answer; returns whether there were any.
-        done: Told of each step that is through: the worker and what it answered.
+        crew: The workers and servers.
+        servers: How many servers there are, started already.
         max_queued: How many closures may wait.
-        stall_timeout: After how many seconds without an answer a worker counts as hung.
+        stall_timeout: How long an actor may take to answer or to get on with its work, in seconds.
+        start_timeout: How long it may take to start.
     """
 
     def __init__(
         self,
         ledger: Ledger,
-        submit: Callable[[int, Closure], concurrent.futures.Future[Any]],
-        replace_worker: Callable[[int], None],
-        end_worker: Callable[[int], None],
-        retrace: Callable[[int, Closure, int], None],
-        servers_lost: Callable[[str], None],
-        find_hung_servers: Callable[[], bool],
-        done: Callable[[int, Closure, Done], None],
-        max_queued: int,
-        stall_timeout: float,
+        crew: Crew,
+        servers: int = 0,
+        max_queued: int = 1000,
+        stall_timeout: float = 300.0,
+        start_timeout: float = 120.0,
     ):
-        self._ledger = ledger
-        self._submit, self._replace_worker, self._end_worker = submit, replace_worker, end_worker
-        self._retrace, self._servers_lost, self._find_hung_servers = retrace, servers_lost, find_hung_servers
-        self._done, self._max_queued, self._stall_timeout = done, max_queued, stall_timeout
-        self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._ledger, self._crew, self._max_queued = ledger, crew, max_queued
+        # Long enough that a worker can be found hung at its start, at being set up, and once more.
+        self._longest_wait = start_timeout + 2 * stall_timeout
+        watch = Watch(ledger.workers, servers, stall_timeout, start_timeout)
+        self._dispatch = Dispatch(ledger, watch, self._longest_wait)
+        self._tick_s = min(_TICK_S, stall_timeout / 4)
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._error: BaseException | None = None
-        self._fatal: BaseException | None = None
-        self._since: dict[int, float] = {}  # when each worker has begun what it is doing
-        self._last_look = time.monotonic()
-        self._attempts: dict[Closure, object] = {}  # answers to earlier ones count no more
-        self._retracing: set[Closure] = set()
-        self._quiets = 0
-        self._recovering = ""
-        self._recovery_began = False
-        self._helper = concurrent.futures.ThreadPoolExecutor(1, "replicax-scheduler-helper")
-        self._helper_thread: int | None = None
-        self._closed = False
+        self._helper_tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = self._is_over = False
+        self._last_time = self._beat = time.monotonic()
+        for server in range(servers):
+            self._dispatch.server_starts(server)
+        self._helper = threading.Thread(target=self._help, name="replicax-scheduler-helper", daemon=True)
         self._thread = threading.Thread(target=self._run, name="replicax-scheduler", daemon=True)
+
+    def start(self) -> None:
+        """Begins; the workers are started."""
+        self._helper.start()
         self._thread.start()
 
     # What other threads call.
@@ -80,25 +107,21 @@ class Scheduler:
             ContextError: The scheduler was closed.
         """
         with self._changed:
-            self._wait(lambda: self._ledger.queued < self._max_queued or self._error is not None, None)
+            self._wait(lambda: self._ledger.queued < self._max_queued or self._dispatch.error is not None, None)
             if self._closed:
                 raise ContextError("The strategy was closed: nothing can be scheduled any more.")
             self.raise_error()
-            self._ledger.add(closure)
-        self._events.put(("look",))
-
-    def worker_ready(self, worker: int) -> None:
-        """Notes that a worker has come up."""
-        self._events.put(("ready", worker))
+            self._dispatch.add(closure)
+        self._look()
 
     def raise_error(self) -> None:
         """Raises the first error there has been since this was called last, when nothing is under way any more."""
         with self._changed:
-            if self._error is not None:
+            if self._dispatch.error is not None:
                 self._wait(lambda: self._ledger.under_way == 0, None)
-            if self._fatal is not None:
-                raise self._fatal
-            error, self._error = self._error, None
+            if self._dispatch.fatal is not None:
+                raise self._dispatch.fatal
+            error, self._dispatch.error = self._dispatch.error, None
             if error is not None:  # Another thread may have raised it while this one waited.
                 raise error
 
@@ -108,20 +131,30 @@ class Scheduler:
         Raises:
             ParameterServerLost: They cannot be replaced.
         """
-        if threading.get_ident() in (self._helper_thread, self._thread.ident):
+        own = threading.get_ident()
+        if own in (self._helper.ident, self._thread.ident):
             return False
         with self._changed:
-            self._recovering = self._recovering or reason
-            self._events.put(("look",))
-            self._wait(lambda: not self._recovering, None)
-            if self._fatal is not None:
-                raise self._fatal
+            self._dispatch.want_recovery(reason, own)
+            self._look()
+            try:
+                self._wait(lambda: not self._dispatch.recovering, None)
+            finally:
+                self._dispatch.wants_no_more(own)
+            if self._dispatch.fatal is not None:
+                raise self._dispatch.fatal
+            if self._closed:
+                raise ParameterServerLost(f"{reason} The strategy was closed before it could be replaced.")
         return True
+
+    def server_starts(self, server: int) -> None:
+        """Notes that a server is being started in the place of one that there was."""
+        self._events.put(functools.partial(self._dispatch.server_starts, server))
 
     def is_idle(self) -> bool:
         """Returns whether nothing is queued or under way."""
         with self._changed:
-            return self._ledger.queued == 0 and self._ledger.under_way == 0
+            return self._dispatch.is_idle
 
     def queue(self) -> Queue:
         """Returns how much there is to do."""
@@ -131,242 +164,164 @@ class Scheduler:
     def join(self, timeout: float | None) -> bool:
         """Waits until nothing is queued or under way, or there is an error; returns whether that came about in time."""
         with self._changed:
-            return self._wait(lambda: self._error is not None or self.is_idle(), timeout)
+            return self._wait(lambda: self._dispatch.error is not None or self._dispatch.is_idle, timeout)
 
-    def quiet(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def quiet(self) -> Any:
         """Returns a context in which nothing is under way; others may be in one at the same time."""
-        return _Quiet(self)
-
-    def _begin_quiet(self) -> None:
+        own = threading.get_ident()
         with self._changed:
-            self._quiets += 1
-            try:
-                self._wait(self._is_quiet, None)
-            except BaseException:
-                self._end_quiet()
-                raise
-
-    def _is_quiet(self) -> bool:
-        # The helper's own work is what has to be quiet for the helper.
-        recovers = self._recovery_began and threading.get_ident() != self._helper_thread
-        return self._ledger.under_way == len(self._retracing) and not recovers
-
-    def _end_quiet(self) -> None:
-        with self._changed:
-            self._quiets -= 1
-        self._events.put(("look",))
+            self._dispatch.begin_quiet(own)
+        try:
+            with self._changed:
+                # The helper's own work is what has to be quiet for the helper.
+                self._wait(lambda: self._dispatch.is_quiet(for_helper=own == self._helper.ident), None)
+            yield
+        finally:
+            with self._changed:
+                self._dispatch.end_quiet(own)
+            self._look()
 
     def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not condition() and self._fatal is None:
+        while not condition() and self._dispatch.fatal is None and not self._is_over:
             if deadline is not None and time.monotonic() >= deadline:
                 return False
-            self._changed.wait(_TICK_S)  # with an end, so that Ctrl-C is heard
+            if time.monotonic() - self._beat > self._longest_wait:
+                raise ClusterTimeoutError(
+                    "the coordinator", self._longest_wait, ["Ray"], "this machine", ", whose calls do not return"
+                )
+            self._changed.wait(self._tick_s)  # with an end, so that Ctrl-C is heard
         return True
 
     def close(self) -> None:
         """Ends the thread; what is queued or under way is cancelled."""
         self._closed = True
-        self._events.put(("look",))
-        self._thread.join(10)
-        self._helper.shutdown(wait=False, cancel_futures=True)
+        self._look()
+        self._helper_tasks.put(None)
+        if self._thread.is_alive():
+            self._thread.join(10)
         with self._changed:
-            if not self.is_idle():
-                self._give_up(CancelledError("The strategy was closed before all functions had run."))
+            if not self._dispatch.is_idle:
+                self._dispatch.give_up(CancelledError("The strategy was closed before all functions had run."))
+            self._is_over = True
             self._changed.notify_all()
 
     # The thread.
 
+    def _look(self) -> None:
+        self._events.put(lambda: None)
+
     def _run(self) -> None:
         try:
             while not self._closed:
-                try:
-                    event = self._events.get(timeout=_TICK_S)
-                except queue.Empty:
-                    event = ("look",)
-                with self._changed:
-                    getattr(self, f"_on_{event[0]}")(*event[1:])
-                    self._look_for_hung_workers()
-                    self._hand_out()
-                    self._changed.notify_all()
+                for action in self._decide():
+                    # Without the lock: if Ray does not answer, those who wait must be able to hear Ctrl-C.
+                    getattr(self, f"_{type(action).__name__.lower()}")(*action)
+                self._beat = time.monotonic()
         except BaseException as error:
             with self._changed:
-                self._give_up(error)
+                self._dispatch.give_up(error)
                 self._changed.notify_all()
 
-    def _hand_out(self) -> None:
-        if self._error is not None:
-            self._cancel_after(self._error)  # What a lost worker had is in the queue again.
-        if self._fatal is not None or self._quiets:
-            return
-        if self._recovering:
-            if self._ledger.under_way == 0 and not self._recovery_began:
-                self._recovery_began = True
-                self._in_helper(functools.partial(self._servers_lost, self._recovering), "recovered")
-            return
-        for worker, closure in self._ledger.assignments():
-            if len(self._ledger.held_by(worker)) == 1:
-                self._since[worker] = time.monotonic()
-            self._send(worker, closure)
-
-    def _send(self, worker: int, closure: Closure) -> None:
-        future = self._submit(worker, closure)
-        self._attempts[closure] = future
-        future.add_done_callback(lambda future: self._events.put(("answer", worker, closure, future)))
-
-    def _in_helper(self, task: Callable[[], None], event: str, *args: Any) -> None:
-        def run() -> None:
-            self._helper_thread = threading.get_ident()
-            try:
-                task()
-            except BaseException as error:
-                self._events.put((event, *args, error))
-            else:
-                self._events.put((event, *args, None))
-
-        self._helper.submit(run)
-
-    # Events.
-
-    def _on_look(self) -> None:
-        """There may be something to hand out."""
-
-    def _look_for_hung_workers(self) -> None:
+    def _decide(self) -> list[Any]:
+        events = self._wait_for_events()
         now = time.monotonic()
-        if now - self._last_look < _TICK_S:
-            return
-        self._last_look = now
-        for worker in list(self._since):
-            if self._ledger.held_by(worker) and now - self._since[worker] > self._stall_timeout:
-                self._since[worker] = now
-                self._in_helper(functools.partial(self._end_hung, worker, now), "hung_ended")
+        with self._changed:
+            for event in events:
+                event()
+            passed, self._last_time = now - self._last_time, now
+            self._dispatch.now += min(passed, _MOST_PER_TICK_S)
+            self._dispatch.ticks()
+            actions = self._dispatch.take_actions()
+            self._changed.notify_all()
+        self._crew.tidy()
+        return actions
 
-    def _end_hung(self, worker: int, noticed: float) -> None:
-        servers_hung = self._find_hung_servers()
-        if not servers_hung and self._since.get(worker) == noticed:  # It has not answered meanwhile.
-            self._end_worker(worker)
+    def _wait_for_events(self) -> list[Callable[[], None]]:
+        events = []
+        with contextlib.suppress(queue.Empty):
+            events.append(self._events.get(timeout=self._tick_s))
+            while True:
+                events.append(self._events.get_nowait())
+        return events
 
-    def _on_hung_ended(self, error: BaseException | None) -> None:
-        if error is not None:
-            self._give_up(error)
+    # Doing what was decided.
 
-    def _on_ready(self, worker: int) -> None:
-        self._ledger.worker_ready(worker)
+    def _send(self, attempt: Attempt) -> None:
+        future = self._crew.submit(attempt.worker, attempt.closure)
+        future.add_done_callback(lambda future: self._events.put(lambda: self._on_answer(attempt, future)))
 
-    def _on_answer(self, worker: int, closure: Closure, future: concurrent.futures.Future[Any]) -> None:
-        if self._attempts.get(closure) is not future:
-            return  # It was taken away from the worker, which has been lost.
-        self._since[worker] = time.monotonic()
+    def _on_answer(self, attempt: Attempt, future: concurrent.futures.Future[Any]) -> None:
         error = future.exception()
         if error is not None:
-            self._on_failure(worker, closure, error)
-            return
-        answer = future.result()
-        if isinstance(answer, Done):
-            self._finish(worker, closure)
-            self._done(worker, closure, answer)
-        elif isinstance(answer, OtherBatch):
-            self._retracing.add(closure)
-            task = functools.partial(self._retrace, worker, closure, answer.iterator)
-            self._in_helper(task, "retraced", worker, closure, future)
-        elif isinstance(answer, ServerLost):
-            self._put_back(worker, closure)
-            self._recovering = self._recovering or answer.reason
-
-    def _on_retraced(self, worker: int, closure: Closure, attempt: object, error: BaseException | None) -> None:
-        if self._attempts.get(closure) is not attempt:
-            return
-        self._retracing.discard(closure)
-        self._since[worker] = time.monotonic()
-        if error is not None:
-            self._on_failure(worker, closure, error)
-        elif self._error is not None or self._quiets or self._recovering:
-            self._put_back(worker, closure)
+            answer: Any = Gone(str(error)) if is_actor_lost(error) else Failed(own_error(error))
         else:
-            self._send(worker, closure)
+            answer = future.result()
+        if isinstance(answer, Raised):
+            answer = Failed(answer.error())
+        if self._dispatch.answered(attempt, answer):
+            self._crew.done(attempt.worker, attempt.closure, answer)
 
-    def _finish(self, worker: int, closure: Closure) -> None:
-        del self._attempts[closure]
-        self._ledger.finished(worker, closure)
+    def _ping(self, who: Who, life: int) -> None:
+        future = self._crew.ping(who, life)
+        if future is not None:
+            future.add_done_callback(lambda future: self._events.put(lambda: self._on_ping(who, life, future)))
 
-    def _put_back(self, worker: int, closure: Closure) -> None:
-        del self._attempts[closure]
-        self._ledger.put_back(worker, closure)
+    def _on_ping(self, who: Who, life: int, future: concurrent.futures.Future[Any]) -> None:
+        if self._closed:
+            return
+        if future.exception() is not None:
+            self._dispatch.goes(who, life, str(future.exception()))
+        elif self._dispatch.watch.is_current(who, life):
+            self._dispatch.answers(who, life, self._crew.heard(who, future.result()))
 
-    def _on_failure(self, worker: int, closure: Closure, error: BaseException) -> None:
-        import ray
+    def _start(self, who: Who, life: int) -> None:
+        def task() -> Callable[[], None]:
+            try:
+                goal = self._crew.start(who, life)
+            except Exception as error:
+                why = f"It cannot be started: {error}"
+                return lambda: self._dispatch.goes(who, life, why)
+            return lambda: self._dispatch.started(who, life, goal)
 
-        if isinstance(error, ray.exceptions.RayTaskError):
-            self._finish(worker, closure)
-            self._fail(closure, error.as_instanceof_cause())
-        elif isinstance(error, ray.exceptions.RayError):
-            self._lose(worker, error)
-        else:
-            self._finish(worker, closure)
-            self._fail(closure, error)
+        self._aside(task)
 
-    def _lose(self, worker: int, error: BaseException) -> None:
-        self._since.pop(worker, None)
-        lost = self._ledger.worker_lost(worker)
-        for closure in lost:
-            closure.lost_workers += 1
-            self._retracing.discard(closure)
-            del self._attempts[closure]
-        deadly = next((closure for closure in lost if closure.lost_workers >= _MOST_LOST_WORKERS), None)
-        if deadly is not None:
-            self._ledger.remove(deadly)
-            self._fail(deadly, WorkerLostError(
-                f"{deadly.name} was given to {_MOST_LOST_WORKERS} workers, and each of them was lost while it had it. "
-                f"The last time Ray said: {error}"
-            ))  # fmt: skip
-        self._replace_worker(worker)
+    def _end(self, who: Who, life: int, why: str) -> None:
+        def task() -> Callable[[], None]:
+            self._crew.end(who, life, why)
+            return lambda: self._dispatch.goes(who, life, why)
 
-    def _on_recovered(self, error: BaseException | None) -> None:
-        self._recovering, self._recovery_began = "", False
-        if error is not None:
-            self._give_up(error)
+        self._aside(task)
 
-    # Errors.
+    def _aside(self, task: Callable[[], Callable[[], None]]) -> None:
+        """Does something that may wait, in a thread of its own, and then what it returns."""
+        run = functools.partial(self._run_task, task)
+        threading.Thread(target=run, name="replicax-scheduler-aside", daemon=True).start()
 
-    def _fail(self, closure: Closure, error: BaseException) -> None:
-        """Notes the error of a closure; what is queued is cancelled, and the first error is kept."""
-        closure.value._fail(error)
-        if self._error is None:
-            self._error = error
-        self._cancel_after(error)
+    def _retrace(self, attempt: Attempt, iterator: int) -> None:
+        retrace = functools.partial(self._crew.retrace, attempt.worker, attempt.closure, iterator)
+        self._helper_tasks.put(lambda: self._try(retrace, functools.partial(self._dispatch.retraced, attempt)))
 
-    def _cancel_after(self, error: BaseException) -> None:
-        self._cancel(CancelledError(f"This function was not run, because another one failed before it: {error!r}"))
+    def _recover(self, reason: str) -> None:
+        recover = functools.partial(self._crew.recover, reason)
+        self._helper_tasks.put(lambda: self._try(recover, self._dispatch.recovered))
 
-    def _cancel(self, error: CancelledError, under_way: bool = False) -> None:
-        closures = self._ledger.cancel_queued()
-        if under_way:
-            closures += [closure for worker in self._ledger.ready for closure in self._ledger.held_by(worker)]
-        for closure in closures:
-            if not closure.value.is_ready:
-                closure.value._fail(error)
+    def _try(self, task: Callable[[], None], then: Callable[[BaseException | None], None]) -> None:
+        failure: BaseException | None = None
+        try:
+            task()
+        except BaseException as error:
+            failure = error
+        self._events.put(lambda: then(failure))
 
-    def _give_up(self, error: BaseException) -> None:
-        """Nothing can be run any more: every waiting call raises the error."""
-        self._fatal = self._fatal or error
-        cancelled = error if isinstance(error, CancelledError) else CancelledError(f"Training cannot go on: {error!r}")
-        self._cancel(cancelled, under_way=True)
+    def _run_task(self, task: Callable[[], Callable[[], None]]) -> None:
+        try:
+            self._events.put(task())
+        except BaseException as error:
+            failure = error
+            self._events.put(lambda: self._dispatch.give_up(failure))
 
-
-class _Quiet(contextlib.AbstractContextManager[None]):
-    def __init__(self, scheduler: Scheduler):
-        self._scheduler = scheduler
-
-    def __enter__(self) -> None:
-        self._scheduler._begin_quiet()
-
-    def __exit__(self, *_: object) -> None:
-        self._scheduler._end_quiet()
-
-
-def fatal_server_loss(reason: str) -> ParameterServerLost:
-    """Returns the error for a lost server when there is no checkpoint to go on from."""
-    return ParameterServerLost(
-        "A parameter server was lost, and with it the variables that it had. Give the ClusterCoordinator a "
-        f"CheckpointManager, so that training goes on from the newest checkpoint. {reason}"
-    )
+    def _help(self) -> None:
+        while (task := self._helper_tasks.get()) is not None:
+            task()

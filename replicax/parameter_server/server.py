@@ -35,6 +35,7 @@ class ParameterServer:
         self._version = 0
         self._puts: collections.deque[int] = collections.deque([0], maxlen=_REMEMBERED_PUTS)
         self._applied: collections.OrderedDict[int, None] = collections.OrderedDict()
+        self._era = 0
 
     def load(self, program: ServerProgram) -> None:
         """Compiles a program, so that the first push does not wait for that."""
@@ -43,6 +44,16 @@ class ParameterServer:
     def drop(self, program: int) -> None:
         """Forgets a program."""
         self._programs.pop(program, None)
+
+    def begin_era(self, era: int) -> None:
+        """Forgets which steps were applied: all variables are about to get the values of a checkpoint, and steps that
+        are made again count again. What comes late, from before, is not applied.
+
+        Args:
+            era: How often lost servers have been replaced.
+        """
+        self._era = era
+        self._applied.clear()
 
     def put(self, values: Mapping[Piece, np.ndarray]) -> int:
         """Replaces (or creates) variables; returns the version from which on workers see them."""
@@ -60,7 +71,13 @@ class ParameterServer:
         return Reply(self._version, {piece: np.asarray(self._values[piece]) for piece in pieces}, looked_up)
 
     def push(
-        self, program: int, step: int, pulled: int, sent: Sequence[np.ndarray], wanted: Sequence[Piece] | None
+        self,
+        program: int,
+        step: int,
+        pulled: int,
+        sent: Sequence[np.ndarray],
+        wanted: Sequence[Piece] | None,
+        era: int = 0,
     ) -> Reply:
         """Applies a step and returns the variables that the worker wants for its next one.
 
@@ -70,7 +87,10 @@ class ParameterServer:
             pulled: Version of the variables from which the worker computed.
             sent: What it computed.
             wanted: The pieces to return.
+            era: That of the servers which the worker knew when it computed.
         """
+        if era != self._era:
+            return Reply(self._version, None, is_stale=True)
         # Steps count, and not what the coordinator has assigned meanwhile.
         behind = self._version - pulled - sum(version > pulled for version in self._puts)
         repeated = step in self._applied

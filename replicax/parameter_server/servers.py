@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from replicax.errors import ParameterServerLost
+from replicax.parameter_server.actor_errors import is_actor_lost, own_error
 from replicax.parameter_server.cluster import Cluster
 from replicax.parameter_server.messages import Piece, ServerProgram
 from replicax.parameter_server.server import ParameterServer, settings_for
 
-_ALIVE_WITHIN_S = 10.0
+T = TypeVar("T")
+_TICK_S = 0.25
+_MOST_RECOVERIES = 10  # Servers may be lost while they are being replaced, but not for ever.
 
 
 class Servers:
@@ -26,6 +31,8 @@ class Servers:
     Attributes:
         age: Counts whatever may have changed variables.
         recover: Replaces lost servers, told why; returns whether it could. Without it the loss is an error.
+        starts: Is told of each server that is started in the place of another one.
+        era: How often lost servers have been replaced.
         written: For each server, its version after the coordinator wrote to it last.
     """
 
@@ -34,7 +41,9 @@ class Servers:
         self.handles: list[Any] = [None] * cluster.servers
         self._identities: dict[int, tuple[str, int]] = {}
         self._programs: dict[int, list[ServerProgram]] = {server: [] for server in range(cluster.servers)}
-        self.age = 0
+        self._lives = [0] * cluster.servers
+        self.age = self.era = 0
+        self.starts: Callable[[int], None] = lambda server: None
         self.recover: Callable[[str], bool] = lambda reason: False
         self.written = [0] * cluster.servers
         self._lock = threading.RLock()
@@ -51,18 +60,33 @@ class Servers:
         actor = ray.remote(ParameterServer)
         for server in servers:
             options = self._cluster.actor_options("ps", server)
+            self._identities.pop(server, None)
             self.handles[server] = actor.options(**options).remote(settings_for(self._cluster))
+            self._lives[server] += 1
             self.written[server] = 0
+            self.starts(server)
         for server in servers:
             self._identities[server] = self._wait(server, self.handles[server].identity.remote())
-            self._wait(server, [self.handles[server].load.remote(program) for program in self._programs[server]])
+            with self._lock:
+                programs = list(self._programs[server])
+            self._wait(server, [self.handles[server].load.remote(program) for program in programs])
+
+    def begin_era(self) -> None:
+        """Lets servers forget which steps were applied: they count again, after a recovery."""
+        self.era += 1
+        self.age += 1  # What is being read at this moment is no more the newest.
+        self._call("begin_era", dict.fromkeys(range(len(self)), (self.era,)))
+
+    def ping(self, server: int, life: int) -> Any:
+        """Asks a server for a sign of life; returns a future, or None if this life of it is over."""
+        return self.handles[server].identity.remote().future() if self._lives[server] == life else None
 
     def load(self, programs: Mapping[int, ServerProgram]) -> None:
         """Gives servers a program each."""
         with self._lock:
             for server, program in programs.items():
                 self._programs[server].append(program)
-        self._surely(lambda: self._call("load", {server: (program,) for server, program in programs.items()}))
+        self.surely(lambda: self._call("load", {server: (program,) for server, program in programs.items()}))
 
     def forget(self, number: int, servers: Sequence[int]) -> None:
         """Lets servers drop a program that nobody will run any more."""
@@ -74,8 +98,12 @@ class Servers:
             self.handles[server].drop.remote(number)
 
     def put(self, values: Mapping[int, Mapping[Piece, np.ndarray]]) -> None:
-        """Sends variables to servers."""
-        versions = self._surely(lambda: self._call("put", {server: (dict(each),) for server, each in values.items()}))
+        """Sends variables to servers.
+
+        Raises:
+            ParameterServerLost: One is lost. Use `surely`: after the recovery there are other values to send.
+        """
+        versions = self._call("put", {server: (dict(each),) for server, each in values.items()})
         for server, version in versions.items():
             self.written[server] = version
 
@@ -84,7 +112,7 @@ class Servers:
         pieces: dict[int, list[Piece]] = {}
         for server, piece in wanted:
             pieces.setdefault(server, []).append(piece)
-        replies = self._surely(lambda: self._call("get", {server: (asked,) for server, asked in pieces.items()}))
+        replies = self.surely(lambda: self._call("get", {server: (asked,) for server, asked in pieces.items()}))
         return [replies[server].values[piece] for server, piece in wanted]
 
     def fetch_rows(self, wanted: Sequence[tuple[int, Piece, np.ndarray]]) -> list[np.ndarray]:
@@ -93,7 +121,7 @@ class Servers:
         for i, (server, _, _) in enumerate(wanted):
             pieces.setdefault(server, []).append(i)
         asked = {server: ((), -1, [wanted[i][1:] for i in numbers]) for server, numbers in pieces.items()}
-        replies = self._surely(lambda: self._call("get", asked))
+        replies = self.surely(lambda: self._call("get", asked))
         found = {i: row for server, ids in pieces.items() for i, row in zip(ids, replies[server].rows, strict=True)}
         return [found[i] for i in range(len(wanted))]
 
@@ -101,31 +129,48 @@ class Servers:
         calls = {server: getattr(self.handles[server], method).remote(*args) for server, args in arguments.items()}
         return {server: self._wait(server, call) for server, call in calls.items()}
 
-    def _surely(self, call: Callable[[], dict[int, Any]]) -> dict[int, Any]:
-        """Returns what servers answer, after they have been replaced if one was lost."""
-        try:
-            return call()
-        except ParameterServerLost as error:
-            if not self.recover(str(error)):
-                raise
+    def surely(self, call: Callable[[], T]) -> T:
+        """Returns what servers answer, after they have been replaced if one was lost.
+
+        Args:
+            call: Asks them. It is called again after a recovery.
+
+        Raises:
+            ParameterServerLost: They cannot be replaced, or not from this thread.
+        """
+        for _ in range(_MOST_RECOVERIES):
+            try:
+                return call()
+            except ParameterServerLost as error:
+                if not self.recover(str(error)):
+                    raise
         return call()
 
-    def lost(self, timeout_s: float = _ALIVE_WITHIN_S) -> list[int]:
+    def lost(self, timeout_s: float) -> list[int]:
         """Returns which servers have gone or do not answer."""
-        import ray
 
-        calls = {server: handle.identity.remote() for server, handle in enumerate(self.handles)}
-        answered, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s)
-        return [server for server, call in calls.items() if call not in answered or not _is_result(call)]
+        calls = {server: handle.identity.remote().future() for server, handle in enumerate(self.handles)}
+        _wait_for(calls.values(), timeout_s)
+        return [server for server, call in calls.items() if not call.done() or call.exception() is not None]
 
     def end(self, servers: Sequence[int]) -> None:
         """Kills the processes of servers, also stopped ones."""
+        import ray
+
         for server in servers:
-            self._cluster.end_process(*self._identities[server])
+            identity = self._identities.get(server)
+            ray.kill(self.handles[server])
+            if identity is not None:
+                self._cluster.end_process(*identity)
+
+    def end_life(self, server: int, life: int) -> None:
+        """Kills a server's process, if it has not been replaced already."""
+        if self._lives[server] == life:
+            self.end([server])
 
     def pids(self) -> dict[int, int]:
         """Returns the servers' process ids."""
-        return {server: pid for server, (_, pid) in self._identities.items()}
+        return {server: pid for server, (_, pid) in list(self._identities.items())}
 
     def close(self) -> None:
         """Ends all servers."""
@@ -136,24 +181,26 @@ class Servers:
             ray.kill(handle)
 
     def _wait(self, server: int, call: Any) -> Any:
-        import ray
-
-        try:
-            return ray.get(call, timeout=self._timeout_s)
-        except ray.exceptions.GetTimeoutError:
-            raise ParameterServerLost(f"ps:{server} has not answered for {self._timeout_s:g} s.") from None
-        except ray.exceptions.RayActorError as error:
+        """Returns what a server answers to a call, or to each of several."""
+        calls = call if isinstance(call, list) else [call]
+        futures = [each.future() for each in calls]
+        if not _wait_for(futures, self._timeout_s):
+            raise ParameterServerLost(f"ps:{server} has not answered for {self._timeout_s:g} s.")
+        for error in filter(None, (future.exception() for future in futures)):
+            if not is_actor_lost(error):
+                raise own_error(error)
             raise ParameterServerLost(
                 f"ps:{server} has gone, and with it the variables that it had. Give the coordinator a "
                 f"CheckpointManager, so that training goes on from the newest checkpoint. Ray said: {error}"
             ) from error
+        results = [future.result() for future in futures]
+        return results if isinstance(call, list) else results[0]
 
 
-def _is_result(call: Any) -> bool:
-    import ray
-
-    try:
-        ray.get(call)
-    except ray.exceptions.RayError:
-        return False
-    return True
+def _wait_for(futures: Iterable[concurrent.futures.Future[Any]], timeout_s: float) -> bool:
+    """Waits for all of these; returns whether they have come. Unlike `ray.get`, it hears Ctrl-C whatever Ray does."""
+    deadline = time.monotonic() + timeout_s
+    left = set(futures)
+    while left and (seconds := deadline - time.monotonic()) > 0:
+        _, left = concurrent.futures.wait(left, min(seconds, _TICK_S))
+    return not left

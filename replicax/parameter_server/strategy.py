@@ -146,6 +146,10 @@ class ParameterServerStrategy(Strategy):
 
     def send_changes(self, variables: list[Any]) -> None:
         """Gives servers the values that were assigned on the coordinator."""
+        # If one is lost, a checkpoint's values are to be sent instead: it looks again.
+        self.servers.surely(lambda: self._send_changes(variables))
+
+    def _send_changes(self, variables: list[Any]) -> None:
         changed = [home for home in map(home_of, variables) if home.changed and home.servers]
         values: dict[int, dict[Piece, np.ndarray]] = {}
         for home in changed:

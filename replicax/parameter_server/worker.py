@@ -10,9 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.errors import ArgumentError
 from replicax.parameter_server.messages import (
     Done,
     OtherBatch,
+    Report,
     Sent,
     ServerLost,
     SetUp,
@@ -33,12 +35,13 @@ class Worker:
         index: Number of the worker.
         servers: Handles of the servers' actors.
         settings: Settings of JAX that the coordinator has.
+        era: How often lost servers have been replaced.
     """
 
-    def __init__(self, index: int, servers: Sequence[Any], settings: Mapping[str, Any]):
+    def __init__(self, index: int, servers: Sequence[Any], settings: Mapping[str, Any], era: int = 0):
         take_over(settings)
         self._index = index
-        self._servers = _Servers(servers)
+        self._servers = _Servers(servers, era)
         self._data = WorkerData(index)
         self._programs: dict[int, Loaded] = {}
         self._cache = Cache()
@@ -56,36 +59,51 @@ class Worker:
     # Before steps.
 
     def set_up(self, number: int, task: SetUp) -> None:
-        """Does one of the things that steps rely on, in the order of their numbers.
+        """Does the things that steps rely on, in the order of their numbers: this one, if those before it are done.
+
+        Calls may come in any order. One that comes early waits here, and not in a thread: those that it would wait
+        for might find none.
 
         Args:
             number: Its number, from 0.
             task: What to do. If it fails, the error is raised by every step that needs it.
         """
-        with self._set_up.turn(number):
+        if not self._set_up.comes(number, task):
+            return
+        while (next_task := self._set_up.turn()) is not None:
             try:
-                self._tasks[task.kind](*task.args)
+                self._tasks[next_task.kind](*next_task.args)
             except Exception as error:
-                if task.provides is None:
-                    raise
-                self._set_up.failures[task.provides] = error
+                self._set_up.failures[next_task.provides or next_task.kind] = error
+            self._set_up.end()
 
     def _load(self, program: WorkerProgram) -> None:
         self._programs[program.number] = Loaded(program)
 
     def _make_dataset(self, number: int, pickled: bytes) -> None:
-        self._data.make_dataset(number, _unpickled(pickled))
+        self._data.make_dataset(number, self._unpickled(pickled, "dataset_fn"))
 
     def _make_iterator(self, number: int, dataset: int) -> None:
         self._set_up.check(dataset)
         self._data.make_iterator(number, dataset)
 
     def _make_resource(self, number: int, pickled: bytes) -> None:
-        self._data.make_resource(number, _unpickled(pickled))
+        self._data.make_resource(number, self._unpickled(pickled, "resource_fn"))
 
-    def _use_servers(self, servers: Sequence[Any]) -> None:
+    def _unpickled(self, pickled: bytes, name: str) -> Any:
+        import ray.cloudpickle
+
+        try:
+            return ray.cloudpickle.loads(pickled)
+        except Exception as error:
+            raise ArgumentError(
+                f"`{name}` cannot be unpickled on worker {self._index}: {error!r}. It was pickled on the coordinator; "
+                "the modules that it uses must be there on the workers, too, in the same versions."
+            ) from error
+
+    def _use_servers(self, servers: Sequence[Any], era: int) -> None:
         with self._computing:
-            self._servers, self._cache = _Servers(servers), Cache()
+            self._servers, self._cache = _Servers(servers, era), Cache()
 
     def _drop(self, *provided: Any) -> None:
         for each in provided:
@@ -106,9 +124,9 @@ class Worker:
         self._set_up.check(number)
         return self._data.resource(number)
 
-    def identity(self) -> tuple[str, int, str]:
-        """Returns the Ray node, the process, and the kind of device that this worker computes on."""
-        return (*identity(), jax.default_backend())
+    def report(self) -> Report:
+        """Returns where this worker is, what it computes on, and how far it has been set up."""
+        return Report(*identity(), jax.default_backend(), self._set_up.done)
 
     # Steps.
 
@@ -119,6 +137,7 @@ class Worker:
         loaded = self._programs[step.program]
         clock = _Clock()
         with self._computing:
+            servers = self._servers
             inputs = self._inputs(loaded.program, step)
             clock.note("input")
             if isinstance(inputs, OtherBatch):
@@ -126,7 +145,7 @@ class Worker:
             try:
                 look_ups = loaded.look_ups(inputs)
                 pulled = self._pull(loaded, step, look_ups)
-            except self._servers.lost as error:
+            except servers.lost as error:
                 return ServerLost(str(error))
             versions = self._versions(loaded)
             clock.note("pull")
@@ -134,8 +153,8 @@ class Worker:
             self._data.take(loaded.program.turns())
             clock.note("compute")
         try:
-            behind, pushed, back = self._push(loaded, step, _parts(loaded, look_ups, sent), versions)
-        except self._servers.lost as error:
+            behind, pushed, back = self._push(servers, loaded, step, _parts(loaded, look_ups, sent), versions)
+        except servers.lost as error:
             return ServerLost(str(error))
         clock.note("push")
         return Done(results, self._cache.newest(), behind, clock.seconds, pulled + back, pushed)
@@ -188,14 +207,16 @@ class Worker:
         return sum(reply.nbytes for reply in replies.values())
 
     def _push(
-        self, loaded: Loaded, step: Step, parts: dict[int, list[Any]], versions: dict[int, int]
+        self, servers: _Servers, loaded: Loaded, step: Step, parts: dict[int, list[Any]], versions: dict[int, int]
     ) -> tuple[dict[int, int], int, int]:
         pushes, pushed = {}, 0
         for server, sent in parts.items():
             pushed += sum(part.nbytes for part in jax.tree_util.tree_leaves(sent))
             wanted = loaded.wanted.get(server, ()) if step.ahead else None
-            pushes[server] = (step.program, step.number, versions[server], sent, wanted)
-        replies = self._servers.call("push", pushes)
+            pushes[server] = (step.program, step.number, versions[server], sent, wanted, servers.era)
+        replies = servers.call("push", pushes)
+        if any(reply.is_stale for reply in replies.values()):
+            raise _EraOverError("Lost servers have been replaced since this step was computed.")
         for server, reply in replies.items():
             self._cache.store(server, reply)
         read = {*loaded.wanted, *(server for table in loaded.program.tables for server in table.servers)}
@@ -234,11 +255,12 @@ class _Wanted:
 class _Servers:
     """Calls of the servers' actors."""
 
-    def __init__(self, handles: Sequence[Any]):
+    def __init__(self, handles: Sequence[Any], era: int):
         import ray
 
+        self.era = era
         self._handles, self._get = list(handles), ray.get
-        self.lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
+        self.lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, _EraOverError)
 
     def call(self, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Calls a method of several servers at once; returns what they answer."""
@@ -246,48 +268,49 @@ class _Servers:
         return dict(zip(arguments, self._get(calls), strict=True))
 
 
+class _EraOverError(Exception):
+    """Servers have been recovered, and what was computed before counts no more; never reaches the user."""
+
+
 class _Progress:
     """How far a worker has been set up, and what has failed in that."""
 
     def __init__(self) -> None:
         self.failures: dict[Hashable, Exception] = {}
-        self._done = 0
+        self.done = 0
+        self._waiting: dict[int, SetUp] = {}
+        self._is_at_it = False
         self._changed = threading.Condition()
 
-    def turn(self, number: int) -> _Turn:
-        return _Turn(self, number)
+    def comes(self, number: int, task: SetUp) -> bool:
+        """Takes a task; returns whether the caller has to do what `turn` gives. Otherwise another thread is at it."""
+        with self._changed:
+            self._waiting[number] = task
+            has_to = not self._is_at_it
+            self._is_at_it = True
+            return has_to
+
+    def turn(self) -> SetUp | None:
+        """Returns the task whose turn it is; None if that has not come yet."""
+        with self._changed:
+            found = self._waiting.pop(self.done, None)
+            self._is_at_it = found is not None  # A task that comes from now on finds nobody at it.
+            return found
+
+    def end(self) -> None:
+        with self._changed:
+            self.done += 1
+            self._changed.notify_all()
 
     def wait_for(self, count: int) -> None:
         """Waits until the first `count` things are done; each of them is on its way already."""
         with self._changed:
-            self._changed.wait_for(lambda: self._done >= count)
-
-    def end(self) -> None:
-        with self._changed:
-            self._done += 1
-            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.done >= count)
 
     def check(self, provided: Hashable) -> None:
         """Raises the error with which something that a step needs could not be made."""
         if provided in self.failures:
             raise self.failures[provided]
-
-
-class _Turn:
-    def __init__(self, progress: _Progress, number: int):
-        self._progress, self._number = progress, number
-
-    def __enter__(self) -> None:
-        self._progress.wait_for(self._number)
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.end()
-
-
-def _unpickled(pickled: bytes) -> Any:
-    import ray.cloudpickle
-
-    return ray.cloudpickle.loads(pickled)
 
 
 class _Clock:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from replicax.errors import ClusterTimeoutError
+from replicax.errors import ClusterTimeoutError, WorkerLostError
+from replicax.parameter_server.actor_errors import Raised, is_actor_lost, own_error
 from replicax.parameter_server.cluster import Cluster
-from replicax.parameter_server.messages import SetUp, Step
+from replicax.parameter_server.messages import Report, SetUp, Step
+from replicax.parameter_server.remote_worker import CALLS_AT_ONCE, SET_UP, THREADS, WATCH, RemoteWorker
 from replicax.parameter_server.server import settings_for
-from replicax.parameter_server.worker import Worker
 
-_SECONDS_BETWEEN_STARTS = 2.0
-_CALLS_AT_ONCE = 8  # two steps, and what comes between: setting up, and looking at batches
+_SENT_AS_THEY_ARE = ("drop", "servers")  # What others are may be large, and is stored once for all workers.
+_MOST_ASKED = 10  # Of these, some may be lost; and some may hang.
+_SECONDS_BETWEEN_LOOKS = 0.005
+
+
+class _AskedInVainError(WorkerLostError):
+    """A worker that was asked something is lost."""
 
 
 class Workers:
@@ -22,115 +30,147 @@ class Workers:
     Args:
         cluster: Where they live.
         servers: Handles of the servers' actors.
-        start_timeout: How long to wait for the first worker, in seconds.
+        start_timeout: How long a worker may take to start, in seconds.
+        stall_timeout: How long a worker may take to answer.
 
     Attributes:
         platforms: The kinds of devices that workers compute on.
         told_of_servers: How many things steps must wait for, so that they go to the servers that there are.
     """
 
-    def __init__(self, cluster: Cluster, servers: Sequence[Any], start_timeout: float):
-        self._cluster, self._servers, self._start_timeout = cluster, list(servers), start_timeout
-        self._ready: Callable[[int], None] = lambda worker: None
+    def __init__(self, cluster: Cluster, servers: Sequence[Any], start_timeout: float, stall_timeout: float):
+        self._cluster, self._servers, self._era = cluster, list(servers), 0
+        self._start_timeout, self._stall_timeout = start_timeout, stall_timeout
         self.platforms: set[str] = set()
         self._handles: dict[int, Any] = {}
-        self._identities: dict[int, tuple[str, int]] = {}
+        self._lives: dict[int, int] = {}
+        self._reports: dict[int, Report] = {}
         self._tasks: list[SetUp] = []
-        self._lock = threading.RLock()  # the garbage collector may call `forget` at any time
-        self._up: set[int] = set()
+        self._lock = threading.RLock()
         self.told_of_servers = 0
-        self._someone_is_up = threading.Event()
         self._closed = False
-
-    def start_all(self, ready: Callable[[int], None]) -> None:
-        """Starts all workers.
-
-        Args:
-            ready: Called, in some thread, when a worker has come up, also when it has been replaced.
-        """
-        self._ready = ready
-        for worker in range(len(self)):
-            self.start(worker)
 
     def __len__(self) -> int:
         return self._cluster.workers
 
-    def start(self, worker: int) -> None:
-        """Starts (or replaces) a worker; it does again whatever workers have been told to do."""
+    def start(self, worker: int, life: int) -> int:
+        """Starts (or replaces) a worker; it does again whatever workers have been told to do.
+
+        Returns:
+            How many things those are.
+        """
         import ray
 
         options = self._cluster.actor_options("worker", worker)
         with self._lock:
-            self._up.discard(worker)
-            actor: Any = ray.remote(Worker).options(max_concurrency=_CALLS_AT_ONCE, **options)
-            handle = self._handles[worker] = actor.remote(worker, self._servers, settings_for(self._cluster))
+            if self._closed:
+                return 0
+            before, self._lives[worker] = self._handles.get(worker), life
+            self._reports.pop(worker, None)
+            actor: Any = ray.remote(concurrency_groups=THREADS)(RemoteWorker)  # type: ignore[call-overload]
+            actor = actor.options(max_concurrency=CALLS_AT_ONCE, **options)
+            handle = self._handles[worker] = actor.remote(worker, self._servers, settings_for(self._cluster), self._era)
             for number, task in enumerate(self._tasks):
-                handle.set_up.remote(number, task)
-        handle.identity.remote().future().add_done_callback(lambda future: self._came(worker, handle, future))
+                _set_up(handle, number, task)
+            told = len(self._tasks)
+        if before is not None:
+            ray.kill(before)  # It may be alive: nobody may have heard of it for a reason of the network's.
+        return told
 
-    def _came(self, worker: int, handle: Any, future: Any) -> None:
-        if future.exception() is not None:
-            if self._handles.get(worker) is handle and not self._closed:
-                # Its node may be gone for now: Ray refuses at once what it cannot place.
-                later = threading.Timer(_SECONDS_BETWEEN_STARTS, self.start, [worker])
-                later.daemon = True
-                later.start()
-            return
-        node, pid, platform = future.result()
-        self._identities[worker] = node, pid
-        self.platforms.add(platform)
-        self._up.add(worker)
-        self._someone_is_up.set()
-        self._ready(worker)
+    def ping(self, worker: int, life: int) -> concurrent.futures.Future[Any] | None:
+        """Asks a worker for its report; returns None if this life of it is over."""
+        with self._lock:
+            if self._lives.get(worker) != life:
+                return None
+            handle = self._handles[worker]
+        future: concurrent.futures.Future[Any] = handle.report.options(concurrency_group=WATCH).remote().future()
+        return future
 
-    def use_servers(self, servers: Sequence[Any]) -> None:
+    def heard(self, worker: int, report: Report) -> None:
+        """Takes a worker's report."""
+        self.platforms.add(report.platform)
+        self._reports[worker] = report
+
+    def use_servers(self, servers: Sequence[Any], era: int) -> None:
         """Lets workers use these servers from now on."""
         with self._lock:
-            self._servers = list(servers)
-        self.told_of_servers = self.tell(SetUp("servers", (self._servers,)))
+            self._servers, self._era = list(servers), era
+            self._tasks = [task if task.kind != "servers" else SetUp("drop", ()) for task in self._tasks]
+            self.told_of_servers = self.tell(SetUp("servers", (self._servers, era)))
 
     def forget(self, provided: Hashable) -> None:
         """Lets workers drop a dataset, iterator, resource or program that nobody refers to any more."""
-        if self._closed:
-            return
         with self._lock:
+            if self._closed:
+                return
             # A worker that is started later need not make it, but counts it.
             self._tasks = [task if task.provides != provided else SetUp("drop", ()) for task in self._tasks]
         self.tell(SetUp("drop", (provided,)))
 
     def structure(self, kind: str, number: int, worker: int | None = None) -> Any:
-        """Asks a worker (any by default) for the structure of the next batch of an iterator, or of a resource."""
-        return self._ask("structure", worker, kind, number)
+        """Asks a worker (any by default) for the structure of the next batch of an iterator, or of a resource.
+
+        Raises:
+            WorkerLostError: It is lost, or hangs; if it may be any, so were all that were asked.
+        """
+        if worker is not None:
+            return self._ask(worker, "structure", kind, number)
+        return self._ask_again(range(len(self)), "structure", kind, number)
 
     def resources(self, number: int) -> list[Any]:
         """Returns the arrays of a resource of each worker."""
-        return [self._ask("resource", worker, number) for worker in range(len(self))]
+        return [self._ask_again([worker], "resource", number) for worker in range(len(self))]
 
-    def _ask(self, method: str, worker: int | None, *args: Any) -> Any:
-        import ray
-
-        while True:
-            if not self._someone_is_up.wait(self._start_timeout):
-                names = [f"worker:{number}" for number in range(len(self))]
-                raise ClusterTimeoutError("the coordinator", self._start_timeout, names, "the Ray cluster")
-            asked = worker if worker is not None else min(self._up, default=0)
+    def _ask_again(self, workers: Sequence[int], method: str, *args: Any) -> Any:
+        for tries_left in reversed(range(_MOST_ASKED)):
             try:
-                return ray.get(getattr(self._handles[asked], method).remote(*args, self.told))
-            except ray.exceptions.RayTaskError as error:
-                raise error.as_instanceof_cause() from None
-            except ray.exceptions.RayActorError:
-                self.start(asked)
+                return self._ask(self._someone(workers), method, *args)
+            except _AskedInVainError:
+                if not tries_left:
+                    raise
+
+    def _ask(self, worker: int, method: str, *args: Any) -> Any:
+        with self._lock:
+            handle, life = self._handles[worker], self._lives[worker]
+        future = getattr(handle, method).remote(*args, self.told).future()
+        longest = 2 * self._stall_timeout  # to be set up, and to answer
+        if not _wait_for(future.done, longest):
+            self.end(worker, life)
+            raise _AskedInVainError(
+                f"worker:{worker} was asked for its {method}, and has not answered for {longest:g} s. Its dataset may "
+                "hang; if it is only slow, give the strategy a longer `stall_timeout`."
+            )
+        error = future.exception()
+        if error is None:
+            return _checked(future.result())
+        if not is_actor_lost(error):
+            raise own_error(error)
+        with self._lock:
+            if self._lives[worker] == life:
+                self._reports.pop(worker, None)
+        raise _AskedInVainError(f"worker:{worker} was asked for its {method}, and has gone. {error}")
+
+    def _someone(self, workers: Sequence[int]) -> int:
+        """Returns one of these workers that is there."""
+        longest = self._start_timeout + 2 * self._stall_timeout
+        if not _wait_for(lambda: self._closed or any(worker in self._reports for worker in workers), longest):
+            names = [f"worker:{number}" for number in workers]
+            raise ClusterTimeoutError("the coordinator", longest, names, "the Ray cluster")
+        if self._closed:
+            raise WorkerLostError("The strategy was closed: there are no workers any more.")
+        set_up = {worker: report.set_up for worker, report in list(self._reports.items()) if worker in workers}
+        return min(set_up, key=lambda worker: (-set_up[worker], worker), default=workers[0])
 
     def tell(self, task: SetUp) -> int:
         """Lets all workers, also later ones, do something before later steps; returns how many things there are."""
         import ray
 
-        shared = ray.put(task)
+        shared = task if task.kind in _SENT_AS_THEY_ARE else ray.put(task)
         with self._lock:
+            number = len(self._tasks)
             self._tasks.append(task)
-            number = len(self._tasks) - 1
             for handle in self._handles.values():
-                handle.set_up.remote(number, shared)
+                _set_up(handle, number, shared)
         return number + 1
 
     @property
@@ -142,19 +182,48 @@ class Workers:
         """Sends a step to a worker; returns the reference to what it will answer."""
         return self._handles[worker].run.remote(step)
 
-    def end(self, worker: int) -> None:
+    def end(self, worker: int, life: int) -> None:
         """Kills a worker's process, also a stopped one."""
-        if worker in self._identities:
-            self._cluster.end_process(*self._identities[worker])
+        import ray
+
+        with self._lock:
+            if self._lives.get(worker) != life:
+                return
+            handle, report = self._handles.get(worker), self._reports.pop(worker, None)
+        if handle is not None:
+            ray.kill(handle)
+        if report is not None:
+            self._cluster.end_process(report.node, report.pid)
 
     def pids(self) -> dict[int, int]:
         """Returns the process ids of the workers that are up."""
-        return {worker: self._identities[worker][1] for worker in list(self._up)}
+        return {worker: report.pid for worker, report in list(self._reports.items())}
 
     def close(self) -> None:
         """Ends all workers."""
         import ray
 
-        self._closed = True
-        for handle in self._handles.values():
+        with self._lock:
+            self._closed = True
+            handles = list(self._handles.values())
+        for handle in handles:
             ray.kill(handle)
+
+
+def _set_up(handle: Any, number: int, task: Any) -> None:
+    handle.set_up.options(concurrency_group=SET_UP).remote(number, task)
+
+
+def _wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return True
+
+
+def _checked(answer: Any) -> Any:
+    if isinstance(answer, Raised):
+        raise answer.error()
+    return answer

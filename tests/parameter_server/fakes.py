@@ -47,17 +47,20 @@ def _put(value: Any) -> Ref:
 class _Actor:
     """An object whose methods run in threads of its own; arguments and results are copied."""
 
-    def __init__(self, cls: type, args: tuple[Any, ...], concurrency: int):
+    def __init__(self, cls: type, args: tuple[Any, ...], concurrency: int, groups: dict[str, int]):
         self.number = next(_numbers)
         self.is_dead = False
         self._threads = ThreadPoolExecutor(concurrency, f"actor-{self.number}")
+        self._groups = {
+            name: ThreadPoolExecutor(threads, f"actor-{self.number}-{name}") for name, threads in groups.items()
+        }
         self._pending: set[Future[Any]] = set()
         self._lock = threading.Lock()
         _actors[self.number] = self
         made = self._threads.submit(cls, *_copied(args))
         self._self = made
 
-    def call(self, method: str, args: tuple[Any, ...]) -> Ref:
+    def call(self, method: str, args: tuple[Any, ...], group: str | None = None) -> Ref:
         result: Future[Any] = Future()
         with self._lock:
             if self.is_dead:
@@ -65,7 +68,8 @@ class _Actor:
                 return Ref(result)
             self._pending.add(result)
             args = _copied(args)
-            self._threads.submit(self._run, method, args, result)
+            threads = self._threads if group is None else self._groups[group]
+            threads.submit(self._run, method, args, result)
         return Ref(result)
 
     def _run(self, method: str, args: tuple[Any, ...], result: Future[Any]) -> None:
@@ -95,7 +99,8 @@ class _Actor:
 
     def end(self) -> None:
         self.kill()
-        self._threads.shutdown(cancel_futures=True)
+        for threads in (self._threads, *self._groups.values()):
+            threads.shutdown(cancel_futures=True)
 
 
 class Handle:
@@ -118,24 +123,32 @@ class Handle:
 
 
 class _Method:
-    def __init__(self, handle: Handle, name: str):
-        self._handle, self._name = handle, name
+    def __init__(self, handle: Handle, name: str, group: str | None = None):
+        self._handle, self._name, self._group = handle, name, group
+
+    def options(self, concurrency_group: str) -> _Method:
+        return _Method(self._handle, self._name, concurrency_group)
 
     def remote(self, *args: Any) -> Ref:
-        return self._handle.actor.call(self._name, args)
+        return self._handle.actor.call(self._name, args, self._group)
+
+
+def _remote(cls: type | None = None, *, concurrency_groups: dict[str, int] | None = None) -> Any:
+    groups = concurrency_groups or {}
+    return _Class(cls, groups) if cls is not None else lambda cls: _Class(cls, groups)
 
 
 class _Class:
     """An actor class, like what `ray.remote` returns."""
 
-    def __init__(self, cls: type, **options: Any):
-        self._cls, self._options = cls, options
+    def __init__(self, cls: type, groups: dict[str, int], **options: Any):
+        self._cls, self._groups, self._options = cls, groups, options
 
     def options(self, **options: Any) -> _Class:
-        return _Class(self._cls, **options)
+        return _Class(self._cls, self._groups, **options)
 
     def remote(self, *args: Any) -> Handle:
-        return Handle(_Actor(self._cls, args, self._options.get("max_concurrency", 1)).number)
+        return Handle(_Actor(self._cls, args, self._options.get("max_concurrency", 1), self._groups).number)
 
 
 class _Runtime:
@@ -181,7 +194,7 @@ class FakeCluster:
 def fake_ray(monkeypatch: Any) -> Iterator[None]:
     """Lets actors live in this process; they end with the block."""
     fakes = {
-        "remote": _Class, "get": _get, "put": _put, "wait": _wait, "kill": lambda handle: handle.actor.kill(),
+        "remote": _remote, "get": _get, "put": _put, "wait": _wait, "kill": lambda handle: handle.actor.kill(),
         "get_runtime_context": _Runtime,
     }  # fmt: skip
     for name, fake in fakes.items():
@@ -199,7 +212,7 @@ def fake_ray(monkeypatch: Any) -> Iterator[None]:
 
 def make_actor(cls: type, *args: Any) -> Handle:
     """Starts an actor by hand."""
-    return _Class(cls).remote(*args)
+    return _Class(cls, {}).remote(*args)
 
 
 @contextlib.contextmanager

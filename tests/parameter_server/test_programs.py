@@ -326,6 +326,7 @@ def test_a_lost_worker_is_replaced_and_nothing_is_applied_twice():
         def step(x):
             count.assign_add(x)
 
+        coordinator.schedule(step, args=(np.float32(0),)).fetch(60)
         for i in range(60):
             coordinator.schedule(step, args=(np.float32(1),))
             if i in (20, 40):

@@ -14,11 +14,13 @@ import pytest
 import ray
 
 import replicax.parameter_server.scheduler as scheduler_module
-from replicax.errors import CancelledError, ContextError, ParameterServerLost, WorkerLostError
+from replicax.errors import CancelledError, ClusterTimeoutError, ContextError, ParameterServerLost, WorkerLostError
 from replicax.parameter_server.closures import Closure
+from replicax.parameter_server.crew import no_checkpoint
 from replicax.parameter_server.messages import Done, OtherBatch, ServerLost
 from replicax.parameter_server.policy import Ledger
-from replicax.parameter_server.scheduler import Scheduler, fatal_server_loss
+from replicax.parameter_server.scheduler import Scheduler
+from replicax.parameter_server.watch import Who
 from replicax.program.nest import Structure
 
 SOON = 10.0
@@ -43,51 +45,73 @@ def _closure(number: int) -> Closure:
 
 
 class Party:
-    """A scheduler, and everybody it deals with.
+    """A scheduler, and everybody it deals with: they answer pings at once unless told not to.
 
     Attributes:
         sent: What workers were given and have not answered: worker, closure and future, in order.
-        lost_servers: What the recovery of servers does; it is called with the reason.
+        recover: What the recovery of servers does; it is called with the reason.
+        silent: Who does not answer pings.
     """
 
-    def __init__(self, workers: int = 2, max_queued: int = 1000, stall_timeout: float = 1000.0, **options: Any):
+    def __init__(
+        self,
+        workers: int = 2,
+        servers: int = 0,
+        max_queued: int = 1000,
+        stall_timeout: float = 1000.0,
+        start_timeout: float = 1000.0,
+        **options: Any,
+    ):
         self.sent: list[tuple[int, Closure, Future[Any]]] = []
         self.events: list[Any] = []
         self.retrace: Callable[[int, Closure, int], None] = lambda worker, closure, iterator: None
-        self.lost_servers: Callable[[str], None] = lambda reason: None
-        self.hung_servers = False
+        self.recover: Callable[[str], None] = lambda reason: None
+        self.silent: set[Who] = set()
         self.replaces = True
+        self.tidy: Callable[[], None] = lambda: None
         self.scheduler = Scheduler(
             Ledger(workers, **options),
-            submit=self._submit,
-            replace_worker=self._replace,
-            end_worker=self._end,
-            retrace=lambda *args: self.retrace(*args),
-            servers_lost=lambda reason: self.lost_servers(reason),
-            find_hung_servers=lambda: self.hung_servers,
-            done=lambda worker, closure, done: closure.value._set((worker, closure.name)),
+            self,
+            servers=servers,
             max_queued=max_queued,
             stall_timeout=stall_timeout,
+            start_timeout=start_timeout,
         )
-        for worker in range(workers):
-            self.scheduler.worker_ready(worker)
+        self.scheduler.start()
         eventually(lambda: self.scheduler.queue().ready_workers == workers)
+        self.events.clear()
 
-    def _submit(self, worker: int, closure: Closure) -> Future[Any]:
+    # What the scheduler calls.
+
+    def submit(self, worker: int, closure: Closure) -> Future[Any]:
         future: Future[Any] = Future()
         self.sent.append((worker, closure, future))
         return future
 
-    def _replace(self, worker: int) -> None:
-        self.events.append(("replaced", worker))
-        if self.replaces:
-            self.scheduler.worker_ready(worker)
+    def ping(self, who: Who, life: int) -> Future[Any]:
+        future: Future[Any] = Future()
+        if who not in self.silent:
+            future.set_result(0)
+        return future
 
-    def _end(self, worker: int) -> None:
-        self.events.append(("ended", worker))
-        for sent in [sent for sent in self.sent if sent[0] == worker]:
+    def heard(self, who: Who, answer: Any) -> int:
+        return answer
+
+    def start(self, who: Who, life: int) -> int:
+        self.events.append(("replaced", who.number))
+        self.silent.discard(who)
+        if not self.replaces:
+            raise RuntimeError("no room")
+        return 0
+
+    def end(self, who: Who, life: int, why: str) -> None:
+        self.events.append(("ended", who.number))
+        for sent in [sent for sent in self.sent if Who("worker", sent[0]) == who]:
             self.sent.remove(sent)
             sent[2].set_exception(LOST)
+
+    def done(self, worker: int, closure: Closure, done: Done) -> None:
+        closure.value._set((worker, closure.name))
 
     def add(self, count: int = 1) -> list[Closure]:
         """Queues closures; those of one call are handed out together if there are no others."""
@@ -315,7 +339,7 @@ def test_what_a_lost_worker_had_is_done_by_another(party):
         it.answer(LOST, worker=0)
     eventually(lambda: it.events)
     it.answer_all()
-    assert it.events == [("replaced", 0)]
+    assert it.events[0] == ("replaced", 0)
     assert {closure.value.fetch(0)[0] for closure in closures} == {1}
     assert [closure.lost_workers for closure in closures] == [1, 0, 1, 0]
     it.scheduler.raise_error()
@@ -348,7 +372,7 @@ def test_a_function_that_kills_its_workers_does_not_go_on_for_ever(party):
         other.value.fetch(SOON)
     with pytest.raises(WorkerLostError):
         it.scheduler.raise_error()
-    assert len(it.events) == 10
+    eventually(lambda: len(it.events) == 10)
     it.add()
     it.answer_all()
 
@@ -368,13 +392,132 @@ def test_a_hung_worker_is_ended_even_while_others_are_busy(party):
 
 
 def test_a_worker_that_waits_for_a_hung_server_is_not_ended(party):
-    it = party(workers=1, stall_timeout=0.05)
-    it.hung_servers = True
+    it = party(workers=1, servers=1, stall_timeout=0.4)
+    it.recover = lambda reason: it.scheduler.server_starts(0)
+    it.silent.add(Who("ps", 0))
     it.add()
-    time.sleep(0.3)
-    assert it.events == []
+    eventually(lambda: it.events)
+    assert it.events == [("ended", 0)]  # the server
+    it.silent.clear()
+    it.answer(ServerLost("gone"))
+    it.answer_all()
+    assert it.events == [("ended", 0)]
+    assert it.scheduler.join(SOON)
+
+
+def test_an_idle_worker_is_watched(party):
+    it = party(workers=2, stall_timeout=0.2)
+    it.silent.add(Who("worker", 1))
+    eventually(lambda: len(it.events) >= 2)
+    assert it.events == [("ended", 1), ("replaced", 1)]
+    eventually(lambda: it.scheduler.queue().ready_workers == 2)
+
+
+def test_an_idle_server_is_watched(party):
+    it = party(workers=1, servers=2, stall_timeout=0.2)
+    reasons = []
+
+    def recover(reason):
+        reasons.append(reason)
+        it.silent.clear()
+        it.scheduler.server_starts(1)
+
+    it.recover = recover
+    it.silent.add(Who("ps", 1))
+    eventually(lambda: reasons)
+    assert "ps:1 has gone" in reasons[0]
+    it.add(3)
+    it.answer_all()
+    assert len(reasons) == 1
+
+
+def test_join_ends_when_no_worker_comes_any_more(party):
+    it = party(workers=2, stall_timeout=0.2, start_timeout=0.2)
+    it.replaces = False
+    (first, *others) = it.add(5)
+    for worker in (0, 1):
+        it.answer(LOST, worker=worker)
+    assert it.scheduler.join(SOON)
+    with pytest.raises(ClusterTimeoutError, match=r"worker:0, worker:1.*worker:0 has gone.*no room"):
+        it.scheduler.raise_error()
+    for closure in (first, *others):
+        with pytest.raises(CancelledError):
+            closure.value.fetch(0)
+    it.replaces = True  # Their nodes are back.
+    it.add()
+    eventually(lambda: it.sent)
+    it.answer_all()
+
+
+def test_a_server_that_is_lost_while_others_are_recovered_is_recovered_too(party):
+    it = party(workers=1, servers=2, stall_timeout=0.2)
+    reasons = []
+
+    def recover(reason):
+        reasons.append(reason)
+        it.scheduler.server_starts(0)
+        if len(reasons) == 1:
+            it.silent.add(Who("ps", 1))
+            eventually(lambda: ("ended", 1) in it.events)
+        else:
+            it.silent.discard(Who("ps", 1))
+            it.scheduler.server_starts(1)
+
+    it.recover = recover
+    it.add()
+    it.answer(ServerLost("gone"))
     it.answer()
     assert it.scheduler.join(SOON)
+    assert len(reasons) == 2
+    it.scheduler.raise_error()
+
+
+def test_whoever_holds_the_quiet_and_loses_a_server_does_not_wait_for_ever(party):
+    it = party(workers=1, servers=1)
+    it.recover = it.events.append
+
+    def copy():
+        with it.scheduler.quiet():
+            return it.scheduler.recover_servers("gone")
+
+    assert in_thread(copy).result(SOON)
+    assert it.events == ["gone"]
+
+
+def test_whoever_holds_the_quiet_is_not_disturbed_by_a_recovery_that_another_asks_for(party):
+    it = party(workers=1, servers=1)
+    it.recover = it.events.append
+    with it.scheduler.quiet():
+        other = in_thread(lambda: it.scheduler.recover_servers("gone"))
+        time.sleep(0.1)
+        assert it.events == []
+    assert other.result(SOON)
+    assert it.events == ["gone"]
+
+
+def test_a_server_lost_while_a_step_is_compiled_is_recovered(party):
+    it = party(workers=1, servers=1)
+
+    def retrace(worker, closure, iterator):
+        raise ParameterServerLost("gone")
+
+    it.retrace, it.recover = retrace, it.events.append
+    (closure,) = it.add()
+    it.answer(OtherBatch(7))
+    eventually(lambda: it.events)
+    it.answer()
+    assert closure.value.fetch(SOON)
+    it.scheduler.raise_error()
+
+
+def test_those_who_wait_are_told_when_calls_of_ray_do_not_return(party):
+    it = party(workers=1, stall_timeout=0.2, start_timeout=0.2)
+    go_on = threading.Event()
+    it.tidy = lambda: go_on.wait(SOON)
+    it.add()
+    with pytest.raises(ClusterTimeoutError, match="whose calls do not return"):
+        it.scheduler.join(None)
+    go_on.set()
 
 
 # Other batches.
@@ -452,7 +595,7 @@ def test_a_worker_may_be_lost_while_its_step_is_compiled(party):
 def test_lost_servers_are_dealt_with_when_nothing_is_under_way(party):
     it = party(workers=2)
     reasons = []
-    it.lost_servers = lambda reason: reasons.append((reason, it.scheduler.queue().under_way))
+    it.recover = lambda reason: reasons.append((reason, it.scheduler.queue().under_way))
     closures = it.add(4)
     it.wait_for(4)
     it.answer(ServerLost("gone"))
@@ -471,9 +614,9 @@ def test_without_a_checkpoint_a_lost_server_ends_training(party):
     it = party(workers=1)
 
     def lost_servers(reason):
-        raise fatal_server_loss(reason)
+        raise no_checkpoint(reason)
 
-    it.lost_servers = lost_servers
+    it.recover = lost_servers
     closures = it.add(3)
     it.wait_for(2)
     it.answer(ServerLost("It is gone."))
@@ -538,7 +681,7 @@ def test_quiet_and_the_recovery_of_servers_exclude_each_other(party):
             time.sleep(0.1)
             assert it.sent == []
 
-    it.lost_servers = lost_servers
+    it.recover = lost_servers
     it.add()
     it.answer(ServerLost("gone"))
     assert recovering.wait(SOON)
@@ -557,7 +700,7 @@ def test_the_recovery_itself_may_ask_for_quiet(party):
         with it.scheduler.quiet():
             it.events.append("quiet")
 
-    it.lost_servers = lost_servers
+    it.recover = lost_servers
     it.add()
     it.answer(ServerLost("gone"))
     it.answer_all()
@@ -609,7 +752,7 @@ def test_closing_when_all_is_done_leaves_nothing_to_raise(party):
 
 def test_an_error_of_the_scheduler_itself_is_not_waited_for_in_vain(party):
     it = party(workers=1)
-    it.scheduler._done = lambda worker, closure, done: 1 / 0
+    it.done = lambda worker, closure, done: 1 / 0
     it.add(2)
     it.answer()
     it.scheduler.join(SOON)

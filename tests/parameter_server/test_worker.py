@@ -187,7 +187,7 @@ def test_a_lost_server_is_told_of_and_the_batch_is_kept(server):
     new = make_actor(ParameterServer, {})
     new.load.remote(descent())
     ray.get(new.put.remote(values()))
-    worker.set_up(3, SetUp("servers", ([new],)))
+    worker.set_up(3, SetUp("servers", ([new], 0)))
     assert isinstance(worker.run(step(0, exact=True, set_up=4)), Done)
     np.testing.assert_array_equal(read(new, W), ONES)  # the gradient of batch 0
 
@@ -287,7 +287,7 @@ def test_a_step_waits_for_what_it_relies_on(server):
 
 def test_a_worker_tells_what_it_computes_on(server):
     worker = make_actor(Worker, 0, [server], {})
-    node, pid, platform = ray.get(worker.identity.remote())
+    node, pid, platform, _ = ray.get(worker.report.remote())
     assert (node, platform) == (str(worker.number), "cpu")
     assert pid > 0
 
