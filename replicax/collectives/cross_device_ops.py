@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.collectives.options import CommunicationOptions
-from replicax.collectives.packing import Packing, packs_by_bytes, packs_by_number
+from replicax.collectives.packing import ARRAYS_PER_PACK, Packing, packs_by_bytes, packs_by_number
 from replicax.compat import vary, varying_axes
 from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.reduce_op import ReduceOp
@@ -28,8 +28,9 @@ class CrossDeviceOps(abc.ABC):
     number of times: a sum is linear, so tangents always take XLA's own sum, whatever algorithm carried the values.
 
     Attributes:
-        num_packs: Number of packs for the small arrays of one dtype, 0 for none. `CommunicationOptions.bytes_per_pack`
-            wins over it.
+        num_packs: Number of packs for the small arrays of one dtype, 0 for none. Within one process there are more
+            where a pack would hold more than 8 arrays: no step is slower for it, and deep models compile faster.
+            `CommunicationOptions.bytes_per_pack` wins over it.
     """
 
     num_packs: int = 0
@@ -103,7 +104,8 @@ class CrossDeviceOps(abc.ABC):
             return packs_by_number(arrays, 0)  # Nothing travels.
         if options.bytes_per_pack > 0:
             return packs_by_bytes(arrays, options.bytes_per_pack)
-        return packs_by_number(arrays, self.num_packs)
+        # Between processes each transfer waits for the network at every step; inside of one it costs next to nothing.
+        return packs_by_number(arrays, self.num_packs, ARRAYS_PER_PACK if jax.process_count() == 1 else None)
 
     def _sum_all(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
         # An empty array has no sum to make. (Passing one through crashes XLA's CPU compiler of jaxlib 0.11.)

@@ -22,7 +22,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 
     Attributes:
         num_packs: Number of packs into which the small values of one dtype are joined, 0 for none. Values above 64 KiB
-            are never joined: copying them costs more than it saves.
+            are never joined: copying them costs more than it saves. Within one process a pack holds 8 arrays at most.
         group_size: Number of neighbours in a group, such as the devices of one machine; by default the power of two
             next to the square root of the number of replicas (8 replicas: two groups of 4).
 

@@ -17,7 +17,7 @@ class NcclAllReduce(CrossDeviceOps):
 
     Attributes:
         num_packs: Number of packs into which the small values of one dtype are joined, 0 for none. Values above 64 KiB
-            are never joined: copying them costs more than it saves.
+            are never joined: copying them costs more than it saves. Within one process a pack holds 8 arrays at most.
 
     Raises:
         ArgumentError: `num_packs` is not an int of at least 0.

@@ -2,6 +2,12 @@
 
 Only small values are worth it. Joining copies them, and copying a large value costs more than the transfer it saves.
 Measured with two Gloo processes, a step: 20.2 ms with each value alone, 15.3 with small ones packed, 35-50 with all.
+
+A pack has its price in the compiler, too. XLA makes machine code for each place in a pack from which something is read,
+and code that it has made already serves again where another layer's arrays stand at the same place of their own pack.
+So packs of a few arrays are compiled once for a whole deep network, while one large pack is compiled for as long as the
+network is deep. Measured with 100 dense layers on 8 devices of one process: 0 arrays together, 8, 16, all 202: compiler
+1.9 s, 1.9 s, 2.4 s, 7.8 s; a step 34 ms, 18 ms, 19 ms, 18 ms.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ import jax.numpy as jnp
 from replicax.compat import varying_axes
 
 SMALL_VALUE_BYTES = 64 * 1024
+ARRAYS_PER_PACK = 8  # With more, a step of one process is no faster.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,17 +83,20 @@ def packs_by_bytes(values: Sequence[jax.Array], bytes_per_pack: int) -> Packing:
     return _packing(packs, values)
 
 
-def packs_by_number(values: Sequence[jax.Array], num_packs: int) -> Packing:
-    """Plans `num_packs` packs a dtype out of the small arrays; those above `SMALL_VALUE_BYTES` stay alone.
+def packs_by_number(values: Sequence[jax.Array], num_packs: int, arrays_per_pack: int | None = None) -> Packing:
+    """Plans packs out of the small arrays; those above `SMALL_VALUE_BYTES` stay alone.
 
     Args:
         values: Arrays of any shapes and dtypes; only those of one dtype come together.
         num_packs: Number of packs a dtype (fewer where there are fewer arrays); 0 puts every array alone.
+        arrays_per_pack: The most arrays that a pack holds, which may ask for more packs; None for no limit.
     """
     small = [i for i, value in enumerate(values) if num_packs > 0 and value.nbytes <= SMALL_VALUE_BYTES]
-    packs = [[i] for i in range(len(values)) if i not in set(small)]
+    chosen = set(small)
+    packs = [[i] for i in range(len(values)) if i not in chosen]
     for positions in _alike(values, small):
         length = -(-len(positions) // num_packs)
+        length = length if arrays_per_pack is None else min(length, arrays_per_pack)
         packs.extend(positions[start : start + length] for start in range(0, len(positions), length))
     return _packing(packs, values)
 

@@ -55,6 +55,15 @@ def test_a_number_of_packs_counts_small_values_only(num_packs, packs):
     assert len(packing.packs) == packs + 1
 
 
+def test_packs_of_a_deep_network_are_alike_so_that_one_compiled_kernel_serves_them_all():
+    values = [jnp.zeros(shape) for _ in range(12) for shape in ((4, 4), (4,))]
+    packs = packs_by_number(values, 1, arrays_per_pack=8).packs
+    assert [len(pack) for pack in packs] == [8, 8, 8]
+    assert len({tuple(values[i].shape for i in pack) for pack in packs}) == 1
+    assert len(packs_by_number(values, 12, arrays_per_pack=8).packs) == 12
+    assert len(packs_by_number(values, 0, arrays_per_pack=8).packs) == 24
+
+
 def test_a_value_alone_is_not_copied():
     values = [jnp.zeros(3), jnp.ones((2, 2))]
     assert all(buffer is value for buffer, value in zip(packs_by_bytes(values, 4).pack(values), values, strict=True))
