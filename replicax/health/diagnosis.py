@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from replicax.exit_codes import ExitCode
 from replicax.health.phases import SLOW_PHASES
@@ -123,20 +124,16 @@ def _not_coming(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
     waits = {i: s.waiting for i, s in known.items() if s.waiting is not None and _is_here(workers[i])}
     if not waits:
         return None
-    longest, furthest = max(waits.values()), max(known[i].calls for i in waits)
-    behind = {i: status for i, status in known.items() if i not in waits and status.calls <= furthest}
-    ended = [i for i, s in behind.items() if s.ended and longest >= _patience(s.calls < furthest, limits)]
+    behind = {i: found for i in known if i not in waits and (found := _missed(i, known, waits)) is not None}
+    ended = [i for i in behind if known[i].ended and behind[i].longest >= _patience(known[i], behind[i], limits)]
     if ended:
         return _diagnosis(workers, Kind.ENDED, ended, "has ended, and others wait for it")
-    absent = [
-        i
-        for i, s in behind.items()
-        if not s.ended and s.phase not in SLOW_PHASES and min(s.seconds, longest) >= limits.stall
-    ]
+    stuck = {i: min(known[i].seconds, behind[i].longest) for i in behind if not known[i].ended}
+    absent = [i for i, age in stuck.items() if known[i].phase not in SLOW_PHASES and age >= limits.stall]
     if absent:
-        said = "is alive, but does not come to the step in which others wait for it"
+        said = "is alive, but does not come to where others wait for it"
         return _diagnosis(workers, Kind.ABSENT, _furthest_behind(workers, absent), said)
-    slow = [i for i, s in behind.items() if s.phase in SLOW_PHASES and min(s.seconds, longest) >= limits.slow]
+    slow = [i for i, age in stuck.items() if known[i].phase in SLOW_PHASES and age >= limits.slow]
     if slow:
         said = f"takes longer than the {limits.slow:g} s that its phase may last, and others wait for it"
         return _diagnosis(workers, Kind.SLOW, _furthest_behind(workers, slow), said)
@@ -161,8 +158,27 @@ def _is_here(worker: Seen) -> bool:
     return worker.runs and worker.silent == 0.0 and not worker.refusals
 
 
-def _patience(never_came: bool, limits: Limits) -> float:
-    """For how long to wait in a step for a worker that has ended: it may have begun that step before."""
+class _Wait(NamedTuple):
+    """How others wait for a worker: for how long, since when at the latest, and in the program of which number."""
+
+    longest: float
+    shortest: float
+    calls: int
+
+
+def _missed(worker: int, known: Mapping[int, Status], waits: Mapping[int, float]) -> _Wait | None:
+    """Returns how others wait for a worker; None if nobody does, or it has been there already."""
+    waiting = [i for i in waits if not known[i].waits_for or worker in known[i].waits_for]
+    if not waiting:
+        return None
+    calls = max(known[i].calls for i in waiting)
+    seconds = [waits[i] for i in waiting]
+    return _Wait(max(seconds), min(seconds), calls) if known[worker].calls <= calls else None
+
+
+def _patience(ended: Status, wait: _Wait, limits: Limits) -> float:
+    """Returns for how long to wait for a worker that has ended: it may have begun that step before, or not."""
+    never_came = ended.calls < wait.calls or wait.shortest < ended.seconds
     return min(limits.confirm, limits.stall) if never_came else limits.stall
 
 

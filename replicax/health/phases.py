@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
@@ -38,6 +38,9 @@ SLOW_PHASES = frozenset({START, FIRST_BATCH, COMPILE, CHECKPOINT})
 WAITING_PHASES = frozenset({STEP, WAIT})
 
 
+_NOTHING: tuple[str, tuple[int, ...]] = ("", ())
+
+
 class Activity:
     """What a process is doing.
 
@@ -51,9 +54,21 @@ class Activity:
         exchanging: For each thread that waits for the others' data, since when.
         seen_computing: When it was last seen that the devices compute.
         thread: The thread that counts.
+        wait: What it waits for in phase `WAIT`, and for which processes; for all others if none are named.
     """
 
-    __slots__ = ("at", "called", "calls", "exchanging", "fingerprint", "program", "result", "seen_computing", "thread")
+    __slots__ = (
+        "at",
+        "called",
+        "calls",
+        "exchanging",
+        "fingerprint",
+        "program",
+        "result",
+        "seen_computing",
+        "thread",
+        "wait",
+    )
 
     def __init__(self) -> None:
         self.at: tuple[str, float] = (IDLE, monotonic())
@@ -63,6 +78,7 @@ class Activity:
         self.exchanging: dict[int, float] = {}
         self.result: weakref.ref[Any] | None = None
         self.thread = threading.main_thread().ident
+        self.wait: tuple[str, tuple[int, ...]] = _NOTHING
 
     def computes(self) -> bool:
         """Returns whether the last program has not finished yet: devices compute, or wait for those of others."""
@@ -91,13 +107,28 @@ now = Activity()
 class exchange:
     """A context manager for any thread: until the end of the block it waits for what the other processes send.
 
-    If the thread that trains waits for input meanwhile, it is the others for whom it waits.
+    In the thread that trains this is phase `WAIT`. In another one it counts while the thread that trains waits for
+    input: then it is the others for whom it waits.
+
+    Args:
+        what: What it waits for.
     """
 
+    __slots__ = ("_phase", "_what")
+
+    def __init__(self, what: str = "data"):
+        self._what = what
+        self._phase: phase | None = None
+
     def __enter__(self) -> None:
-        now.exchanging[get_ident()] = monotonic()
+        if get_ident() == now.thread:
+            self._phase = phase(WAIT, self._what).__enter__()
+        else:
+            now.exchanging[get_ident()] = monotonic()
 
     def __exit__(self, *exception: object) -> None:
+        if self._phase is not None:
+            self._phase.__exit__()
         now.exchanging.pop(get_ident(), None)
 
 
@@ -106,32 +137,40 @@ class phase:
 
     As a decorator it does the same for each call of a function.
 
+    Args:
+        name: The phase.
+        what: In phase `WAIT`: what it waits for.
+        processes: For which processes; all others by default.
+
     Example:
         >>> with phase("input"):
         ...     now.at[0]
         'input'
     """
 
-    __slots__ = ("_before", "_name")
+    __slots__ = ("_before", "_name", "_wait", "_wait_before")
 
-    def __init__(self, name: str):
-        self._name = name
+    def __init__(self, name: str, what: str = "", processes: Sequence[int] = ()):
+        self._name, self._wait = name, (what, tuple(processes))
         self._before: str | None = None
+        self._wait_before = _NOTHING
 
     def __enter__(self) -> phase:
         if get_ident() == now.thread:
-            self._before = now.at[0]
+            self._before, self._wait_before = now.at[0], now.wait
+            now.wait = self._wait  # before the phase: who reads it after the phase knows for whom that waits
             now.at = (self._name, monotonic())
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._before is not None:
             now.at = (self._before, monotonic())
+            now.wait = self._wait_before
 
     def __call__(self, fn: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(fn)
         def in_phase(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-            with phase(self._name):
+            with phase(self._name, *self._wait):
                 return fn(*args, **kwargs)
 
         return in_phase

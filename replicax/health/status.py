@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from replicax.health.phases import WAITING_PHASES, Activity, now
+from replicax.health.phases import WAIT, WAITING_PHASES, Activity, now
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +23,8 @@ class Status:
         program: Name of that program.
         fingerprint: Its fingerprint.
         ended: How its script ended: `""` while it runs, `"done"`, or the error.
+        waits_at: What it waits for where that is no program, such as first values of variables.
+        waits_for: The numbers of the workers that it waits for; empty for all others.
     """
 
     phase: str
@@ -33,6 +35,8 @@ class Status:
     program: str = ""
     fingerprint: str = ""
     ended: str = ""
+    waits_at: str = ""
+    waits_for: tuple[int, ...] = ()
 
     def describe(self) -> str:
         """Returns the status in words."""
@@ -40,6 +44,7 @@ class Status:
             return f"ended ({self.ended}), last completed step {self.completed}"
         program = f" of {self.program!r}" if self.program else ""
         waits = "" if self.waiting is None else f", waiting for {self.waiting:.1f} s"
+        waits += f" at {self.waits_at!r}" if waits and self.waits_at else ""
         step = f"last completed step {self.completed}"
         if self.calls > self.completed:
             step += f", in step {self.calls}{program}"
@@ -48,7 +53,10 @@ class Status:
 
 def status_of(activity: Activity = now, ended: str = "") -> Status:
     """Returns the status of this process."""
-    (phase, since), time_now = activity.at, time.monotonic()
+    # In this order: what it waits for is noted before its phase begins, and forgotten after that has ended.
+    waits_at, waits_for = activity.wait
+    phase, since = activity.at
+    time_now = time.monotonic()
     waits_since = None if ended else activity.waits_since()
     computes = activity.computes()
     if computes:
@@ -65,6 +73,8 @@ def status_of(activity: Activity = now, ended: str = "") -> Status:
         activity.program,
         activity.fingerprint,
         ended,
+        waits_at if phase == WAIT else "",
+        waits_for if phase == WAIT else (),
     )
 
 
@@ -76,9 +86,12 @@ def status_from(document: Mapping[str, Any]) -> Status:
     """
     kinds: dict[str, Any] = {"phase": str, "program": str, "fingerprint": str, "ended": str, "calls": int}
     kinds |= {"completed": int, "seconds": (int, float), "waiting": (int, float, type(None))}
+    kinds |= {"waits_at": str, "waits_for": (list, tuple)}
     if not isinstance(document, Mapping):
         raise ValueError(f"not a status: {document!r:.100}")
     found = {name: document.get(name) for name in kinds}
     if not all(isinstance(found[name], kind) for name, kind in kinds.items()):
         raise ValueError(f"not a status: {document!r:.100}")
-    return Status(**found)  # type: ignore[arg-type] # checked above
+    if not all(isinstance(worker, int) for worker in found["waits_for"]):
+        raise ValueError(f"not a status: {document!r:.100}")
+    return Status(**{**found, "waits_for": tuple(found["waits_for"])})

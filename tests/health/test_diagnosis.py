@@ -44,7 +44,7 @@ def does(phase: str, seconds: float, calls: int = 6) -> Status:
         (waits(90), None),  # never heard of: perhaps it cannot be reached
         (waits(9), waits(90)),  # one has made progress
         (waits(1), Status("idle", 90, 6, 6, ended="RuntimeError: x")),
-        (waits(9), Status("idle", 90, 7, 7, ended="done")),
+        (waits(9), Status("leave", 5, 7, 7, ended="done")),  # It may have begun the step.
         (does("idle", 90), Status("idle", 90, 7, 7, ended="done")),
     ],
 )
@@ -61,9 +61,8 @@ def test_an_absent_worker_is_named_with_its_phase(phase: str, calls: int):
     assert found.kind is Kind.ABSENT
     assert found.culprits == (1,)
     assert found.exit_code == ExitCode.STALLED
-    assert (
-        f"worker:1 (host1:1) is alive, but does not come to the step in which others wait for it. Now: phase {phase!r}"
-        in (found.reason)
+    assert f"worker:1 (host1:1) is alive, but does not come to where others wait for it. Now: phase {phase!r}" in (
+        found.reason
     )
     assert "for 11.5 s, last completed step" in found.reason
 
@@ -104,6 +103,22 @@ def test_a_worker_that_does_not_answer(phase: str):
     found = diagnose([seen(0, does("idle", 1)), seen(1, does(phase, 0), 10.1)], LIMITS)
     assert found is not None
     assert (found.kind, found.culprits) == (Kind.STOPPED, (1,))
+
+
+def test_who_begins_to_wait_after_another_has_ended_waits_in_vain():
+    waiting = Status("wait", 3.0, 6, 6, 3.0, waits_at="first values")
+    found = diagnose([seen(0, waiting), seen(1, Status("leave", 4.0, 6, 6, ended="done"))], LIMITS)
+    assert found is not None
+    assert (found.kind, found.culprits) == (Kind.ENDED, (1,))
+
+
+def test_only_those_are_missed_that_others_wait_for():
+    waiting = Status("wait", 90.0, 6, 6, 90.0, waits_at="a barrier", waits_for=(0, 1))
+    compiles, idle = does("compile", 90), does("idle", 90)
+    assert diagnose([seen(0, waiting), seen(1, compiles), seen(2, idle)], LIMITS) is None
+    found = diagnose([seen(0, waiting), seen(1, idle), seen(2, idle)], LIMITS)
+    assert found is not None
+    assert (found.kind, found.culprits) == (Kind.ABSENT, (1,))
 
 
 @pytest.mark.parametrize("how", ["done", "RuntimeError: x"])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -107,12 +109,39 @@ def test_a_result_that_is_not_ready_is_a_wait():
 
 
 def test_waiting_for_the_others_data_is_a_wait():
-    with phase("input"):
-        assert status_of().waiting is None
+    with phase("callback"), exchange("positions"):
+        assert status_of().waiting is not None
+        assert (status_of().phase, status_of().waits_at) == ("wait", "positions")
+    assert (status_of().waiting, status_of().waits_at) == (None, "")
+
+
+def test_a_wait_for_some_names_them():
+    with phase(WAIT, "a barrier", [0, 2]):
+        status = status_from(json.loads(json.dumps(dataclasses.asdict(status_of()))))
+        assert (status.waits_at, status.waits_for) == ("a barrier", (0, 2))
+        assert " s at 'a barrier'" in status.describe()
+        with phase("compile"):
+            assert status_of().waits_for == ()
+        assert status_of().waits_for == (0, 2)
+
+
+def test_another_threads_wait_for_data_counts_while_this_one_waits_for_input():
+    begun, done = threading.Event(), threading.Event()
+
+    def fetch() -> None:
         with exchange():
-            assert status_of().waiting is not None
+            begun.set()
+            assert done.wait(60)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    assert begun.wait(60)
+    with phase("callback"):
         assert status_of().waiting is None
-    with phase("callback"), exchange():
+    with phase("input"):
+        assert status_of().waiting is not None
+        done.set()
+        thread.join()
         assert status_of().waiting is None
 
 

@@ -49,7 +49,7 @@ def test_a_worker_that_does_not_come(tmp_path: Path, fault: str):
     with job(tmp_path, fault) as running:
         since = fault_time(running)
         stacks = ("Python stacks of worker:1", "in strike", f"phase '{fault}'")
-        check(running, since, "worker:1 (127.0.0.1:", "does not come to the step", *stacks)
+        check(running, since, "worker:1 (127.0.0.1:", "does not come to where", *stacks)
         code, _ = running.end(1, 5)
         assert code == ExitCode.STALLED, running.log(1)
         assert (tmp_path / "stall-worker-0.txt").read_text() == (tmp_path / "stall-worker-1.txt").read_text()
