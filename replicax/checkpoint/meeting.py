@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import jax
 
+import replicax.health as health
 from replicax.compat import delete_stored, publish, published
 from replicax.errors import CheckpointError
 
@@ -78,7 +79,8 @@ class Meeting:
         """
         failure: Exception | None = None
         try:
-            result = action()
+            with health.phase(health.CHECKPOINT):
+                result = action()
         except Exception as error:
             failure = error
         told = self.tell(stage, "" if failure is None else f"{type(failure).__name__}: {failure}"[:2000])
@@ -100,6 +102,10 @@ class Meeting:
         return f"{_PREFIX}/{self._number}/{stage}/{process}"
 
     def _collected(self, stage: str, processes: Sequence[int]) -> list[str]:
+        with health.phase(health.WAIT, f"{self._name}: {stage}", () if len(processes) == self._count else processes):
+            return self._waited(stage, processes)
+
+    def _waited(self, stage: str, processes: Sequence[int]) -> list[str]:
         deadline = time.monotonic() + self._timeout_s
         found: dict[int, str] = {}
         missing = list(processes)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import jax
 
+import replicax.health as health
 from replicax.compat import publish, published
 from replicax.errors import CheckpointError
 
@@ -73,7 +74,9 @@ class Notice:
             if not self._halted:
                 self._passed += 1
                 return False
-        if not self._agreed.wait(self._timeout_s + 2 * _POLL_S) or self._failure is not None:
+        with health.phase(health.WAIT, "agreeing where to stop"):
+            agreed = self._agreed.wait(self._timeout_s + 2 * _POLL_S)
+        if not agreed or self._failure is not None:
             raise CheckpointError(f"The workers could not agree where to stop: {self._failure}") from self._failure
         here, self._passed = self._passed, self._passed + 1
         return here >= self._stop_at

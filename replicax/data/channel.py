@@ -189,7 +189,7 @@ class HostChannel:
         self._numbers.leftovers.leave(self._numbers.next, keys)
 
     def _wait(self, key: str, deadline: float) -> bytes | None:
-        with health.exchange():
+        with health.exchange("data"):
             return self._look_up(key, deadline)
 
     def _look_up(self, key: str, deadline: float) -> bytes | None:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import replicax.health as health
 from replicax.compat import wait_at_barrier
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh
@@ -48,9 +49,10 @@ def barrier(mesh: Any, barrier_name: str | None = None, timeout_in_ms: int | Non
     if mesh.is_remote():
         raise MeshError(f"Process {jax.process_index()} has no device in {mesh!r}, so it has no part in its barrier.")
     processes = sorted({device.process_index for device in mesh.global_devices()})
-    if len(processes) > 1:
-        _wait(name, timeout_ms, processes)
-    _check_count(mesh)
+    with health.phase(health.WAIT, f"barrier {name!r}", processes):
+        if len(processes) > 1:
+            _wait(name, timeout_ms, processes)
+        _check_count(mesh)
 
 
 def _wait(name: str, timeout_ms: int, processes: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """No silent hangs: what each worker is doing, who looks after it, and what is said when the job stands still."""
 
-from replicax.health.calls import Call, Calls
+from replicax.health.calls import Call, Calls, together
 from replicax.health.monitor import running
 from replicax.health.phases import CALLBACK, CHECKPOINT, COMPILE, FIRST_BATCH, INPUT, WAIT, exchange, phase
 from replicax.health.status import status_of
@@ -21,6 +21,7 @@ __all__ = [
     "report",
     "stall_timeout_from",
     "start",
+    "together",
 ]
 
 

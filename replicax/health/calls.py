@@ -41,6 +41,11 @@ class Calls:
         return _quiet(COMPILE) if was_new else _NOTHING
 
 
+def together(name: str) -> Call:
+    """Returns the context of something that all processes compute together, and that is compiled as it goes."""
+    return Call(name, {}, STEP)
+
+
 class Call:
     """One call of a program that all processes run together."""
 

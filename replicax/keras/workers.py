@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+import replicax.health as health
 from replicax.errors import WorkersDisagreeError
 from replicax.runtime.transfer import from_all, from_chief
 
@@ -42,7 +43,7 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: Any, trains: bool) 
     if "callbacks" in given.signature.parameters:
         given.arguments["callbacks"] = _callbacks(given.arguments.get("callbacks"), strategy, trains)
     numpys, pythons = np.random.get_state(), random.getstate()
-    (seed,) = from_chief([np.uint32(np.random.randint(2**32, dtype=np.uint64))])
+    seed = _chiefs("the seed of a loop of Keras", np.uint32(np.random.randint(2**32, dtype=np.uint64)))
     np.random.seed(seed)
     random.seed(int(seed))
     try:
@@ -50,6 +51,13 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: Any, trains: bool) 
     finally:
         np.random.set_state(numpys)
         random.setstate(pythons)
+
+
+def _chiefs(what: str, value: Any) -> Any:
+    """Returns the chief's value on all workers, which wait for each other here."""
+    with health.phase(health.WAIT, what):
+        (chiefs,) = from_chief([value])
+    return chiefs
 
 
 def _callbacks(callbacks: Any, strategy: Any, trains: bool) -> Any:
@@ -94,22 +102,24 @@ def _alike_class() -> type:
             self._strategy = strategy
 
         def on_train_begin(self, logs: Any = None) -> None:
-            (epoch,) = from_chief([np.int64(self.model._initial_epoch or 0)])
-            self.model._initial_epoch = int(epoch)
+            epoch = np.int64(self.model._initial_epoch or 0)
+            self.model._initial_epoch = int(_chiefs("the first epoch of fit", epoch))
             self._make_variables_alike()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             check_same_names(sorted(logs or {}), self._strategy.workers)
             self._make_variables_alike()
-            (stop,) = from_chief([np.bool_(self.model.stop_training)])
-            self.model.stop_training = bool(stop)
+            stop = np.bool_(self.model.stop_training)
+            self.model.stop_training = bool(_chiefs("the end of an epoch of fit", stop))
 
         def on_train_end(self, logs: Any = None) -> None:
             self._make_variables_alike()  # Early stopping may have restored the best ones.
 
         def _make_variables_alike(self) -> None:
             optimizer = self.model.optimizer
-            self._strategy.placement.make_alike([*self.model.variables, *(optimizer.variables if optimizer else ())])
+            variables = [*self.model.variables, *(optimizer.variables if optimizer else ())]
+            with health.phase(health.WAIT, "what callbacks have changed"):
+                self._strategy.placement.make_alike(variables)
 
     return DecideAlike
 
@@ -121,10 +131,11 @@ def check_same_names(names: list[str], workers: tuple[str, ...]) -> None:
         WorkersDisagreeError: They do not.
     """
     text = "\n".join(names).encode()[:_LONGEST_LOG_NAMES]
-    (digests,) = from_all([np.uint32(zlib.crc32(text))])
-    if len(set(digests.tolist())) == 1:
-        return
-    (padded,) = from_all([np.frombuffer(text.ljust(_LONGEST_LOG_NAMES, b"\0"), np.uint8)])
+    with health.phase(health.WAIT, "the names of logs"):
+        (digests,) = from_all([np.uint32(zlib.crc32(text))])
+        if len(set(digests.tolist())) == 1:
+            return
+        (padded,) = from_all([np.frombuffer(text.ljust(_LONGEST_LOG_NAMES, b"\0"), np.uint8)])
     logged = [bytes(row).rstrip(b"\0").decode(errors="replace").split("\n") for row in padded]
     common = set(logged[0]).intersection(*logged[1:])
     odd = {worker: sorted(set(own) - common) for worker, own in zip(workers, logged, strict=True)}

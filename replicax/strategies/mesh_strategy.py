@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
+import replicax.health as health
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops
 from replicax.compat import strongly_typed
 from replicax.data import (
@@ -130,17 +131,18 @@ class MeshStrategy(Strategy):
     # Values and datasets.
 
     def _combined(self, each: Any, combine: Combine) -> Any:
-        replicas = each.num_replicas
-        if self._is_elsewhere(each):
-            return self._combined_elsewhere(each, combine)
-        return self.placement.mirrored(self.placement.rejoined(combine(each), replicas), replicas)
-
-    def _is_elsewhere(self, each: Any) -> bool:
-        """Returns whether other processes have components of a value that not all of them have a part in."""
         array = getattr(each, "stacked", None)
         if array is None or isinstance(array, jax.core.Tracer) or not self.placement.spans_processes:
-            return False
-        return len(array.sharding.device_set) < self.placement.mesh_for(self.placement.replicas).size
+            return self._combined_here(each, combine)
+        everywhere = len(array.sharding.device_set) == self.placement.mesh_for(self.placement.replicas).size
+        with health.together(type(combine).__name__.lower()) as call:
+            result = (self._combined_here if everywhere else self._combined_elsewhere)(each, combine)
+            call.sent(result)
+            return result
+
+    def _combined_here(self, each: Any, combine: Combine) -> Any:
+        replicas = each.num_replicas
+        return self.placement.mirrored(self.placement.rejoined(combine(each), replicas), replicas)
 
     def _combined_elsewhere(self, each: PerReplica, combine: Combine) -> jax.Array:
         """Combines a partial batch in the processes that have rows of it; process 0 is one, and tells the others."""

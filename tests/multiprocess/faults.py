@@ -58,7 +58,7 @@ def sigterm(job: Job) -> None:
 
 def preempted(job: Job) -> None:
     """The same with a handler that saves."""
-    with rx.PreemptionCheckpointHandler(job.strategy, rx.Checkpoint(w=job.w), job.folder / "saved") as handler:
+    with rx.PreemptionCheckpointHandler(job.strategy, rx.Checkpoint({"w": job.w}), job.folder / "saved") as handler:
         job.there()
         while True:
             handler.run(job.train, 1)
@@ -114,7 +114,7 @@ def chief_makes_a_variable(job: Job) -> None:
 def chief_saves(job: Job) -> None:
     if job.strategy.is_chief:
         job.there()
-        rx.Checkpoint(w=job.w).save(job.folder / "chiefs")
+        rx.Checkpoint({"w": job.w}).write(job.folder / "chiefs")
     else:
         time.sleep(FOR_EVER)
 
@@ -122,8 +122,21 @@ def chief_saves(job: Job) -> None:
 def chief_saves_while_others_train(job: Job) -> None:
     if job.strategy.is_chief:
         job.there()
-        rx.Checkpoint(w=job.w).save(job.folder / "chiefs")
+        rx.Checkpoint({"w": job.w}).write(job.folder / "chiefs")
     job.train(1000)
+
+
+def chief_evaluates(job: Job) -> None:
+    import keras
+
+    with job.strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x, y = np.ones((8, 4), np.float32), np.ones((8, 1), np.float32)
+    model.fit(x, y, verbose=0)
+    if job.strategy.is_chief:
+        job.there()
+        model.evaluate(x, y, verbose=0)
 
 
 def main() -> None:
