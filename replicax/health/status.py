@@ -89,7 +89,7 @@ def status_from(document: Mapping[str, Any]) -> Status:
     kinds |= {"waits_at": str, "waits_for": (list, tuple)}
     if not isinstance(document, Mapping):
         raise ValueError(f"not a status: {document!r:.100}")
-    found = {name: document.get(name) for name in kinds}
+    found: dict[str, Any] = {name: document.get(name) for name in kinds}
     if not all(isinstance(found[name], kind) for name, kind in kinds.items()):
         raise ValueError(f"not a status: {document!r:.100}")
     if not all(isinstance(worker, int) for worker in found["waits_for"]):
