@@ -17,6 +17,7 @@ from jax._src import compiler as jax_compiler
 from jax._src import config as jax_config
 from jax._src import core as jax_core
 from jax._src import distributed as jax_distributed
+from jax._src import source_info_util as jax_source_info
 from jax._src import xla_bridge
 from jax._src.lib import _jax as jaxlib
 from jax.extend import core as jex_core
@@ -84,6 +85,17 @@ def trace_state() -> Any:
 def is_tracing() -> bool:
     """Returns whether the code runs inside a function that JAX traces or transforms."""
     return not jax_core.trace_state_clean()
+
+
+def current_trace() -> Any:
+    """Returns JAX's innermost trace, for `within_trace`."""
+    with jex_core.take_current_trace() as trace:
+        return trace
+
+
+def within_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which JAX's operations belong to a trace that encloses the innermost one."""
+    return jex_core.set_current_trace(trace)
 
 
 # JAX proves equality over an axis only for its own collectives (`psum`, ...). An algorithm built from `ppermute` ends
@@ -268,3 +280,26 @@ def write_compilation_cache_from_every_process() -> None:
             state.process_id = process_id
 
     jax_compiler._cache_write = write_as_first
+
+
+@functools.cache
+def _trace_context() -> Any:
+    return jax.make_user_context(default_value=None)
+
+
+def prepare_tracing_anew() -> None:
+    """Makes `tracing_anew` possible. Doing it makes JAX forget what it has traced, so it is done early."""
+    _trace_context()
+
+
+def tracing_anew() -> Any:
+    """Returns a context in which JAX traces functions under `jax.jit` that it has traced before, too.
+
+    What it has kept of them may go by the variables' values of another program, or by what was equal there.
+    """
+    return _trace_context()(object())
+
+
+def location(equation: Any) -> str:
+    """Returns where in the user's code an equation of a traced program comes from: `file:line (function)`."""
+    return jax_source_info.summarize(equation.source_info)

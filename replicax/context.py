@@ -23,6 +23,9 @@ class StateFrame(Protocol):
     def write(self, variable: Any, value: Any) -> Any:
         """Makes `value` the current value of `variable` inside the trace and returns what was stored."""
 
+    def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Any]:
+        """Decides inside a replica whether a value that JAX types as equal may differ; see `equality.difference`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Context:

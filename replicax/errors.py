@@ -214,20 +214,22 @@ class ReplicaDivergenceError(ReplicaxError, ValueError):
 
     Attributes:
         variable: Name (or Keras path) of the variable.
+        reason: Why the value may differ, where that is not simply because of this replica's data; None otherwise.
     """
 
-    def __init__(self, variable: str):
-        self.variable = variable
+    def __init__(self, variable: str, reason: str | None = None):
+        self.variable, self.reason = variable, reason
+        because = "is computed from this replica's own data" if reason is None else reason
         super().__init__(
             f"Variable {variable!r} is mirrored: it must hold the same value on every replica, but it was assigned a "
-            "value that is computed from this replica's own data. Make the value equal first (for gradients: "
+            f"value that {because}. Make the value equal first (for gradients: "
             "`rx.value_and_grad(..., aggregation='sum')`; for others: "
             "`rx.get_replica_context().all_reduce('mean', value)`), or create the variable with an aggregation "
             "('sum', 'mean' or 'only_first_replica') that says how to combine the replicas' values."
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.variable,)
+        return type(self), (self.variable, self.reason)
 
 
 class WorkersDisagreeError(ReplicaxError, ValueError):

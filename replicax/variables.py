@@ -16,7 +16,8 @@ import numpy as np
 
 import replicax.context as context
 from replicax.array_like import ArrayLike
-from replicax.compat import assert_equal_over_axis, is_tracing, strongly_typed, vary, varying_axes
+from replicax.compat import assert_equal_over_axis, is_tracing, strongly_typed, vary
+from replicax.equality import Difference, difference
 from replicax.errors import ProgramError, ReplicaDivergenceError, StrategyMismatchError, VariableError
 from replicax.named import member_of
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -298,14 +299,21 @@ def aggregate(value: jax.Array, aggregation: VariableAggregation, replicas: int,
         ReplicaDivergenceError: The value may differ and `aggregation` is NONE.
         VariableError: The value is equal already and would be summed, that is, multiplied by the number of replicas.
     """
-    if REPLICA_AXIS not in varying_axes(value):
-        if aggregation is VariableAggregation.SUM and replicas > 1:
+    sums = aggregation is VariableAggregation.SUM and replicas > 1
+    value, why = difference(value, refused_if_equal=sums)
+    if why is None:
+        if sums:
             raise VariableError(
                 f"Variable {name!r} sums what its replicas assign, but this value is the same on all {replicas} "
                 f"replicas, so the sum would be {replicas} times the value. Assign a value that differs per replica, "
                 "or create the variable with aggregation='mean' or 'only_first_replica'."
             )
         return value
+    return combine(value, why, aggregation, replicas, name)
+
+
+def combine(value: jax.Array, why: Difference, aggregation: VariableAggregation, replicas: int, name: str) -> jax.Array:
+    """Makes a value equal on all replicas that may differ for the reason `why`; otherwise like `aggregate`."""
     if replicas == 1:
         return assert_equal_over_axis(value, REPLICA_AXIS)
     if aggregation is VariableAggregation.SUM:
@@ -314,7 +322,7 @@ def aggregate(value: jax.Array, aggregation: VariableAggregation, replicas: int,
         return jax.lax.pmean(value, REPLICA_AXIS)
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return first_replica(value)
-    raise ReplicaDivergenceError(name)
+    raise ReplicaDivergenceError(name, why.reason)
 
 
 def first_replica(value: jax.Array) -> jax.Array:

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.compat import vary, varying_axes
+from replicax.compat import vary
+from replicax.equality import difference
 from replicax.errors import ArgumentError
 from replicax.program.frames import OverrideFrame, VariablesCreatedError, variable_layout, variable_name
 from replicax.program.jaxprs import marked_as_gradient
@@ -159,7 +160,9 @@ class _Differentiation:
             result = self._loss_fn(*args, **kwargs)
         loss, aux = result if self._has_aux else (result, None)
         loss = _checked_loss(loss)
-        self._loss_is_equal = self._replica is not None and REPLICA_AXIS not in varying_axes(loss)
+        if self._replica is not None:
+            loss, why = difference(loss)
+            self._loss_is_equal = why is None
         aux_arrays, self._aux = take_apart_outputs(aux)
         self._written, self._saw_new = list(frame.written.values()), frame.saw_new
         if op_by_op:

@@ -13,8 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax.compat import is_random_key, trace_state, vary
+from replicax.compat import current_trace, is_random_key, trace_state, vary, within_trace
+from replicax.equality import Difference
 from replicax.errors import ProgramError
+from replicax.program.decisions import Decisions
 from replicax.program.results import Counts
 from replicax.runtime.mesh import REPLICA_AXIS
 
@@ -68,22 +70,22 @@ class ProgramFrame(_Frame):
 
     Attributes:
         inputs: The variables that were read before they were written.
-        sites: One record per `strategy.run` in the program, in the order of the calls.
+        runs: What each `strategy.run` in the program does: the variables that it reads and assigns, what varies.
         strategy: The strategy that the program runs under, once known.
         replicas: Number of replicas that take part, once known.
         counts: Which arrays are results of a `strategy.run`.
     """
 
-    def __init__(self, bound: Iterable[tuple[Any, Any]] | None = None, sites: list[RunSite] | None = None):
+    def __init__(self, bound: Iterable[tuple[Any, Any]] | None = None):
         super().__init__()
         self.discovering = bound is None
         self.inputs: dict[int, Any] = {}
-        self.sites: list[RunSite] = [] if sites is None else sites
-        self.next_site = 0
+        self.runs: list[Any] = []
         self.strategy: Any = None
         self.replicas: int | None = None
         self.counts = Counts()
         self._bound = {} if bound is None else {id(variable): value for variable, value in bound}
+        self._outside = current_trace()
 
     def read(self, variable: Any) -> Any:
         """Returns the value of `variable`: the assigned one, the bound one, or a placeholder."""
@@ -91,46 +93,50 @@ class ProgramFrame(_Frame):
             return self._values[id(variable)]
         if self.discovering:
             self.inputs[id(variable)] = variable
-            return placeholder(variable, stacked_in_program(variable))
+            with within_trace(self._outside):
+                return placeholder(variable, stacked_in_program(variable))
         return _known(self._bound, variable)
 
 
-class RunSite:
-    """What one `strategy.run` inside a program does with variables and results; found out while discovering.
-
-    Attributes:
-        inputs: Variables that the replicas read.
-        outputs: Variables that they assign.
-        varying: For each array in the result, whether it may differ between replicas.
-    """
-
-    def __init__(self, inputs: list[Any], outputs: list[Any], varying: list[bool]):
-        self.inputs, self.outputs, self.varying = inputs, outputs, varying
-
-
 class ReplicaFrame(_Frame):
-    """The variables as one replica sees them, inside `shard_map`.
+    """The variables as one replica sees them, inside `shard_map`, while its function is being traced.
+
+    It is made in the trace of the function, inside that of `shard_map`, and answers reads with placeholders that belong
+    to the latter.
+
+    Args:
+        outside: JAX's trace of the body of `shard_map`.
+        decisions: What the function's Python decides by whether values are equal on all replicas.
 
     Attributes:
         inputs: The variables that were read before they were written.
+        placeholders: Their placeholders, in the same order: one component's shape.
+        decisions: The decisions.
     """
 
-    def __init__(self, bound: Iterable[tuple[Any, Any]] | None):
+    def __init__(self, outside: Any, decisions: Decisions):
         super().__init__()
         self.inputs: dict[int, Any] = {}
-        self._discovering = bound is None
-        self._bound = {} if bound is None else {id(variable): value for variable, value in bound}
+        self.placeholders: dict[int, Any] = {}
+        self.decisions = decisions
+        self._outside = outside
         self._deferred: dict[int, Callable[[Any], Any]] = {}
 
     def read(self, variable: Any) -> Any:
         """Returns this replica's value of `variable`."""
-        if id(variable) in self._values:
-            return self._values[id(variable)]
-        if self._discovering:
-            self.inputs[id(variable)] = variable
-            value = placeholder(variable, None)
-            return vary(value, REPLICA_AXIS) if variable_is_stacked(variable) else value
-        return _known(self._bound, variable)
+        key = id(variable)
+        if key in self._values:
+            return self._values[key]
+        if key not in self.placeholders:
+            self.inputs[key] = variable
+            with within_trace(self._outside):
+                value = placeholder(variable, None)
+                self.placeholders[key] = vary(value, REPLICA_AXIS) if variable_is_stacked(variable) else value
+        return self.placeholders[key]
+
+    def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
+        """Decides whether a value that JAX types as equal may differ between replicas."""
+        return self.decisions.take(value, refused_if_equal)
 
     def defer(self, variable: Any, aggregate: Callable[[Any], Any]) -> None:
         """Aggregates `variable` when the replica function ends: until then it is an accumulator of this replica."""
@@ -179,6 +185,10 @@ class OverrideFrame(_Frame):
     def defer(self, variable: Any, aggregate: Callable[[Any], Any]) -> None:
         """Passes the accumulator on to the replica's frame, which aggregates it at the end."""
         self.parent.defer(variable, aggregate)
+
+    def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
+        """Passes the decision on to the replica's frame."""
+        return self.parent.decide(value, refused_if_equal)
 
 
 def _known(bound: dict[int, Any], variable: Any) -> Any:

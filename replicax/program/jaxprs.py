@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
 import replicax.compat as compat
+from replicax.program.decisions import is_decision
 
 _GRADIENT = "replicax_gradient"
 
@@ -54,7 +55,9 @@ def _written_out(program: Any, args: Sequence[Any], in_place: bool = True) -> li
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     for equation in jaxpr.eqns:
         call = CALLS.get(equation.primitive.name)
-        if call is None:
+        if is_decision(equation):
+            values[equation.outvars[0]] = read(equation.invars[0], values)
+        elif call is None:
             evaluate([equation], values, in_place)
         else:
             inputs = [read(atom, values) for atom in equation.invars]

@@ -14,7 +14,8 @@ from typing import Any
 import jax
 
 import replicax.context as context
-from replicax.compat import vary, varying_axes
+from replicax.compat import vary
+from replicax.equality import difference
 from replicax.errors import ReplicaDivergenceError
 from replicax.program.frames import variable_name
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -52,18 +53,21 @@ def _with_equal_gradients(original: Any) -> Any:
         if current.replica is not None and (current.manual_replicas or 1) > 1:
             variables = self._trainable_variables if trainable_variables is None else trainable_variables
             grads, variables = list(grads), list(variables)
-            for gradient, variable in zip(grads, variables, strict=False):  # Keras says what is wrong with their number
-                _check_equal(gradient, variable)
+            for i, (gradient, variable) in enumerate(zip(grads, variables, strict=False)):
+                grads[i] = _checked_equal(gradient, variable)  # Keras says what is wrong with their number
             return original(self, grads, None if trainable_variables is None else variables)
         return original(self, grads, trainable_variables)
 
     return apply
 
 
-def _check_equal(gradient: Any, variable: Any) -> None:
-    differs = gradient is not None and REPLICA_AXIS in varying_axes(gradient)
-    if differs and VariableAggregation.of(variable.aggregation) is VariableAggregation.NONE:
-        raise ReplicaDivergenceError(variable_name(variable))
+def _checked_equal(gradient: Any, variable: Any) -> Any:
+    if gradient is None or VariableAggregation.of(variable.aggregation) is not VariableAggregation.NONE:
+        return gradient
+    gradient, why = difference(gradient)
+    if why is not None:
+        raise ReplicaDivergenceError(variable_name(variable), why.reason)
+    return gradient
 
 
 def _with_loss_scale(original: Any) -> Any:

@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.compat import vary, varying_axes
+from replicax.compat import vary
+from replicax.equality import difference
 from replicax.errors import ContextError, ProgramError
 from replicax.program.frames import VariablesCreatedError, variable_name
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras_hooks import a_layer_is_called, install_keras_hooks
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variables import VariableAggregation, aggregate, check_owner
+from replicax.variables import VariableAggregation, check_owner, combine
 
 _MAX_PASSES = 5
 _RECURRENT_STATE = "rnn_state"  # what Keras calls the variables of a stateful recurrent layer
@@ -123,9 +124,8 @@ def _made_equal(variable: Any, value: jax.Array, current: context.Context) -> ja
         how = VariableAggregation.of(variable.aggregation)
         current.frame.defer(variable, functools.partial(_aggregate_accumulator, how))  # type: ignore[union-attr]
         return value
-    if REPLICA_AXIS not in varying_axes(value):
-        return value
-    return aggregate(value, _aggregation(variable), replicas, variable_name(variable))
+    value, why = difference(value)
+    return value if why is None else combine(value, why, _aggregation(variable), replicas, variable_name(variable))
 
 
 def _aggregation(variable: Any) -> VariableAggregation:
@@ -171,7 +171,8 @@ def _dealt(variable: Any, total: jax.Array) -> jax.Array:
 
 def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Array:
     if how is VariableAggregation.MEAN:
-        return jax.lax.pmean(value, REPLICA_AXIS) if REPLICA_AXIS in varying_axes(value) else value
+        value, why = difference(value)
+        return value if why is None else jax.lax.pmean(value, REPLICA_AXIS)
     return jax.lax.psum(value, REPLICA_AXIS)
 
 

@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
 import replicax.health as health
-from replicax.compat import is_tracing
+from replicax.compat import is_tracing, tracing_anew
 from replicax.errors import LayoutError, ProgramError, TracedValueError
 from replicax.program.buffers import holders
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
@@ -69,7 +69,7 @@ class Program:
         self._argument_counts = [marked_with(array) for array in arrays]
         with health.phase(health.COMPILE):
             frame = self._discover(arrays, replicas)
-        self._sites = frame.sites
+        self._runs = frame.runs
         self.strategy = frame.strategy
         self.replicas = frame.replicas or (frame.strategy.num_replicas_in_sync if frame.strategy is not None else None)
         self._bind(list(frame.inputs.values()), list(frame.written.values()))
@@ -86,7 +86,8 @@ class Program:
             frame.strategy = context.current().strategy
             frame.counts = Counts(arrays, self._argument_counts)
             frames.append(frame)
-            self._call(frame, arrays)
+            with tracing_anew():
+                self._call(frame, arrays)
             return []
 
         with _explained():
@@ -134,17 +135,17 @@ class Program:
         def pure(updated: list[Any], constant: list[Any], donated: list[Any], kept: list[Any]) -> Any:
             frame = ProgramFrame(
                 bound=[*zip(self._updated, updated, strict=True), *zip(self._constant, constant, strict=True)],
-                sites=self._sites,
             )
             frame.strategy, frame.replicas = self.strategy, self.replicas
             arrays = self._merged(donated, kept)
             frame.counts = Counts(arrays, self._argument_counts)
-            with keras_scope():
+            with keras_scope(), tracing_anew():
                 leaves = self._call(frame, arrays)
-            if set(frame.written) != {id(variable) for variable in self._written}:
+            if set(frame.written) != {id(variable) for variable in self._written} or frame.runs != self._runs:
                 raise ProgramError(
-                    "The function assigned other variables when it was traced a second time. A traced function must "
-                    "not depend on Python state that it changes; create variables once, outside of it."
+                    "The function did something else when it was traced a second time (it assigned other variables or "
+                    "returned other values). A traced function must not depend on Python state that it changes; create "
+                    "variables once, outside of it."
                 )
             return [frame.read(variable) for variable in self._written], leaves
 

@@ -6,6 +6,7 @@ proven equal are mirrored, the others are stacked, one row a replica.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,20 +17,23 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import replicax.context as context
-from replicax.compat import varying_axes
-from replicax.errors import ContextError, ProgramError, ReplicaShapeError
+from replicax.compat import is_random_key, vary, varying_axes
+from replicax.equality import Difference
+from replicax.errors import ContextError, ReplicaDivergenceError, ReplicaShapeError
+from replicax.program.decisions import Decisions
 from replicax.program.frames import (
     OverrideFrame,
     ProgramFrame,
     ReplicaFrame,
-    RunSite,
     VariablesCreatedError,
     variable_is_stacked,
+    variable_name,
 )
 from replicax.program.handover import store_values
 from replicax.program.jaxprs import inlined, marked_as_gradient
 from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs, take_apart_outputs
+from replicax.program.replica_program import ReplicaProgram, trace_replica
 from replicax.program.results import mark, marked_with
 from replicax.program.split import Assigned, Split
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -79,12 +83,8 @@ class ReplicaCall:
         """Runs inside the program that is being traced; its variables are the program's."""
         program, frame = enclosing_program(), context.current().frame
         assert program is not None and frame is not None
-        if program.discovering:
-            site = self._discover()
-            program.sites.append(site)
-        else:
-            site = program.sites[program.next_site]
-            program.next_site += 1
+        site = self._traced_once()
+        program.runs.append((list(map(id, site.inputs)), list(map(id, site.outputs)), site.varying))
         values = [self._rows(variable, frame.read(variable)) for variable in site.inputs]
         mapped = self._cut(site) if self.strategy.cuts_steps and not program.discovering else self._mapped(site)
         outputs, new_values = mapped(self._arrays, values)
@@ -110,7 +110,10 @@ class ReplicaCall:
             frame = _EagerReplicaFrame(self.strategy, self.replicas)
             leaves = self._call(frame, arrays)
             written[:] = frame.written.values()
-            varying[:] = [_varies(leaf) for leaf in leaves]
+            varying[:] = [_differs(leaf) for leaf in leaves]
+            for variable, value in zip(written, frame.new_values(), strict=True):
+                if self.replicas > 1 and not variable_is_stacked(variable) and _differs(value):
+                    raise ReplicaDivergenceError(variable_name(variable), _DIFFERS_NOW)
             # Whether a result is equal everywhere is known only now, too late for the out_specs: stack them all.
             return [leaf[None] for leaf in leaves], [value[None] for value in frame.new_values()]
 
@@ -131,25 +134,20 @@ class ReplicaCall:
         store_values(written, stored)
         return result
 
-    def _discover(self) -> RunSite:
-        """Traces the function once to learn which variables it uses and which results are equal on all replicas."""
-        found: list[RunSite] = []
+    def _traced_once(self) -> ReplicaProgram:
+        return trace_replica(
+            _name(self.fn),
+            self._call,
+            self._arrays,
+            lambda body: self._shard_map(body, (self._specs,), _STACKED),
+            self.replicas,
+        )
 
-        def body(arrays: Sequence[Any]) -> list[Any]:
-            frame = ReplicaFrame(bound=None)
-            leaves = self._call(frame, arrays)
-            varying = [_varies(leaf) for leaf in leaves]
-            found.append(RunSite(list(frame.inputs.values()), list(frame.written.values()), varying))
-            return []
-
-        jax.eval_shape(self._shard_map(body, (self._specs,), _STACKED), self._arrays)
-        return found[0]
-
-    def _mapped(self, site: RunSite) -> Callable[..., Any]:
+    def _mapped(self, site: ReplicaProgram) -> Callable[..., Any]:
         """Returns the function over global arrays: (arguments, variables read) -> (results, variables written)."""
         return self._shard_map(self._body(site), *self._specs_of(site))
 
-    def _cut(self, site: RunSite) -> Callable[..., Any]:
+    def _cut(self, site: ReplicaProgram) -> Callable[..., Any]:
         """Returns the same function, in which the replicas end with the gradients: the update comes after them.
 
         The replicas get no more of the variables than they need for that.
@@ -174,7 +172,7 @@ class ReplicaCall:
 
         return cut
 
-    def _program_of_one(self, site: RunSite, arrays: Sequence[Any], values: Sequence[Any]) -> Any:
+    def _program_of_one(self, site: ReplicaProgram, arrays: Sequence[Any], values: Sequence[Any]) -> Any:
         """Returns what each replica does as a flat program."""
         found: list[Any] = []
 
@@ -187,30 +185,24 @@ class ReplicaCall:
         jax.eval_shape(self._shard_map(look, self._specs_of(site)[0], _SHARED), arrays, values)
         return found[0]
 
-    def _body(self, site: RunSite) -> Callable[..., Any]:
+    def _body(self, site: ReplicaProgram) -> Callable[..., Any]:
         """Returns what each replica does, as `jax.shard_map` wants it."""
 
         def body(arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             local = [
                 _component(v) if variable_is_stacked(var) else v for var, v in zip(site.inputs, values, strict=True)
             ]
-            frame = ReplicaFrame(bound=zip(site.inputs, local, strict=True))
-            leaves = self._call(frame, arrays)
-            if [_varies(leaf) for leaf in leaves] != site.varying or list(frame.written) != list(map(id, site.outputs)):
-                raise ProgramError(
-                    f"{_name(self.fn)} did something else when it was traced a second time (it returned other values "
-                    "or assigned other variables). A traced function must not depend on Python state that it changes."
-                )
+            leaves, new_values = site(arrays, local)
             outputs = [leaf[None] if differs else leaf for leaf, differs in zip(leaves, site.varying, strict=True)]
             stored = [
                 value[None] if variable_is_stacked(variable) else value
-                for variable, value in zip(site.outputs, frame.new_values(), strict=True)
+                for variable, value in zip(site.outputs, new_values, strict=True)
             ]
             return outputs, stored
 
         return body
 
-    def _specs_of(self, site: RunSite) -> tuple[Any, Any]:
+    def _specs_of(self, site: ReplicaProgram) -> tuple[Any, Any]:
         in_specs = (self._specs, [_spec(variable) for variable in site.inputs])
         out_specs = (
             [_STACKED if differs else _SHARED for differs in site.varying],
@@ -249,7 +241,7 @@ class _EagerReplicaFrame(ReplicaFrame):
     """Reads the variables themselves, placed on the mesh on which the replicas run."""
 
     def __init__(self, strategy: Any, replicas: int):
-        super().__init__(bound=())
+        super().__init__(None, Decisions())
         self._strategy, self._replicas = strategy, replicas
 
     def read(self, variable: Any) -> Any:
@@ -262,8 +254,36 @@ class _EagerReplicaFrame(ReplicaFrame):
             value = jnp.asarray(np.asarray(value))  # Inside the map nothing can be moved, but a constant can be used.
         return _own_row(value) if variable_is_stacked(variable) else value
 
+    def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
+        """Decides by the values themselves; in a function that JAX traces on its own there are none: by their type."""
+        del refused_if_equal
+        with contextlib.suppress(jax.errors.ConcretizationTypeError):
+            if not _is_same_everywhere(value):
+                return vary(value, REPLICA_AXIS), Difference(_DIFFERS_NOW)
+        return value, None
 
-def _cut_at_gradients(program: Any, arguments: int, site: RunSite) -> Split:
+
+_DIFFERS_NOW = "depends on what each replica does on its own (the branch that it takes, a callback)"
+
+
+def _differs(value: jax.Array) -> bool:
+    return _varies(value) or not _is_same_everywhere(value)
+
+
+def _is_same_everywhere(value: jax.Array) -> bool:
+    """Returns whether a value of a function that runs operation by operation is equal on all replicas, bit by bit."""
+    value = jax.lax.stop_gradient(value)
+    if is_random_key(value):
+        value = jax.random.key_data(value)
+    if jnp.iscomplexobj(value):
+        value = jnp.stack([value.real, value.imag])
+    if jnp.issubdtype(value.dtype, jnp.inexact):
+        value = jax.lax.bitcast_convert_type(value, f"uint{8 * value.dtype.itemsize}")
+    rows = jax.lax.all_gather(vary(value, REPLICA_AXIS), REPLICA_AXIS, to="invarying")
+    return bool(jnp.all(rows == rows[:1]))
+
+
+def _cut_at_gradients(program: Any, arguments: int, site: ReplicaProgram) -> Split:
     """Splits a replica's program; the variables of `site` follow its arguments, and their new values its results."""
     position = {id(variable): arguments + i for i, variable in enumerate(site.inputs)}
     assigned = [

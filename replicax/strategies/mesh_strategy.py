@@ -12,7 +12,7 @@ import numpy as np
 import replicax.context as context
 import replicax.health as health
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops
-from replicax.compat import strongly_typed
+from replicax.compat import prepare_tracing_anew, strongly_typed
 from replicax.data import (
     DistributedDataset,
     DistributedDatasetFromFunction,
@@ -58,6 +58,7 @@ class MeshStrategy(Strategy):
             raise ArgumentError(f"`cross_device_ops` must be an rx.CrossDeviceOps, got {cross_device_ops!r}.")
         self.cross_device_ops = cross_device_ops.for_devices(self.devices)
         self._programs = WeakProgramCaches()
+        prepare_tracing_anew()
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.compat import assert_equal_over_axis, vary, varying_axes
+from replicax.compat import assert_equal_over_axis, vary
+from replicax.equality import difference
 from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.program.replica import without_per_replica
 from replicax.reduce_op import ReduceOp
@@ -60,8 +61,11 @@ class ReplicaContext:
         self._check_inside()
         leaves, treedef = jax.tree_util.tree_flatten(value)
         arrays = [jnp.asarray(leaf) for leaf in leaves]
-        differing = [i for i, array in enumerate(arrays) if REPLICA_AXIS in varying_axes(array)]
-        if op is ReduceOp.SUM and len(differing) < len(arrays) and self.num_replicas_in_sync > 1:
+        sums = op is ReduceOp.SUM and self.num_replicas_in_sync > 1
+        decided = [difference(array, refused_if_equal=sums) for array in arrays]
+        arrays = [array for array, _ in decided]
+        differing = [i for i, (_, why) in enumerate(decided) if why is not None]
+        if sums and len(differing) < len(arrays):
             raise ReduceError(
                 f"all_reduce('sum') got a value that is equal on all {self.num_replicas_in_sync} replicas: the sum "
                 f"would be {self.num_replicas_in_sync} times the value. Gradients of rx.value_and_grad and results of "
@@ -136,9 +140,10 @@ class ReplicaContext:
         return without_per_replica(result)
 
     def _merged(self, leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) and REPLICA_AXIS in varying_axes(leaf):
-            return ManualPerReplica(leaf, self.num_replicas_in_sync)
-        return leaf
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        leaf, why = difference(leaf)
+        return leaf if why is None else ManualPerReplica(leaf, self.num_replicas_in_sync)
 
     def _check_inside(self) -> None:
         if context.current().replica is not self:

@@ -1,0 +1,53 @@
+"""Whether a value is equal on all replicas: every decision that depends on it is taken here.
+
+Inside `strategy.run` JAX types each value as varying over the replicas or not. The types are right about data, but not
+about control: what a `jax.lax.cond` returns is typed as equal if its branches return equal values, even where the
+replicas take different branches. So a decision that goes by the type is noted by the frame of the replica function.
+When the function has been traced, the program is searched (`program/divergence.py`), and if a decision was wrong, the
+function is traced again with the right one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+import replicax.context as context
+from replicax.compat import varying_axes
+from replicax.runtime.mesh import REPLICA_AXIS
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Why a value may differ between replicas.
+
+    Attributes:
+        reason: What makes it differ if it is not simply computed from a replica's own data; ends a sentence that
+            begins with "it".
+    """
+
+    reason: str | None = None
+
+
+OWN_DATA = Difference()
+
+
+def difference(value: Any, refused_if_equal: bool = False) -> tuple[Any, Difference | None]:
+    """Decides whether a value may differ between replicas.
+
+    Args:
+        value: An array of this replica, inside `strategy.run`.
+        refused_if_equal: Whether the caller will raise an error if the value is equal. The first trace of the function
+            goes on as if it differed then, and the error comes when it is known to be equal.
+
+    Returns:
+        The value, typed as varying if it may differ, and why it may; None if it is equal on all replicas.
+    """
+    if REPLICA_AXIS in varying_axes(value):
+        return value, OWN_DATA
+    current = context.current()
+    if current.frame is None or current.manual_replicas in (None, 1) or not isinstance(value, jax.Array):
+        return value, None
+    return current.frame.decide(value, refused_if_equal)

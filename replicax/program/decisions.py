@@ -1,0 +1,63 @@
+"""Decisions that a replica function's Python takes by whether values are equal on all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax.ad_checkpoint import checkpoint_name
+
+from replicax.compat import vary
+from replicax.equality import OWN_DATA, Difference
+from replicax.runtime.mesh import REPLICA_AXIS
+
+Answers = Mapping[int, Difference | None]
+
+_MARK = "replicax_decision_"
+
+
+class Decisions:
+    """The decisions of one trace of a replica function, in their order.
+
+    A decision about a value that JAX types as equal is noted in the traced program: the value passes through JAX's
+    `name` operation, an identity that is free at run time. `program/divergence.py` finds out which of these values may
+    differ after all.
+
+    Args:
+        answers: By a decision's number, why its value differs (None: it does not), if that is known from an earlier
+            trace. Otherwise the type is believed, or what `refused_if_equal` asks for.
+
+    Attributes:
+        taken: For each decision, why its value was taken to differ; None if it was taken to be equal.
+    """
+
+    def __init__(self, answers: Answers | None = None):
+        self._answers: Answers = answers or {}
+        self.taken: list[Difference | None] = []
+
+    def take(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
+        """Decides whether a value that JAX types as equal differs; see `equality.difference`."""
+        number = len(self.taken)
+        answer = self._answers.get(number, OWN_DATA if refused_if_equal else None)
+        self.taken.append(answer)
+        value = checkpoint_name(value, _mark(number))
+        return (value if answer is None else vary(value, REPLICA_AXIS)), answer
+
+    def checked(self, found: Mapping[str, Difference]) -> Answers | None:
+        """Returns the answers that a next trace should be given; None if all decisions were right.
+
+        Args:
+            found: The marks in the traced program whose values may differ, and why.
+        """
+        right = {i: found.get(_mark(i)) for i in range(len(self.taken))}
+        wrong = any((right[i] is None) != (answer is None) for i, answer in enumerate(self.taken))
+        return right if wrong else None
+
+
+def _mark(number: int) -> str:
+    return f"{_MARK}{number}"
+
+
+def is_decision(equation: Any) -> bool:
+    """Returns whether an equation of a traced program marks a decision."""
+    return equation.primitive.name == "name" and str(equation.params["name"]).startswith(_MARK)

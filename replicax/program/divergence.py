@@ -1,0 +1,268 @@
+"""Which values of a replica's program may differ between replicas, control flow taken into account.
+
+JAX's types follow data only: a `cond` with two equal branches is typed as equal, whatever chooses the branch. This is a
+pass over the traced program that follows both. What a `cond` returns differs if its predicate does, and so does what a
+loop carries if the replicas may leave it at different times. What a callback returns may differ since it is called on
+each device by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from jax.extend import core as jex_core
+
+from replicax.compat import axes_of_type, location
+from replicax.equality import OWN_DATA, Difference
+from replicax.program.jaxprs import is_literal
+from replicax.runtime.mesh import REPLICA_AXIS
+
+Differences = list[Difference | None]
+
+# Collectives after which all replicas have the same value.
+_EQUALISING = frozenset(["psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"])
+# Operations that name axes without communicating over them.
+_LOCAL = frozenset(["pvary", "pcast", "axis_index", "replicax_assert_equal_over_axis", "vary_unreduced_cast"])
+# Calls of a function with the operands of the call.
+_CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "named_call", "composite"}
+_CALLS |= {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_partitioning", "shard_map"}
+# Operations whose results depend on more than their operands: host code, a device's own state.
+_CALLBACKS = frozenset(["pure_callback", "io_callback", "python_callback", "debug_callback"])
+_STATEFUL = frozenset(["rng_uniform", "infeed", "prng_random_bits", "get_global"])
+
+
+@dataclasses.dataclass
+class Divergence:
+    """What may differ between replicas in a program.
+
+    Attributes:
+        outputs: For each result of the program, why it may differ; None if it is equal on all replicas.
+        names: The same for the values under JAX's `name` operation that may differ, by their names.
+        split_meetings: Collectives that not all replicas would reach, or not equally often, and why.
+    """
+
+    outputs: Differences
+    names: dict[str, Difference]
+    split_meetings: list[tuple[Any, Difference]]
+
+
+def find_divergence(program: jex_core.ClosedJaxpr) -> Divergence:
+    """Finds what may differ between replicas in a replica's program.
+
+    Args:
+        program: What one replica does, as traced inside `jax.shard_map`. Inputs and constants that are typed as varying
+            differ, the others are equal.
+    """
+    search = _Search()
+    jaxpr = program.jaxpr
+    inputs = [_of_type(var.aval) for var in jaxpr.invars]
+    constants = [_of_type(var.aval) for var in jaxpr.constvars]
+    outputs = search.outputs(jaxpr, constants + inputs, None)
+    return Divergence(outputs, search.names, list(search.split_meetings.values()))
+
+
+def _of_type(aval: Any) -> Difference | None:
+    return OWN_DATA if REPLICA_AXIS in axes_of_type(aval) else None
+
+
+def _joined(differences: Iterable[Difference | None]) -> Difference | None:
+    """Returns a difference if there is one among `differences`, by preference one that needs an explanation."""
+    found = None
+    for each in differences:
+        if each is not None:
+            if each.reason is not None:
+                return each
+            found = each
+    return found
+
+
+class _Search:
+    """One pass over a program. Each inner program is looked at once for each way in which its inputs differ.
+
+    `control` is why the replicas may not all do what is being looked at, or not equally often; None if they do.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[str, Difference] = {}
+        self.split_meetings: dict[int, tuple[Any, Difference]] = {}
+        self._done: dict[Any, Differences] = {}
+        self._of_equations: dict[Any, Difference] = {}
+        self._sources: dict[int, bool] = {}
+        self._rules: dict[str, Callable[..., Differences]] = {
+            "cond": self._cond,
+            "while": self._while,
+            "scan": self._scan,
+            "name": self._name,
+            "axis_index": self._axis_index,
+            "optimization_barrier": lambda equation, inputs, control: inputs,
+            "replicax_assert_equal_over_axis": lambda equation, inputs, control: [None],
+        }
+        self._rules |= dict.fromkeys(_CALLS, self._call)
+        self._rules |= dict.fromkeys(_CALLBACKS, self._callback)
+        self._rules |= dict.fromkeys(_STATEFUL, self._stateful)
+
+    def outputs(self, jaxpr: Any, inputs: Sequence[Difference | None], control: Difference | None) -> Differences:
+        """Returns which results of a program differ; `inputs` stands for its constants and then its inputs."""
+        key = (id(jaxpr), tuple(inputs), control)
+        if key not in self._done:
+            self._done[key] = self._outputs(jaxpr, inputs, control)
+        return self._done[key]
+
+    def _inner(self, jaxpr: Any, inputs: Sequence[Difference | None], control: Difference | None) -> Differences:
+        """Returns the same for a program inside of another; its constants are numbers."""
+        return self.outputs(jaxpr, [None] * len(jaxpr.constvars) + [*inputs], control)
+
+    def _outputs(self, jaxpr: Any, inputs: Sequence[Difference | None], control: Difference | None) -> Differences:
+        differs: dict[Any, Difference | None] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
+
+        def of(atom: Any) -> Difference | None:
+            return None if is_literal(atom) else differs[atom]
+
+        for equation in jaxpr.eqns:
+            operands = [of(atom) for atom in equation.invars]
+            references = [atom for atom in equation.invars if _is_reference(atom)]
+            if references and self._may_store(equation, operands, control):
+                why = _joined([*operands, control]) or OWN_DATA
+                for reference in references:
+                    differs[reference] = why
+                operands = [of(atom) for atom in equation.invars]
+            rule = self._rules.get(equation.primitive.name, self._other)
+            differs.update(zip(equation.outvars, rule(equation, operands, control), strict=True))
+        return [of(atom) for atom in jaxpr.outvars]
+
+    def _may_store(self, equation: Any, operands: Differences, control: Difference | None) -> bool:
+        """Returns whether an operation on a reference (mutable array) may put something in it that differs."""
+        if equation.primitive.name in ("get", "ref_get"):
+            return False
+        return _joined([*operands, control]) is not None or any(map(self._has_source, _programs_in(equation)))
+
+    # Rules: (equation, what differs among its operands, control) -> what differs among its results.
+
+    def _other(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+        axes = _axes(equation)
+        if REPLICA_AXIS in axes and equation.primitive.name not in _LOCAL:
+            return self._meeting(equation, inputs, control)
+        why = _joined(inputs)
+        inner = _programs_in(equation)
+        if inner:
+            # Nothing is known of how the inner programs are called: with anything that goes in.
+            found = [self._inner(jaxpr, [why] * len(jaxpr.invars), control) for jaxpr in inner]
+            why = _joined([why, *(each for outputs in found for each in outputs)])
+            if why is None and any(map(self._has_source, inner)):
+                why = OWN_DATA
+        return [why] * len(equation.outvars)
+
+    def _meeting(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+        if control is not None:
+            self.split_meetings[id(equation)] = (equation, control)
+        equal = equation.primitive.name in _EQUALISING and equation.params.get("axis_index_groups") is None
+        return [None if equal else _joined(inputs) or OWN_DATA] * len(equation.outvars)
+
+    def _axis_index(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+        return [OWN_DATA if REPLICA_AXIS in _axes(equation) else None]
+
+    def _name(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+        if inputs[0] is not None:
+            self.names.setdefault(equation.params["name"], inputs[0])
+        return inputs
+
+    def _callback(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+        name = equation.primitive.name
+        why = self._because(equation, f"comes from a `{name}`, which each replica calls by itself")
+        return [why] * len(equation.outvars)
+
+    def _stateful(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+        why = self._because(equation, f"comes from `{equation.primitive.name}`, which each device answers by itself")
+        return [why] * len(equation.outvars)
+
+    def _call(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+        inner = _programs_in(equation)
+        if len(inner) != 1 or not _has_shape_of(equation, inner[0]):
+            return self._other(equation, inputs, control)
+        return self._inner(inner[0], inputs, control)
+
+    def _cond(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+        predicate, *operands = inputs
+        if predicate is not None:
+            control = self._because(equation, "depends on which branch of a `cond` or `switch` each replica takes")
+        branches = [self._inner(branch.jaxpr, operands, control) for branch in equation.params["branches"]]
+        chosen = control if predicate is not None else None
+        return [_joined([*results, chosen]) for results in zip(*branches, strict=True)]
+
+    def _while(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+        params = equation.params
+        condition, body = params["cond_jaxpr"].jaxpr, params["body_jaxpr"].jaxpr
+        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        of_condition, of_body, carry = inputs[:first], inputs[first:second], inputs[second:]
+        split = self._because(equation, "depends on how often each replica repeats a `while_loop` or `fori_loop`")
+        ends_apart = False
+        while True:
+            inside = split if ends_apart else control
+            predicate = self._inner(condition, of_condition + carry, inside)
+            results = self._inner(body, of_body + carry, inside)
+            ends_apart_now = ends_apart or predicate[0] is not None
+            merged = _carried(carry, results)
+            if ends_apart_now:
+                merged = [each or split for each in merged]
+            if ends_apart_now == ends_apart and _same(merged, carry):
+                return carry
+            carry, ends_apart = merged, ends_apart_now
+
+    def _scan(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+        params = equation.params
+        consts, carries = params["num_consts"], params["num_carry"]
+        fixed, carry, rows = inputs[:consts], inputs[consts : consts + carries], inputs[consts + carries :]
+        while True:
+            results = self._inner(params["jaxpr"].jaxpr, fixed + carry + rows, control)
+            merged = _carried(carry, results[:carries])
+            if _same(merged, carry):
+                return carry + results[carries:]
+            carry = merged
+
+    def _because(self, equation: Any, reason: str) -> Difference:
+        if id(equation) not in self._of_equations:
+            self._of_equations[id(equation)] = Difference(f"{reason} ({location(equation)})")
+        return self._of_equations[id(equation)]
+
+    def _has_source(self, jaxpr: Any) -> bool:
+        """Returns whether something in a program makes a difference of its own."""
+        if id(jaxpr) not in self._sources:
+            self._sources[id(jaxpr)] = any(
+                _is_source(equation) or any(map(self._has_source, _programs_in(equation))) for equation in jaxpr.eqns
+            )
+        return self._sources[id(jaxpr)]
+
+
+def _carried(carry: Differences, results: Differences) -> Differences:
+    return [before or after for before, after in zip(carry, results, strict=True)]
+
+
+def _same(some: Differences, others: Differences) -> bool:
+    return all((a is None) == (b is None) for a, b in zip(some, others, strict=True))
+
+
+def _is_source(equation: Any) -> bool:
+    name = equation.primitive.name
+    if name in _CALLBACKS or name in _STATEFUL:
+        return True
+    return REPLICA_AXIS in _axes(equation) and name not in _EQUALISING and name not in _LOCAL - {"axis_index"}
+
+
+def _axes(equation: Any) -> tuple[Any, ...]:
+    """Returns the mesh axes that an operation names."""
+    axes = equation.params.get("axis_name", equation.params.get("axes", ()))
+    return tuple(axes) if isinstance(axes, tuple | list | frozenset | set) else (axes,)
+
+
+def _programs_in(equation: Any) -> list[Any]:
+    return list(jex_core.jaxprs_in_params(equation.params))
+
+
+def _has_shape_of(equation: Any, jaxpr: Any) -> bool:
+    return len(jaxpr.invars) == len(equation.invars) and len(jaxpr.outvars) == len(equation.outvars)
+
+
+def _is_reference(atom: Any) -> bool:
+    return hasattr(atom.aval, "inner_aval")

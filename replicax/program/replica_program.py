@@ -1,0 +1,152 @@
+"""What one replica does, as a program: a replica function is traced once, and the program is kept and evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+
+from replicax.compat import current_trace, location, tracing_anew, vary, varying_axes
+from replicax.errors import ProgramError, ReplicaDivergenceError
+from replicax.program.decisions import Decisions
+from replicax.program.divergence import Divergence, find_divergence
+from replicax.program.frames import ReplicaFrame, variable_is_stacked, variable_name
+from replicax.program.jaxprs import evaluate, read
+from replicax.runtime.mesh import REPLICA_AXIS
+
+_MAX_PASSES = 10
+
+
+@dataclasses.dataclass
+class ReplicaProgram:
+    """A traced replica function.
+
+    Attributes:
+        name: The function's name.
+        inputs: The variables that the replicas read.
+        outputs: The variables that they assign.
+        varying: For each array in the result, whether it may differ between replicas.
+        program: One replica's program: arguments -> results, then the assigned variables' new values. Its constants
+            are the placeholders of `inputs`, and what the function has captured.
+        placeholders: For each variable that is read, what stands for its value in `program`.
+    """
+
+    name: str
+    inputs: list[Any]
+    outputs: list[Any]
+    varying: list[bool]
+    program: jex_core.ClosedJaxpr
+    placeholders: list[Any]
+
+    def __call__(self, arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Evaluates the program inside `shard_map`, in the JAX trace in which it was made or one enclosed by that.
+
+        Args:
+            arrays: This replica's arguments, as the function was traced with.
+            values: This replica's values of `inputs`.
+
+        Returns:
+            The results, typed as `varying` says, and the new values of `outputs`.
+        """
+        given = {id(placeholder): value for placeholder, value in zip(self.placeholders, values, strict=True)}
+        jaxpr, consts = self.program.jaxpr, [given.get(id(const), const) for const in self.program.consts]
+        known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arrays], strict=True))
+        evaluate(jaxpr.eqns, known)
+        found = [read(atom, known) for atom in jaxpr.outvars]
+        results = [
+            vary(result, REPLICA_AXIS) if differs else result
+            for result, differs in zip(found[: len(self.varying)], self.varying, strict=True)
+        ]
+        return results, found[len(self.varying) :]
+
+
+def trace_replica(
+    name: str,
+    call: Callable[[ReplicaFrame, Sequence[Any]], list[Any]],
+    arrays: Sequence[Any],
+    shard_map: Callable[[Callable[..., Any]], Callable[..., Any]],
+    replicas: int,
+) -> ReplicaProgram:
+    """Traces a replica function.
+
+    A decision that its Python has taken by a type may turn out to be wrong when the program is known. Then it is traced
+    again, with the right one.
+
+    Args:
+        name: The function's name, for messages.
+        call: Calls it: (frame, this replica's arrays) -> its results.
+        arrays: Global arrays that `shard_map` deals out.
+        shard_map: Maps a function of lists of arrays over the replicas.
+        replicas: Their number.
+
+    Raises:
+        ReplicaDivergenceError: A mirrored variable would get values that differ.
+        ProgramError: A collective waits for replicas that do something else.
+    """
+    decisions = Decisions()
+    for _ in range(_MAX_PASSES):
+        with tracing_anew():
+            traced = _trace(name, call, arrays, shard_map, decisions)
+        if replicas == 1:
+            return traced
+        divergence = find_divergence(traced.program)
+        answers = decisions.checked(divergence.names)
+        if answers is None:
+            return _checked(traced, divergence)
+        decisions = Decisions(answers)
+    raise ProgramError(
+        f"{name} did something else in each of {_MAX_PASSES} traces: what it does depends on which of its values are "
+        "equal on all replicas, and that on what it does. Take such decisions outside of loops."
+    )
+
+
+def _trace(
+    name: str,
+    call: Callable[[ReplicaFrame, Sequence[Any]], list[Any]],
+    arrays: Sequence[Any],
+    shard_map: Callable[[Callable[..., Any]], Callable[..., Any]],
+    decisions: Decisions,
+) -> ReplicaProgram:
+    found: list[ReplicaProgram] = []
+
+    def body(arrays: Sequence[Any]) -> list[Any]:
+        outside = current_trace()
+        frames: list[tuple[ReplicaFrame, list[bool]]] = []
+
+        def step(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            frame = ReplicaFrame(outside, decisions)
+            leaves = call(frame, arrays)
+            frames.append((frame, [REPLICA_AXIS in varying_axes(leaf) for leaf in leaves]))
+            return leaves, frame.new_values()
+
+        step.__name__ = step.__qualname__ = name
+        # As one call of a compiled function the program can be evaluated without going through its operations.
+        program = jax.make_jaxpr(jax.jit(step))(arrays)
+        [(frame, varying)] = frames
+        inputs, outputs = list(frame.inputs.values()), list(frame.written.values())
+        found.append(ReplicaProgram(name, inputs, outputs, varying, program, list(frame.placeholders.values())))
+        return []
+
+    jax.eval_shape(shard_map(body), arrays)
+    return found[0]
+
+
+def _checked(traced: ReplicaProgram, divergence: Divergence) -> ReplicaProgram:
+    """Returns a program in which all decisions are right, with the results typed by what is known of them."""
+    if divergence.split_meetings:
+        equation, split = divergence.split_meetings[0]
+        raise ProgramError(
+            f"{traced.name} calls the collective `{equation.primitive.name}` ({location(equation)}) where not all "
+            f"replicas may meet: whether it is reached {split.reason}. All replicas must call a collective equally "
+            "often, or those that do wait for ever. Move it out of the branch or loop, or let all replicas decide "
+            "alike: combine the predicate first (rx.get_replica_context().all_reduce, jax.lax.pmax)."
+        )
+    results = len(traced.varying)
+    for variable, why in zip(traced.outputs, divergence.outputs[results:], strict=True):
+        if why is not None and not variable_is_stacked(variable):
+            raise ReplicaDivergenceError(variable_name(variable), why.reason)
+    found = zip(traced.varying, divergence.outputs[:results], strict=True)
+    return dataclasses.replace(traced, varying=[typed or why is not None for typed, why in found])

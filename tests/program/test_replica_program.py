@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.errors import ProgramError, ReduceError, ReplicaDivergenceError
+
+
+@pytest.fixture
+def x(two, per_replica):
+    return per_replica(two, 1.0, 2.0)
+
+
+def branch(x):
+    """10 on the second replica, 20 on the first; JAX types it as equal."""
+    return jax.lax.cond(x > 1, lambda: 10.0, lambda: 20.0)
+
+
+def trips(x):
+    return jax.lax.fori_loop(0, 10 * x.astype(int), lambda i, total: total + 1.0, 0.0)
+
+
+VALUES = {"cond": branch, "switch": lambda x: jax.lax.switch(x.astype(int), [lambda: 10.0, lambda: 20.0, lambda: 10.0])}
+VALUES |= {"fori_loop": trips, "jit": jax.jit(branch), "remat": jax.checkpoint(branch)}
+VALUES["while_loop"] = lambda x: jax.lax.while_loop(lambda c: c < 10 * x, lambda c: c + 10, 0.0)
+VALUES["scan"] = lambda x: jax.lax.scan(lambda c, _: (c + branch(x), c), 0.0, None, 2)[0]
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_what_depends_on_a_predicate_of_the_replica_varies(two, x, value, either_way):
+    with two.scope():
+        plain, mean = rx.Variable(0.0, name="plain"), rx.Variable(0.0, aggregation="mean")
+        total = rx.Variable(0.0, aggregation="sum")
+    own = [float(value(jnp.float32(v))) for v in (1.0, 2.0)]
+    result = two.run(value, args=(x,))
+    assert [float(component) for component in result.values] == own
+    with pytest.raises(ReplicaDivergenceError, match="plain"):
+        two.run(lambda x: plain.assign(value(x)), args=(x,))
+    two.run(lambda x: (mean.assign(value(x)), total.assign(value(x)))[:0], args=(x,))
+    assert float(mean.value) == sum(own) / 2
+    assert float(total.value) == sum(own)
+    reduced = two.run(lambda x: rx.get_replica_context().all_reduce("sum", value(x)), args=(x,))
+    assert float(reduced) == sum(own)
+
+
+def test_the_error_says_why_and_where(two, x):
+    with two.scope():
+        v = rx.Variable(0.0, name="counter")
+    with pytest.raises(ReplicaDivergenceError, match=r"'counter'.*`cond`.*test_replica_program\.py"):
+        two.run(lambda x: v.assign(branch(x)), args=(x,))
+
+
+def test_what_is_equal_is_still_refused_where_it_would_be_summed(two, x, either_way):
+    with two.scope():
+        v = rx.Variable(1.0)
+    with pytest.raises(ReduceError, match="2 times"):
+        two.run(lambda x: rx.get_replica_context().all_reduce("sum", v.value), args=(x,))
+
+
+def test_a_collective_that_not_all_replicas_reach_is_refused(two, x):
+    def fn(x):
+        return jax.lax.cond(x > 1, lambda: jax.lax.psum(x, "replica"), lambda: 1.0)
+
+    with pytest.raises(ProgramError, match=r"psum.*test_replica_program\.py.*`cond`"):
+        two.run(fn, args=(x,))
+
+
+def test_collectives_under_equal_predicates_are_fine(two, x, either_way):
+    def fn(x):
+        together = jax.lax.psum(x, "replica")
+        chosen = jax.lax.cond(together > 1, lambda: jax.lax.psum(x, "replica"), lambda: 1.0)
+        return jax.lax.fori_loop(0, 3, lambda i, c: c + jax.lax.pmax(x, "replica"), chosen)
+
+    assert float(two.run(fn, args=(x,))) == 9.0
+
+
+def test_callbacks_may_answer_each_replica_differently(two, x):
+    with two.scope():
+        v = rx.Variable(0.0, name="told")
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+    with pytest.raises(ReplicaDivergenceError, match=r"'told'.*pure_callback"):
+        two.run(lambda: v.assign(jax.pure_callback(lambda: np.float32(1), shape)))
+
+
+def test_a_function_under_jit_reads_variables(two, x):
+    """It was traced with a placeholder's zeros, and went on computing with them."""
+    with two.scope():
+        v = rx.Variable([3.0, 4.0])
+    f = jax.jit(lambda x: x * v.value)
+    for number in (1.0, 2.0):
+        v.assign([number, number])
+        result = two.run(lambda x: f(x), args=(x,))
+        assert [component.tolist() for component in result.values] == [[number] * 2, [2 * number] * 2]
+        assert rx.function(lambda: f(jnp.float32(3.0)))().tolist() == [3 * number] * 2
