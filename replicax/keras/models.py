@@ -25,6 +25,7 @@ from replicax.keras.workers import has_workers, loop_of_workers
 from replicax.program.frames import variable_layout
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras_state import keras_ownership
+from replicax.tracebacks import entry_point
 
 _EPOCH_LOOPS = ("fit", "evaluate", "predict")
 _LOOPS = (*_EPOCH_LOOPS, "train_on_batch", "test_on_batch", "predict_on_batch")
@@ -97,6 +98,7 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
+    @entry_point
     def loop(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _without_our_keras_distribution():
             strategy = strategy_of(self) or _joined(self, original.__name__)

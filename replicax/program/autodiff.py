@@ -24,6 +24,7 @@ from replicax.program.keras_state import keras_scope
 from replicax.program.nest import take_apart_outputs
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.tracebacks import entry_point
 
 
 def value_and_grad(
@@ -65,6 +66,7 @@ def value_and_grad(
     _check_variables(leaves)
     op = None if aggregation is None else ReduceOp.of(aggregation)
 
+    @entry_point
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         unique = {id(variable): variable for variable in leaves}
         result, gradients = _Differentiation(loss_fn, list(unique.values()), has_aux, op)(args, kwargs)

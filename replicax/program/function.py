@@ -16,6 +16,7 @@ from replicax.compat import is_weak
 from replicax.errors import ArgumentError, ProgramError
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs
+from replicax.tracebacks import entry_point
 
 
 class ProgramCache:
@@ -139,6 +140,7 @@ class Function:
         self._bound: dict[int, tuple[weakref.ref[Any], Function]] = {}  # by identity: equal instances differ
         functools.update_wrapper(self, fn)
 
+    @entry_point
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the compiled function; inside another one, and under `rx.config.run_eagerly`, the original."""
         if context.current().frame is not None or context.runs_eagerly():
@@ -160,6 +162,7 @@ class Function:
             self._bound[key] = (reference, Function(method, [i - 1 for i in self._donate_argnums]))
         return self._bound[key][1]
 
+    @entry_point
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Returns the program for these arguments as JAX lowers it, without running it.
 

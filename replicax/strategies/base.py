@@ -27,6 +27,7 @@ from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
 from replicax.strategies.combining import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
 from replicax.strategies.tf_spellings import TFSpellings
+from replicax.tracebacks import entry_point
 from replicax.values import is_per_replica
 
 
@@ -78,6 +79,7 @@ class Strategy(TFSpellings, abc.ABC):
 
     # Running.
 
+    @entry_point
     def run(
         self,
         fn: Callable[..., Any],
@@ -121,6 +123,7 @@ class Strategy(TFSpellings, abc.ABC):
     ) -> Any:
         """Runs `fn` on all replicas; the arguments have been checked."""
 
+    @entry_point
     def update(
         self,
         variable: Any,
@@ -189,6 +192,7 @@ class Strategy(TFSpellings, abc.ABC):
 
     # Combining.
 
+    @entry_point
     def reduce(self, op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
         """Combines the components of per-replica values.
 
@@ -225,6 +229,7 @@ class Strategy(TFSpellings, abc.ABC):
         reduction = Reduction(op, tuple(axis) if isinstance(axis, list) else axis)
         return noted(self._combined(each, reduction), COMBINED)
 
+    @entry_point
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Concatenates the components of per-replica values along `axis`, in replica order.
 

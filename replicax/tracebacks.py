@@ -1,0 +1,109 @@
+"""What a user sees of an error: the own code, not that of replicax, JAX and Keras between.
+
+A step passes through some seventy frames before it reaches the user's function again. Public entry points are
+decorated with `entry_point`, which takes those frames out of the traceback; `REPLICAX_TRACEBACK=full` leaves them in.
+Type, message and cause of the error stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import pathlib
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
+import jax
+
+import replicax.context as context
+from replicax.errors import ReplicaxError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+VARIABLE = "REPLICAX_TRACEBACK"
+_OWN = str(pathlib.Path(__file__).parent) + os.sep
+_NOTE = "(Frames of replicax, JAX and Keras are hidden; REPLICAX_TRACEBACK=full shows them.)"
+_NOTE_OF_JAX = "JAX has removed its internal frames"
+
+
+def entry_point(fn: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorates a public function: an error that leaves it shows the user's frames, and leaves no context behind."""
+
+    @functools.wraps(fn)
+    def entry(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        shows_all, before = _shows_all(), context.current()
+        try:
+            return fn(*args, **kwargs)
+        except BaseException as error:
+            context.replace(before)  # An interrupt may have come while one was being entered or left.
+            if isinstance(error, Exception) and not shows_all:
+                _simplify(error)
+            raise
+
+    return entry
+
+
+@functools.cache
+def _shows_all() -> bool:
+    if os.environ.get(VARIABLE) != "full":
+        return False
+    jax.config.update("jax_traceback_filtering", "off")
+    if "keras" in sys.modules:
+        sys.modules["keras"].config.disable_traceback_filtering()
+    return True
+
+
+def _simplify(error: Exception) -> None:
+    """Takes hidden frames out of the tracebacks of an error and of those that it follows from."""
+    removed = 0
+    for each in _chain(error):
+        shown = list(_shown_frames(each))
+        removed += len(list(traceback.walk_tb(each.__traceback__))) - len(shown)
+        each.__traceback__ = _linked(shown)
+    notes = [note for note in getattr(error, "__notes__", ()) if _NOTE_OF_JAX not in note and note != _NOTE]
+    if removed or len(notes) < len(getattr(error, "__notes__", ())):
+        error.__notes__ = [*notes, _NOTE]
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _shown_frames(error: BaseException) -> Iterator[types.TracebackType]:
+    hidden, own = _hidden_folders(), isinstance(error, ReplicaxError)
+    found = error.__traceback__
+    while found is not None:
+        file = found.tb_frame.f_code.co_filename
+        # Where replicax itself fails, or calls what cannot be called so, its line says where to look.
+        is_last = found.tb_next is None and not own and file.startswith(_OWN) and file != __file__
+        if is_last or not file.startswith(hidden):
+            yield found
+        found = found.tb_next
+
+
+def _linked(shown: list[types.TracebackType]) -> types.TracebackType | None:
+    linked = None
+    for each in reversed(shown):
+        linked = types.TracebackType(linked, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return linked
+
+
+@functools.cache
+def _hidden_folders() -> tuple[str, ...]:
+    """Returns how the names of files begin whose frames are nobody's business."""
+    found = [_OWN, contextlib.__file__, functools.__file__]
+    for package in ("jax", "jaxlib", "keras"):
+        specification = importlib.util.find_spec(package)  # Nothing is imported by asking.
+        if specification is not None:
+            found += [folder + os.sep for folder in specification.submodule_search_locations or ()]
+    return tuple(found)
