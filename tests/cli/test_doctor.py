@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from replicax.cli.app import app
-from replicax.cluster import detect_cluster
+from replicax.cluster import detect_cluster, own_address
 from replicax.launch.doctor import (
     Diagnosis,
     Finding,
@@ -141,9 +141,40 @@ def test_names_that_nobody_knows(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     config = detect_cluster(tf_config(["nowhere:1", "also-nowhere:1"])).config
-    (finding,) = network.check_addresses(config)
-    assert finding.status is Status.FAIL
-    assert finding.details["unresolved"] == ["worker:0", "worker:1"]
+    found = by_name(network.check_addresses(config))
+    assert {finding.status for finding in found.values()} == {Status.FAIL}
+    assert found["names"].details["unresolved"] == ["worker:0", "worker:1"]
+    assert "'nowhere' is a name that nobody knows here" in found["own address"].text
+
+
+def test_an_address_that_this_machine_does_not_have():
+    environ = tf_config(["192.0.2.200:1", "192.0.2.201:1"])
+    found = by_name(network.check_addresses(detect_cluster(environ).config, environ, timeout_s=0.1))
+    assert found["own address"].status is Status.FAIL
+    assert "The address of worker:0 cannot be used: '192.0.2.200' stands for" in found["own address"].text
+    assert "See that each machine is told its own task" in found["own address"].cure
+    assert "port" not in found
+    translated = {**environ, "REPLICAX_HOST": "127.0.0.1"}
+    found = by_name(network.check_addresses(detect_cluster(environ).config, translated, timeout_s=0.1))
+    assert found["own address"].status is Status.OK
+    assert found["own address"].text.startswith("worker:0 listens at 127.0.0.1; '192.0.2.200', its name in the cluster")
+
+
+def test_a_name_that_leads_back_to_this_machine(monkeypatch: pytest.MonkeyPatch):
+    names = {"alpha": ["127.0.1.1"], "beta": ["192.0.2.1"]}
+    monkeypatch.setattr(own_address, "resolve", lambda host: names.get(host, [host]))
+    monkeypatch.setattr(network, "resolve", names.__getitem__)
+    monkeypatch.setattr(own_address, "_source", {"127.0.1.1": "127.0.0.1", "192.0.2.1": "192.0.2.7"}.get)
+    found = by_name(network._check_own(detect_cluster(tf_config(["alpha:1", "beta:1"])).config, {}))
+    assert found["own address"].status is Status.OK
+    assert found["own address"].details == {"address": "192.0.2.7", "resolved": ["127.0.1.1"]}
+    assert "stands for 127.0.1.1 on this machine" in found["own address"].text
+    found = by_name(network._check_own(detect_cluster(tf_config(["alpha:1", "alpha:2"])).config, {}))
+    assert found["own address"].text == "worker:0 listens at 127.0.1.1"
+    monkeypatch.setattr(own_address, "_source", lambda ip: "")
+    found = by_name(network._check_own(detect_cluster(tf_config(["alpha:1", "beta:1"])).config, {}))
+    assert found["own address"].status is Status.FAIL
+    assert "knows no way to the others" in found["own address"].text
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def _of_this_process(environ: Environ) -> Iterator[Finding]:
 
 def _of_the_network(environ: Environ, config: ClusterConfig | None) -> Iterator[Finding]:
     if config is not None:
-        yield from check_addresses(config)
+        yield from check_addresses(config, environ)
     yield check_proxies(environ, config)
 
 

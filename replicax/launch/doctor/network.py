@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from replicax.cluster import ClusterConfig, Detection, detect_cluster, parse_address
 from replicax.cluster.environment import Environ
+from replicax.cluster.own_address import family, own_and_others, own_ip, resolve
 from replicax.errors import ClusterError
 from replicax.launch.doctor.findings import Finding, fail, ok, warn
 
@@ -42,8 +44,10 @@ def check_cluster(environ: Environ) -> tuple[list[Finding], Detection | None]:
     return findings, detection
 
 
-def check_addresses(config: ClusterConfig, timeout_s: float = SECONDS_TO_ANSWER) -> Iterator[Finding]:
-    """Checks that the names of all tasks resolve, that this task's port is free, and who answers of the others."""
+def check_addresses(
+    config: ClusterConfig, environ: Environ = os.environ, timeout_s: float = SECONDS_TO_ANSWER
+) -> Iterator[Finding]:
+    """Checks that all names resolve, this task's address is this machine's, its port is free, and who else answers."""
     tasks = _tasks(config)
     if not tasks:
         return
@@ -56,12 +60,30 @@ def check_addresses(config: ClusterConfig, timeout_s: float = SECONDS_TO_ANSWER)
         yield fail("names", text, cure, unresolved=[*broken])
     else:
         yield ok("names", f"all {len(tasks)} addresses resolve")
-    addresses = dict(tasks)
-    if mine in addresses and mine not in broken:
-        yield check_port(mine, addresses[mine])
-    others = [(name, address) for name, address in tasks if name != mine and name not in broken]
+    others = [(name, address) for name, address in tasks if name != mine]
     if others:
-        yield _check_peers(others, timeout_s)
+        yield from _check_own(config, environ)
+    asked = [(name, address) for name, address in others if name not in broken]
+    if asked:
+        yield _check_peers(asked, timeout_s)
+
+
+def _check_own(config: ClusterConfig, environ: Environ) -> Iterator[Finding]:
+    """Checks that this task's address is of use to the others, and that its port is free."""
+    task, address, others = own_and_others(config)
+    try:
+        ip = own_ip(task, address, others, 0.0, environ)
+    except ClusterError as error:
+        yield fail("own address", str(error), error.cure, field=error.field, value=error.value)
+        return
+    host = parse_address(address, "address").host if address else ""
+    stands_for = resolve(host) if host else []
+    text = f"{task} listens at {ip}" if ip else f"{task} will be told by the others where they reach it"
+    if ip not in stands_for and host:
+        text += f"; {host!r}, its name in the cluster, stands for {', '.join(stands_for)} on this machine"
+    yield ok("own address", text, address=ip, resolved=stands_for)
+    if address:
+        yield check_port(task, address, ip or stands_for[0])
 
 
 def _tasks(config: ClusterConfig) -> list[tuple[str, str]]:
@@ -80,15 +102,12 @@ def _resolved(address: str) -> str:
     return ""
 
 
-def check_port(task: str, address: str) -> Finding:
-    """Checks that this task can listen at its own address."""
-    where = parse_address(address, "address")
-    found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
-    family, _, _, _, target = found[0]
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
+def check_port(task: str, address: str, ip: str) -> Finding:
+    """Checks that this task can listen at the port of its own address, on one of this machine's IP addresses."""
+    with socket.socket(family(ip), socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind(target)
+            listener.bind((ip, parse_address(address, "address").port))
             listener.listen()
         except OSError as error:
             return _cannot_listen(task, address, error)
@@ -99,9 +118,6 @@ def _cannot_listen(task: str, address: str, error: OSError) -> Finding:
     if error.errno == errno.EADDRINUSE:
         cure = "End the process that listens there (`ss -ltnp`), or take another port in all tasks' settings."
         return fail("port", f"{address}, the address of {task}, is taken", cure, address=address)
-    if error.errno == errno.EADDRNOTAVAIL:
-        cure = "See that each machine has the index of its own address. Behind a translated address this is no fault."
-        return warn("port", f"{address}, the address of {task}, is none of this machine's", cure, address=address)
     cure = "Ports below 1024 need rights; choose one above."
     return fail("port", f"{task} cannot listen at {address}: {error.strerror}", cure, address=address)
 
