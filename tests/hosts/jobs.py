@@ -5,52 +5,65 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+ROWS = 16
 
-def rows(count: int, seed: int = 0) -> tuple[Any, Any]:
+
+def rows() -> tuple[Any, Any]:
     """Returns inputs and targets of a regression."""
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(count, 6)).astype("float32"), rng.normal(size=(count, 2)).astype("float32")
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(ROWS, 6)).astype("float32"), rng.normal(size=(ROWS, 2)).astype("float32")
 
 
-def descend(strategy: Any, steps: int, pause: float = 0.0, floats: int = 0) -> list[list[float]]:
-    """Trains a linear model with gradient descent, and says each step; returns its weights.
+def regression(strategy: Any, floats: int = 0) -> tuple[Any, Callable[[Any], Any]]:
+    """Returns the weights of a linear model, and one step of gradient descent for them as each replica takes it.
 
     Args:
         strategy: Where.
-        steps: How many steps.
-        pause: Seconds between them.
         floats: How many numbers more each step sums over the replicas.
     """
     import jax.numpy as jnp
 
     import replicax as rx
 
-    x, y = rows(16)
     with strategy.scope():
-        weights = rx.Variable(np.ones((6, 2), np.float32), name="weights")
-        ballast = rx.Variable(np.ones(floats, np.float32), name="ballast") if floats else None
+        weights = rx.Variable(np.ones((6, 2), np.float32), name="weights", trainable=True)
+        ballast = rx.Variable(np.zeros(floats, np.float32), name="ballast") if floats else None
     variables = [weights, ballast] if ballast is not None else [weights]
 
     def step(batch: Any) -> Any:
         x, y = batch
 
         def loss() -> Any:
-            size = 0.0 if ballast is None else jnp.mean(ballast.value**2) * jnp.sum(x) * 1e-3
-            return jnp.sum((x @ weights.value - y) ** 2) / 16 + size
+            more = 0.0 if ballast is None else jnp.sum(x) * jnp.sum(ballast.value)
+            return jnp.sum((x @ weights.value - y) ** 2) / ROWS + more
 
         value, gradients = rx.value_and_grad(loss, variables)()
-        for variable, gradient in zip(variables, gradients, strict=True):
-            variable.assign_sub(0.05 * gradient)
+        weights.assign_sub(0.05 * gradients[0])
+        if ballast is not None:
+            ballast.assign(0.0 * gradients[1])
         return value
 
+    return weights, step
+
+
+def told(number: int, loss: Any) -> None:
+    """Prints that a step is done."""
+    print(f"step {number} loss {float(loss):.6f}", flush=True)
+
+
+def descend(strategy: Any, steps: int, pause: float = 0.0, floats: int = 0) -> list[list[float]]:
+    """Trains in step, and says each one, with pauses between them; returns the weights."""
+    import replicax as rx
+
+    weights, step = regression(strategy, floats)
     run = rx.function(lambda batch: strategy.reduce("sum", strategy.run(step, args=(batch,)), axis=None))
-    for number, batch in enumerate(strategy.distribute_dataset([(x, y)] * steps)):
-        loss = float(run(batch))
-        print(f"step {number} loss {loss:.6f}", flush=True)
+    for number, batch in enumerate(strategy.distribute_dataset([rows()] * steps)):
+        told(number, run(batch))
         time.sleep(pause)
     return np.asarray(weights).tolist()
 
@@ -65,8 +78,30 @@ def workers(start_timeout: float = 60, stall_timeout: float | None = 30, connect
         task = rx.cluster_resolver.detect_cluster().config
         jax.distributed.initialize(connect, task.num_processes, task.process_id)
     strategy = rx.MultiWorkerMirroredStrategy(start_timeout=start_timeout, stall_timeout=stall_timeout)
-    print(f"weights {json.dumps(descend(strategy, **arguments))}", flush=True)
+    said(descend(strategy, **arguments))
+
+
+def coordinator(steps: int, pause: float = 0.0) -> None:
+    """The coordinator of parameter servers; one step at a time, so that the numbers are those of one device."""
+    import replicax as rx
+
+    strategy = rx.ParameterServerStrategy(start_timeout=60)
+    scheduling = rx.coordinator.ClusterCoordinator(strategy)
+    weights, step = regression(strategy)
+    run = rx.function(lambda x, y: strategy.run(step, args=((x, y),)))
+    for number in range(steps):
+        loss = scheduling.schedule(run, args=rows())
+        scheduling.join()
+        told(number, loss.fetch())
+        time.sleep(pause)
+    said(np.asarray(weights).tolist())
+    strategy.close()
+
+
+def said(weights: list[list[float]]) -> None:
+    """Prints what the training has come to."""
+    print(f"weights {json.dumps(weights)}", flush=True)
 
 
 if __name__ == "__main__":
-    {"workers": workers}[sys.argv[1]](**json.loads(sys.argv[2]))
+    {"workers": workers, "coordinator": coordinator}[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -9,18 +9,18 @@ from typing import Any
 
 from replicax.cluster import ClusterSpec, Task, parse_address
 from replicax.cluster.addresses import join_address
+from replicax.cluster.own_address import is_mine
 from replicax.errors import ClusterError
 from replicax.parameter_server.cluster.authentication import optional_token, own_token, shared_token
 from replicax.parameter_server.cluster.folder import Folder
 from replicax.parameter_server.cluster.memory import object_store_memory
-from replicax.parameter_server.cluster.nodes import SETTINGS, Node, answers, is_mine, own_ip, to_ip, visitor_arguments
+from replicax.parameter_server.cluster.nodes import SETTINGS, Node, answers, head_ip, node_ip, visitor_arguments
 from replicax.parameter_server.cluster.placement import alive_resources
 from replicax.parameter_server.cluster.ray_environment import forget_token, starting
 from replicax.parameter_server.cluster.tasks import (
     COORDINATOR,
     describe,
     head_address,
-    is_loopback,
     missing_tasks,
     serving_tasks,
 )
@@ -115,23 +115,16 @@ def _connect_with_head(spec: ClusterSpec, ending: contextlib.ExitStack, deadline
     head = head_address(spec)
     names = [describe(spec, task) for task in serving_tasks(spec)]
     wait_for(lambda: [] if answers(head) else names, len(names), COORDINATOR, head, deadline)
-    host, port = parse_address(head, "address")
-    ip = to_ip(host) or host
+    ip = own = head_ip(spec)
     more: dict[str, Any] = {}
     if not is_mine(ip):  # A driver needs a node on its own machine, and one that does not end with a worker.
-        node = Node(COORDINATOR, visitor_arguments(spec), _coordinator_ip(spec), token, deadline.left)
+        own = node_ip(spec, Task(COORDINATOR, 0), deadline.left)
+        node = Node(COORDINATOR, visitor_arguments(spec), own, token, deadline.left)
         ending.callback(node.stop)
         more["_temp_dir"] = node.folder.path
-    with starting(token, SETTINGS, LOOPBACK if is_loopback(spec) else None) as ray:
+    with starting(token, SETTINGS, own) as ray:
         _disconnect_by(ending, ray)
-        _init(ray, join_address(ip, port), **more)
-
-
-def _coordinator_ip(spec: ClusterSpec) -> str:
-    chief = Task(COORDINATOR, 0)
-    if not spec.has_task(chief.type, chief.index):
-        return ""
-    return own_ip(parse_address(spec.task_address(chief.type, chief.index), "address").host)
+        _init(ray, join_address(ip, parse_address(head, "address").port), **more)
 
 
 def _init(ray: Any, address: str, **options: Any) -> None:

@@ -9,16 +9,15 @@ def main(ip: str, arguments: list[str]) -> None:
     """Starts the node, and ends when it does.
 
     Args:
-        ip: The node's address, where it listens; empty leaves the choice to Ray. Told on the command line alone,
-            127.0.0.1 would become the machine's address in the network.
+        ip: The node's address, where it listens. Told on the command line alone, 127.0.0.1 would become the machine's
+            address in the network.
         arguments: Those of `ray start`.
     """
     from ray._private import services
     from ray.scripts.scripts import main as ray_command
 
-    if ip:
-        services.get_node_ip_address = lambda *_, **__: ip
-    sys.argv = ["ray", "start", *arguments, *(["--node-ip-address", ip] if ip else []), "--block"]
+    services.get_node_ip_address = lambda *_, **__: ip
+    sys.argv = ["ray", "start", *arguments, "--node-ip-address", ip, "--block"]
     ray_command()
 
 

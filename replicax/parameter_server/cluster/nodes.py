@@ -15,12 +15,13 @@ from pathlib import Path
 
 from replicax.cluster import ClusterSpec, Task, parse_address
 from replicax.cluster.addresses import join_address
+from replicax.cluster.own_address import is_mine, own_ip, resolve
 from replicax.errors import ClusterError
 from replicax.parameter_server.cluster import node_process
 from replicax.parameter_server.cluster.folder import Folder
 from replicax.parameter_server.cluster.memory import object_store_memory
 from replicax.parameter_server.cluster.ray_environment import QUIET, import_ray
-from replicax.parameter_server.cluster.tasks import head_address, resource_name
+from replicax.parameter_server.cluster.tasks import SERVER, head_address, resource_name
 
 _STARTED = "Ray runtime started."
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -38,7 +39,6 @@ SETTINGS = {
 
 def task_arguments(spec: ClusterSpec, task: Task, dashboard: bool) -> list[str]:
     """Returns the arguments of `ray start` for a task: the first parameter server hosts the head at its own port."""
-    head = parse_address(head_address(spec), "address")
     port = str(parse_address(spec.task_address(task.type, task.index), "address").port)
     arguments = ["--resources", json.dumps({resource_name(task): 1})]
     arguments += ["--object-store-memory", str(object_store_memory())]
@@ -46,49 +46,46 @@ def task_arguments(spec: ClusterSpec, task: Task, dashboard: bool) -> list[str]:
         return ["--head", "--port", port, "--include-dashboard", str(dashboard).lower(), *arguments]
     return [
         "--address",
-        join_address(to_ip(head.host) or head.host, head.port),
+        _head(spec),
         "--node-manager-port",
         port,
         *arguments,
     ]
 
 
+def _head(spec: ClusterSpec) -> str:
+    return join_address(head_ip(spec), parse_address(head_address(spec), "address").port)
+
+
 def visitor_arguments(spec: ClusterSpec) -> list[str]:
     """Returns the arguments for the node of a coordinator on a machine of its own: nothing else may run there."""
-    head = parse_address(head_address(spec), "address")
-    address = join_address(to_ip(head.host) or head.host, head.port)
-    return ["--address", address, "--num-cpus", "0", "--num-gpus", "0", "--include-log-monitor", "false"]
+    return ["--address", _head(spec), "--num-cpus", "0", "--num-gpus", "0", "--include-log-monitor", "false"]
 
 
-def to_ip(host: str) -> str | None:
-    """Returns the IP address of a host, or None if nobody knows it."""
-    try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return None
+def node_ip(spec: ClusterSpec, task: Task, timeout_s: float) -> str:
+    """Returns the IP address of this machine, where the Ray node of a task listens.
 
+    Args:
+        spec: The cluster.
+        task: Which task this is. The cluster need not name the coordinator.
+        timeout_s: For how many seconds to wait until the name service knows the names.
 
-def own_ip(host: str) -> str:
-    """Returns the IP address of a host of the cluster if it is this machine and others can use it; else `""`.
-
-    A name may stand for a loopback address on its own machine (Debian's 127.0.1.1), or for a service in front of it.
-    Then Ray finds the address by itself.
+    Raises:
+        ClusterError: The task's address is of no use here.
     """
-    ip = to_ip(host)
-    if ip is None or not is_mine(ip):
-        return ""
-    named_so = parse_address(join_address(host, 1), "address").is_loopback()
-    return ip if named_so or not parse_address(join_address(ip, 1), "address").is_loopback() else ""
+    if not spec.has_task(task.type, task.index):
+        return own_ip(str(task), "", [head_address(spec)], timeout_s)
+    address = spec.task_address(task.type, task.index)
+    tasks = [Task(job, index) for job in spec.jobs for index in spec.task_indices(job)]
+    others = [spec.task_address(other.type, other.index) for other in tasks if other != task]
+    return own_ip(str(task), address, others, timeout_s)
 
 
-def is_mine(ip: str) -> bool:
-    """Whether an IP address is one of this machine."""
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
-            probe.bind((ip, 0))
-    except OSError:
-        return False
-    return True
+def head_ip(spec: ClusterSpec) -> str:
+    """Returns the IP address of the first parameter server's host, the one that it listens at if this is that host."""
+    host = parse_address(head_address(spec), "address").host
+    ip = next(iter(resolve(host)), host)
+    return node_ip(spec, Task(SERVER, 0), 0.0) if is_mine(ip) else ip
 
 
 def answers(address: str) -> bool:
@@ -107,7 +104,7 @@ class Node:
     Args:
         name: What to call it in messages.
         arguments: Those of `ray start`.
-        ip: Its address; empty leaves the choice to Ray.
+        ip: Its address.
         token: Ray's variables for the cluster's secret.
         timeout_s: How long its start may take, in seconds.
 

@@ -10,10 +10,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, detect_cluster, parse_address
+from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, detect_cluster
 from replicax.errors import ClusterError
 from replicax.parameter_server.cluster.authentication import shared_token
-from replicax.parameter_server.cluster.nodes import Node, answers, own_ip, task_arguments
+from replicax.parameter_server.cluster.nodes import Node, answers, node_ip, task_arguments
 from replicax.parameter_server.cluster.tasks import (
     SERVER,
     SERVING,
@@ -76,7 +76,7 @@ class Server:
         if (job, index) != (SERVER, 0):
             head = head_address(spec)
             wait_for(lambda: [] if answers(head) else [f"ps:0 at {head}"], 1, self.name, head, deadline)
-        ip = own_ip(parse_address(self.address, "address").host)
+        ip = node_ip(spec, self._task, deadline.left)
         self._node = Node(self.name, task_arguments(spec, self._task, dashboard), ip, token, deadline.left)
         self._told_to_stop = threading.Event()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, Task, check_roles, parse_address
+from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, Task, check_roles
 from replicax.errors import ClusterError
 
 SERVER, WORKER, COORDINATOR = "ps", "worker", "chief"
@@ -89,11 +89,6 @@ def describe(spec: ClusterSpec, task: Task) -> str:
 def missing_tasks(spec: ClusterSpec, resources: Collection[str]) -> list[Task]:
     """Returns the tasks that are not among the resources of the nodes that are there."""
     return [task for task in serving_tasks(spec) if resource_name(task) not in resources]
-
-
-def is_loopback(spec: ClusterSpec) -> bool:
-    """Whether all of the cluster is on this machine."""
-    return parse_address(head_address(spec), "address").is_loopback()
 
 
 def own_task(config: ClusterConfig | ClusterResolver) -> tuple[ClusterSpec, str | None, Any]:

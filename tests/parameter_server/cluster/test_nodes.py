@@ -4,9 +4,10 @@ import socket
 
 import pytest
 
-from replicax.cluster import ClusterSpec, Task
+from replicax.cluster import ClusterSpec, Task, own_address
+from replicax.errors import ClusterError
 from replicax.parameter_server.cluster import nodes
-from replicax.parameter_server.cluster.nodes import answers, own_ip, task_arguments, to_ip, visitor_arguments
+from replicax.parameter_server.cluster.nodes import answers, head_ip, node_ip, task_arguments, visitor_arguments
 
 SPEC = ClusterSpec({"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2223", "10.0.0.3:2222"]})
 
@@ -30,17 +31,39 @@ def test_nothing_can_be_placed_on_the_node_of_a_coordinator():
     assert "--resources" not in arguments
 
 
-def test_a_node_listens_on_the_host_of_its_address_if_others_can_use_it(monkeypatch: pytest.MonkeyPatch):
-    assert own_ip("127.0.0.1") == "127.0.0.1"
-    assert own_ip("192.0.2.200") == ""  # Not of this machine.
-    monkeypatch.setattr(nodes, "to_ip", lambda host: "127.0.1.1")
-    assert own_ip("this-machine") == ""  # Its name here; elsewhere the name means something else.
-    monkeypatch.setattr(nodes, "to_ip", lambda host: None)
-    assert own_ip("unknown") == ""
+@pytest.fixture
+def alpha(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretends that this is the machine alpha, whose own name stands for a loopback address here, as on Debian."""
+    names = {"alpha": "127.0.1.1", "beta": "10.0.0.2"}
+    for module in (nodes, own_address):
+        monkeypatch.setattr(module, "resolve", lambda host: [names.get(host, host)])
+        monkeypatch.setattr(module, "is_mine", lambda ip: ip in ("10.0.0.1", "127.0.1.1"))
+    monkeypatch.setattr(own_address, "_source", lambda ip: "127.0.0.1" if ip.startswith("127.") else "10.0.0.1")
+
+
+@pytest.mark.parametrize("alpha_is", ["alpha", "10.0.0.1"])
+@pytest.mark.usefixtures("alpha")
+def test_a_node_listens_where_the_cluster_says_and_others_can_connect(alpha_is: str):
+    spec = ClusterSpec({"ps": [f"{alpha_is}:1"], "worker": [f"{alpha_is}:2", "beta:1"]})
+    assert node_ip(spec, Task("ps", 0), 0.0) == node_ip(spec, Task("worker", 0), 0.0) == head_ip(spec) == "10.0.0.1"
+    assert task_arguments(spec, Task("worker", 0), dashboard=False)[1] == "10.0.0.1:1"
+    with pytest.raises(ClusterError, match=r"The address of worker:1 cannot be used: 'beta' stands for 10\.0\.0\.2"):
+        node_ip(spec, Task("worker", 1), 0.0)
+
+
+@pytest.mark.usefixtures("alpha")
+def test_a_coordinator_that_the_cluster_does_not_name():
+    spec = ClusterSpec({"ps": ["beta:1"], "worker": ["10.0.0.3:1"]})
+    assert node_ip(spec, Task("chief", 0), 0.0) == "10.0.0.1"
+    assert head_ip(spec) == "10.0.0.2"
+
+
+def test_a_cluster_on_this_machine():
+    spec = ClusterSpec({"ps": ["localhost:1"], "worker": ["127.0.0.1:2"]})
+    assert node_ip(spec, Task("worker", 0), 0.0) == head_ip(spec) == "127.0.0.1"
 
 
 def test_who_listens_is_seen():
-    assert to_ip("localhost") in ("127.0.0.1", "::1")
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         assert answers(address)
