@@ -70,7 +70,7 @@ class ProgramFrame(_Frame):
 
     Attributes:
         inputs: The variables that were read before they were written.
-        runs: What each `strategy.run` in the program does: the variables that it reads and assigns, what varies.
+        runs: What each `strategy.run` in the program does: the variables that it assigns, and which results vary.
         strategy: The strategy that the program runs under, once known.
         replicas: Number of replicas that take part, once known.
         counts: Which arrays are results of a `strategy.run`.

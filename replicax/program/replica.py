@@ -84,7 +84,7 @@ class ReplicaCall:
         program, frame = enclosing_program(), context.current().frame
         assert program is not None and frame is not None
         site = self._traced_once()
-        program.runs.append((list(map(id, site.inputs)), list(map(id, site.outputs)), site.varying))
+        program.runs.append((set(map(id, site.outputs)), site.varying))
         values = [self._rows(variable, frame.read(variable)) for variable in site.inputs]
         mapped = self._cut(site) if self.strategy.cuts_steps and not program.discovering else self._mapped(site)
         outputs, new_values = mapped(self._arrays, values)
