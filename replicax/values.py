@@ -132,12 +132,15 @@ class UnevenPerReplica(DistributedValues):
         return len(self.values)
 
     def reduce(self, op: ReduceOp) -> jax.Array:
-        """Always fails: components of different shapes cannot be combined element by element."""
-        shapes = [jnp.shape(component) for component in self.values]
+        """Always fails: components of different shapes or dtypes cannot be combined element by element."""
         raise ReplicaShapeError(
-            f"Cannot {op.value} components of different shapes {shapes} element by element. Give `axis`, so that each "
-            "component is reduced along it first."
+            f"Cannot {op.value} components of different shapes or dtypes {self.kinds_of_all()} element by element. "
+            "Give `axis`, so that each component is reduced along it first."
         )
+
+    def kinds_of_all(self) -> str:
+        """Returns shape and dtype of each component, for messages."""
+        return f"[{', '.join(map(_kind, self.values))}]"
 
     def reduce_axis(self, op: ReduceOp, axis: int | Sequence[int]) -> jax.Array:
         """Combines all entries along `axis` of all components; a mean divides by the number of entries."""
@@ -257,6 +260,12 @@ def normalize_axes(axis: int | Sequence[int], shape: Sequence[int]) -> tuple[int
     if len(set(normal)) < len(normal):
         raise ReduceError(f"axis={axis!r} names a dimension twice.")
     return normal
+
+
+def _kind(component: Any) -> str:
+    kind = getattr(component, "dtype", type(component).__name__)
+    is_array = hasattr(component, "dtype") or isinstance(component, (bool, int, float, complex))
+    return f"{jnp.shape(component)} {kind}" if is_array else kind
 
 
 def _combine(op: ReduceOp, array: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:

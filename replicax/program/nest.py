@@ -113,10 +113,10 @@ def per_replica_arrays(nest: Any) -> tuple[list[bool], int | None]:
 
 def _check_leaf(leaf: Any) -> None:
     if isinstance(leaf, UnevenPerReplica):
-        shapes = [np.shape(component) for component in leaf.values]
         raise ReplicaShapeError(
-            f"All components of a per-replica argument must have the same shape, got {shapes}: one program runs on "
-            "all replicas. strategy.distribute_dataset splits batches of any size evenly."
+            "All components of a per-replica argument must have the same shape and dtype, got "
+            f"{leaf.kinds_of_all()}: one program runs on all replicas. strategy.distribute_dataset splits batches of "
+            "any size evenly."
         )
     _check_dataclass(leaf)
 

@@ -30,6 +30,7 @@ from replicax.strategies.base import Strategy
 from replicax.strategies.combining import Combine, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.placement import Placement
 from replicax.strategies.replica_context import ReplicaContext
+from replicax.strategies.spread import Kind, SpreadPerReplica, compared, kind_of
 from replicax.values import Mirrored, PerReplica, UnevenPerReplica, is_per_replica
 
 
@@ -234,21 +235,41 @@ class MeshStrategy(Strategy):
         return Workers(present.index(jax.process_index()), tuple(names), replicas)
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Builds a per-replica value, one call of `value_fn` for each replica of this process."""
+        """Builds a per-replica value, one call of `value_fn` for each replica of this process.
+
+        On several workers all call this together, and know of all components' shapes and dtypes afterwards.
+
+        Raises:
+            ValuesMismatchError: Workers return nests of another structure.
+        """
         replicas = self.num_replicas_in_sync
         nests = [value_fn(ValueContext(i, replicas)) for i in self.placement.local_replicas]
         if replicas == 1:
             return self.replicate(nests[0])
-        return jax.tree_util.tree_map(lambda *components: self._per_replica(components), *nests)
+        if not self.placement.spans_processes:
+            return jax.tree_util.tree_map(lambda *components: self._per_replica(components), *nests)
+        leaves, structures = zip(*map(jax.tree_util.tree_flatten, nests), strict=True)
+        layout = compared(structures, leaves, self.placement.workers)
+        values = [
+            self._per_replica(components, kinds, layout.workers)
+            for components, kinds in zip(zip(*leaves, strict=True), layout.kinds, strict=True)
+        ]
+        return jax.tree_util.tree_unflatten(structures[0], values)
 
-    def _per_replica(self, components: Sequence[Any]) -> PerReplica | UnevenPerReplica:
-        if not all(is_number_like(component) for component in components):
-            return UnevenPerReplica(components)
+    def _per_replica(
+        self, components: Sequence[Any], kinds: Sequence[Kind] = (), workers: Sequence[int] = ()
+    ) -> PerReplica | UnevenPerReplica:
+        """Returns a value with these components; `kinds` are those of all workers, if others have some too."""
+        arrays = all(is_number_like(component) for component in components)
         devices = [self.devices[i] for i in self.placement.local_replicas]
-        if len({(np.shape(c), strongly_typed(c).dtype) for c in components}) > 1:
-            return UnevenPerReplica([jax.device_put(c, d) for c, d in zip(components, devices, strict=True)])
-        rows = [jax.device_put(strongly_typed(c)[None], d) for c, d in zip(components, devices, strict=True)]
-        return PerReplica(self.placement.assembled(rows))
+        if arrays and len(set(kinds or map(kind_of, components))) == 1:
+            rows = [jax.device_put(strongly_typed(c)[None], d) for c, d in zip(components, devices, strict=True)]
+            return PerReplica(self.placement.assembled(rows))
+        if arrays:
+            components = [jax.device_put(strongly_typed(c), d) for c, d in zip(components, devices, strict=True)]
+        if kinds:
+            return SpreadPerReplica(components, kinds, workers, self.placement.place)
+        return UnevenPerReplica(components)
 
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)

@@ -48,7 +48,7 @@ class Placement:
         layout: Callable[[Any], PartitionSpec] = whole,
         workers: Sequence[str] = (),
     ):
-        self._workers = tuple(workers)
+        self._worker_names = tuple(workers)
         self._devices = np.array(devices, dtype=object)
         self._axis_names = tuple(axis_names)
         self._layout = layout
@@ -63,7 +63,12 @@ class Placement:
 
     @functools.cached_property
     def _agreement(self) -> Agreement:
-        return Agreement(self._workers or [f"process {process}" for process in range(jax.process_count())])
+        return Agreement(self.workers)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """What the processes are called in messages, in their order."""
+        return self._worker_names or tuple(f"process {process}" for process in range(jax.process_count()))
 
     @functools.cached_property
     def local_replicas(self) -> tuple[int, ...]:

@@ -61,7 +61,44 @@ def worker() -> dict[str, Any]:
         fresh = [keras.Variable(np.zeros(2), name=name) for name in ("x", "y")]
         order = fresh if mine == 0 else fresh[::-1]
         found["read in another order"] = error_of(lambda: rx.function(lambda: [v.value.sum() for v in order])())
-    return found
+    return {**found, **values_of_replicas(strategy)}
+
+
+def values_of_replicas(strategy: Any) -> dict[str, Any]:
+    """What `reduce` and `gather` make of components that four replicas of two workers bring."""
+
+    def of(value_fn):
+        return strategy.distribute_values_from_function(lambda c: value_fn(c.replica_id_in_sync_group))
+
+    def combined(value, axis=0, number=5):
+        calls = (
+            lambda: strategy.reduce("sum", value),
+            lambda: strategy.reduce("sum", value, axis=axis),
+            lambda: strategy.reduce("mean", value, axis=axis),
+            lambda: strategy.gather(value, axis=axis),
+            lambda: strategy.run(lambda x: x, args=(value,)),
+        )
+        return [outcome(call) for call in calls[:number]]
+
+    rows = of(lambda i: np.full((1 + i // 2, 2), i, np.float32))
+    return {
+        "rows": combined(rows),
+        "here": [component.shape for component in strategy.local_results(rows)],
+        "dtypes": combined(of(lambda i: np.ones(2, np.int32 if i > 1 else np.float32))),
+        "ranks": combined(of(lambda i: np.ones((2,) * (1 + i // 2), np.float32))),
+        "large": float(strategy.reduce("sum", of(lambda i: np.ones(300_000 + i)), axis=0)),
+        "even": combined(of(lambda i: np.full((2,), i, np.float32)), number=4),
+        "numbers": outcome(lambda: strategy.reduce("sum", of(lambda i: 2 if i > 1 else 2.5))),
+        "objects": outcome(lambda: strategy.gather(of(lambda i: f"replica {i}"))),
+        "structures": error_of(lambda: of(lambda i: {"a": 1} if i > 1 else {"b": 1})),
+    }
+
+
+def outcome(call: Any) -> Any:
+    try:
+        return jax.tree_util.tree_map(lambda x: np.asarray(x).tolist(), call())
+    except rx.errors.ReplicaxError as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def test_workers_have_the_chiefs_values_or_hear_what_differs():
@@ -75,4 +112,24 @@ def test_workers_have_the_chiefs_values_or_hear_what_differs():
         assert found["path"] == ("dense/kernel" if mine == 0 else "dense_3/kernel")
         assert found["keras"] == [4.0, 8.0]
         assert "worker:0 has 'x' (2,) float32, worker:1 has 'y' (2,) float32" in found["read in another order"]
-    assert jax.process_count() == 1
+        check_values_of_replicas(found)
+
+
+def check_values_of_replicas(found: dict[str, Any]) -> None:
+    total, reduced, mean, gathered, run = found["rows"]
+    kinds = "[(1, 2) float32, (1, 2) float32, (2, 2) float32, (2, 2) float32]"
+    assert f"components of different shapes or dtypes {kinds}" in total
+    assert f"got {kinds}" in run
+    assert (reduced, mean) == ([11.0, 11.0], pytest.approx([11 / 6, 11 / 6]))
+    assert gathered == [[float(i)] * 2 for i in (0, 1, 2, 2, 3, 3)]
+    assert len(found["here"]) == 2
+    total, reduced, mean, gathered, run = found["dtypes"]
+    assert all("(2,) float32, (2,) float32, (2,) int32, (2,) int32" in error for error in (total, run))
+    assert (reduced, mean, gathered) == (8.0, 1.0, [1.0] * 8)
+    assert found["ranks"][0].startswith("ReplicaShapeError")
+    assert found["ranks"][3].startswith("ReplicaShapeError")
+    assert found["large"] == 1_200_006
+    assert found["even"] == [[6.0, 6.0], 12.0, 1.5, [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]]
+    assert "() float32, () float32, () int32, () int32" in found["numbers"]
+    assert "Only arrays can be combined, got components [str, str, str, str]" in found["objects"]
+    assert "worker:1 has PyTreeDef({'a': *})" in found["structures"]

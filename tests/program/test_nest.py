@@ -78,7 +78,7 @@ def test_per_replica_values_of_different_lengths_do_not_go_together():
 
 
 def test_uneven_values_are_refused():
-    with pytest.raises(ReplicaShapeError, match=r"\(2,\), \(\)"):
+    with pytest.raises(ReplicaShapeError, match=r"\(2,\) float32, \(\) float"):
         take_apart_inputs([UnevenPerReplica([jnp.ones(2), 1.0])])
 
 

@@ -1,0 +1,160 @@
+"""Per-replica values that several workers make together, each for its own replicas: compared when they are made."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import replicax.health as health
+from replicax.compat import strongly_typed
+from replicax.errors import ReplicaShapeError, ValuesMismatchError
+from replicax.program.nest import is_number_like
+from replicax.reduce_op import ReduceOp
+from replicax.runtime.exchange import exchanged
+from replicax.runtime.transfer import from_all
+from replicax.values import UnevenPerReplica
+
+_SMALL = 2**20  # bytes of a worker's components that go through host memory; more go over the devices
+WHAT = "values from `value_fn`"
+
+
+class Kind(NamedTuple):
+    """Shape and dtype of a component.
+
+    Attributes:
+        shape: The shape; None if it is no array.
+        dtype: Name of the dtype; of something else, the name of its class.
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return 0 if self.shape is None else int(np.prod(self.shape, dtype=int)) * jnp.dtype(self.dtype).itemsize
+
+    def __str__(self) -> str:
+        return self.dtype if self.shape is None else f"{self.shape} {self.dtype}"
+
+
+def kind_of(component: Any) -> Kind:
+    """Returns what workers compare of a component."""
+    if not is_number_like(component):
+        return Kind(None, type(component).__name__)
+    array = strongly_typed(component)
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):  # random keys
+        return Kind(None, f"{array.shape} {array.dtype}")
+    return Kind(tuple(array.shape), str(array.dtype))
+
+
+class Layout(NamedTuple):
+    """What every component of a nest is, on all workers.
+
+    Attributes:
+        kinds: For each leaf, the kinds of its components, by replica.
+        workers: For each replica, the number of its worker.
+    """
+
+    kinds: list[tuple[Kind, ...]]
+    workers: tuple[int, ...]
+
+
+def compared(structures: Sequence[Any], leaves: Sequence[Sequence[Any]], names: Sequence[str]) -> Layout:
+    """Returns what all workers' components are; all call this together.
+
+    Args:
+        structures: For each replica of this worker, the structure of its nest.
+        leaves: For each replica of this worker, the leaves of its nest.
+        names: Names of the workers, in their order.
+
+    Raises:
+        ValuesMismatchError: Nests have another structure than that of the first replica.
+    """
+    kinds = [[kind_of(leaf) for leaf in own] for own in leaves]
+    message = json.dumps([[str(structure) for structure in structures], kinds])
+    with health.phase(health.WAIT):
+        told = [json.loads(zlib.decompress(each)) for each in exchanged(zlib.compress(message.encode()))]
+    first = told[0][0][0]
+    for worker, (found, _) in enumerate(told):
+        odd = next((structure for structure in found if structure != first), None)
+        if odd is not None:
+            raise ValuesMismatchError(f"structures of {WHAT}", names[0], first, names[worker], odd)
+    by_replica = [[_kind(*told_kind) for told_kind in own] for _, each in told for own in each]
+    workers = tuple(worker for worker, (found, _) in enumerate(told) for _ in found)
+    return Layout(list(zip(*by_replica, strict=True)), workers)
+
+
+def _kind(shape: list[int] | None, dtype: str) -> Kind:
+    return Kind(None if shape is None else tuple(shape), dtype)
+
+
+class SpreadPerReplica(UnevenPerReplica):
+    """Components of shapes that differ, or of any type, each known to the worker of its replica only.
+
+    Attributes:
+        values: The components of this worker's replicas.
+        kinds: What the components of all replicas are.
+    """
+
+    def __init__(
+        self,
+        components: Sequence[Any],
+        kinds: Sequence[Kind],
+        workers: Sequence[int],
+        place: Callable[[Any], jax.Array],
+    ):
+        super().__init__(components)
+        self.kinds = tuple(kinds)
+        self._workers, self._place = tuple(workers), place
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of components, on all workers."""
+        return len(self.kinds)
+
+    def kinds_of_all(self) -> str:
+        """Returns shape and dtype of the components of all workers, for messages."""
+        return f"[{', '.join(map(str, self.kinds))}]"
+
+    def reduce_axis(self, op: ReduceOp, axis: int | Sequence[int]) -> jax.Array:
+        """Combines all entries along `axis` of all components; all workers call this together."""
+        return self._place(UnevenPerReplica(self._everyones()).reduce_axis(op, axis))
+
+    def gather(self, axis: int) -> jax.Array:
+        """Concatenates the components along `axis`; all workers call this together."""
+        return self._place(UnevenPerReplica(self._everyones()).gather(axis))
+
+    def _everyones(self) -> list[np.ndarray]:
+        """Returns the components of all replicas."""
+        if any(kind.shape is None for kind in self.kinds):
+            raise ReplicaShapeError(f"Only arrays can be combined, got components {self.kinds_of_all()}.")
+        own = b"".join(np.asarray(component).tobytes() for component in self.values)
+        sizes = [0] * (max(self._workers) + 1)
+        for worker, kind in zip(self._workers, self.kinds, strict=True):
+            sizes[worker] += kind.nbytes
+        with health.phase(health.WAIT):
+            messages = exchanged(own) if max(sizes) <= _SMALL else _over_devices(own, sizes)
+        arrays, starts = [], [0] * len(sizes)
+        for worker, kind in zip(self._workers, self.kinds, strict=True):
+            end = starts[worker] + kind.nbytes
+            array = np.frombuffer(messages[worker][starts[worker] : end], jnp.dtype(kind.dtype))
+            arrays.append(array.reshape(kind.shape or ()))
+            starts[worker] = end
+        return arrays
+
+    def __repr__(self) -> str:
+        return f"PerReplica({self.kinds_of_all()}; here: {', '.join(map(repr, self.values))})"
+
+
+def _over_devices(own: bytes, sizes: Sequence[int]) -> list[bytes]:
+    padded = np.zeros(max(sizes), np.uint8)
+    padded[: len(own)] = np.frombuffer(own, np.uint8)
+    (rows,) = from_all([padded])
+    return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
