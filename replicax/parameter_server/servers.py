@@ -13,11 +13,13 @@ import numpy as np
 from replicax.errors import ParameterServerLost
 from replicax.parameter_server.actor_errors import is_actor_lost, own_error
 from replicax.parameter_server.cluster import Cluster
+from replicax.parameter_server.cluster.bounded import done_within
 from replicax.parameter_server.messages import Piece, ServerProgram
 from replicax.parameter_server.server import ParameterServer, settings_for
 
 T = TypeVar("T")
 _TICK_S = 0.25
+_SECONDS_TO_KILL = 5.0
 _MOST_RECOVERIES = 10  # Servers may be lost while they are being replaced, but not for ever.
 
 
@@ -177,8 +179,7 @@ class Servers:
         import ray
 
         self._closed = True
-        for handle in self.handles:
-            ray.kill(handle)
+        done_within(_SECONDS_TO_KILL, lambda: [ray.kill(handle) for handle in self.handles])
 
     def _wait(self, server: int, call: Any) -> Any:
         """Returns what a server answers to a call, or to each of several."""

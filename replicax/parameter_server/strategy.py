@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import itertools
 import logging
 import weakref
@@ -110,6 +112,9 @@ class ParameterServerStrategy(Strategy):
         )
         self._ending = contextlib.ExitStack()
         self._ending.callback(self.cluster.close)
+        # Before the connection is: a thread that goes on would have Ray start another cluster.
+        self._at_exit = functools.partial(_close, weakref.ref(self))
+        atexit.register(self._at_exit)
         self.servers = Servers(self.cluster, timeout_s=max(stall_timeout, start_timeout))
         self._ending.callback(self.servers.close)
         self.places = Places(len(self.servers), variable_placement)
@@ -235,7 +240,11 @@ class ParameterServerStrategy(Strategy):
     # The end.
 
     def close(self) -> None:
-        """Ends servers and workers, and the cluster if it is one of this process's own. Variables keep no values."""
+        """Ends servers and workers, and the cluster if it is one of this process's own. Variables keep no values.
+
+        If Ray does not answer, that takes some 30 seconds at most.
+        """
+        atexit.unregister(self._at_exit)
         if self.coordinator is not None:
             self.coordinator.close()
         self._ending.close()
@@ -279,6 +288,11 @@ class WorkersStrategy(DefaultStrategy):
 
     def __reduce__(self) -> Any:
         return WorkersStrategy, (self._workers,)
+
+
+def _close(reference: weakref.ref[ParameterServerStrategy]) -> None:
+    if (strategy := reference()) is not None:
+        strategy.close()
 
 
 class _Elsewhere:

@@ -11,11 +11,13 @@ from typing import Any
 from replicax.errors import ClusterTimeoutError, WorkerLostError
 from replicax.parameter_server.actor_errors import Raised, is_actor_lost, own_error
 from replicax.parameter_server.cluster import Cluster
+from replicax.parameter_server.cluster.bounded import done_within
 from replicax.parameter_server.messages import Report, SetUp, Step
 from replicax.parameter_server.remote_worker import CALLS_AT_ONCE, SET_UP, THREADS, WATCH, RemoteWorker
 from replicax.parameter_server.server import settings_for
 
 _SENT_AS_THEY_ARE = ("drop", "servers")  # What others are may be large, and is stored once for all workers.
+_SECONDS_TO_KILL = 5.0
 _MOST_ASKED = 10  # Of these, some may be lost; and some may hang.
 _SECONDS_BETWEEN_LOOKS = 0.005
 
@@ -206,8 +208,7 @@ class Workers:
         with self._lock:
             self._closed = True
             handles = list(self._handles.values())
-        for handle in handles:
-            ray.kill(handle)
+        done_within(_SECONDS_TO_KILL, lambda: [ray.kill(handle) for handle in handles])
 
 
 def _set_up(handle: Any, number: int, task: Any) -> None:

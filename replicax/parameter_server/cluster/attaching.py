@@ -12,11 +12,12 @@ from replicax.cluster.addresses import join_address
 from replicax.cluster.own_address import is_mine
 from replicax.errors import ClusterError
 from replicax.parameter_server.cluster.authentication import optional_token, own_token, shared_token
+from replicax.parameter_server.cluster.bounded import done_within
 from replicax.parameter_server.cluster.folder import Folder
 from replicax.parameter_server.cluster.memory import object_store_memory
 from replicax.parameter_server.cluster.nodes import SETTINGS, Node, answers, head_ip, node_ip, visitor_arguments
 from replicax.parameter_server.cluster.placement import alive_resources
-from replicax.parameter_server.cluster.ray_environment import forget_token, starting
+from replicax.parameter_server.cluster.ray_environment import forget_token, leave_unfinished, starting
 from replicax.parameter_server.cluster.tasks import (
     COORDINATOR,
     describe,
@@ -26,7 +27,9 @@ from replicax.parameter_server.cluster.tasks import (
 )
 from replicax.parameter_server.cluster.waiting import Deadline, wait_for
 
+_log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
+_SECONDS_TO_DISCONNECT = 10.0
 # JAX would take most of a GPU's memory for the first of several workers that share it.
 # Gradients go through the object store at every step: its pages are made at the start, and not while they wait.
 _READY_MEMORY = {"RAY_preallocate_plasma_memory": "1"}
@@ -51,7 +54,7 @@ def embed(dashboard: bool) -> contextlib.ExitStack:
         ending.callback(folder.close)
         defaults = {**SETTINGS, **_SHARED_GPU, **_READY_MEMORY}
         with starting({**own_token(os.environ), **folder.environment}, defaults, LOOPBACK) as ray:
-            _disconnect_by(ending, ray)
+            _disconnect_by(ending, ray, folder)
             _init(
                 ray,
                 "local",
@@ -143,6 +146,16 @@ def _init(ray: Any, address: str, **options: Any) -> None:
         ) from error
 
 
-def _disconnect_by(ending: contextlib.ExitStack, ray: Any) -> None:
+def _disconnect_by(ending: contextlib.ExitStack, ray: Any, folder: Folder | None = None) -> None:
     ending.callback(forget_token)
-    ending.callback(ray.shutdown)
+    ending.callback(_shut_down, ray, folder)
+
+
+def _shut_down(ray: Any, folder: Folder | None) -> None:
+    """Ends the connection, and the node in the folder, also if Ray's processes are stopped and do not answer."""
+    if done_within(_SECONDS_TO_DISCONNECT, ray.shutdown):
+        return
+    _log.warning("Ray has not answered for %g s: its processes are killed.", _SECONDS_TO_DISCONNECT)
+    if folder is not None:
+        folder.close()
+    leave_unfinished()

@@ -10,29 +10,32 @@ import tempfile
 from replicax.parameter_server.cluster import keeper
 
 _SECONDS_TO_CLOSE = 30.0
-_LONGEST_BASE = 24  # The path of a Unix socket has 107 bytes at most, of which Ray needs about 70.
+_LONGEST_BASE = 20  # The path of a Unix socket has 107 bytes at most, of which Ray needs about 64.
 
 
 class Folder:
-    """A new folder that only this user can read, for one Ray node: its logs and sockets.
+    """A new folder that only this user can enter, for one Ray node: its logs and sockets.
 
     When it is closed, or this process ends in any way, the node's processes are killed and the folder is removed.
 
     Attributes:
-        path: Where it is.
+        root: Where it is. Nobody else can get past it.
+        path: A folder in it, for Ray, which lets everybody write to what it is given.
     """
 
     def __init__(self) -> None:
         base = tempfile.gettempdir()
-        self.path = tempfile.mkdtemp(prefix=f"rx-{os.getpid()}-", dir=base if len(base) <= _LONGEST_BASE else "/tmp")
+        self.root = tempfile.mkdtemp(prefix=f"rx-{os.getpid()}-", dir=base if len(base) <= _LONGEST_BASE else "/tmp")
+        self.path = os.path.join(self.root, "r")
+        os.mkdir(self.path, 0o700)
         self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, self.path], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-I", "-S", keeper.__file__, self.root], stdin=subprocess.PIPE, start_new_session=True
         )
 
     @property
     def environment(self) -> dict[str, str]:
         """What the node's processes must have in their environment."""
-        return {keeper.VARIABLE: self.path}
+        return {keeper.VARIABLE: self.root}
 
     def close(self) -> None:
         """Kills the processes that are left, and removes the folder."""

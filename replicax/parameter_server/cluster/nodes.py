@@ -116,7 +116,7 @@ class Node:
         import_ray()
         self._name = name
         self.folder = Folder()
-        self._log = Path(self.folder.path) / "start.out"
+        self._log = Path(self.folder.root) / "start.out"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", node_process.__file__, ip, *arguments, "--temp-dir", self.folder.path],

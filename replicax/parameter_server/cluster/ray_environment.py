@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -30,7 +32,17 @@ def import_ray() -> Any:
         raise ClusterError(
             "ray", None, f"cannot be imported ({error})", "Install it: pip install 'replicax[ray]'."
         ) from error
+    worker: Any = importlib.import_module("ray._private.worker")
+    if sys.excepthook is getattr(worker, "custom_excepthook", None):
+        # Ray's tells its head of an error before it tells anybody else; if the head is stopped, nobody ever hears.
+        sys.excepthook = worker.normal_excepthook
     return ray
+
+
+def leave_unfinished() -> None:
+    """Lets this process end although `ray.shutdown` has not come to its end: Ray would call it again."""
+    worker: Any = importlib.import_module("ray._private.worker")
+    atexit.unregister(worker.shutdown)
 
 
 @contextlib.contextmanager

@@ -183,3 +183,32 @@ def test_nothing_outlives_a_coordinator_that_is_killed(cluster: Cluster):
     done = python(code, KERAS_BACKEND="jax")
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert_nothing_left(done.stdout.strip())
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_gets_at_no_socket_and_no_log(cluster: Cluster):
+    start(cluster)
+    (folder,) = folders()
+    sockets = [path for path in folder.rglob("*") if path.is_socket()]
+    logs = [path for path in folder.rglob("*.out") if path.is_file()]
+    assert sockets
+    assert logs
+    code = (
+        "import os, socket, sys\n"
+        "os.setgroups([]), os.setgid(65534), os.setuid(65534)\n"
+        "def tried(what, do):\n"
+        "    try:\n"
+        "        do()\n"
+        "    except PermissionError:\n"
+        "        return\n"
+        "    print(what)\n"
+        f"tried('list', lambda: os.listdir({str(folder)!r}))\n"
+        f"for path in {[str(path) for path in sockets]!r}:\n"
+        "    tried('connect ' + path, lambda: socket.socket(socket.AF_UNIX).connect(path))\n"
+        "    tried('rename ' + path, lambda: os.rename(path, path + '.mine'))\n"
+        f"for path in {[str(path) for path in logs]!r}:\n"
+        "    tried('read ' + path, lambda: open(path).read())\n"
+        "print('done')\n"
+    )
+    done = python(code)
+    assert done.stdout == "done\n", done.stdout + done.stderr
