@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax.errors import ArgumentError, ContextError
+from replicax.program.advice import advise
 from replicax.strategies.ambient import get_replica_context, in_cross_replica_context
 
 
@@ -25,7 +26,7 @@ def compute_average_loss(
         sample_weight: Weights that broadcast against the losses; they do not change the divisor. A tensor of shape
             `(rows,)` weights whole rows.
         global_batch_size: Rows in the global batch, at least 0. By default this replica's rows times the number of
-            replicas in the running step. A size of 0 gives 0.
+            replicas in the running step. A size of 0 gives 0. One that is smaller than that is warned of, once.
 
     Returns:
         Scalar of the losses' dtype.
@@ -46,6 +47,8 @@ def compute_average_loss(
     if sample_weight is not None:
         losses = losses * _aligned(jnp.asarray(sample_weight, losses.dtype), losses.shape)
     size = _global_rows(losses.shape[0]) if global_batch_size is None else _checked_size(global_batch_size)
+    if isinstance(size, int):
+        _advise_of_size(size, losses.shape[0])
     total = jnp.sum(losses)
     if isinstance(size, jax.Array):
         return jnp.where(size == 0, jnp.zeros_like(total), total / jnp.where(size == 0, 1, size).astype(total.dtype))
@@ -77,6 +80,22 @@ def _global_rows(rows: int) -> int:
             "compute_average_loss, or call it inside strategy.run."
         )
     return rows * _replicas()
+
+
+def _advise_of_size(size: int, rows: int) -> None:
+    """Says so if a step has more rows than the global batch is said to have. (Steps of an accumulation have fewer.)"""
+    replica = get_replica_context()
+    if rows not in getattr(replica, "batch_rows", ()):
+        return  # Of pieces of rows, such as tokens, there may be more.
+    replicas = replica.num_replicas_in_sync
+    if 0 < size < rows * replicas:
+        advise(
+            replica.strategy,
+            f"a batch size of {size}",
+            f"compute_average_loss got global_batch_size={size}, but this step has {rows} rows on each of {replicas} "
+            f"replicas, {rows * replicas} together: the loss and its gradients are {rows * replicas / size:g} times "
+            "too large. Pass the number of rows of the whole batch, of all replicas together; or leave it out.",
+        )
 
 
 def _replicas() -> int:

@@ -81,3 +81,26 @@ def test_a_regularization_loss_counts_once_over_all_replicas(mirrored):
 
 def test_losses_pass_nan_through():
     assert np.isnan(rx.compute_average_loss(jnp.array([1.0, jnp.nan])))
+
+
+def test_a_batch_size_that_is_too_small_is_told_once(caplog):
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    (batch,) = strategy.distribute_dataset([np.ones(8, np.float32)])
+
+    def step(batch, size):
+        return rx.compute_average_loss(batch, global_batch_size=size)
+
+    for size in (8, 16, None, 0):
+        strategy.run(lambda b, size=size: step(b, size), args=(batch,))
+    assert not caplog.records
+    for _ in range(2):
+        assert float(strategy.reduce("sum", strategy.run(lambda b: step(b, 4), args=(batch,)))) == 2.0
+    (record,) = caplog.records
+    assert "2 times too large" in record.getMessage()
+
+
+def test_there_may_be_more_tokens_than_rows(caplog):
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    (batch,) = strategy.distribute_dataset([np.ones((8, 5), np.float32)])
+    strategy.run(lambda b: rx.compute_average_loss(b.reshape(-1), global_batch_size=8), args=(batch,))
+    assert not caplog.records

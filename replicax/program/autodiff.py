@@ -22,6 +22,7 @@ from replicax.program.frames import OverrideFrame, VariablesCreatedError, variab
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.program.keras_state import keras_scope
 from replicax.program.nest import take_apart_outputs
+from replicax.program.scales import marked_as_summed_loss
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.tracebacks import entry_point
@@ -123,6 +124,8 @@ class _Differentiation:
             raise VariablesCreatedError
         for variable, value in zip(self._written, new_values, strict=True):
             _store(variable, value, outer)
+        if self._replica is not None and self._op is ReduceOp.SUM and not self._loss_is_equal:
+            loss = marked_as_summed_loss(loss)
         result = (loss, self._aux.rebuild(aux)) if self._has_aux else loss
         return result, self._reduced(gradients)
 

@@ -140,10 +140,15 @@ def marked_as_gradient(value: jax.Array) -> jax.Array:
     return checkpoint_name(value, _GRADIENT)
 
 
+def is_gradient(equation: Any) -> bool:
+    """Returns whether an equation marks a gradient."""
+    return equation.primitive.name == "name" and equation.params["name"] == _GRADIENT
+
+
 def is_mark(equation: Any) -> bool:
     """Returns whether an equation marks a gradient, or is a loop or a condition in which one is marked."""
     if equation.primitive.name == "name":
-        return equation.params["name"] == _GRADIENT
+        return is_gradient(equation)
     if equation.primitive.name == "shard_map":
         return False  # What replicas compute gradients for is cut there.
     inner = jex_core.jaxprs_in_params(equation.params)

@@ -20,6 +20,7 @@ import replicax.context as context
 from replicax.compat import is_random_key, vary, varying_axes
 from replicax.equality import Difference
 from replicax.errors import ContextError, ReplicaDivergenceError, ReplicaShapeError
+from replicax.program.advice import advise_of_local_mean
 from replicax.program.decisions import Decisions
 from replicax.program.frames import (
     OverrideFrame,
@@ -35,6 +36,7 @@ from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs, take_apart_outputs
 from replicax.program.replica_program import ReplicaProgram, trace_replica
 from replicax.program.results import mark, marked_with
+from replicax.program.scales import find_local_mean
 from replicax.program.split import Assigned, Split
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import ManualPerReplica, PerReplica, is_per_replica
@@ -84,6 +86,8 @@ class ReplicaCall:
         program, frame = enclosing_program(), context.current().frame
         assert program is not None and frame is not None
         site = self._traced_once()
+        if program.discovering:
+            self._look_at(site)
         program.runs.append((set(map(id, site.outputs)), site.varying))
         values = [self._rows(variable, frame.read(variable)) for variable in site.inputs]
         mapped = self._cut(site) if self.strategy.cuts_steps and not program.discovering else self._mapped(site)
@@ -142,6 +146,21 @@ class ReplicaCall:
             lambda body: self._shard_map(body, (self._specs,), _STACKED),
             self.replicas,
         )
+
+    def _look_at(self, site: ReplicaProgram) -> None:
+        """Looks for what the traced function computes, but is hardly meant."""
+        if self.replicas == 1 or not self.in_replica_context:
+            return
+        found = find_local_mean(site.program, self._batch_rows(), self.replicas, site.placeholders)
+        if found is not None:
+            advise_of_local_mean(self.strategy, site.name, found, self.replicas)
+
+    def _batch_rows(self) -> list[int | None]:
+        """Returns how many rows each argument has on one replica, None for what is no batch."""
+        return [
+            np.shape(array)[1] if stacked and np.ndim(array) > 1 else None
+            for array, stacked in zip(self._arrays, self._stacked, strict=True)
+        ]
 
     def _mapped(self, site: ReplicaProgram) -> Callable[..., Any]:
         """Returns the function over global arrays: (arguments, variables read) -> (results, variables written)."""
@@ -214,7 +233,8 @@ class ReplicaCall:
         """Calls the function with this replica's part of the arguments; returns the arrays of its result."""
         local = [_component(a) if stacked else a for a, stacked in zip(arrays, self._stacked, strict=True)]
         args, kwargs = without_per_replica(self._structure.rebuild(local), lambda component: component)
-        replica = self.strategy.replica_context(self.replicas) if self.in_replica_context else None
+        rows = frozenset(size for size in self._batch_rows() if size is not None)
+        replica = self.strategy.replica_context(self.replicas, rows) if self.in_replica_context else None
         with context.entered(strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas):
             result = self.fn(*args, **kwargs)
             frame.aggregate_deferred()

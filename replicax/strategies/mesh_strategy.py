@@ -59,6 +59,8 @@ class MeshStrategy(Strategy):
             raise ArgumentError(f"`cross_device_ops` must be an rx.CrossDeviceOps, got {cross_device_ops!r}.")
         self.cross_device_ops = cross_device_ops.for_devices(self.devices)
         self._programs = WeakProgramCaches()
+        #: What users have been told about their steps, so that they are told once.
+        self.advice: set[str] = set()
         prepare_tracing_anew()
 
     @property
@@ -118,9 +120,9 @@ class MeshStrategy(Strategy):
 
         return ProgramCache(get_program, donate)
 
-    def replica_context(self, replicas: int) -> ReplicaContext:
-        """Returns a new replica context for a step on `replicas` replicas."""
-        return ReplicaContext(self, replicas)
+    def replica_context(self, replicas: int, batch_rows: frozenset[int] = frozenset()) -> ReplicaContext:
+        """Returns a new replica context for a step on `replicas` replicas, each with so many rows of its arguments."""
+        return ReplicaContext(self, replicas, batch_rows)
 
     def merged_options(self, options: CommunicationOptions | None) -> CommunicationOptions:
         """Returns the strategy's communication options, overridden by those of one call."""

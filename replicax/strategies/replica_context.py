@@ -25,11 +25,13 @@ class ReplicaContext:
         strategy: The strategy.
         num_replicas_in_sync: Number of replicas taking part in this step (fewer than the strategy has when a partial
             batch does not divide by them).
+        batch_rows: How many rows the per-replica arguments of the running call have, on each replica.
     """
 
-    def __init__(self, strategy: Any, num_replicas: int):
+    def __init__(self, strategy: Any, num_replicas: int, batch_rows: frozenset[int] = frozenset()):
         self.strategy = strategy
         self.num_replicas_in_sync = num_replicas
+        self.batch_rows = batch_rows
 
     @property
     def replica_id_in_sync_group(self) -> jax.Array:
