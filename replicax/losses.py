@@ -85,7 +85,7 @@ def _global_rows(rows: int) -> int:
 def _advise_of_size(size: int, rows: int) -> None:
     """Says so if a step has more rows than the global batch is said to have. (Steps of an accumulation have fewer.)"""
     replica = get_replica_context()
-    if rows not in getattr(replica, "batch_rows", ()):
+    if replica is None or rows not in getattr(replica, "batch_rows", ()):
         return  # Of pieces of rows, such as tokens, there may be more.
     replicas = replica.num_replicas_in_sync
     if 0 < size < rows * replicas:

@@ -130,7 +130,7 @@ class _Scope:
                 continue
             equation = scope.producer.get(atom)
             inner = None if equation is None else scope.called(equation)
-            if inner is None:
+            if equation is None or inner is None:
                 return scope, atom
             scope, atom = inner, inner.jaxpr.outvars[equation.outvars.index(atom)]
         return (None, atom.val) if is_literal(atom) else (None, atom)
