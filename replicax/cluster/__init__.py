@@ -2,7 +2,7 @@
 
 from replicax.cluster.addresses import Address, parse_address
 from replicax.cluster.config import ROLES, ClusterConfig, check_roles, check_synchronous
-from replicax.cluster.detect import PRECEDENCE, Candidate, Detection, detect_cluster
+from replicax.cluster.detect import PRECEDENCE, Candidate, Detection, detect_cluster, found_cluster
 from replicax.cluster.resolvers import (
     ClusterResolver,
     GCEClusterResolver,
@@ -55,5 +55,6 @@ __all__ = [
     "detect_cluster",
     "expand_hostlist",
     "expand_tasks_per_node",
+    "found_cluster",
     "parse_address",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 
 from replicax.cluster.config import ClusterConfig
@@ -19,6 +20,8 @@ from replicax.cluster.resolvers.tf_config import TFConfigClusterResolver
 from replicax.cluster.resolvers.torchrun import TorchrunClusterResolver
 from replicax.cluster.resolvers.tpu import TPUClusterResolver
 from replicax.errors import ClusterError
+
+_log = logging.getLogger(__name__)
 
 # What somebody wrote on purpose comes first, then launchers, then schedulers; the nearer to the program, the earlier.
 PRECEDENCE: tuple[type[ClusterResolver], ...] = (
@@ -88,7 +91,8 @@ def detect_cluster(environ: Environ | None = None) -> Detection:
         environ: The variables; by default `os.environ`.
 
     Raises:
-        ClusterError: What the winner reads is malformed. (If it is another source, that is a conflict.)
+        ClusterError: What the winner reads is malformed (if it is another source, that is a conflict); or none applies,
+            and a variable tells of other processes, but one that belongs to it is not set.
     """
     variables: Environ = os.environ if environ is None else environ
     candidates: list[Candidate] = []
@@ -100,8 +104,23 @@ def detect_cluster(environ: Environ | None = None) -> Detection:
         if winner and candidate.applies and candidate is not winner:
             conflicts += _contradictions(winner, candidate)
         candidates.append(candidate)
+    if winner is None:
+        for kind in PRECEDENCE:
+            kind.check_whole(variables)
     config = ClusterConfig() if winner is None or winner.config is None else winner.config
     return Detection(config, winner.name if winner else None, tuple(candidates), tuple(conflicts))
+
+
+def found_cluster() -> ClusterConfig:
+    """Returns who this process is, by the environment; warns of what contradicts it. For whoever starts a cluster.
+
+    Raises:
+        ClusterError: As `detect_cluster`.
+    """
+    found = detect_cluster()
+    for conflict in found.conflicts:
+        _log.warning("The environment tells of more than one cluster. %s", conflict)
+    return found.config
 
 
 def _look(kind: type[ClusterResolver], variables: Environ, winner: Candidate | None) -> Candidate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from replicax.errors import ClusterError
 
@@ -58,3 +58,33 @@ def optional_number(environ: Environ, name: str, least: int = 0) -> int | None:
     """
     value = text(environ, name)
     return None if value is None else to_number(value, name, least, cure="Correct it or unset it.")
+
+
+def tells_of_others(environ: Environ, name: str, alone: int) -> bool:
+    """Returns whether a variable is a number greater than it would be for a process that is alone."""
+    value = text(environ, name)
+    return value is not None and _NUMBER.fullmatch(value) is not None and int(value) > alone
+
+
+def check_whole(environ: Environ, counts: Sequence[str], ranks: Sequence[str], needed: Sequence[str]) -> None:
+    """Checks that none of `needed` is missing where another variable tells of other processes.
+
+    Args:
+        environ: The variables.
+        counts: Names of those that count processes, 1 for one that is alone.
+        ranks: Names of those that number processes from 0 on.
+        needed: Names of those that must be set together.
+
+    Raises:
+        ClusterError: One is missing.
+    """
+    missing = [name for name in needed if text(environ, name) is None]
+    named = [(name, 1) for name in counts if name] + [(name, 0) for name in ranks if name]
+    telling = next((name for name, alone in named if tells_of_others(environ, name, alone)), None)
+    if missing and telling is not None:
+        raise ClusterError(
+            missing[0],
+            None,
+            f"is not set, though {telling} is {environ[telling].strip()!r}: every process would train alone",
+            f"Set {' and '.join(missing)} too, or unset {telling} if it is left over from elsewhere.",
+        )

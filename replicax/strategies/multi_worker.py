@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from replicax.cluster import ClusterConfig, ClusterResolver, detect_cluster
+from replicax.cluster import ClusterConfig, ClusterResolver, found_cluster
 from replicax.cluster.runtime import Peer
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
@@ -61,7 +61,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise ArgumentError(f"`cluster_resolver` is a ClusterResolver, got {cluster_resolver!r:.100}.")
         self.cluster_resolver = cluster_resolver
-        self.cluster: ClusterConfig = detect_cluster().config if cluster_resolver is None else cluster_resolver.config()
+        self.cluster: ClusterConfig = found_cluster() if cluster_resolver is None else cluster_resolver.config()
         self._peers: list[Peer] = start(self.cluster, start_timeout, stall_timeout_from(stall_timeout))
         self.workers = tuple(peer.name for peer in self._peers) or ("worker:0",)
         placement = Placement(_devices(len(self._peers) > 1), workers=self.workers)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from replicax.cluster import detect_cluster
+from replicax.cluster import detect_cluster, found_cluster
 from replicax.errors import ClusterError
 
 # Every source says something that a single process of four could be told; in the order of precedence.
@@ -101,7 +101,13 @@ def test_a_malformed_winner_is_an_error_and_a_malformed_other_a_conflict():
     [
         ({"TF_CONFIG": "{}"}, "TF_CONFIG", "names no cluster"),
         ({"JAX_COORDINATOR_ADDRESS": "h:1"}, "JAX_*", "neither"),
-        ({"RANK": "1"}, "torchrun", "WORLD_SIZE is not set"),
+        ({"RANK": "0"}, "torchrun", "WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "1"}, "torchrun", "RANK is not set"),
+        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, "torchrun", "RANK and WORLD_SIZE are not set"),
+        ({"WORLD_SIZE": "a"}, "torchrun", "RANK is not set"),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, "Slurm", "no step of srun"),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, "Open MPI", "OMPI_COMM_WORLD_RANK is not set"),
+        ({"TPU_WORKER_ID": "0"}, "TPU", "is set"),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "Slurm", "no step of srun"),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, "Slurm", "a single task"),
         ({"PMIX_RANK": "0"}, "PMI", "nothing tells the number"),
@@ -121,6 +127,55 @@ def test_what_was_begun_on_purpose_is_not_passed_over(environ):
         detect_cluster(environ)
 
 
+@pytest.mark.parametrize(
+    ("environ", "missing", "telling"),
+    [
+        ({"WORLD_SIZE": "4"}, "RANK", "WORLD_SIZE is '4'"),
+        ({"WORLD_SIZE": "4", "RANK": ""}, "RANK", "WORLD_SIZE is '4'"),
+        ({"RANK": "1"}, "WORLD_SIZE", "RANK is '1'"),
+        ({"WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "h"}, "RANK", "WORLD_SIZE is '4'"),
+        ({"LOCAL_RANK": "1"}, "RANK", "LOCAL_RANK is '1'"),
+        ({"LOCAL_WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE", "LOCAL_WORLD_SIZE is '2'"),
+        ({"SLURM_STEP_NUM_TASKS": "6"}, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS is '6'"),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "6"}, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID is '3'"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE is '4'"),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK is '1'"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE is '2'"),
+        ({"PMI_SIZE": "4"}, "PMI_RANK", "PMI_SIZE is '4'"),
+        ({"PMI_RANK": "2"}, "PMI_SIZE", "PMI_RANK is '2'"),
+        ({"PMIX_RANK": "2"}, "PMI_SIZE", "PMIX_RANK is '2'"),
+        ({"MPI_LOCALRANKID": "1"}, "PMI_RANK", "MPI_LOCALRANKID is '1'"),
+        ({"TPU_WORKER_ID": "1"}, "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID is '1'"),
+        ({"MEGASCALE_NUM_SLICES": "2"}, "TPU_WORKER_HOSTNAMES", "MEGASCALE_NUM_SLICES is '2'"),
+        ({"MEGASCALE_SLICE_ID": "1"}, "TPU_WORKER_HOSTNAMES", "MEGASCALE_SLICE_ID is '1'"),
+        ({"SM_CURRENT_HOST": "algo-2"}, "SM_HOSTS", "SM_CURRENT_HOST is set"),
+        ({"JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": "h:1"}, "JAX_PROCESS_ID", "number"),
+        ({"JAX_PROCESS_ID": "0", "JAX_COORDINATOR_ADDRESS": "h:1"}, "JAX_NUM_PROCESSES", "number"),
+        ({"REPLICAX_NUM_PROCESSES": "2", "REPLICAX_PROCESS_ID": "1"}, "REPLICAX_COORDINATOR", "process 0"),
+        ({"REPLICAX_COORDINATOR": "h:1"}, "REPLICAX_NUM_PROCESSES", "number"),
+        ({"REPLICAX_LOCAL_PROCESS_ID": "1"}, "REPLICAX_PROCESS_ID", "REPLICAX_LOCAL_PROCESS_ID is '1'"),
+    ],
+)
+def test_what_was_set_by_halves_is_an_error_that_names_the_other_half(environ, missing, telling):
+    with pytest.raises(ClusterError, match=f"^{missing} ") as error:
+        detect_cluster(environ)
+    assert error.value.field == missing
+    assert telling in str(error.value) or missing == "JAX_PROCESS_ID"
+
+
+def test_halves_beside_a_whole_source_are_left_alone():
+    found = detect_cluster({**SOURCES["REPLICAX_*"], "WORLD_SIZE": "8", "SLURM_STEP_NUM_TASKS": "6"})
+    assert (found.winner, found.conflicts) == ("REPLICAX_*", ())
+
+
+def test_conflicts_are_warned_of_at_the_start(monkeypatch, caplog):
+    for name, value in {**SOURCES["torchrun"], **SOURCES["Open MPI"], "OMPI_COMM_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with caplog.at_level("WARNING"):
+        assert found_cluster().num_processes == 4
+    assert "torchrun tells of 4 processes, Open MPI of 2" in caplog.text
+
+
 def test_a_detection_is_a_value():
     found = detect_cluster(SOURCES["Slurm"])
     assert found == detect_cluster(SOURCES["Slurm"])
@@ -131,7 +186,7 @@ def test_a_detection_is_a_value():
 def test_finding_out_touches_no_device_and_starts_nothing():
     code = """
 from jax._src import distributed, xla_bridge
-from replicax.cluster import detect_cluster
+from replicax.cluster import detect_cluster, found_cluster
 detect_cluster({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"})
 assert not xla_bridge.backends_are_initialized()
 assert distributed.global_state.client is None

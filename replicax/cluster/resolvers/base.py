@@ -57,6 +57,15 @@ class ClusterResolver(abc.ABC):
         """Says whether `environ` is an environment that this resolver is for, without checking its details."""
         return Verdict(False, "it is never looked for by itself: make the resolver and pass it")
 
+    @classmethod  # noqa: B027 - most sources have nothing that can be forgotten
+    def check_whole(cls, environ: Environ) -> None:
+        """Checks, where `applies` says no, that this is not because one of the variables was forgotten.
+
+        Raises:
+            ClusterError: A variable tells of other processes, and one that belongs to it is missing: this process
+                would train alone, and so would they.
+        """
+
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
         """Returns the tasks whose addresses are known; an empty spec if there is no cluster.

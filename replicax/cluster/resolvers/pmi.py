@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replicax.cluster.environment import Environ, text
+from replicax.cluster.environment import Environ, check_whole, text
 from replicax.cluster.resolvers.base import Verdict
 from replicax.cluster.resolvers.ranks import RankClusterResolver
 
@@ -33,6 +33,11 @@ class PMIClusterResolver(RankClusterResolver):
         if text(environ, "PMI_SIZE") is None:
             return Verdict(False, "PMIX_RANK is set, but nothing tells the number of processes (PMI_SIZE)")
         return Verdict(True, "PMIX_RANK and PMI_SIZE are set")
+
+    @classmethod
+    def check_whole(cls, environ: Environ) -> None:
+        rank = cls.rank if text(environ, "PMIX_RANK") is None else "PMIX_RANK"
+        check_whole(environ, (cls.count, cls.local_count), (rank, cls.local_rank), (rank, cls.count))
 
     def _told_coordinator(self) -> tuple[str, str | None]:
         return "coordinator_address", None

@@ -6,7 +6,7 @@ import abc
 from typing import ClassVar
 
 from replicax.cluster.addresses import parse_address
-from replicax.cluster.environment import Environ, number, optional_number, text
+from replicax.cluster.environment import Environ, check_whole, number, optional_number, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ClusterError
@@ -42,6 +42,10 @@ class RankClusterResolver(ClusterResolver):
         if missing:
             return Verdict(False, f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set")
         return Verdict(True, f"{cls.rank} and {cls.count} are set")
+
+    @classmethod
+    def check_whole(cls, environ: Environ) -> None:
+        check_whole(environ, (cls.count, cls.local_count), (cls.rank, cls.local_rank), (cls.rank, cls.count))
 
     def cluster_spec(self) -> ClusterSpec:
         coordinator = self.coordinator_address()

@@ -45,6 +45,11 @@ class SageMakerClusterResolver(ClusterResolver):
             return Verdict(False, f"{_HOSTS} is not set")
         return Verdict(True, f"{_HOSTS} is set")
 
+    @classmethod
+    def check_whole(cls, environ: Environ) -> None:
+        if text(environ, _ME) is not None:
+            required(environ, _HOSTS, f"{_ME} is set: this host is one of several, or of one. {_CURE}")
+
     def cluster_spec(self) -> ClusterSpec:
         return ClusterSpec({"worker": [f"{host}:{self._port}" for host in self._hosts()]}, f"{self.name} cluster")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from replicax.cluster.environment import Environ, number, optional_number, required, text
+from replicax.cluster.environment import Environ, check_whole, number, optional_number, required, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.resolvers.hostlist import expand_hostlist, expand_tasks_per_node
 from replicax.cluster.resolvers.open_mpi import ORTE_URI
@@ -76,6 +76,12 @@ class SlurmClusterResolver(ClusterResolver):
                 False, f"{ORTE_URI} is set: mpirun started the process, and Slurm's numbers are its daemons'"
             )
         return Verdict(True, f"{_RANK} and {_COUNT} are set")
+
+    @classmethod
+    def check_whole(cls, environ: Environ) -> None:
+        """In a batch script only the number of the process is set, 0."""
+        if text(environ, ORTE_URI) is None:
+            check_whole(environ, (_COUNT,), (_RANK,), (_RANK, _COUNT))
 
     def cluster_spec(self) -> ClusterSpec:
         addresses = [f"{host}:{self._port_base + local}" for host, local in self._places()]

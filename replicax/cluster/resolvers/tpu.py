@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replicax.cluster.addresses import join_address, parse_address
-from replicax.cluster.environment import Environ, number, optional_number, text
+from replicax.cluster.environment import Environ, check_whole, number, optional_number, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ClusterError
@@ -44,6 +44,11 @@ class TPUClusterResolver(ClusterResolver):
         if "," not in environ[source] and text(environ, _SLICES) in (None, "1"):
             return Verdict(False, f"{source} names a single host")
         return Verdict(True, f"{source} is set")
+
+    @classmethod
+    def check_whole(cls, environ: Environ) -> None:
+        hosts = next((name for name in _HOSTS if text(environ, name)), _HOSTS[1])
+        check_whole(environ, (_SLICES,), (_ID, _SLICE), (hosts,))
 
     def cluster_spec(self) -> ClusterSpec:
         hosts = self._hosts()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from replicax.cluster import ClusterConfig, ClusterResolver, detect_cluster
+from replicax.cluster import ClusterConfig, ClusterResolver, found_cluster
 from replicax.cluster.environment import text
 from replicax.errors import ClusterError
 from replicax.parameter_server.cluster import processes
@@ -147,7 +147,7 @@ def connect(
         address = text(os.environ, "RAY_ADDRESS")
     counts = counts or told_counts(os.environ)
     if counts is None and address is None:
-        config = detect_cluster().config
+        config = found_cluster()
         if SERVER in config.spec.jobs:
             return _by_tasks(config, deadline)
     if counts is None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, detect_cluster
+from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, found_cluster
 from replicax.errors import ClusterError
 from replicax.parameter_server.cluster.authentication import shared_token
 from replicax.parameter_server.cluster.nodes import Node, answers, node_ip, task_arguments
@@ -113,7 +113,7 @@ def serve_if_task(config: ClusterConfig | ClusterResolver | None = None) -> None
         SystemExit: It has served. The exit code is 0.
         ClusterError: As for `Server`.
     """
-    spec, job, index = own_task(detect_cluster().config if config is None else config)
+    spec, job, index = own_task(found_cluster() if config is None else config)
     if job in SERVING and index is not None and SERVER in spec.jobs:
         Server(spec, job, index).join()
         raise SystemExit(0)
