@@ -121,7 +121,8 @@ def _gone(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
 def _not_coming(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
     """Who answers, but does not come to where others wait."""
     known = {i: w.status for i, w in enumerate(workers) if w.status is not None}
-    waits = {i: s.waiting for i, s in known.items() if s.waiting is not None and _is_here(workers[i])}
+    here = {i: s for i, s in known.items() if _is_here(workers[i])}
+    waits = {i: seconds for i, s in here.items() if (seconds := _waited(s, limits)) is not None}
     if not waits:
         return None
     behind = {i: found for i in known if i not in waits and (found := _missed(i, known, waits)) is not None}
@@ -137,10 +138,16 @@ def _not_coming(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
     if slow:
         said = f"takes longer than the {limits.slow:g} s that its phase may last, and others wait for it"
         return _diagnosis(workers, Kind.SLOW, _furthest_behind(workers, slow), said)
-    # While its devices wait, a script may go on for a while; that is progress too.
-    if len(waits) == len(workers) and min(min(waits[i], known[i].seconds) for i in waits) >= limits.stall:
+    if len(waits) == len(workers) and _stands_still(list(here.values()), limits):
         return _deadlock(workers)
     return None
+
+
+def _stands_still(statuses: Sequence[Status], limits: Limits) -> bool:
+    """Returns whether all have been waiting for too long and nothing has moved, or for far too long."""
+    # While its devices wait, a script may go on for a while; that is progress too.
+    in_vain = min(min(status.in_vain or 0.0, status.seconds) for status in statuses)
+    return in_vain >= limits.stall or min(min(s.waiting or 0.0, s.seconds) for s in statuses) >= limits.slow
 
 
 def _not_leaving(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
@@ -156,6 +163,11 @@ def _not_leaving(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
 
 def _is_here(worker: Seen) -> bool:
     return worker.runs and worker.silent == 0.0 and not worker.refusals
+
+
+def _waited(status: Status, limits: Limits) -> float | None:
+    """Returns for how long a worker has been waiting: while bytes move, as in a slow phase, it does not count."""
+    return status.waiting if status.waiting is not None and status.waiting >= limits.slow else status.in_vain
 
 
 class _Wait(NamedTuple):

@@ -23,6 +23,7 @@ from replicax.health.phases import LEAVE, now
 from replicax.health.programs import Programs
 from replicax.health.reporting import Report, alarm_report, gather, table, write
 from replicax.health.status import status_from, status_of
+from replicax.health.traffic import Traffic
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -32,6 +33,7 @@ _SECONDS_FOR_THE_FIRST = 1.2  # that a worker waits for each one before it to ra
 _SECONDS_TO_LEAVE = 2.0
 _SECONDS_UNTIL_UNREACHABLE = 20.0
 _SECONDS_BETWEEN_REMINDERS = 60.0
+_BYTES_OF_PROGRESS = 4096  # between two looks; less may be anything
 
 _running: Monitor | None = None
 
@@ -50,6 +52,7 @@ class Monitor:
         address: Its address in the cluster.
         peers: The others.
         limits: How long is too long.
+        traffic: Counts the bytes that move between this process and others.
         end: Ends the process with an exit code.
         clock: Returns the time in seconds.
     """
@@ -61,12 +64,14 @@ class Monitor:
         address: str,
         peers: Sequence[Peer],
         limits: Limits,
+        traffic: Traffic | None = None,
         end: Callable[[int], Any] = os._exit,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.peers, self.programs = tuple(peers), Programs(name)
         self._index, self._name, self._address, self._limits = index, name, address, limits
         self._end, self._clock = end, clock
+        self._traffic = Traffic(()) if traffic is None else traffic
         self._wake, self._looked = threading.Event(), threading.Condition()
         self._looks = 0
         self._told: Mapping[str, Any] | None = None
@@ -118,6 +123,7 @@ class Monitor:
         for peer in self.peers:
             if not peer.history.seen(self._clock()).has_left:
                 self._ask(peer)
+        self._notice_traffic()
         self._warn_of_unreachable()
         workers = self.workers()
         diagnosis = diagnose(workers, self._limits)
@@ -146,6 +152,11 @@ class Monitor:
             self._note = f"({self._name} itself had been stopped, or kept from looking, for {away:.1f} s.)"
             for peer in self.peers:
                 peer.history.forgive(self._clock())
+
+    def _notice_traffic(self) -> None:
+        """While bytes move, those who wait are slow, not stuck."""
+        if now.waits_since() is not None and self._traffic.moved() >= _BYTES_OF_PROGRESS:
+            now.moved = time.monotonic()
 
     def _warn_of_unreachable(self) -> None:
         missing = [peer.history.name for peer in self.peers if not peer.reachable]

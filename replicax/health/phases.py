@@ -48,6 +48,7 @@ class Activity:
         at: The phase and when it began (`time.monotonic`).
         calls: How many programs of all processes together it has begun to run: the number of its step.
         called: When the last of these was begun.
+        moved: When bytes were last seen to move between this process and others, while it waited.
         program: The name of that program.
         fingerprint: Its fingerprint, if the processes have compared it.
         result: A weak reference to an array that it computes, None if that is not known.
@@ -63,6 +64,7 @@ class Activity:
         "calls",
         "exchanging",
         "fingerprint",
+        "moved",
         "program",
         "result",
         "seen_computing",
@@ -73,7 +75,7 @@ class Activity:
     def __init__(self) -> None:
         self.at: tuple[str, float] = (IDLE, monotonic())
         self.calls = 0
-        self.called = self.seen_computing = 0.0
+        self.called = self.seen_computing = self.moved = 0.0
         self.program = self.fingerprint = ""
         self.exchanging: dict[int, float] = {}
         self.result: weakref.ref[Any] | None = None
@@ -91,9 +93,10 @@ class Activity:
     def waits_since(self) -> float | None:
         """Returns since when this process has been waiting for the others; None if it does not."""
         phase, since = self.at
+        computes = self.computes()
         if phase in WAITING_PHASES:  # Not since the last program, which may be long ago, or none has run yet.
-            return since
-        if self.computes():
+            return since if computes else max(since, self.seen_computing)
+        if computes:
             return self.called
         if phase not in (INPUT, FIRST_BATCH):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,7 @@ class Status:
 
     Attributes:
         phase: Its phase; `replicax.health.phases` lists them.
-        seconds: For how long it has been in it; where it does not wait, for how long also its devices have been idle.
+        seconds: For how long it has been in it, not counting the time that its devices still computed.
         calls: Number of the program that it began last, counting those that all workers run together.
         completed: Number of the last one that it has finished.
         waiting: For how many seconds it has been waiting for that program; None if it does not wait.
@@ -25,6 +26,7 @@ class Status:
         ended: How its script ended: `""` while it runs, `"done"`, or the error.
         waits_at: What it waits for where that is no program, such as first values of variables.
         waits_for: The numbers of the workers that it waits for; empty for all others.
+        quiet: Of the seconds that it has been waiting, those since bytes have last moved.
     """
 
     phase: str
@@ -37,6 +39,12 @@ class Status:
     ended: str = ""
     waits_at: str = ""
     waits_for: tuple[int, ...] = ()
+    quiet: float = math.inf
+
+    @property
+    def in_vain(self) -> float | None:
+        """For how many seconds it has been waiting while nothing moved; None if it does not wait."""
+        return None if self.waiting is None else min(self.waiting, self.quiet)
 
     def describe(self) -> str:
         """Returns the status in words."""
@@ -61,7 +69,7 @@ def status_of(activity: Activity = now, ended: str = "") -> Status:
     computes = activity.computes()
     if computes:
         activity.seen_computing = time_now
-    elif waits_since is None:  # Its devices may be done before another's: what its script does then has just begun.
+    else:  # Its devices may be done before another's: what its script does then has just begun.
         since = max(since, activity.seen_computing)
     in_step = not ended and (phase in WAITING_PHASES or computes)
     return Status(
@@ -75,6 +83,7 @@ def status_of(activity: Activity = now, ended: str = "") -> Status:
         ended,
         waits_at if phase == WAIT else "",
         waits_for if phase == WAIT else (),
+        0.0 if waits_since is None else time_now - max(waits_since, activity.moved),
     )
 
 
@@ -86,7 +95,7 @@ def status_from(document: Mapping[str, Any]) -> Status:
     """
     kinds: dict[str, Any] = {"phase": str, "program": str, "fingerprint": str, "ended": str, "calls": int}
     kinds |= {"completed": int, "seconds": (int, float), "waiting": (int, float, type(None))}
-    kinds |= {"waits_at": str, "waits_for": (list, tuple)}
+    kinds |= {"waits_at": str, "waits_for": (list, tuple), "quiet": (int, float)}
     if not isinstance(document, Mapping):
         raise ValueError(f"not a status: {document!r:.100}")
     found: dict[str, Any] = {name: document.get(name) for name in kinds}

@@ -21,6 +21,7 @@ from replicax.health.diagnosis import Limits
 from replicax.health.peers import History, Peer
 from replicax.health.phases import START, now
 from replicax.health.server import HealthServer
+from replicax.health.traffic import Traffic
 
 _log = logging.getLogger(__name__)
 STALL_TIMEOUT = "REPLICAX_STALL_TIMEOUT"
@@ -97,11 +98,19 @@ def _watch(config: ClusterConfig, server: HealthServer, workers: Sequence[runtim
             history = History(worker.name, _address(config, worker.name), time.monotonic())
             peers.append(Peer(i, Client(str(host), int(port), token), history))
     name = workers[config.process_id].name
-    watching = monitor.Monitor(config.process_id, name, _address(config, name), peers, limits)
+    traffic = Traffic(_busy_ports(config, workers))
+    watching = monitor.Monitor(config.process_id, name, _address(config, name), peers, limits, traffic)
     now.thread = threading.get_ident()
     now.at = (START, time.monotonic())
     server.answer(token, watching)
     monitor.install(watching)
+
+
+def _busy_ports(config: ClusterConfig, workers: Sequence[runtime.Peer]) -> list[int]:
+    """Returns the ports of the health servers and of JAX's coordination service."""
+    assert config.coordinator_address is not None
+    ports = [int(worker.info[_ADDRESS][1]) for worker in workers]
+    return [*ports, parse_address(config.coordinator_address, "coordinator address").port]
 
 
 def _address(config: ClusterConfig, name: str) -> str:

@@ -112,6 +112,20 @@ def test_who_begins_to_wait_after_another_has_ended_waits_in_vain():
     assert (found.kind, found.culprits) == (Kind.ENDED, (1,))
 
 
+def test_while_bytes_move_a_wait_is_slow_and_not_in_vain():
+    moving = [dataclasses.replace(waits(90), quiet=quiet) for quiet in (50.0, 9.0)]
+    assert diagnose([seen(i, status) for i, status in enumerate(moving)], LIMITS) is None
+    assert diagnose([seen(0, moving[1]), seen(1, does("callback", 90))], LIMITS) is None
+    still = [dataclasses.replace(status, quiet=10.5) for status in moving]
+    found = diagnose([seen(i, status) for i, status in enumerate(still)], LIMITS)
+    assert found is not None
+    assert found.kind is Kind.DEADLOCK
+    for_ever = [dataclasses.replace(status, waiting=101.0, seconds=101.0) for status in moving]
+    found = diagnose([seen(i, status) for i, status in enumerate(for_ever)], LIMITS)
+    assert found is not None
+    assert found.kind is Kind.DEADLOCK
+
+
 def test_only_those_are_missed_that_others_wait_for():
     waiting = Status("wait", 90.0, 6, 6, 90.0, waits_at="a barrier", waits_for=(0, 1))
     compiles, idle = does("compile", 90), does("idle", 90)

@@ -12,7 +12,7 @@ import replicax.health.calls as calls
 import replicax.health.phases as phases
 import replicax.health.status as status
 from replicax.health.calls import Calls
-from replicax.health.diagnosis import Diagnosis, Limits, Seen, diagnose
+from replicax.health.diagnosis import Diagnosis, Kind, Limits, Seen, diagnose
 from replicax.health.phases import SLOW_PHASES, START, WAITING_PHASES, Activity, exchange, now, phase
 
 STALL, SLOW = 10.0, 25.0
@@ -38,6 +38,7 @@ class Worker:
         self.open: list[Any] = []
         self.result: Result | None = None
         self.changed = time
+        self.moved = 0.0
 
     def does(self, action: str, name: str) -> None:
         """Begins or ends something; does nothing if there is nothing to end."""
@@ -48,6 +49,8 @@ class Worker:
         elif action == "call":
             self.result = Result()
             self._enter(Calls(name, shared=True).one()).sent(self.result)
+        elif action == "moves":
+            now.moved = self.moved = phases.monotonic()
         elif action == "ready" and self.result is not None:
             self.result.ready = True
         elif self.open:
@@ -91,7 +94,7 @@ class World:
 
 
 _NAMES = st.sampled_from(sorted(SLOW_PHASES | WAITING_PHASES | {"input", "callback", "idle"}))
-_ACTIONS = st.sampled_from(["phase", "phase", "end", "end", "call", "ready", "exchange"])
+_ACTIONS = st.sampled_from(["phase", "phase", "end", "end", "call", "ready", "exchange", "moves"])
 _EVENTS = st.tuples(st.floats(0.0, 2 * STALL), st.integers(0, 2), _ACTIONS, _NAMES)
 
 
@@ -123,6 +126,10 @@ def check(world: World) -> None:
     if alarm is not None:
         quiet = [world.time - world.workers[i].changed for i in alarm.culprits]
         assert min(quiet) >= STALL - 1e-6, (alarm, quiet)
+        everyone = [world.time - worker.changed for worker in world.workers]
+        if alarm.kind is Kind.DEADLOCK and min(everyone) < SLOW:  # No bytes have moved anywhere.
+            still = [world.time - worker.moved for worker in world.workers]
+            assert min(still) >= STALL - 1e-6, (alarm, still)
 
 
 def test_no_alarm_comes_earlier_than_the_time_out_after_a_change(own_flags: None):

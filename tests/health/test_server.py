@@ -43,7 +43,7 @@ class Worker:
             Peer(o.index, Client("127.0.0.1", o.server.port, TOKEN), History(f"worker:{o.index}", "", 0.0))
             for o in others
         ]
-        self.monitor = Monitor(self.index, f"worker:{self.index}", "here:1", peers, Limits(5.0), self.codes.append)
+        self.monitor = Monitor(self.index, f"worker:{self.index}", "here:1", peers, Limits(5.0), end=self.codes.append)
         self.server.answer(TOKEN, self.monitor)
 
     @property
