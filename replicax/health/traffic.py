@@ -38,7 +38,7 @@ class Traffic:
         return moved
 
 
-def _connections(busy_ports: Collection[int]) -> dict[str, int]:
+def _connections(busy_ports: frozenset[int]) -> dict[str, int]:
     """Returns for each TCP connection of this process how many bytes it has moved."""
     found: dict[str, int] = {}
     try:

@@ -90,9 +90,7 @@ def main() -> int:
             failures += code not in (0, None) and not alarmed
             values = max([float(found) for found in re.findall(r"values took ([\d.]+)", output)], default=0.0)
             longest = max(longest, values)
-            print(
-                f"{number + 1}: {megabytes} MB in {tensors} variables: code {code}, values {values:.1f} s of {took:.1f}"
-            )
+            print(f"{number + 1}: {megabytes} MB in {tensors} variables: code {code}, {values:.1f} s of {took:.1f} s")
             sys.stdout.flush()
             if code != 0:
                 print(output[-4000:])
