@@ -20,6 +20,9 @@ class StateFrame(Protocol):
     def read(self, variable: Any) -> Any:
         """Returns the current value of `variable` inside the trace."""
 
+    def note_read(self, variable: Any, value: Any) -> None:
+        """Is told of each value that a reader was given."""
+
     def write(self, variable: Any, value: Any) -> Any:
         """Makes `value` the current value of `variable` inside the trace and returns what was stored."""
 

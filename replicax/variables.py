@@ -145,7 +145,11 @@ class Variable(ArrayLike):
     def _read(self) -> jax.Array:
         current = context.current()
         check_owner(self.strategy, current.strategy, self.name)
-        return self._value if current.frame is None else current.frame.read(self)
+        if current.frame is None:
+            return self._value
+        value = current.frame.read(self)
+        current.frame.note_read(self, value)
+        return value
 
     # Writing.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
+from replicax.program.frames import variable_name
 from replicax.program.scales import LocalMean
 
 _log = logging.getLogger(__name__)
@@ -12,9 +14,24 @@ _log = logging.getLogger(__name__)
 
 def advise(strategy: Any, about: str, text: str) -> None:
     """Logs a warning, once for each strategy and `about`: a step is traced for each shape of its batches."""
-    if about not in strategy.advice:
-        strategy.advice.add(about)
+    said = getattr(strategy, "advice", None)
+    if said is None or about not in said:
         _log.warning("%s", text)
+    if said is not None:
+        said.add(about)
+
+
+def advise_of_zeros(strategy: Any, name: str, variables: Iterable[Any]) -> None:
+    """Says that a function differentiates with respect to values of variables that its loss does not take."""
+    names = ", ".join(repr(variable_name(variable)) for variable in variables)
+    advise(
+        strategy,
+        f"the derivatives of {name}",
+        f"In {name}, JAX differentiates with respect to values of variables ({names}), but the function that is "
+        "differentiated reads the variables themselves, and those count as constants there: the derivatives are zero. "
+        "Use rx.value_and_grad(loss_fn, variables), or let the function compute with the values that it is given "
+        "(model.stateless_call).",
+    )
 
 
 def advise_of_local_mean(strategy: Any, name: str, found: LocalMean, replicas: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax.compat import current_trace, is_random_key, trace_state, vary, within_trace
+from replicax.compat import being_differentiated, current_trace, is_random_key, trace_state, vary, within_trace
 from replicax.equality import Difference
 from replicax.errors import ProgramError
 from replicax.program.decisions import Decisions
@@ -33,8 +33,11 @@ class _Frame:
 
     def __init__(self) -> None:
         self.written: dict[int, Any] = {}  # id -> variable; holds the variable, so that ids stay unique
+        #: Variables that a function has read which JAX differentiates with respect to their values.
+        self.passed_by: dict[int, Any] = {}
         self._values: dict[int, Any] = {}
         self._trace = trace_state()
+        self._differentiated: tuple[Any, set[int]] = (self._trace, set())
 
     def write(self, variable: Any, value: Any) -> Any:
         """Makes `value` the current value of `variable`.
@@ -52,6 +55,19 @@ class _Frame:
         self.written[id(variable)] = variable
         self._values[id(variable)] = value
         return value
+
+    def note_read(self, variable: Any, value: Any) -> None:
+        """Is told of each value that a reader was given, and notes where a derivative passes it by.
+
+        `jax.grad(loss)([w.value])` with a loss that reads `w` again finds that it does not depend on its argument.
+        """
+        trace = trace_state()
+        if trace == self._trace:
+            return
+        if trace != self._differentiated[0]:
+            self._differentiated = trace, being_differentiated()
+        if id(value) in self._differentiated[1]:
+            self.passed_by[id(variable)] = variable
 
     def holds(self, variable: Any) -> bool:
         """Returns whether `variable` was assigned in this frame."""

@@ -86,6 +86,7 @@ def _scope_class() -> type:
 def _read(variable: Any, current: context.Context) -> Any:
     check_owner(owner_of(variable), current.strategy, variable.path)
     value = current.frame.read(variable)  # type: ignore[union-attr]
+    current.frame.note_read(variable, value)  # type: ignore[union-attr]
     if current.replica is None or current.manual_replicas is None:
         return value
     if variable.name == _RECURRENT_STATE:

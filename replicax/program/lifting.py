@@ -23,6 +23,7 @@ import replicax.context as context
 import replicax.health as health
 from replicax.compat import is_tracing, tracing_anew
 from replicax.errors import LayoutError, ProgramError, TracedValueError
+from replicax.program.advice import advise_of_zeros
 from replicax.program.buffers import holders
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
 from replicax.program.handover import explain_loss, run_and_keep, staged, store_values
@@ -93,6 +94,8 @@ class Program:
         with _explained():
             traced = repeat_while_variables_are_created(lambda: jax.make_jaxpr(trace)(list(arrays)))
         self._calls_host = calls_host(traced)
+        if frames[-1].passed_by:
+            advise_of_zeros(frames[-1].strategy, self._name(), frames[-1].passed_by.values())
         return frames[-1]
 
     def _bind(self, read: list[Any], written: list[Any]) -> None:

@@ -20,7 +20,7 @@ import replicax.context as context
 from replicax.compat import is_random_key, vary, varying_axes
 from replicax.equality import Difference
 from replicax.errors import ContextError, ReplicaDivergenceError, ReplicaShapeError
-from replicax.program.advice import advise_of_local_mean
+from replicax.program.advice import advise_of_local_mean, advise_of_zeros
 from replicax.program.decisions import Decisions
 from replicax.program.frames import (
     OverrideFrame,
@@ -238,6 +238,8 @@ class ReplicaCall:
         with context.entered(strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas):
             result = self.fn(*args, **kwargs)
             frame.aggregate_deferred()
+            if frame.passed_by:
+                advise_of_zeros(self.strategy, _name(self.fn), frame.passed_by.values())
             # What is per-replica here was captured, not passed: its components are still stacked.
             mine = without_per_replica(result)
         leaves, self._result = take_apart_outputs(mine)

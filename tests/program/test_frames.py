@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import keras
+import numpy as np
 import pytest
 
 import replicax as rx
@@ -72,3 +74,43 @@ def test_a_returned_value_leaves_an_inner_trace(two):
 
     two.run(step)
     assert float(v.value) == 8.0
+
+
+def test_a_derivative_that_passes_a_variable_by_is_told(caplog):
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="passed_by")])
+        w = rx.Variable(3.0, name="w")
+
+    def wrong(x):
+        return jax.grad(lambda _: jnp.sum(model(x)) + w.value)([w.value, model.trainable_variables[0].value])
+
+    for _ in range(2):
+        gradients = strategy.run(wrong, args=(jnp.ones((1, 2)),))
+        rx.function(lambda: strategy.run(wrong, args=(jnp.ones((2, 2)),)))()
+    assert not any(np.any(gradient) for gradient in gradients)
+    (record,) = caplog.records
+    for text in ("passed_by/kernel'", "'w'", "rx.value_and_grad"):
+        assert text in record.getMessage()
+    assert "bias" not in record.getMessage()
+
+
+def test_other_derivatives_are_not_complained_about(caplog):
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1), keras.layers.BatchNormalization()])
+        w = rx.Variable(3.0)
+
+    def step(x):
+        values = [variable.value for variable in model.trainable_variables]
+        others = [variable.value for variable in model.non_trainable_variables]
+        by_values = jax.grad(lambda values: jnp.sum(model.stateless_call(values, others, x)[0]))(values)
+        by_input = jax.grad(lambda x: jnp.sum(model(x)) * w.value)(x)
+        by_value = jax.grad(lambda value: value**2)(w.value)
+        penalty = lambda: jnp.sum(jax.grad(lambda x: jnp.sum(model(x) * w.value))(x) ** 2)  # noqa: E731
+        return by_values, by_input, by_value, rx.grad(penalty, [w, *model.trainable_variables])()
+
+    *_, by_value, second = strategy.run(step, args=(jnp.ones((1, 2)),))
+    assert float(by_value) == 6.0
+    assert float(second[0]) != 0.0
+    assert not caplog.records
