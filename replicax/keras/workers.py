@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import random
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,11 +19,10 @@ import numpy as np
 
 import replicax.health as health
 from replicax.errors import WorkersDisagreeError
-from replicax.runtime.transfer import from_all, from_chief
+from replicax.runtime.exchange import exchanged
 
 # What these do besides writing is done by the chief for all.
 _WRITERS = ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
-_LONGEST_LOG_NAMES = 4096
 
 
 def has_workers(strategy: Any) -> bool:
@@ -43,9 +42,9 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: Any, trains: bool) 
     if "callbacks" in given.signature.parameters:
         given.arguments["callbacks"] = _callbacks(given.arguments.get("callbacks"), strategy, trains)
     numpys, pythons = np.random.get_state(), random.getstate()
-    seed = _chiefs("the seed of a loop of Keras", np.uint32(np.random.randint(2**32, dtype=np.uint64)))
+    seed = _told_by_all("the seed of a loop of Keras", int(np.random.randint(2**32, dtype=np.uint64)))[0]
     np.random.seed(seed)
-    random.seed(int(seed))
+    random.seed(seed)
     try:
         yield
     finally:
@@ -53,11 +52,33 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: Any, trains: bool) 
         random.setstate(pythons)
 
 
-def _chiefs(what: str, value: Any) -> Any:
-    """Returns the chief's value on all workers, which wait for each other here."""
+def _told_by_all(what: str, value: Any) -> list[Any]:
+    """Returns the values of all workers, in their order, after all have come here.
+
+    They are exchanged through host memory: a collective would mix with one that a worker has come to elsewhere.
+
+    Args:
+        what: What is exchanged.
+        value: This worker's, as JSON can hold it.
+
+    Raises:
+        WorkersDisagreeError: A worker has come to something else that all do together.
+    """
     with health.phase(health.WAIT, what):
-        (chiefs,) = from_chief([value])
-    return chiefs
+        messages = exchanged(json.dumps({"what": what, "value": value}).encode())
+    found = [_read(message) for message in messages]
+    whats = {f"process {i}": [str(each.get("what", "something else"))] for i, each in enumerate(found)}
+    if len({told for (told,) in whats.values()}) > 1:
+        raise WorkersDisagreeError("things to do together", whats)
+    return [each["value"] for each in found]
+
+
+def _read(message: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(message)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _callbacks(callbacks: Any, strategy: Any, trains: bool) -> Any:
@@ -102,15 +123,15 @@ def _alike_class() -> type:
             self._strategy = strategy
 
         def on_train_begin(self, logs: Any = None) -> None:
-            epoch = np.int64(self.model._initial_epoch or 0)
-            self.model._initial_epoch = int(_chiefs("the first epoch of fit", epoch))
+            epoch = int(self.model._initial_epoch or 0)
+            self.model._initial_epoch = _told_by_all("the first epoch of fit", epoch)[0]
             self._make_variables_alike()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             check_same_names(sorted(logs or {}), self._strategy.workers)
             self._make_variables_alike()
-            stop = np.bool_(self.model.stop_training)
-            self.model.stop_training = bool(_chiefs("the end of an epoch of fit", stop))
+            stop = bool(self.model.stop_training)
+            self.model.stop_training = _told_by_all("the end of an epoch of fit", stop)[0]
 
         def on_train_end(self, logs: Any = None) -> None:
             self._make_variables_alike()  # Early stopping may have restored the best ones.
@@ -130,13 +151,9 @@ def check_same_names(names: list[str], workers: tuple[str, ...]) -> None:
     Raises:
         WorkersDisagreeError: They do not.
     """
-    text = "\n".join(names).encode()[:_LONGEST_LOG_NAMES]
-    with health.phase(health.WAIT, "the names of logs"):
-        (digests,) = from_all([np.uint32(zlib.crc32(text))])
-        if len(set(digests.tolist())) == 1:
-            return
-        (padded,) = from_all([np.frombuffer(text.ljust(_LONGEST_LOG_NAMES, b"\0"), np.uint8)])
-    logged = [bytes(row).rstrip(b"\0").decode(errors="replace").split("\n") for row in padded]
+    logged = _told_by_all("the names of logs", names)
+    if all(own == logged[0] for own in logged):
+        return
     common = set(logged[0]).intersection(*logged[1:])
     odd = {worker: sorted(set(own) - common) for worker, own in zip(workers, logged, strict=True)}
     raise WorkersDisagreeError("logs", {worker: own for worker, own in odd.items() if own})

@@ -80,7 +80,7 @@ class Agreement:
         own = [described(name, value) for name, value in zip(names, values, strict=True)]
         if sum(value.nbytes if hasattr(value, "nbytes") else _LARGEST_NUMBER for value in values) > _SMALL:
             self.alike(what, own)
-            with health.phase(health.WAIT):
+            with health.phase(health.WAIT, what):
                 return from_chief(values)
         hosts = [_host_value(value) for value in values]
         sent = self.alike(what, own, b"".join(host.tobytes() for host in hosts))[0]
@@ -95,7 +95,7 @@ class Agreement:
         Raises:
             ValuesMismatchError: Some worker has other descriptions.
         """
-        with health.phase(health.WAIT):
+        with health.phase(health.WAIT, what):
             digests = _digest(own), _digest(_renumbered(own))
             messages = self._exchange(b"".join((*digests, payload)))
             size = len(digests[0])

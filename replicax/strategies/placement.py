@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+import replicax.health as health
 from replicax.compat import strongly_typed
 from replicax.program.frames import variable_is_stacked, variable_name, variable_shape
 from replicax.program.handover import store_values
@@ -195,7 +196,10 @@ class Placement:
 
     def spread(self, values: Sequence[Any]) -> Sequence[Any]:
         """Returns results of a program on a sub-mesh in every process, also in those that had no part in it."""
-        return [self.place(value) for value in from_chief(values)] if self.spans_processes else values
+        if not self.spans_processes:
+            return values
+        with health.phase(health.WAIT, "results of a partial batch"):
+            return [self.place(value) for value in from_chief(values)]
 
     def takes_part(self, replicas: int) -> bool:
         """Returns whether a device of the first `replicas` replicas belongs to this process."""

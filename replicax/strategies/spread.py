@@ -79,7 +79,7 @@ def compared(structures: Sequence[Any], leaves: Sequence[Sequence[Any]], names: 
     """
     kinds = [[kind_of(leaf) for leaf in own] for own in leaves]
     message = json.dumps([[str(structure) for structure in structures], kinds])
-    with health.phase(health.WAIT):
+    with health.phase(health.WAIT, WHAT):
         told = [json.loads(zlib.decompress(each)) for each in exchanged(zlib.compress(message.encode()))]
     first = told[0][0][0]
     for worker, (found, _) in enumerate(told):
@@ -139,7 +139,7 @@ class SpreadPerReplica(UnevenPerReplica):
         sizes = [0] * (max(self._workers) + 1)
         for worker, kind in zip(self._workers, self.kinds, strict=True):
             sizes[worker] += kind.nbytes
-        with health.phase(health.WAIT):
+        with health.phase(health.WAIT, WHAT):
             messages = exchanged(own) if max(sizes) <= _SMALL else _over_devices(own, sizes)
         arrays, starts = [], [0] * len(sizes)
         for worker, kind in zip(self._workers, self.kinds, strict=True):

@@ -1,10 +1,11 @@
 """Strikes a job of three workers at random steps, again and again, and sees whether it ends as if nothing had been.
 
-    python tests/soak/chaos.py --faults 20 [--seed 0]
+    python tests/soak/chaos.py --faults 20 [--seed 0] [--at-once 2]
 
 Faults: SIGKILL, SIGSTOP and SIGTERM to a random worker (0 included), an input pipeline that blocks, a callback that
-sleeps. `replicax run --restarts` starts the job again from its newest checkpoint. At the end the parameters must be
-exactly those of a run that nobody has disturbed, and no process may be left.
+sleeps. Every third time two workers are struck at once. `replicax run --restarts` starts the job again from its newest
+checkpoint. At the end the parameters must be exactly those of a run that nobody has disturbed, and no process may be
+left.
 """
 
 from __future__ import annotations
@@ -108,40 +109,52 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def strike(job: Job, kind: str, worker: int) -> tuple[int, list[int]]:
-    """Makes a worker fail; returns the step at which, and the processes of that time."""
+def strike(job: Job, kinds: dict[int, str]) -> tuple[int, list[int]]:
+    """Makes workers fail; returns the step at which, and the processes of that time."""
     pids, step = job.pids(), job.step()
     assert pids is not None
-    if kind in SIGNALS:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pids[worker], SIGNALS[kind])
-    else:
-        (job.folder / f"worker-{worker}.fault").write_text(kind)
+    for worker, kind in kinds.items():
+        if kind in SIGNALS:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids[worker], SIGNALS[kind])
+        else:
+            (job.folder / f"worker-{worker}.fault").write_text(kind)
     return step, pids
+
+
+def in_strikes(kinds: list[str], at_once: int) -> list[list[str]]:
+    """Returns faults in the groups in which they strike: every third group has `at_once` of them."""
+    strikes: list[list[str]] = []
+    while kinds:
+        size = at_once if len(strikes) % 3 == 1 else 1
+        strikes.append(kinds[:size])
+        kinds = kinds[size:]
+    return strikes
 
 
 class Chaos:
     """The faults, and what became of them."""
 
-    def __init__(self, job: Job, faults: int, seed: int):
+    def __init__(self, job: Job, faults: int, seed: int, at_once: int):
         self.job, self.random = job, random.Random(seed)
-        self.kinds = [KINDS[i % len(KINDS)] for i in range(faults)]
-        self.random.shuffle(self.kinds)
+        kinds = [KINDS[i % len(KINDS)] for i in range(faults)]
+        self.random.shuffle(kinds)
+        self.strikes = in_strikes(kinds, at_once)
         # Not near the end: a fault must have steps left to strike.
-        self.at = sorted(self.random.sample(range(10, job.steps - 30), faults))
+        self.at = sorted(self.random.sample(range(10, job.steps - 30), len(self.strikes)))
         self.survived = self.hangs = 0
         self.detection, self.restart, self.lost = [], [], []
         self.seen: set[int] = set()
 
     def run(self) -> None:
-        for kind, step in zip(self.kinds, self.at, strict=True):
+        for kinds, step in zip(self.strikes, self.at, strict=True):
             if not wait_for(lambda step=step: self.job.ended() or self._is_running(step), LONGEST_WAIT_S):
                 self.hangs += 1
                 print(f"the job did not come to step {step}", flush=True)
                 return
             if self.job.ended():
                 return
-            self._one(kind, self.random.randrange(WORKERS))
+            self._one(dict(zip(self.random.sample(range(WORKERS), len(kinds)), kinds, strict=True)))
         if not wait_for(self.job.ended, LONGEST_WAIT_S):
             self.hangs += 1
 
@@ -149,11 +162,11 @@ class Chaos:
         pids = self.job.pids()
         return pids is not None and not self.seen & set(pids) and self.job.step() >= step
 
-    def _one(self, kind: str, worker: int) -> None:
+    def _one(self, kinds: dict[int, str]) -> None:
         begin = time.monotonic()
-        step, pids = strike(self.job, kind, worker)
+        step, pids = strike(self.job, kinds)
         self.seen |= set(pids)
-        others = [pid for i, pid in enumerate(pids) if i != worker]
+        others = [pid for i, pid in enumerate(pids) if i not in kinds]
         noticed = wait_for(lambda: self.job.ended() or not all(map(alive, others)), LONGEST_WAIT_S)
         self.detection.append(time.monotonic() - begin)
         back = noticed and wait_for(lambda: self.job.ended() or self._is_back(), LONGEST_WAIT_S)
@@ -161,10 +174,11 @@ class Chaos:
         if not back:
             self.hangs += 1
         elif not self.job.ended():
-            self.survived += 1
+            self.survived += len(kinds)
             self.lost.append(max(0, step - self.job.resumed_from()))
+        struck = ", ".join(f"{kind} of worker {worker}" for worker, kind in kinds.items())
         print(
-            f"{kind} of worker {worker} at step {step}: noticed after {self.detection[-1]:.1f} s, "
+            f"{struck} at step {step}: noticed after {self.detection[-1]:.1f} s, "
             f"back after {self.restart[-1]:.1f} s more",
             flush=True,
         )
@@ -197,6 +211,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--at-once", type=int, default=2, choices=(1, 2))
     parser.add_argument("--steps", type=int, help="by default as many as the faults need")
     args = parser.parse_args()
     steps = args.steps or 60 + 25 * args.faults
@@ -205,7 +220,7 @@ def main() -> int:
         folder = Path(name)
         expected = undisturbed(folder / "undisturbed", steps)
         job = Job(folder / "struck", steps, restarts=2 * args.faults)
-        chaos = Chaos(job, args.faults, args.seed)
+        chaos = Chaos(job, args.faults, args.seed, args.at_once)
         try:
             chaos.run()
         finally:
