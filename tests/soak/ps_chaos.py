@@ -1,21 +1,29 @@
 """Strikes workers and servers of an asynchronous training, again and again, and sees whether anything is lost.
 
-    python tests/soak/ps_chaos.py --faults 20 [--seed 0]
+    python tests/soak/ps_chaos.py --faults 40 --at-once 2 [--seed 0]
 
-Faults: SIGKILL and SIGSTOP to a random worker or server. Each step that was scheduled must have a result in the end,
-the optimizer must have counted each update once (since the newest checkpoint, where a server was lost), the training
-must reach its accuracy, and no process may be left.
+Faults: SIGKILL and SIGSTOP, for good or until a SIGCONT some seconds later, to random workers and servers, those that
+are just starting among them; several at once, while steps are under way, while all are idle, while a worker is set up,
+servers are recovered, a checkpoint is written, datasets are made, or a result is fetched. Each step that was scheduled
+must have a result in the end, the optimizer must have counted each update once (since the newest checkpoint, where a
+server was lost), a counter on another server must agree with it, the training must reach its accuracy, all must end in
+time, and no process may be left. What is done in a round depends on `--seed` and its number alone, and is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import faulthandler
 import os
 import random
 import signal
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -26,7 +34,8 @@ from sklearn.datasets import load_digits
 import replicax as rx
 
 WORKERS, SERVERS, BATCH = 3, 2, 32
-STALL_TIMEOUT_S = 4.0
+STALL_TIMEOUT_S, START_TIMEOUT_S = 6.0, 60.0
+DURING = ("steps", "idle", "set-up", "recovery", "checkpoint", "datasets", "fetch")
 LONGEST_WAIT_S = 180.0  # for all steps of a round: then it hangs
 ACCURACY = 0.95
 
@@ -57,13 +66,18 @@ class Training:
 
     def __init__(self, folder: str):
         self.strategy = rx.ParameterServerStrategy(
-            workers=WORKERS, servers=SERVERS, stall_timeout=STALL_TIMEOUT_S, dashboard=False
+            workers=WORKERS,
+            servers=SERVERS,
+            stall_timeout=STALL_TIMEOUT_S,
+            start_timeout=START_TIMEOUT_S,
+            dashboard=False,
         )
         with self.strategy.scope():
             self.model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, "tanh"), keras.layers.Dense(10)])
             self.optimizer = keras.optimizers.Adam(3e-3)
             self.optimizer.build(self.model.trainable_variables)
-        objects = {"model": self.model, "optimizer": self.optimizer}
+            self.count = rx.Variable(0.0, name="count")
+        objects = {"model": self.model, "optimizer": self.optimizer, "count": self.count}
         self.manager = rx.CheckpointManager(folder, max_to_keep=2, objects=objects)
         self.coordinator = rx.coordinator.ClusterCoordinator(self.strategy, checkpoint_manager=self.manager)
         self.iterator = iter(self.coordinator.create_per_worker_dataset(batches))
@@ -75,6 +89,7 @@ class Training:
             variables = self.model.trainable_variables
             loss, gradients = rx.value_and_grad(lambda: loss_of(y, self.model(x, training=True)), variables)()
             self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            self.count.assign_add(1.0)
             return loss
 
         self.step = step
@@ -95,42 +110,206 @@ class Training:
         return float(np.mean(np.argmax(self.model.predict_on_batch(x), axis=-1) == y))
 
 
-def strike(training: Training, rng: random.Random, wanted: str) -> str:
-    """Kills or stops a worker or server, any or as `"job:signal"` says; returns which."""
-    job, _, how = wanted.partition(":")
-    name, pid = rng.choice([p for p in sorted(training.coordinator.processes().items()) if p[0].startswith(job)])
-    number = signal.Signals[how] if how else rng.choice([signal.SIGKILL, signal.SIGSTOP])
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A signal to a process.
+
+    Attributes:
+        after_s: When it comes, counted from the beginning of the round.
+        job: `"worker"` or `"ps"`.
+        signal: Its name.
+        continued_s: How long after it a SIGCONT follows; None for never.
+        choice: Which of the processes of that job, as a part of 1.
+    """
+
+    after_s: float
+    job: str
+    signal: str
+    continued_s: float | None
+    choice: float
+
+    def __str__(self) -> str:
+        again = "" if self.continued_s is None else f" for {self.continued_s:.1f} s"
+        return f"{self.signal} to a {self.job}{again} after {self.after_s:.1f} s"
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """What is done in a round.
+
+    Attributes:
+        during: What goes on when the faults come.
+        faults: The faults.
+    """
+
+    during: str
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        return f"during {self.during}: {', '.join(map(str, self.faults))}"
+
+
+def plan(seed: int, number: int, at_once: int, wanted: list[str]) -> Round:
+    """Returns what is done in a round; `wanted` says which faults, as `"job:signal"`, or `""` for any."""
+    rng = random.Random(f"{seed} {number}")
+    faults = []
+    for i in range(at_once):
+        job, _, how = wanted[(number * at_once + i) % len(wanted)].partition(":")
+        how = how or rng.choice(["SIGKILL", "SIGSTOP", "SIGSTOP until"])
+        until = rng.uniform(0.5, 2 * STALL_TIMEOUT_S) if how.endswith("until") else None
+        job = job or rng.choice(["worker", "worker", "ps"])
+        faults.append(Fault(rng.uniform(0, 2), job, how.split()[0], until, rng.random()))
+    return Round(rng.choice(DURING), tuple(faults))
+
+
+def strike(training: Training, fault: Fault) -> str:
+    """Sends the signal to one of the processes there are, also of those that are just starting; returns to which."""
+    title = "ray::RemoteWorker" if fault.job == "worker" else "ray::ParameterServer"
+    there = sorted(
+        {*actors(title), *(p for n, p in training.coordinator.processes().items() if n.startswith(fault.job))}
+    )
+    pid = there[int(fault.choice * len(there))] if there else None
+    if pid is None:
+        return f"no {fault.job} to strike"
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.Signals[fault.signal])
+    if fault.continued_s is not None:
+        timer = threading.Timer(fault.continued_s, send, [pid, signal.SIGCONT])
+        timer.daemon = True
+        timer.start()
+    return f"{fault.signal} to {fault.job} {pid}"
+
+
+def send(pid: int, number: int) -> None:
+    """Sends a signal, if the process is there."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    return f"{number.name} to {name}"
 
 
-def run(faults: int, seed: int, steps: int, strikes: list[str]) -> dict[str, float]:
+def actors(title: str) -> list[int]:
+    """Returns the processes below this one with a title that begins so."""
+    found, left = [], [os.getpid()]
+    while left:
+        pid = left.pop()
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline") as command:
+            if command.read().startswith(title):
+                found.append(pid)
+        left += children(pid)
+    return found
+
+
+class Chaos:
+    """Rounds of faults in a training.
+
+    Args:
+        training: The training.
+        steps: How many steps are scheduled in a round.
+    """
+
+    def __init__(self, training: Training, steps: int):
+        self.training, self._steps = training, steps
+        self.lost = self.survived = self.miscounted = 0
+
+    def round(self, number: int, round_: Round) -> None:
+        """Does what a round says, and checks what came of it."""
+        training = self.training
+        saved = training.save(100 * number)
+        servers_lost = training.coordinator.stats().server_restarts
+        begin = time.monotonic()
+        struck: list[str] = []
+        striker = threading.Thread(target=self._strike, args=(round_, struck), daemon=True)
+        striker.start()
+        results = self._activity(round_.during)(number)
+        striker.join()
+        results += training.schedule(self._steps - len(results))
+        training.coordinator.join(LONGEST_WAIT_S)
+        lost = sum(not (value.is_ready and np.isfinite(value.fetch(1))) for value in results)
+        self.lost += lost
+        self.survived += (lost == 0) * len(round_.faults)
+        updates = int(training.optimizer.iterations) - saved
+        rolled_back = training.coordinator.stats().server_restarts > servers_lost
+        wrong = not 0 <= updates <= self._steps if rolled_back else updates != self._steps
+        wrong |= int(training.count) != int(training.optimizer.iterations)
+        self.miscounted += wrong
+        counts = f"{updates} updates" + (f", counter {int(training.count) - saved}: WRONG" if wrong else "")
+        print(
+            f"{number + 1:3d}. {round_}: {time.monotonic() - begin:.1f} s, {counts} ({'; '.join(struck)})", flush=True
+        )
+
+    def _strike(self, round_: Round, struck: list[str]) -> None:
+        begin = time.monotonic()
+        for fault in sorted(round_.faults, key=lambda fault: fault.after_s):
+            time.sleep(max(0.0, begin + fault.after_s - time.monotonic()))
+            struck.append(strike(self.training, fault))
+
+    def _activity(self, during: str) -> Callable[[int], list[Any]]:
+        kinds = {
+            "steps": self._during_steps,
+            "idle": self._while_idle,
+            "set-up": self._during_set_up,
+            "recovery": self._during_recovery,
+            "checkpoint": self._during_checkpoint,
+            "datasets": self._during_datasets,
+            "fetch": self._during_fetch,
+        }
+        return kinds[during]
+
+    def _during_steps(self, number: int) -> list[Any]:
+        return self.training.schedule(self._steps)
+
+    def _while_idle(self, number: int) -> list[Any]:
+        time.sleep(3)
+        return []
+
+    def _during_set_up(self, number: int) -> list[Any]:
+        send(actors("ray::RemoteWorker")[0], signal.SIGKILL)
+        time.sleep(2)
+        return self.training.schedule(self._steps)
+
+    def _during_recovery(self, number: int) -> list[Any]:
+        send(actors("ray::ParameterServer")[0], signal.SIGKILL)
+        return self.training.schedule(self._steps)
+
+    def _during_checkpoint(self, number: int) -> list[Any]:
+        results = self.training.schedule(self._steps)
+        self.training.coordinator.join(LONGEST_WAIT_S)
+        for i in range(1, 21):  # One takes a moment.
+            self.training.manager.save(100 * number + i)
+            self.training.manager.wait_until_finished()
+            time.sleep(0.1)
+        return results
+
+    def _during_datasets(self, number: int) -> list[Any]:
+        for _ in range(5):
+            self.training.iterator = iter(self.training.coordinator.create_per_worker_dataset(batches))
+            time.sleep(0.3)
+        return self.training.schedule(self._steps)
+
+    def _during_fetch(self, number: int) -> list[Any]:
+        results = []
+        for _ in range(self._steps):
+            results += self.training.schedule(1)
+            results[-1].fetch(LONGEST_WAIT_S)
+        return results
+
+
+def run(faults: int, at_once: int, seed: int, steps: int, strikes: list[str]) -> dict[str, float]:
     """Trains under faults; returns the figures."""
-    rng = random.Random(seed)
-    found = {"ps_steps_lost": 0, "ps_faults_survived": 0, "ps_updates_miscounted": 0}
     with tempfile.TemporaryDirectory() as folder:
         training = Training(folder)
         for value in training.schedule(steps):
             value.fetch(LONGEST_WAIT_S)
         training.coordinator.join(LONGEST_WAIT_S)
-        for fault in range(faults):
-            saved = training.save(fault)
-            servers_lost = training.coordinator.stats().server_restarts
-            results = training.schedule(steps)
-            time.sleep(rng.uniform(0, 0.3))
-            begin, what = time.monotonic(), strike(training, rng, strikes[fault % len(strikes)])
-            training.coordinator.join(LONGEST_WAIT_S)
-            lost = sum(not (value.is_ready and np.isfinite(value.fetch(1))) for value in results)
-            found["ps_steps_lost"] += lost
-            found["ps_faults_survived"] += lost == 0
-            updates = int(training.optimizer.iterations) - saved
-            rolled_back = training.coordinator.stats().server_restarts > servers_lost
-            wrong = not 0 <= updates <= steps if rolled_back else updates != steps
-            found["ps_updates_miscounted"] += wrong
-            print(f"{fault + 1:3d}. {what}: {time.monotonic() - begin:.1f} s, {updates} updates", flush=True)
-        found["ps_accuracy"] = training.accuracy()
-        processes = list(training.coordinator.processes().values())
+        chaos = Chaos(training, steps)
+        for number in range(-(-faults // at_once)):
+            chaos.round(number, plan(seed, number, min(at_once, faults - number * at_once), strikes))
+        found: dict[str, float] = {
+            "ps_steps_lost": chaos.lost,
+            "ps_faults_survived": chaos.survived,
+            "ps_updates_miscounted": chaos.miscounted,
+            "ps_accuracy": training.accuracy(),
+        }
+        processes = [*training.coordinator.processes().values(), *actors("ray::")]
         training.strategy.close()
     found["processes_left"] = count_left(processes)
     return found
@@ -153,8 +332,17 @@ def is_alive(pid: int) -> bool:
 
 def ray_children() -> list[int]:
     """Returns the children of this process that still run."""
-    with open(f"/proc/self/task/{os.getpid()}/children") as children:
-        return [pid for pid in map(int, children.read().split()) if is_alive(pid)]
+    return [pid for pid in children(os.getpid()) if is_alive(pid)]
+
+
+def children(pid: int) -> list[int]:
+    """Returns the children of a process."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    return found
 
 
 def main() -> None:
@@ -166,8 +354,15 @@ def main() -> None:
     parser.add_argument(
         "--strike", default="", help="the faults, for example worker:SIGKILL,ps:SIGSTOP; any by default"
     )
+    parser.add_argument("--at-once", type=int, default=1, help="faults in each round")
+    parser.add_argument("--deadline", type=float, help="seconds for all of it; by default 120, and 45 for each fault")
     options = parser.parse_args()
-    for name, value in run(options.faults, options.seed, options.steps, options.strike.split(",")).items():
+    print(f"seed {options.seed}", flush=True)
+    # After that it hangs: this prints where, and ends the process; Ray's end with it.
+    faulthandler.dump_traceback_later(options.deadline or 120 + 45 * options.faults, exit=True)
+    found = run(options.faults, options.at_once, options.seed, options.steps, options.strike.split(","))
+    faulthandler.cancel_dump_traceback_later()
+    for name, value in found.items():
         print(f"RESULT {name} {value:g}")
 
 
