@@ -78,8 +78,8 @@ class Scheduler:
         start_timeout: float = 120.0,
     ):
         self._ledger, self._crew, self._max_queued = ledger, crew, max_queued
-        # Long enough that a worker can be found hung at its start, at being set up, and once more.
-        self._longest_wait = start_timeout + 2 * stall_timeout
+        # Long enough that a worker can be found hung at its start twice, the second time with twice the patience.
+        self._longest_wait = 3 * start_timeout + 2 * stall_timeout
         watch = Watch(ledger.workers, servers, stall_timeout, start_timeout)
         self._dispatch = Dispatch(ledger, watch, self._longest_wait)
         self._tick_s = min(_TICK_S, stall_timeout / 4)

@@ -74,7 +74,8 @@ class Worker:
             try:
                 self._tasks[next_task.kind](*next_task.args)
             except Exception as error:
-                self._set_up.failures[next_task.provides or next_task.kind] = error
+                provided = next_task.kind if next_task.provides is None else next_task.provides
+                self._set_up.failures[provided] = error
             self._set_up.end()
 
     def _load(self, program: WorkerProgram) -> None:
@@ -133,6 +134,7 @@ class Worker:
     def run(self, step: Step) -> Done | OtherBatch | ServerLost:
         """Makes a step: pull, compute, push."""
         self._set_up.wait_for(step.set_up)
+        self._set_up.check("servers")
         self._set_up.check(("program", step.program))
         loaded = self._programs[step.program]
         clock = _Clock()

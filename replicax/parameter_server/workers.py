@@ -154,7 +154,7 @@ class Workers:
 
     def _someone(self, workers: Sequence[int]) -> int:
         """Returns one of these workers that is there."""
-        longest = self._start_timeout + 2 * self._stall_timeout
+        longest = 3 * self._start_timeout + 2 * self._stall_timeout  # as for steps: see the scheduler
         if not _wait_for(lambda: self._closed or any(worker in self._reports for worker in workers), longest):
             names = [f"worker:{number}" for number in workers]
             raise ClusterTimeoutError("the coordinator", longest, names, "the Ray cluster")

@@ -60,7 +60,7 @@ class World:
         self.time, self._order = 0.0, itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         watch = Watch(workers, servers, STALL, START)
-        self.dispatch = Dispatch(Ledger(workers, max_staleness=max_staleness), watch, START + 2 * STALL)
+        self.dispatch = Dispatch(Ledger(workers, max_staleness=max_staleness), watch, 3 * START + 2 * STALL)
         self.actors: dict[Who, Actor] = {Who(WORKER, i): Actor() for i in range(workers)}
         for server in range(servers):
             self.start_server(server, at_once=True)

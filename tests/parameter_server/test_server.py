@@ -48,6 +48,18 @@ def test_a_step_is_applied_once_however_often_it_is_tried(server):
     assert read(server, COUNT) == 1
 
 
+def test_after_a_recovery_steps_count_again_and_what_comes_late_does_not(server):
+    push(server, 7)
+    server.begin_era(1)
+    server.put(values())  # those of the checkpoint
+    late = push(server, 8)
+    assert late.is_stale
+    assert read(server, COUNT) == 0
+    again = server.push(0, 7, 3, [ONES], None, 1)
+    assert not again.repeated
+    assert read(server, COUNT) == 1
+
+
 def test_a_push_is_answered_with_the_variables_for_the_next_step(server):
     reply = push(server, 0, wanted=(W, OTHER))
     assert reply.values.keys() == {W, OTHER}

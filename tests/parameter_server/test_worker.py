@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,6 +23,7 @@ from replicax.parameter_server.messages import (
     SetUp,
     Source,
 )
+from replicax.parameter_server.remote_worker import SET_UP, THREADS, WATCH, RemoteWorker
 from replicax.parameter_server.server import ParameterServer
 from replicax.parameter_server.worker import Worker
 from replicax.parameter_server.worker_cache import Cache
@@ -283,6 +285,25 @@ def test_a_step_waits_for_what_it_relies_on(server):
         worker.set_up(0, load)
         assert isinstance(running.result(20), Done)
         late.result(20)
+
+
+def test_what_a_worker_is_told_may_come_in_any_order(server):
+    # Many more than there are threads: one that waited in a thread for an earlier one would be in its way.
+    worker = ray.remote(concurrency_groups=THREADS)(RemoteWorker).options(max_concurrency=2).remote(0, [server], {})
+    tasks = [program(), *(SetUp("drop", ()) for _ in range(40))]
+    order = random.Random(0).sample(range(len(tasks)), len(tasks))
+    for number in order:
+        worker.set_up.options(concurrency_group=SET_UP).remote(number, tasks[number])
+    running = worker.run.remote(step(0, ONES, set_up=len(tasks)))
+    assert isinstance(ray.get(running, timeout=20), Done)
+    assert ray.get(worker.report.options(concurrency_group=WATCH).remote()).set_up == len(tasks)
+
+
+def test_steps_that_wait_are_not_in_the_way_of_what_they_wait_for(server):
+    worker = ray.remote(concurrency_groups=THREADS)(RemoteWorker).options(max_concurrency=2).remote(0, [server], {})
+    running = [worker.run.remote(step(i, ONES, set_up=1)) for i in range(4)]
+    worker.set_up.options(concurrency_group=SET_UP).remote(0, program())
+    assert all(isinstance(done, Done) for done in ray.get(running, timeout=20))
 
 
 def test_a_worker_tells_what_it_computes_on(server):

@@ -17,7 +17,7 @@ from replicax.parameter_server.cluster.folder import Folder
 from replicax.parameter_server.cluster.memory import object_store_memory
 from replicax.parameter_server.cluster.nodes import SETTINGS, Node, answers, head_ip, node_ip, visitor_arguments
 from replicax.parameter_server.cluster.placement import alive_resources
-from replicax.parameter_server.cluster.ray_environment import forget_token, leave_unfinished, starting
+from replicax.parameter_server.cluster.ray_environment import forget_token, leave_unfinished, starting, waiting_for_node
 from replicax.parameter_server.cluster.tasks import (
     COORDINATOR,
     describe,
@@ -37,11 +37,14 @@ _SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 _CONNECTION: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": True}
 
 
-def embed(dashboard: bool) -> contextlib.ExitStack:
+def embed(dashboard: bool, start_timeout: float = 120.0) -> contextlib.ExitStack:
     """Starts a Ray node that belongs to this process and listens on the loopback address only.
+
+    On a machine that is too busy for it, the start is tried once more, with twice the time.
 
     Args:
         dashboard: Whether to show Ray's dashboard, if it is installed.
+        start_timeout: How long to wait for the node's processes, in seconds.
 
     Returns:
         What ends it again.
@@ -49,11 +52,29 @@ def embed(dashboard: bool) -> contextlib.ExitStack:
     Raises:
         ClusterError: Ray is not installed, or cannot start.
     """
+    try:
+        return _embed(dashboard, start_timeout)
+    except ClusterError as error:
+        if not _is_too_slow(error):
+            raise
+        _log.warning("Ray has not come up within %g s; it is started again, with twice the time.", start_timeout)
+    return _embed(dashboard, 2 * start_timeout)
+
+
+def _is_too_slow(error: ClusterError) -> bool:
+    """Whether Ray has given up waiting for processes of its own, which it tells by a bare `Exception`."""
+    return type(error.__cause__) is Exception
+
+
+def _embed(dashboard: bool, start_timeout: float) -> contextlib.ExitStack:
     with contextlib.ExitStack() as ending:
         folder = Folder()
         ending.callback(folder.close)
         defaults = {**SETTINGS, **_SHARED_GPU, **_READY_MEMORY}
-        with starting({**own_token(os.environ), **folder.environment}, defaults, LOOPBACK) as ray:
+        with (
+            starting({**own_token(os.environ), **folder.environment}, defaults, LOOPBACK) as ray,
+            waiting_for_node(start_timeout),
+        ):
             _disconnect_by(ending, ray, folder)
             _init(
                 ray,
@@ -137,12 +158,14 @@ def _init(ray: Any, address: str, **options: Any) -> None:
         options = {**_CONNECTION, **options}
     try:
         ray.init(address=address, **options)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray raises of any kind, bare ones among them.
+        own = "This machine may be too busy: give the strategy a longer `start_timeout`."
+        theirs = "Is it there, can this machine reach it, and has it the same token (REPLICAX_TOKEN) and versions?"
         raise ClusterError(
             "The Ray cluster",
             address,
             f"cannot be connected with: {error}",
-            "Is it there, can this machine reach it, and has it the same token (REPLICAX_TOKEN) and versions?",
+            own if address == "local" else theirs,
         ) from error
 
 

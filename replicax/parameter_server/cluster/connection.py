@@ -153,15 +153,15 @@ def connect(
     if counts is None:
         problem = "was not found" if address is None else "does not tell how many workers to use"
         raise ClusterError("The cluster", address, problem, _WAYS if address is None else _NUMBERS)
-    return _by_counts(counts, address, dashboard)
+    return _by_counts(counts, address, dashboard, start_timeout)
 
 
-def _by_counts(counts: Counts, address: str | None, dashboard: bool) -> Cluster:
+def _by_counts(counts: Counts, address: str | None, dashboard: bool, start_timeout: float) -> Cluster:
     if _is_connected():
         return Cluster(counts, Spread(counts))
     if address is not None:
         return Cluster(counts, Spread(counts), ending=attach(address))
-    return Cluster(counts, OneNode(counts), is_local=True, ending=embed(dashboard))
+    return Cluster(counts, OneNode(counts), is_local=True, ending=embed(dashboard, start_timeout))
 
 
 def _by_tasks(config: ClusterResolver | ClusterConfig, deadline: Deadline) -> Cluster:

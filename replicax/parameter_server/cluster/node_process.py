@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+_SECONDS_BETWEEN_LOOKS = 0.5
 
 
-def main(ip: str, arguments: list[str]) -> None:
+def patient(get_node: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """Returns Ray's function for what is known of a node, that waits longer for the node than Ray's 30 s.
+
+    Args:
+        get_node: The function; it raises `RuntimeError` if the node is not there.
+        seconds: How long to wait.
+    """
+
+    def found(*args: Any, **kwargs: Any) -> Any:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return get_node(*args, **kwargs)
+            except RuntimeError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    return found
+
+
+def main(seconds: float, ip: str, arguments: list[str]) -> None:
     """Starts the node, and ends when it does.
 
     Args:
+        seconds: How long to wait for the node's processes.
         ip: The node's address, where it listens. Told on the command line alone, 127.0.0.1 would become the machine's
             address in the network.
         arguments: Those of `ray start`.
@@ -16,10 +43,11 @@ def main(ip: str, arguments: list[str]) -> None:
     from ray._private import services
     from ray.scripts.scripts import main as ray_command
 
+    services.get_node = patient(services.get_node, seconds)
     services.get_node_ip_address = lambda *_, **__: ip
     sys.argv = ["ray", "start", *arguments, "--node-ip-address", ip, "--block"]
     ray_command()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(float(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -119,7 +119,16 @@ class Node:
         self._log = Path(self.folder.root) / "start.out"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", node_process.__file__, ip, *arguments, "--temp-dir", self.folder.path],
+                [
+                    sys.executable,
+                    "-P",
+                    node_process.__file__,
+                    str(timeout_s),
+                    ip,
+                    *arguments,
+                    "--temp-dir",
+                    self.folder.path,
+                ],
                 env={**SETTINGS, **os.environ, **token, **self.folder.environment, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from replicax.errors import ClusterError
+from replicax.parameter_server.cluster.node_process import patient
 
 # Nothing is reported to the makers of Ray, and nothing is uploaded to workers.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
 _ATTRIBUTE = "get_node_ip_address"
+_GET_NODE = "get_node"
 
 
 def import_ray() -> Any:
@@ -73,6 +75,22 @@ def starting(values: Mapping[str, str], defaults: Mapping[str, str] = QUIET, ip:
         forget_token()
         with _sigterm_kept(), node_address(ip):
             yield ray
+
+
+@contextlib.contextmanager
+def waiting_for_node(seconds: float) -> Iterator[None]:
+    """Lets Ray wait longer for its own processes to come up than its 30 s, while the block runs."""
+    from ray._private import services
+
+    before: Callable[..., Any] | None = getattr(services, _GET_NODE, None)
+    if before is None:
+        yield
+        return
+    setattr(services, _GET_NODE, patient(before, seconds))
+    try:
+        yield
+    finally:
+        setattr(services, _GET_NODE, before)
 
 
 @contextlib.contextmanager
