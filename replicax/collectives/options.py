@@ -44,8 +44,10 @@ class CommunicationOptions:
     Attributes:
         bytes_per_pack: Values of one dtype are joined into packs of up to this many bytes, one transfer a pack; a value
             that is larger travels alone. 0 (the default) leaves the packing to the cross-device ops.
-        timeout_seconds: How long processes may wait for each other. It is for the multi-process runtime: XLA's
-            collectives have no limit per call, so within one process it has no effect. `None` keeps the default.
+        timeout_seconds: For how many seconds workers may wait for one that makes no progress until all end with a
+            report: the `stall_timeout` of `MultiWorkerMirroredStrategy`, as tf.distribute spells it. It is for the
+            whole job, since XLA's collectives have no limit of their own: other strategies, which wait for nobody, and
+            single calls refuse it.
         implementation: The algorithm, where the strategy was not given cross-device ops of its own.
         compression: `"bfloat16"` halves (at least) what float32 and wider floats take on the wire, at 8 bits of
             precision; the result has the value's own dtype. Other dtypes travel as they are. `None` compresses nothing.

@@ -106,7 +106,10 @@ def per_replica_arrays(nest: Any) -> tuple[list[bool], int | None]:
     if len(counts) > 1:
         raise ReplicaShapeError(
             f"The per-replica values of one call must come from the same step, got values with {sorted(counts)} "
-            "components. (A partial batch runs on fewer replicas than a full one.)"
+            "components. A partial batch runs on fewer replicas than a full one, and what replicas have of their own "
+            "cannot go along. Keep it in a variable (rx.Variable(..., synchronization='on_read')), whose idle "
+            "components wait; or make it one value between steps (strategy.reduce, or all_reduce inside the step); or "
+            "use batches that divide by the replicas (rx.InputOptions(remainder='drop'))."
         )
     return flags, counts.pop() if counts else None
 

@@ -43,6 +43,9 @@ class MeshStrategy(Strategy):
         communication_options: Its options.
     """
 
+    #: Whether the strategy may have other processes to wait for.
+    waits_for_workers = False
+
     def __init__(
         self,
         placement: Placement,
@@ -52,7 +55,7 @@ class MeshStrategy(Strategy):
         self.placement = placement
         self.devices = placement.devices
         self.mesh = placement.mesh_for(placement.replicas)
-        self.communication_options = communication_options or CommunicationOptions()
+        self.communication_options = self._checked_options(communication_options)
         if cross_device_ops is None:
             cross_device_ops = choose_cross_device_ops(self.communication_options)
         elif not isinstance(cross_device_ops, CrossDeviceOps):
@@ -62,6 +65,19 @@ class MeshStrategy(Strategy):
         #: What users have been told about their steps, so that they are told once.
         self.advice: set[str] = set()
         prepare_tracing_anew()
+
+    def _checked_options(self, options: CommunicationOptions | None) -> CommunicationOptions:
+        """Returns the options of all calls, and refuses what could have no effect."""
+        if options is None:
+            return CommunicationOptions()
+        if not isinstance(options, CommunicationOptions):
+            raise ArgumentError(f"`communication_options` must be an rx.CommunicationOptions, got {options!r:.100}.")
+        if options.timeout_seconds is not None and not self.waits_for_workers:
+            raise ArgumentError(
+                f"timeout_seconds={options.timeout_seconds!r} has no meaning for {type(self).__name__}: its devices "
+                "belong to this process, which waits for no other. Leave it out."
+            )
+        return options
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -126,6 +142,11 @@ class MeshStrategy(Strategy):
 
     def merged_options(self, options: CommunicationOptions | None) -> CommunicationOptions:
         """Returns the strategy's communication options, overridden by those of one call."""
+        if options is not None and options.timeout_seconds is not None:
+            raise ArgumentError(
+                f"timeout_seconds={options.timeout_seconds!r} cannot be given to a single call: XLA's collectives have "
+                "no limit of their own. Give it to the strategy: MultiWorkerMirroredStrategy(stall_timeout=...)."
+            )
         return self.communication_options if options is None else self.communication_options.merge(options)
 
     def optimizer_sharding(self, variable: Any) -> jax.sharding.NamedSharding:

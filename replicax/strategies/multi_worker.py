@@ -27,7 +27,8 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
     Args:
         cluster_resolver: Says who this process is; by default the environment does (`TF_CONFIG`, `JAX_*`, Slurm, Open
             MPI, torchrun, ...: see `rx.cluster_resolver.detect_cluster`). Without any cluster there is one worker.
-        communication_options: How gradients are packed and compressed on the way.
+        communication_options: How gradients are packed and compressed on the way; their `timeout_seconds` is another
+            spelling of `stall_timeout`.
         cross_device_ops: The algorithm that combines gradients.
         start_timeout: How long to wait for the other workers, in seconds.
         stall_timeout: For how many seconds a worker may not answer, or do nothing while others wait for it, until all
@@ -50,6 +51,8 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         (1, True)
     """
 
+    waits_for_workers = True
+
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
@@ -62,6 +65,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
             raise ArgumentError(f"`cluster_resolver` is a ClusterResolver, got {cluster_resolver!r:.100}.")
         self.cluster_resolver = cluster_resolver
         self.cluster: ClusterConfig = found_cluster() if cluster_resolver is None else cluster_resolver.config()
+        stall_timeout = _patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
         self._peers: list[Peer] = start(self.cluster, start_timeout, stall_timeout_from(stall_timeout))
         self.workers = tuple(peer.name for peer in self._peers) or ("worker:0",)
         placement = Placement(_devices(len(self._peers) > 1), workers=self.workers)
@@ -85,6 +89,18 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
     def __repr__(self) -> str:
         local = len(self.placement.local_replicas)
         return f"{type(self).__name__}({self.workers[self.worker_index]} of {self.num_workers}, {local} local devices)"
+
+
+def _patience(stall_timeout: float | None, timeout_seconds: float | None) -> float | None:
+    """Returns the stall timeout, which tf.distribute has among the communication options."""
+    if timeout_seconds is None:
+        return stall_timeout
+    if stall_timeout not in (DEFAULT_STALL_TIMEOUT_S, timeout_seconds):
+        raise ArgumentError(
+            f"stall_timeout={stall_timeout!r} and timeout_seconds={timeout_seconds!r} of the communication options are "
+            "one setting. Give one of them."
+        )
+    return timeout_seconds
 
 
 def _devices(several: bool) -> list[jax.Device]:
