@@ -113,3 +113,17 @@ def test_results_of_different_steps_are_not_one_nest_of_local_results(mirrored):
 def test_jax_transformations_around_run_go_on_working(two):
     double = jax.jit(lambda x: two.run(lambda x: 2 * x, args=(x,)))
     np.testing.assert_array_equal(double(jnp.ones(2)), [2.0, 2.0])
+
+
+def test_state_of_a_full_step_cannot_go_into_a_partial_one_and_the_error_says_what_can(mirrored):
+    strategy = mirrored(8)
+    full, partial = strategy.distribute_dataset([np.arange(16, dtype=np.float32), np.arange(5, dtype=np.float32)])
+    step = lambda state, batch: state + jnp.sum(batch)  # noqa: E731
+    state = strategy.run(step, args=(jnp.zeros(()), full))
+    with pytest.raises(rx.errors.ReplicaShapeError, match=r"(?s)\[5, 8\].*on_read.*strategy.reduce.*drop"):
+        strategy.run(step, args=(state, partial))
+    with strategy.scope():
+        own = rx.Variable(0.0, synchronization="on_read", aggregation="sum")
+    for batch in (full, partial, full):
+        strategy.run(lambda batch: own.assign_add(jnp.sum(batch)), args=(batch,))
+    assert float(own) == 120 + 10 + 120
