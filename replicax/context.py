@@ -15,7 +15,13 @@ from typing import Any, Protocol
 
 
 class StateFrame(Protocol):
-    """Where the values of variables live while a function is being traced."""
+    """Where the values of variables live while a function is being traced.
+
+    Attributes:
+        saw_new: Whether variables were created meanwhile.
+    """
+
+    saw_new: bool
 
     def read(self, variable: Any) -> Any:
         """Returns the current value of `variable` inside the trace."""

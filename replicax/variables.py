@@ -103,6 +103,9 @@ class Variable(ArrayLike):
         #: Whether `_value` stacks one component per replica, shape `(num_replicas, ...)`.
         self.per_replica = on_read and self.strategy is not None and self.strategy.num_replicas_in_sync > 1
         self._initialize(value)
+        frame = context.current().frame
+        if frame is not None:
+            frame.saw_new = True
 
     def _check_declaration(self, dtype: Any) -> None:
         if self.synchronization is VariableSynchronization.NONE:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax.compat import being_differentiated, current_trace, is_random_key, trace_state, vary, within_trace
+from replicax.compat import being_differentiated, is_random_key, trace_state, vary, within_trace
 from replicax.equality import Difference
 from replicax.errors import ProgramError
 from replicax.program.decisions import Decisions
@@ -29,9 +29,14 @@ class VariablesCreatedError(BaseException):
 
 
 class _Frame:
-    """The part all frames share: values written here, in order, and where they came from."""
+    """The part all frames share: values written here, in order, and where they came from.
+
+    Attributes:
+        saw_new: Whether a variable was created meanwhile, or read that has no value yet since a layer has created it.
+    """
 
     def __init__(self) -> None:
+        self.saw_new = False
         self.written: dict[int, Any] = {}  # id -> variable; holds the variable, so that ids stay unique
         #: Variables that a function has read which JAX differentiates with respect to their values.
         self.passed_by: dict[int, Any] = {}
@@ -79,39 +84,39 @@ class _Frame:
 
 
 class ProgramFrame(_Frame):
-    """The variables of one program, in global (cross-replica) view.
+    """The variables of one program, in global (cross-replica) view, while its function is being traced.
 
-    Without `bound` the frame discovers: it answers reads with placeholders and notes which variables are read. With
-    `bound` it hands out those values and knows no other variable.
+    Args:
+        outside: A JAX trace that encloses that of the function. What the frame answers reads with belongs to it.
 
     Attributes:
         inputs: The variables that were read before they were written.
-        runs: What each `strategy.run` in the program does: the variables that it assigns, and which results vary.
+        placeholders: What stands for their values in the traced function, in the same order.
         strategy: The strategy that the program runs under, once known.
         replicas: Number of replicas that take part, once known.
         counts: Which arrays are results of a `strategy.run`.
     """
 
-    def __init__(self, bound: Iterable[tuple[Any, Any]] | None = None):
+    def __init__(self, outside: Any):
         super().__init__()
-        self.discovering = bound is None
         self.inputs: dict[int, Any] = {}
-        self.runs: list[Any] = []
+        self.placeholders: dict[int, Any] = {}
         self.strategy: Any = None
         self.replicas: int | None = None
         self.counts = Counts()
-        self._bound = {} if bound is None else {id(variable): value for variable, value in bound}
-        self._outside = current_trace()
+        self._outside = outside
 
     def read(self, variable: Any) -> Any:
-        """Returns the value of `variable`: the assigned one, the bound one, or a placeholder."""
-        if id(variable) in self._values:
-            return self._values[id(variable)]
-        if self.discovering:
-            self.inputs[id(variable)] = variable
+        """Returns the value of `variable`: the assigned one or a placeholder."""
+        key = id(variable)
+        if key in self._values:
+            return self._values[key]
+        if key not in self.placeholders:
+            self.inputs[key] = variable
+            self.saw_new = self.saw_new or variable._value is None
             with within_trace(self._outside):
-                return placeholder(variable, stacked_in_program(variable))
-        return _known(self._bound, variable)
+                self.placeholders[key] = placeholder(variable, stacked_in_program(variable))
+        return self.placeholders[key]
 
 
 class ReplicaFrame(_Frame):
@@ -145,6 +150,7 @@ class ReplicaFrame(_Frame):
             return self._values[key]
         if key not in self.placeholders:
             self.inputs[key] = variable
+            self.saw_new = self.saw_new or variable._value is None
             with within_trace(self._outside):
                 value = placeholder(variable, None)
                 self.placeholders[key] = vary(value, REPLICA_AXIS) if variable_is_stacked(variable) else value
@@ -169,13 +175,11 @@ class OverrideFrame(_Frame):
 
     Attributes:
         parent: The enclosing frame; None outside of any program.
-        saw_new: Whether a variable was read that has no value yet, because a layer has just created it.
     """
 
     def __init__(self, parent: Any, variables: Iterable[Any], values: Iterable[Any]):
         super().__init__()
         self.parent = parent
-        self.saw_new = False
         self._lent = {id(variable): value for variable, value in zip(variables, values, strict=True)}
         self._taken: set[int] = set()
 
@@ -205,16 +209,6 @@ class OverrideFrame(_Frame):
     def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
         """Passes the decision on to the replica's frame."""
         return self.parent.decide(value, refused_if_equal)
-
-
-def _known(bound: dict[int, Any], variable: Any) -> Any:
-    if id(variable) not in bound:
-        raise ProgramError(
-            f"Variable {variable_name(variable)!r} was not used when the function was traced first, but is now. "
-            "A function must use the same variables every time: create layers, optimizers and variables once, "
-            "outside of it."
-        )
-    return bound[id(variable)]
 
 
 def variable_shape(variable: Any) -> tuple[int, ...]:

@@ -185,9 +185,10 @@ def function(fn: Any = None, *, donate_argnums: Sequence[int] = ()) -> Any:
     numbers are inputs of the program; a new shape or dtype makes a new program. Any other argument (a flag, a string,
     a model) is fixed when the program is made; another value makes a new program.
 
-    Python side effects (`print`, appending to a list) happen while tracing only, a few times for each kind of
-    arguments: some passes find the variables, the last makes the program. `jax.debug.print` prints at every call, and
-    `rx.config.run_eagerly(True)` runs the Python itself.
+    Python side effects (`print`, appending to a list) happen while tracing only: once for each kind of arguments. They
+    happen once more where the function creates variables (a layer does on its first call), and where a value in
+    `strategy.run` turns out to differ between replicas though its type does not show it. `jax.debug.print` prints at
+    every call, and `rx.config.run_eagerly(True)` runs the Python itself.
 
     Args:
         fn: The function. It may call `strategy.run`, other `rx.function`s and anything that JAX can trace. Variables
@@ -196,8 +197,8 @@ def function(fn: Any = None, *, donate_argnums: Sequence[int] = ()) -> Any:
             not use them afterwards. Variables are always updated in place.
 
     Raises:
-        ProgramError: When called: the function behaves differently each time it is traced, or assigns a variable
-            where JAX cannot see it.
+        ProgramError: When called: the function creates variables each time it is traced, or assigns a variable where
+            JAX cannot see it.
 
     Example:
         >>> counter = Variable(0)

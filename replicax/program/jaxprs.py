@@ -66,6 +66,24 @@ def _written_out(program: Any, args: Sequence[Any], in_place: bool = True) -> li
     return [read(atom, values) for atom in jaxpr.outvars]
 
 
+def called(
+    program: jex_core.ClosedJaxpr, args: Sequence[Any], placeholders: Sequence[Any], values: Sequence[Any]
+) -> list[Any]:
+    """Returns the results of a program, inside the JAX trace in which it was made or one enclosed by that.
+
+    Args:
+        program: The program.
+        args: Its arguments.
+        placeholders: Arrays that the traced function has used, each in the place of a value that is known now.
+        values: Those values.
+    """
+    given = {id(placeholder): value for placeholder, value in zip(placeholders, values, strict=True)}
+    jaxpr, consts = program.jaxpr, [given.get(id(const), const) for const in program.consts]
+    known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    evaluate(jaxpr.eqns, known)
+    return [read(atom, known) for atom in jaxpr.outvars]
+
+
 def evaluate(equations: Iterable[Any], values: dict[Any, Any], in_place: bool = True) -> None:
     """Evaluates equations in their order and puts the results into `values`, a value for each variable of the program.
 

@@ -1,17 +1,16 @@
 """Lifting: from Python that reads and assigns variables to a compiled pure function.
 
-A function is traced twice. The first pass (`jax.eval_shape`, nothing is computed) finds out which variables it reads
-and assigns, and creates those that layers make on their first call. The second traces it as
+A function is traced once (`program/tracing.py`; nothing is computed), which shows what variables it reads and assigns,
+and creates those that layers make on their first call. What was traced is kept, and is now a function
 
-    (values of the assigned variables, values of the others, arguments) -> (results, new values)
+    (values of the assigned variables, values of the others, arguments) -> (new values, results)
 
 which is compiled with the first group's buffers donated, so that state is updated in place.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,24 +20,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
 import replicax.health as health
-from replicax.compat import is_tracing, tracing_anew
-from replicax.errors import LayoutError, ProgramError, TracedValueError
+from replicax.compat import is_tracing
+from replicax.errors import LayoutError, ProgramError
 from replicax.program.advice import advise_of_zeros
 from replicax.program.buffers import holders
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
 from replicax.program.handover import explain_loss, run_and_keep, staged, store_values
 from replicax.program.jaxprs import calls_host
-from replicax.program.keras_state import keras_scope, repeat_while_variables_are_created
 from replicax.program.nest import Structure, take_apart_outputs
 from replicax.program.results import Counts, mark, marked_with
+from replicax.program.tracing import TracedFunction, trace_function
 from replicax.runtime.transfer import put
-
-_MISUSES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.UnexpectedTracerError,
-)
 
 
 class Program:
@@ -66,37 +58,29 @@ class Program:
         self._get_fn, self._structure, self._donate = get_fn, structure, list(donate)
         self._any_donated = any(self._donate)
         self._result: Structure | None = None  # known when the function has been traced
-        self._calls_host = False
         self._argument_counts = [marked_with(array) for array in arrays]
         with health.phase(health.COMPILE):
-            frame = self._discover(arrays, replicas)
-        self._runs = frame.runs
+            frame, self._traced = self._trace(arrays, replicas)
+        self._calls_host = calls_host(self._traced.program)
         self.strategy = frame.strategy
         self.replicas = frame.replicas or (frame.strategy.num_replicas_in_sync if frame.strategy is not None else None)
-        self._bind(list(frame.inputs.values()), list(frame.written.values()))
+        self._bind(self._traced.read, self._traced.written)
         self._compiled = self._jit()
         strategy = self.strategy if self.strategy is not None and self.strategy.mesh is not None else None
         self._calls = health.Calls(self._name(), strategy is not None and strategy.placement.spans_processes)
 
-    def _discover(self, arrays: Sequence[Any], replicas: int | None) -> ProgramFrame:
-        frames: list[ProgramFrame] = []
-
-        def trace(arrays: Sequence[Any]) -> list[Any]:
-            frame = ProgramFrame()
+    def _trace(self, arrays: Sequence[Any], replicas: int | None) -> tuple[ProgramFrame, TracedFunction]:
+        def new_frame(outside: Any, arrays: Sequence[Any]) -> ProgramFrame:
+            frame = ProgramFrame(outside)
             frame.replicas = replicas
             frame.strategy = context.current().strategy
             frame.counts = Counts(arrays, self._argument_counts)
-            frames.append(frame)
-            with tracing_anew():
-                self._call(frame, arrays)
-            return []
+            return frame
 
-        with _explained():
-            traced = repeat_while_variables_are_created(lambda: jax.make_jaxpr(trace)(list(arrays)))
-        self._calls_host = calls_host(traced)
-        if frames[-1].passed_by:
-            advise_of_zeros(frames[-1].strategy, self._name(), frames[-1].passed_by.values())
-        return frames[-1]
+        frame, traced = trace_function(self._name(), self._call, arrays, new_frame)
+        if frame.passed_by:
+            advise_of_zeros(frame.strategy, self._name(), frame.passed_by.values())
+        return frame, traced
 
     def _bind(self, read: list[Any], written: list[Any]) -> None:
         assigned = {id(variable) for variable in written}
@@ -136,21 +120,10 @@ class Program:
 
     def _jit(self) -> Any:
         def pure(updated: list[Any], constant: list[Any], donated: list[Any], kept: list[Any]) -> Any:
-            frame = ProgramFrame(
-                bound=[*zip(self._updated, updated, strict=True), *zip(self._constant, constant, strict=True)],
-            )
-            frame.strategy, frame.replicas = self.strategy, self.replicas
-            arrays = self._merged(donated, kept)
-            frame.counts = Counts(arrays, self._argument_counts)
-            with keras_scope(), tracing_anew():
-                leaves = self._call(frame, arrays)
-            if set(frame.written) != {id(variable) for variable in self._written} or frame.runs != self._runs:
-                raise ProgramError(
-                    "The function did something else when it was traced a second time (it assigned other variables or "
-                    "returned other values). A traced function must not depend on Python state that it changes; create "
-                    "variables once, outside of it."
-                )
-            return [frame.read(variable) for variable in self._written], leaves
+            values = dict(zip(map(id, self._updated), updated, strict=True))
+            values |= zip(map(id, self._constant), constant, strict=True)
+            new_values, leaves = self._traced(values, self._merged(donated, kept))
+            return [new_values[id(variable)] for variable in self._written], leaves
 
         pure.__name__ = pure.__qualname__ = self._name()
         if self.strategy is not None and self.strategy.cuts_steps:
@@ -334,21 +307,6 @@ def _mesh_of_layouts(variables: Sequence[Any]) -> Any:
                 f"{variable_name(variable)!r} over {layout.mesh!r}. One program runs on one set of devices."
             )
     return None if first is None else first[1]
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Tells what to do instead when Python uses a traced value as a number; the traceback stays the user's."""
-    try:
-        yield
-    except _MISUSES as error:
-        said = str(error).strip().splitlines()[0]
-        raise TracedValueError(
-            "A function was being traced, and its Python needed a number that is only known when the compiled program "
-            "runs (an `if` or `float()` on an array, NumPy on an array, or an array that an earlier trace had put "
-            "into a list or attribute). Choose with jnp.where or jax.lax.cond, return values instead of storing them, "
-            f"print with jax.debug.print, or debug with rx.config.run_eagerly(True). JAX said: {said}"
-        ).with_traceback(error.__traceback__) from None
 
 
 def _own(variables: Sequence[Any]) -> None:

@@ -86,11 +86,11 @@ class ReplicaCall:
         program, frame = enclosing_program(), context.current().frame
         assert program is not None and frame is not None
         site = self._traced_once()
-        if program.discovering:
+        program.saw_new = program.saw_new or site.saw_new
+        if not program.saw_new:
             self._look_at(site)
-        program.runs.append((set(map(id, site.outputs)), site.varying))
         values = [self._rows(variable, frame.read(variable)) for variable in site.inputs]
-        mapped = self._cut(site) if self.strategy.cuts_steps and not program.discovering else self._mapped(site)
+        mapped = self._cut(site) if self.strategy.cuts_steps else self._mapped(site)
         outputs, new_values = mapped(self._arrays, values)
         for variable, value in zip(site.outputs, new_values, strict=True):
             if self._leaves_rows_out(variable):

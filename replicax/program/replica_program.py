@@ -14,7 +14,7 @@ from replicax.errors import ProgramError, ReplicaDivergenceError
 from replicax.program.decisions import Decisions
 from replicax.program.divergence import Divergence, find_divergence
 from replicax.program.frames import ReplicaFrame, variable_is_stacked, variable_name
-from replicax.program.jaxprs import evaluate, read
+from replicax.program.jaxprs import called
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _MAX_PASSES = 10
@@ -32,6 +32,7 @@ class ReplicaProgram:
         program: One replica's program: arguments -> results, then the assigned variables' new values. Its constants
             are the placeholders of `inputs`, and what the function has captured.
         placeholders: For each variable that is read, what stands for its value in `program`.
+        saw_new: Whether variables were created meanwhile.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ReplicaProgram:
     varying: list[bool]
     program: jex_core.ClosedJaxpr
     placeholders: list[Any]
+    saw_new: bool
 
     def __call__(self, arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Evaluates the program inside `shard_map`, in the JAX trace in which it was made or one enclosed by that.
@@ -51,11 +53,7 @@ class ReplicaProgram:
         Returns:
             The results, typed as `varying` says, and the new values of `outputs`.
         """
-        given = {id(placeholder): value for placeholder, value in zip(self.placeholders, values, strict=True)}
-        jaxpr, consts = self.program.jaxpr, [given.get(id(const), const) for const in self.program.consts]
-        known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arrays], strict=True))
-        evaluate(jaxpr.eqns, known)
-        found = [read(atom, known) for atom in jaxpr.outvars]
+        found = called(self.program, arrays, self.placeholders, values)
         results = [
             vary(result, REPLICA_AXIS) if differs else result
             for result, differs in zip(found[: len(self.varying)], self.varying, strict=True)
@@ -127,7 +125,8 @@ def _trace(
         program = jax.make_jaxpr(jax.jit(step))(arrays)
         [(frame, varying)] = frames
         inputs, outputs = list(frame.inputs.values()), list(frame.written.values())
-        found.append(ReplicaProgram(name, inputs, outputs, varying, program, list(frame.placeholders.values())))
+        placeholders = list(frame.placeholders.values())
+        found.append(ReplicaProgram(name, inputs, outputs, varying, program, placeholders, frame.saw_new))
         return []
 
     jax.eval_shape(shard_map(body), arrays)

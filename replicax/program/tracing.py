@@ -1,0 +1,118 @@
+"""Tracing a function that reads and assigns variables: once, into a program that can be evaluated again and again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+
+from replicax.compat import current_trace, tracing_anew
+from replicax.errors import TracedValueError
+from replicax.program.frames import ProgramFrame, VariablesCreatedError
+from replicax.program.jaxprs import called
+from replicax.program.keras_state import repeat_while_variables_are_created
+
+_MISUSES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.UnexpectedTracerError,
+)
+
+
+class TracedFunction:
+    """A traced function: its program, and what it does with variables.
+
+    Args:
+        frame: The frame that the function was traced with.
+        program: Arguments -> the written variables' new values, then results. Its constants are the frame's
+            placeholders, and what the function has captured.
+
+    Attributes:
+        program: The program.
+        read: The variables that it reads.
+        written: The variables that it assigns.
+    """
+
+    def __init__(self, frame: ProgramFrame, program: jex_core.ClosedJaxpr):
+        self.program = program
+        self.read, self.written = list(frame.inputs.values()), list(frame.written.values())
+        self._placeholders = list(frame.placeholders.values())
+
+    def __call__(self, values: Mapping[int, Any], arrays: Sequence[Any]) -> tuple[dict[int, Any], list[Any]]:
+        """Evaluates the program, in any JAX trace or none.
+
+        Args:
+            values: The values of the variables in `read`, by the variables' ids.
+            arrays: The arguments.
+
+        Returns:
+            The new values of the variables in `written`, by their ids, and the results.
+        """
+        found = called(self.program, arrays, self._placeholders, [values[id(variable)] for variable in self.read])
+        new_values = dict(zip(map(id, self.written), found[: len(self.written)], strict=True))
+        return new_values, found[len(self.written) :]
+
+
+def trace_function(
+    name: str,
+    call: Callable[[ProgramFrame, Sequence[Any]], list[Any]],
+    arrays: Sequence[Any],
+    new_frame: Callable[[Any, Sequence[Any]], ProgramFrame],
+) -> tuple[ProgramFrame, TracedFunction]:
+    """Traces a function; again if variables were created on the way, for then it may do something else next time.
+
+    Args:
+        name: The function's name.
+        call: Calls it: (frame, its arrays) -> its results.
+        arrays: Arrays of the shapes and dtypes that it is called with.
+        new_frame: Makes a frame from the JAX trace that the placeholders belong to, and the function's arrays.
+
+    Returns:
+        The last frame, and the function.
+
+    Raises:
+        TracedValueError: The function's Python needs a number that is known only when the program runs.
+        ProgramError: It creates variables each time.
+    """
+    found: list[tuple[ProgramFrame, TracedFunction]] = []
+
+    def outer(arrays: Sequence[Any]) -> list[Any]:
+        outside = current_trace()
+        frames: list[ProgramFrame] = []
+
+        def step(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            frames.append(new_frame(outside, arrays))
+            with tracing_anew():
+                leaves = call(frames[0], arrays)
+            if frames[0].saw_new:
+                raise VariablesCreatedError
+            return frames[0].new_values(), leaves
+
+        step.__name__ = step.__qualname__ = name
+        # As one call of a compiled function the program can be evaluated without going through its operations.
+        program = jax.make_jaxpr(jax.jit(step))(arrays)
+        found.append((frames[0], TracedFunction(frames[0], program)))
+        return []
+
+    with _explained():
+        repeat_while_variables_are_created(lambda: jax.eval_shape(outer, list(arrays)))
+    return found[-1]
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Tells what to do instead when Python uses a traced value as a number; the traceback stays the user's."""
+    try:
+        yield
+    except _MISUSES as error:
+        said = str(error).strip().splitlines()[0]
+        raise TracedValueError(
+            "A function was being traced, and its Python needed a number that is only known when the compiled program "
+            "runs (an `if` or `float()` on an array, NumPy on an array, or an array that an earlier trace had put "
+            "into a list or attribute). Choose with jnp.where or jax.lax.cond, return values instead of storing them, "
+            f"print with jax.debug.print, or debug with rx.config.run_eagerly(True). JAX said: {said}"
+        ).with_traceback(error.__traceback__) from None
