@@ -43,13 +43,14 @@ class Decisions:
         value = checkpoint_name(value, _mark(number))
         return (value if answer is None else vary(value, REPLICA_AXIS)), answer
 
-    def checked(self, found: Mapping[str, Difference]) -> Answers | None:
+    def checked(self, found: Mapping[str, Difference | None]) -> Answers | None:
         """Returns the answers that a next trace should be given; None if all decisions were right.
 
         Args:
-            found: The marks in the traced program whose values may differ, and why.
+            found: For each mark in the traced program, why its value may differ; None if it does not. A mark that is
+                not there was made where JAX traced something for its shapes only.
         """
-        right = {i: found.get(_mark(i)) for i in range(len(self.taken))}
+        right = {i: found.get(_mark(i), answer) for i, answer in enumerate(self.taken)}
         wrong = any((right[i] is None) != (answer is None) for i, answer in enumerate(self.taken))
         return right if wrong else None
 

@@ -39,12 +39,12 @@ class Divergence:
 
     Attributes:
         outputs: For each result of the program, why it may differ; None if it is equal on all replicas.
-        names: The same for the values under JAX's `name` operation that may differ, by their names.
+        names: The same for the values under JAX's `name` operation, by their names.
         split_meetings: Collectives that not all replicas would reach, or not equally often, and why.
     """
 
     outputs: Differences
-    names: dict[str, Difference]
+    names: dict[str, Difference | None]
     split_meetings: list[tuple[Any, Difference]]
 
 
@@ -85,7 +85,7 @@ class _Search:
     """
 
     def __init__(self) -> None:
-        self.names: dict[str, Difference] = {}
+        self.names: dict[str, Difference | None] = {}
         self.split_meetings: dict[int, tuple[Any, Difference]] = {}
         self._done: dict[Any, Differences] = {}
         self._of_equations: dict[Any, Difference] = {}
@@ -164,8 +164,8 @@ class _Search:
         return [OWN_DATA if REPLICA_AXIS in _axes(equation) else None]
 
     def _name(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
-        if inputs[0] is not None:
-            self.names.setdefault(equation.params["name"], inputs[0])
+        name = equation.params["name"]
+        self.names[name] = self.names.get(name) or inputs[0]
         return inputs
 
     def _callback(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
