@@ -1,7 +1,7 @@
 """Random replica functions: a description that can be run in two worlds.
 
-In replicax's world a program runs inside `strategy.run`. In the reference's it runs under `jax.vmap` over an axis of the
-same name, where nothing is decided by types: every value simply has a row for each replica.
+In replicax's world a program runs inside `strategy.run`. In the reference's it runs under `jax.vmap` over an axis of
+the same name, where nothing is decided by types: every value simply has a row for each replica.
 """
 
 from __future__ import annotations
@@ -80,7 +80,15 @@ _FLOW = ["cond", "switch", "fori", "while", "scan"]
 _CALLS = ["jit", "remat", "custom_jvp", "custom_vjp", "vmap", "closed_jit"]
 _MEETINGS = ["psum", "pmean", "pmax", "gather", "permute"]
 _RARE = ["index", "callback", "random", "grad", "plain_grad"]
-_TOP = ["all_reduce_sum", "all_reduce_mean", "all_reduce_mean", "merge", "merge", "variable_grad_sum", "variable_grad_mean"]
+_TOP = [
+    "all_reduce_sum",
+    "all_reduce_mean",
+    "all_reduce_mean",
+    "merge",
+    "merge",
+    "variable_grad_sum",
+    "variable_grad_mean",
+]
 
 
 def _step(chance: random.Random, known: int, depth: int, smooth: bool = False) -> Step:

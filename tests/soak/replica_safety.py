@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 import argparse
 import sys
@@ -173,7 +174,7 @@ class Judge:
         variables = [self._variables() for _ in programs]
         refusals: dict[int, Exception] = {}
         results = self._function(programs, variables, refusals)(*self._arguments())
-        found = [(results[i], {n: v for n, v in variables[i].items()}) for i in range(len(programs))]
+        found = [(results[i], variables[i]) for i in range(len(programs))]
         return [refusals.get(i, each) for i, each in enumerate(found)]
 
     def _arguments(self) -> tuple[Any, Any, Any]:
