@@ -47,9 +47,15 @@ def error_of(dataset_fn: Any) -> tuple[BaseException, BaseException]:
     with strategy_of(workers=1) as strategy:
         coordinator = rx.coordinator.ClusterCoordinator(strategy)
         iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
-        results = [coordinator.schedule(lambda it: next(it), args=(iterator,)) for _ in range(3)]
-        with pytest.raises(Exception) as joined:  # noqa: PT011 - the caller looks at it
+        results: list[Any] = []
+
+        def train() -> None:
+            for _ in range(3):
+                results.append(coordinator.schedule(lambda it: next(it), args=(iterator,)))
             coordinator.join(60)
+
+        with pytest.raises(Exception) as joined:  # noqa: PT011 - the caller looks at it
+            train()
         with pytest.raises(Exception) as fetched:  # noqa: PT011 - the caller looks at it
             results[1].fetch(60)
     return joined.value, fetched.value

@@ -14,8 +14,9 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
 CHAOS = Path(__file__).resolve().parent.parent / "soak" / "ps_chaos.py"
 
 
-def test_nothing_is_lost_when_a_worker_is_killed_and_a_server_stopped():
-    command = [sys.executable, str(CHAOS), "--faults", "2", "--steps", "30", "--strike", "worker:SIGKILL,ps:SIGSTOP"]
+def test_nothing_is_lost_when_a_worker_is_stopped_and_a_server_killed_at_once():
+    strikes = "worker:SIGSTOP,ps:SIGKILL"
+    command = [sys.executable, str(CHAOS), "--faults", "2", "--at-once", "2", "--steps", "30", "--strike", strikes]
     environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "JAX_NUM_CPU_DEVICES")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
