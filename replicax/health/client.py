@@ -35,7 +35,7 @@ class Client:
             OSError: There was no answer in time.
             ValueError: The answer makes no sense.
         """
-        return json.loads(self._ask("GET", "/status", timeout))
+        return _read(self._ask("GET", "/status", timeout))
 
     def stacks(self, timeout: float) -> str:
         """Returns the Python stacks of its threads; raises as `status`."""
@@ -43,11 +43,12 @@ class Client:
 
     def program(self, index: int, timeout: float) -> Any:
         """Returns the program that it compared as number `index`, None if it has not come to it; raises as `status`."""
-        return json.loads(self._ask("GET", f"/programs/{index}", timeout))
+        return _read(self._ask("GET", f"/programs/{index}", timeout))
 
     def post(self, path: str, document: Mapping[str, Any], timeout: float) -> None:
         """Tells it something; raises as `status`."""
-        self._ask("POST", path, timeout, json.dumps(document))
+        # An error of the script may quote what is no text; the rest of it is to arrive all the same.
+        self._ask("POST", path, timeout, json.dumps(document, ensure_ascii=False).encode(errors="replace"))
 
     def close(self) -> None:
         """Closes the connection."""
@@ -55,15 +56,17 @@ class Client:
             self._connection.close()
             self._connection = None
 
-    def _ask(self, method: str, path: str, timeout: float, body: str | None = None) -> str:
+    def _ask(self, method: str, path: str, timeout: float, body: bytes | None = None) -> str:
         with self._lock:
             was_open = self._connection is not None
             try:
                 return self._asked(method, path, timeout, body)
-            except (ConnectionError, http.client.HTTPException):
+            except (ConnectionError, http.client.HTTPException) as error:
                 self.close()
-                if not was_open:
+                if not was_open and isinstance(error, ConnectionError):
                     raise
+                if not was_open:  # Somebody else listens there.
+                    raise ConnectionError(f"{self._host}:{self._port}: {error!r:.200}") from error
             # A connection that broke while it was not used says nothing: ask once more, on a new one.
             try:
                 return self._asked(method, path, timeout, body)
@@ -71,7 +74,7 @@ class Client:
                 self.close()
                 raise ConnectionError(f"{self._host}:{self._port}: {error}") from error
 
-    def _asked(self, method: str, path: str, timeout: float, body: str | None) -> str:
+    def _asked(self, method: str, path: str, timeout: float, body: bytes | None) -> str:
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
         self._connection.timeout = timeout
@@ -88,6 +91,13 @@ class Client:
             self.close()
             raise OSError(f"{self._host}:{self._port} answered {response.status} to {path}")
         return text
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the answer is nested too deeply") from None
 
 
 def in_parallel(calls: Sequence[Callable[[], Any]], timeout: float) -> list[Any]:

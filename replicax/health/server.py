@@ -1,6 +1,7 @@
 """The health server of a worker: a few questions that the other workers ask, answered whatever the main thread does.
 
-It answers only who knows the job's token, speaks JSON and text, and can read nothing but what is listed here.
+It answers only who knows the job's token, speaks JSON and text, and can read nothing but what is listed here. Anybody
+may connect. Who does not show the token in time is dropped, and only so many of these are served at once.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ import json
 import socket
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Protocol
 
+from replicax.cluster.lines import decoded, is_number
 from replicax.health.client import TOKEN_HEADER
 
 _LARGEST_QUESTION = 2**23
 _SECONDS_OF_SILENCE = 60.0  # after which a connection is closed
+_SECONDS_TO_SHOW_THE_TOKEN = 5.0
+_SECONDS_TO_RECOVER = 0.05
+_MOST_STRANGERS = 64  # connected at once; the oldest has to go
 
 
 class Answers(Protocol):
@@ -54,6 +60,8 @@ class HealthServer(http.server.ThreadingHTTPServer):
         super().__init__((host, 0), _Handler)
         self._token: bytes | None = None
         self.answers: Answers | None = None
+        self._lock = threading.Lock()
+        self._strangers: dict[socket.socket, float] = {}  # the oldest first
 
     @property
     def port(self) -> int:
@@ -75,6 +83,39 @@ class HealthServer(http.server.ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accepts a connection: a stranger's, until it has shown the token."""
+        try:
+            connection, address = super().get_request()
+        except OSError:  # It has gone again, or this process has too many files open: not at once again.
+            time.sleep(_SECONDS_TO_RECOVER)
+            raise
+        with self._lock:
+            self._strangers[connection] = time.monotonic()
+        self.service_actions()
+        return connection, address
+
+    def recognize(self, connection: socket.socket) -> None:
+        """Notes that a connection is one of this job's."""
+        with self._lock:
+            self._strangers.pop(connection, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forgets a connection that ends."""
+        self.recognize(request)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Hangs up on strangers that take too long, or are too many; their threads notice."""
+        late = time.monotonic() - _SECONDS_TO_SHOW_THE_TOKEN
+        with self._lock:
+            too_many = len(self._strangers) - _MOST_STRANGERS
+            for i, (connection, since) in enumerate([*self._strangers.items()]):
+                if i < too_many or since < late:
+                    del self._strangers[connection]
+                    with contextlib.suppress(OSError):  # It has hung up itself.
+                        connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Is silent: the other one has gone, or is nobody of ours."""
@@ -103,32 +144,28 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         document = self._document() if answers is not None else None
         if answers is None or document is None:
             return
-        if self.path == "/alarm":
-            answers.on_alarm(document)
-        elif self.path == "/goodbye":
-            answers.on_goodbye(document)
-        else:
+        if self.path not in _FORMS:
             return self._refuse(HTTPStatus.NOT_FOUND)
+        if not _FORMS[self.path](document):
+            return self._refuse(HTTPStatus.BAD_REQUEST)
+        tell = answers.on_alarm if self.path == "/alarm" else answers.on_goodbye
+        tell(document)
         self._say("{}")
 
     def _allowed(self) -> Answers | None:
         if self.server.knows(self.headers.get(TOKEN_HEADER)):
+            self.server.recognize(self.connection)
             return self.server.answers
         self._refuse(HTTPStatus.FORBIDDEN)
         return None
 
     def _document(self) -> Mapping[str, Any] | None:
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > _LARGEST_QUESTION:
-            self._refuse(HTTPStatus.BAD_REQUEST)
-            return None
-        document = None
-        with contextlib.suppress(ValueError):
-            document = json.loads(self.rfile.read(int(length)))
-        if not isinstance(document, dict):
-            self._refuse(HTTPStatus.BAD_REQUEST)
-            return None
-        return document
+        if len(length) < _MOST_DIGITS and length.isdecimal() and int(length) <= _LARGEST_QUESTION:
+            with contextlib.suppress(ValueError):
+                return decoded(self.rfile.read(int(length)), _LARGEST_QUESTION)
+        self._refuse(HTTPStatus.BAD_REQUEST)
+        return None
 
     def _say(self, text: str, kind: str = "application/json") -> None:
         body = text.encode()
@@ -147,6 +184,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Writes no log: there is a question every second."""
+
+
+def _is_alarm(document: Mapping[str, Any]) -> bool:
+    culprits = document.get("culprits")
+    return (
+        all(isinstance(document.get(part), str) for part in ("text", "summary"))
+        and is_number(document.get("code"), 0, 256)
+        and isinstance(culprits, list)
+        and all(is_number(culprit, 0, 2**31) for culprit in culprits)
+    )
+
+
+def _is_goodbye(document: Mapping[str, Any]) -> bool:
+    return is_number(document.get("index"), 0, 2**31) and isinstance(document.get("ended"), str)
+
+
+_MOST_DIGITS = 12
+_FORMS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {"/alarm": _is_alarm, "/goodbye": _is_goodbye}
 
 
 def stacks() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
 import socket
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicax as rx
+import replicax.health.server as server_module
 from replicax.errors import ArgumentError, ProgramMismatchError
 from replicax.health.client import TOKEN_HEADER, Client, in_parallel
 from replicax.health.diagnosis import Diagnosis, Kind, Limits
@@ -89,12 +91,73 @@ def test_strangers_get_no_answer(workers: list[Worker], token: str | None):
     assert workers[0].codes == []
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"[]", b"{", b"{}", b"\xff", b"[" * 100_000,
+        b'{"text": "\\ud800", "summary": "", "code": 1, "culprits": []}',
+        b'{"text": "", "summary": "", "code": true, "culprits": []}',
+        b'{"text": "", "summary": "", "code": 1e3, "culprits": []}',
+        b'{"text": "", "summary": "", "code": 1, "culprits": [[]]}',
+        b'{"text": 1, "summary": "", "code": 1, "culprits": []}',
+    ],
+)  # fmt: skip
 def test_nonsense_is_refused(workers: list[Worker], body: bytes):
     connection = http.client.HTTPConnection("127.0.0.1", workers[0].server.port, timeout=5)
     connection.request("POST", "/alarm", body, {TOKEN_HEADER: TOKEN})
     assert connection.getresponse().status == 400
     connection.close()
+
+
+def test_strangers_who_hold_connections_keep_nobody_out(workers: list[Worker], monkeypatch):
+    monkeypatch.setattr(server_module, "_MOST_STRANGERS", 8)
+    before = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        for half in (b"", b"GET /status HT", b"POST /alarm HTTP/1.1\r\nContent-Length: 9\r\n") * 20:
+            place = ("127.0.0.1", workers[0].server.port)
+            connection = stack.enter_context(socket.create_connection(place, timeout=10))
+            connection.sendall(half)
+        assert status_from(workers[0].client.status(5.0)).ended == ""
+        deadline = time.monotonic() + 10
+        while threading.active_count() > before + 12 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert threading.active_count() <= before + 12
+    workers[0].client.close()
+
+
+def test_strangers_are_dropped_in_time_and_friends_are_not(workers: list[Worker], monkeypatch):
+    monkeypatch.setattr(server_module, "_SECONDS_TO_SHOW_THE_TOKEN", 0.2)
+    workers[0].client.status(5.0)
+    with socket.create_connection(("127.0.0.1", workers[0].server.port), timeout=10) as stranger:
+        assert stranger.recv(1) == b""
+    connection = workers[0].client._connection
+    workers[0].client.status(5.0)
+    assert workers[0].client._connection is connection
+    workers[0].client.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"SSH-2.0-x\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 90000\r\n\r\n" + b"[" * 90_000]
+)
+def test_who_else_answers_at_a_port_is_an_error_that_the_monitor_expects(answer: bytes):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def serve():
+            connection = other.accept()[0]
+            connection.recv(4096)
+            connection.sendall(answer)
+            connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises((OSError, ValueError)):
+            Client("127.0.0.1", other.getsockname()[1], TOKEN).status(5.0)
+        thread.join(10)
+
+
+def test_a_goodbye_arrives_whatever_the_error_quotes(workers: list[Worker]):
+    workers[0].client.post("/goodbye", {"index": 1, "ended": "OSError: no file \udcff"}, 5.0)
+    workers[0].client.close()
 
 
 def test_before_it_knows_the_token_the_server_is_silent():
