@@ -26,6 +26,7 @@ _PREFIX = "replicax/reach"
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_FOR_ALL = 60.0  # at least; for the slowest of them
 _AT_ONCE = 64
+_STRANGERS = 512  # who may connect too, without being in the way
 _MOST_SHOWN = 5
 _CURE = (
     "Open all ports above 1024 between these machines, and see that each name stands for the same machine everywhere; "
@@ -53,7 +54,8 @@ def agree_on_addresses(process: int, names: Sequence[str], first: str, ip: str, 
     meeting = _Meeting(process, names, time.monotonic() + max(timeout_s, _SECONDS_FOR_ALL))
     told = meeting.exchange("first", resolve(parse_address(first, "coordinator address").host))
     ip = ip or _as_seen(told)
-    with socket.create_server((ip, 0), family=family(ip), backlog=len(names)) as listener:  # The system greets them.
+    # The system greets them; nothing is read.
+    with socket.create_server((ip, 0), family=family(ip), backlog=len(names) + _STRANGERS) as listener:
         ports = meeting.exchange("listens", [ip, listener.getsockname()[1]])
         failures = meeting.exchange("failures", _failures(process, ports))
     problems = [
