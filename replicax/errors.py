@@ -160,9 +160,9 @@ class ProgramMismatchError(ProgramError):
         super().__init__(
             f"The workers' programs differ, at number {index + 1}: {worker} is about to run {function!r} (fingerprint "
             f"{fingerprint or 'none'}), {other_worker} {other_function!r} ({other_fingerprint or 'none'}). All workers "
-            "must call the same functions in the same order, with arguments of the same shapes. Look for what depends "
-            "on the worker: its index, its data, random choices, different versions of the script. (JAX_LOG_COMPILES=1 "
-            "shows the programs.)"
+            "must call the same functions in the same order, with arguments of the same shapes, and close over the "
+            "same arrays. Look for what depends on the worker: its index, its data, random choices, different versions "
+            "of the script. (JAX_LOG_COMPILES=1 shows the programs.)"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -7,15 +7,18 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from replicax.errors import ProgramMismatchError
 from replicax.health.peers import Peer
 
 # What XLA calls back by a number or an address of the process.
 _CALLBACK = re.compile(r"(custom_call @\w*python\w*callback\w*\(.*?)(index = \d+|\"\d{5,}\")")
-_LARGEST_CONSTANT = 32  # elements; of a larger one only the shape counts
+_LARGEST_CONSTANT = 32  # elements; a larger one is left out of the text, and hashed as it is in memory
+_LEFT_OUT = "__elided__"
 _SECONDS_BETWEEN_QUESTIONS = 0.02, 0.25
 _SECONDS_TO_ANSWER = 1.0
 
@@ -39,9 +42,34 @@ class Announced:
 
 
 def fingerprint(lowered: Any) -> str:
-    """Returns the hash of a program that JAX has lowered (`jax.stages.Lowered`)."""
-    text = lowered.compiler_ir("stablehlo").operation.get_asm(large_elements_limit=_LARGEST_CONSTANT)
-    return hashlib.sha256(_CALLBACK.sub(r"\1", text).encode()).hexdigest()[:16]
+    """Returns the hash of a program that JAX has lowered (`jax.stages.Lowered`) and the arrays that it closes over."""
+    module = lowered.compiler_ir("stablehlo").operation
+    text = module.get_asm(large_elements_limit=_LARGEST_CONSTANT)
+    found = hashlib.sha256(_CALLBACK.sub(r"\1", text).encode())
+    if _LEFT_OUT in text:
+        for constant in _constants(module):
+            found.update(constant)
+    return found.hexdigest()[:16]
+
+
+def _constants(operation: Any) -> Iterator[bytes | memoryview]:
+    """Yields the numbers of the larger constants of a program, in its order."""
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                if inner.operation.name == "stablehlo.constant":
+                    yield from _large(inner.operation)
+                else:
+                    yield from _constants(inner.operation)
+
+
+def _large(constant: Any) -> Iterator[bytes | memoryview]:
+    try:
+        value = constant.attributes["value"]
+        if len(value) > _LARGEST_CONSTANT and not value.is_splat:
+            yield np.ascontiguousarray(value).data.cast("B")
+    except (TypeError, ValueError, BufferError):  # Neither NumPy nor MLIR's Python has such numbers: complex, bfloat16.
+        yield constant.get_asm().encode()
 
 
 class Programs:

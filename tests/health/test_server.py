@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import replicax as rx
@@ -263,6 +264,20 @@ def test_different_programs_are_told_apart(workers: list[Worker], theirs: Announ
 def test_who_has_no_part_in_a_program_does_not_know_its_fingerprint():
     assert not Announced("train", "abc").differs(Announced("train", ""))
     assert Programs("worker:0").get(0) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64"])
+def test_arrays_that_a_program_closes_over_count(dtype: str):
+    def found(seed: int) -> str:
+        closed_over = jnp.asarray((np.random.default_rng(seed).normal(size=(9, 9)) * 3).round()).astype(dtype)
+
+        def step(x):
+            return jax.lax.scan(lambda carry, _: ((carry * closed_over).astype(dtype), None), x, None, length=2)[0]
+
+        return fingerprint(jax.jit(step).lower(jnp.ones((9, 9), dtype)))
+
+    assert found(1) == found(1)
+    assert found(1) != found(2)
 
 
 def test_fingerprints():

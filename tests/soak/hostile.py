@@ -34,7 +34,7 @@ from replicax.testing import free_ports  # noqa: E402
 from tests.soak.hostile_job import RATE, ROWS, data  # noqa: E402
 from tests.soak.hostile_messages import TOKEN, Attacker  # noqa: E402
 
-STEPS, PAUSE_S = 60, 0.1
+STEPS, PAUSE_S = 120, 0.1
 _LISTENS = "0A"  # in /proc/net/tcp
 _SECONDS_FOR_A_JOB = 240.0
 
@@ -104,7 +104,7 @@ def run_job(seed: int, messages: int, folder: Path, steps: int = STEPS) -> tuple
         processes = [stack.enter_context(worker(0, ports, steps, logs[0]))]
         while ports[0] not in listening_ports(processes[0].pid) and time.monotonic() < deadline:
             time.sleep(0.05)
-        side_by_side(lambda i: attackers[i].attack(ports[0], messages // 5), 2)
+        side_by_side(lambda i: attackers[i].attack(ports[0], messages // 4), 2)
         processes.append(stack.enter_context(worker(1, ports, steps, logs[1])))
         side_by_side(lambda i: attackers[i].attack(ports[0], messages // 12), 2)  # while the worker comes in
         health: set[int] = set()

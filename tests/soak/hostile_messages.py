@@ -107,6 +107,8 @@ MESSAGES: Sequence[Callable[[random.Random], bytes]] = (
     of_another_protocol, nothing,
 )  # fmt: skip
 
+_MOST_REFUSALS = 20
+
 
 class Attacker:
     """Sends messages to a port; some connections it only opens, leaves half-way, or sends to a byte at a time."""
@@ -117,12 +119,17 @@ class Attacker:
         self.sent = 0
 
     def attack(self, port: int, count: int) -> None:
-        """Sends `count` messages."""
-        for _ in range(count):
+        """Sends `count` messages, or until nobody listens there any more."""
+        goal, refusals = self.sent + count, 0
+        while self.sent < goal and refusals < _MOST_REFUSALS:
             message = self._rng.choice(MESSAGES)(self._rng)
-            with contextlib.suppress(OSError):  # It may have hung up, or listen no more.
+            try:
                 connection = socket.create_connection(("127.0.0.1", port), timeout=2.0)
-                self.sent += 1
+            except OSError:
+                refusals += 1
+                continue
+            self.sent, refusals = self.sent + 1, 0
+            with contextlib.suppress(OSError):  # It may hang up at any time.
                 self._deal_with(connection, message)
 
     def close(self) -> None:
