@@ -51,29 +51,41 @@ class CutStep:
         self._step, self._strategy, self._optimizer = step, strategy, optimizer
         self._variables = list(itertools.chain(*groups))
         self._lengths = [len(group) for group in groups]
-        self._halves: dict[Any, Callable[..., Any]] = {}
+        self._halves: dict[Any, Any] = {}
 
     def __call__(self, state: Any, data: Any) -> tuple[Any, Any]:
         """Makes a step; the buffers of `state` are used for the new one."""
+        update, inputs, results_of = self.staged(state, data)
+        return results_of(update(*inputs))
+
+    def staged(self, state: Any, data: Any) -> tuple[Callable[..., Any], Sequence[Any], Callable[[Any], Any]]:
+        """Runs the first half; returns the second, its arguments, and what makes the results of what it returns."""
         leaves, treedef = jax.tree_util.tree_flatten(data)
         kind = treedef, *((leaf.shape, leaf.dtype) for leaf in leaves)
         arguments: tuple[Any, ...] = (list(itertools.chain(*state)), [], [], data)
         if kind in self._halves:
-            values, outputs = self._halves[kind](*arguments)
+            update, inputs, results_of = self._halves[kind].staged(*arguments)
         else:
-            values, outputs = self._first(kind, arguments)
-        return outputs, self._grouped(values)
+            update, inputs, results_of = self._first(kind, arguments)
 
-    def _first(self, kind: Any, arguments: Sequence[Any]) -> tuple[list[Any], Any]:
-        self._halves[kind] = self._compiled(self._optimizer)
+        def outputs_and_state(returned: Any) -> tuple[Any, Any]:
+            values, outputs = results_of(returned)
+            return outputs, self._grouped(values)
+
+        return update, inputs, outputs_and_state
+
+    def _first(self, kind: Any, arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
+        halves = self._compiled(self._optimizer)
         try:
-            return self._halves[kind](*arguments)
+            staged = halves.staged(*arguments)
         except ProgramError:
             # A gradient follows from an update just before. Uncut, what has been updated is sent instead of gradients.
-            self._halves[kind] = self._compiled(None)
-            return self._halves[kind](*arguments)
+            halves = self._compiled(None)
+            staged = halves.staged(*arguments)
+        self._halves[kind] = halves
+        return staged
 
-    def _compiled(self, optimizer: Any) -> Callable[..., Any]:
+    def _compiled(self, optimizer: Any) -> Any:
         def step(state: list[Any], _others: list[Any], _donated: list[Any], data: Any) -> tuple[list[Any], Any]:
             with gradients_marked(optimizer):
                 outputs, new = self._step(self._grouped(state), data)

@@ -20,7 +20,7 @@ from replicax.data.sources import check_batch_size
 from replicax.errors import BatchError, ContextError
 from replicax.keras.feeding import as_keras_data
 from replicax.keras.saving import write_atomically
-from replicax.keras.trainer import StepFunctions
+from replicax.keras.trainer import PlacedState, StepFunctions
 from replicax.keras.workers import has_workers, loop_of_workers
 from replicax.program.frames import variable_layout
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
@@ -28,7 +28,8 @@ from replicax.program.keras_state import keras_ownership
 from replicax.tracebacks import entry_point
 
 _EPOCH_LOOPS = ("fit", "evaluate", "predict")
-_LOOPS = (*_EPOCH_LOOPS, "train_on_batch", "test_on_batch", "predict_on_batch")
+_LOOPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
+_LOOPS |= {f"{kind}_on_batch": kind for kind in _LOOPS.values()}  # by name, which steps they make
 _DATA = {"x", "y", "sample_weight", "validation_data"}
 _STEPS = {"make_train_function": "train", "make_test_function": "test", "make_predict_function": "predict"}
 
@@ -48,11 +49,13 @@ class _Membership:
     Attributes:
         strategy: The strategy.
         steps: Number of steps made in loops so far.
+        states: What the steps of each kind have made of the model's state.
     """
 
     def __init__(self, strategy: Any):
         self.strategy = strategy
         self.steps = 0
+        self.states: dict[str, PlacedState] = {}
 
     def count_step(self) -> None:
         self.steps += 1
@@ -147,13 +150,27 @@ def _joined(model: Any, call: str) -> Any:
 
 
 def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArguments) -> Any:
-    before = model._replicax.steps
+    before, states, kind = model._replicax.steps, model._replicax.states, _LOOPS[original.__name__]
+    if kind in states:
+        states[kind].last = None  # What an earlier loop has made; the variables may have been assigned since.
     try:
-        return original(*given.args, **given.kwargs)
+        with _state_restored(states, kind):
+            return original(*given.args, **given.kwargs)
     except (StopIteration, UnboundLocalError) as error:
         # What Keras's loops end with when their first `next` finds nothing.
         if model._replicax.steps == before:
             raise BatchError(f"{original.__name__}: the data yielded no batch at all.") from error
+        raise
+
+
+@contextlib.contextmanager
+def _state_restored(states: dict[str, PlacedState], kind: str) -> Iterator[None]:
+    """Gives variables back what steps have made of them, if an error comes while Keras has taken it from them."""
+    try:
+        yield
+    except BaseException:
+        if kind in states:
+            states[kind].restore()
         raise
 
 
@@ -175,7 +192,11 @@ def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..
             return original(self, force)
         if getattr(self, attribute) is None or force:
             loops = strategy.keras_loops(self)
-            functions = StepFunctions(self, strategy, self._replicax.count_step) if loops is None else loops.steps
+            if loops is None:
+                keep_state = functools.partial(self._replicax.states.__setitem__, kind)
+                functions = StepFunctions(self, strategy, self._replicax.count_step, keep_state)
+            else:
+                functions = loops.steps
             setattr(self, attribute, getattr(functions, kind)())
         return getattr(self, attribute)
 

@@ -16,10 +16,12 @@ import jax
 import jax.numpy as jnp
 
 import replicax.health as health
+from replicax.keras.compiled_step import CompiledStep
 from replicax.keras.cutting import CutStep
 from replicax.keras.feeding import Feed
 from replicax.program.buffers import holders
 from replicax.program.frames import variable_name
+from replicax.program.handover import explain_loss, is_deleted, run_and_keep, staged, store_values
 from replicax.program.keras_state import owner_of
 from replicax.runtime.transfer import put
 from replicax.variables import check_owner
@@ -32,10 +34,13 @@ class StepFunctions:
         model: The model.
         strategy: Its strategy.
         count_step: Called when a step has been made.
+        keep_state: Called with the state of each kind of step, which a loop can restore after an error.
     """
 
-    def __init__(self, model: Any, strategy: Any, count_step: Callable[[], None]):
-        self._model, self._strategy, self._count_step = model, strategy, count_step
+    def __init__(
+        self, model: Any, strategy: Any, count_step: Callable[[], None], keep_state: Callable[[PlacedState], None]
+    ):
+        self._model, self._strategy, self._count_step, self._keep_state = model, strategy, count_step, keep_state
 
     def train(self) -> Callable[[Any, Iterator[Any]], Any]:
         """Returns the function that makes `steps_per_execution` training steps."""
@@ -76,23 +81,26 @@ class StepFunctions:
             [(in_update if i == optimizer_group else at_home)(variable) for variable in group]
             for i, group in enumerate(groups)
         )
-        placed = _PlacedState(self._strategy, groups, shardings)
+        placed = PlacedState(self._strategy, groups, shardings)
         feed, run = self._compiled(step, groups, shardings, trains=optimizer_group is not None)
         calls = health.Calls(getattr(step, "__name__", "step"), self._strategy.placement.spans_processes)
 
         def one_step(state: Any, iterator: Iterator[Any]) -> Any:
+            before = placed.last
             try:
                 with health.phase(health.FIRST_BATCH if calls.is_new else health.INPUT):
                     data = next(iterator)
                 with calls.one() as call:
-                    outputs, state = _called(run, placed(state), feed.placed(data), call)
-            except BaseException:
-                _give_back(state, groups)
+                    outputs, state = _called(run, placed(state), feed.placed(data), call, placed.keep)
+                self._count_step()
+            except BaseException as error:
+                placed.restore(state, is_new=placed.last is not before)
+                self._model._jax_state_synced = True  # What Keras would put into the variables now is older.
+                explain_loss(error, placed.variables, [variable._value for variable in placed.variables])
                 raise
-            placed.remember(state)
-            self._count_step()
             return outputs, state
 
+        self._keep_state(placed)
         # Keras knows how to repeat a step `steps_per_execution` times and to join what predictions return.
         return _repeated(one_step, self._model.steps_per_execution, joins_outputs)
 
@@ -111,16 +119,19 @@ class StepFunctions:
         if is_compiled:
             # Where some devices belong to other processes, each of these must be able to read the results.
             outputs = strategy.placement.result_sharding(strategy.num_replicas_in_sync)
-            run = jax.jit(run, donate_argnums=0, out_shardings=(outputs, shardings))
+            run = CompiledStep(run, (outputs, shardings))
         return feed, run
 
 
-def _called(run: Callable[..., Any], state: Any, data: Any, call: health.Call | None) -> Any:
+def _called(
+    run: Callable[..., Any], state: Any, data: Any, call: health.Call | None, keep: Callable[[Any], Any]
+) -> tuple[Any, Any]:
     """Runs the compiled step; one that all workers run together is compared with theirs before the first time."""
     if call is not None:
         lower = getattr(run, "lower", None)  # Without it the step runs eagerly.
         call.prepare(lower and (lambda: lower(state, data)), lambda: _signature(data))
-    outputs, state = run(state, data)
+    program, inputs, results_of = staged(run, (state, data))
+    outputs, state = run_and_keep(program, inputs, lambda returned: keep(results_of(returned)))
     if call is not None:
         call.sent(next((group[0] for group in state if group), None))
     return outputs, state
@@ -130,7 +141,7 @@ def _signature(data: Any) -> tuple[Any, ...]:
     return tuple((leaf.shape, leaf.dtype) for leaf in jax.tree_util.tree_leaves(data))
 
 
-class _PlacedState:
+class PlacedState:
     """Puts a model's state where the strategy wants it, when it is not what the last step returned.
 
     Keras hands it over at the beginning of a loop, and callbacks may have replaced some of it in between (a learning
@@ -140,31 +151,47 @@ class _PlacedState:
 
     def __init__(self, strategy: Any, groups: list[Any], shardings: Any):
         self._strategy = strategy
-        self._variables, self._shardings = list(itertools.chain(*groups)), list(itertools.chain(*shardings))
+        self.variables, self._shardings = list(itertools.chain(*groups)), list(itertools.chain(*shardings))
         self._lengths = [len(group) for group in groups]
-        self._last: Any = None
+        #: What the last step returned.
+        self.last: Any = None
 
     def __call__(self, state: Any) -> Any:
-        if state is self._last:
+        if state is self.last:
             return state
         values = [value for group in state for value in group]
         # Known holders are Keras's list, `values`, and the variable if Keras has not taken it from there.
-        shared = [holders(values[i]) > 2 + (variable._value is values[i]) for i, variable in enumerate(self._variables)]
+        shared = [holders(values[i]) > 2 + (variable._value is values[i]) for i, variable in enumerate(self.variables)]
         values = [jnp.copy(value) if is_shared else value for value, is_shared in zip(values, shared, strict=True)]
-        names = [variable_name(variable) for variable in self._variables]
+        names = [variable_name(variable) for variable in self.variables]
         agreed = self._strategy.placement.agreed(values, names)
         placed = iter([put(value, sharding) for value, sharding in zip(agreed, self._shardings, strict=True)])
         return tuple(list(itertools.islice(placed, length)) for length in self._lengths)
 
-    def remember(self, state: Any) -> None:
-        self._last = state
+    def keep(self, results: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Notes the state among a step's results `(outputs, state)`, which the next step begins with."""
+        self.last = results[1]
+        return results
 
+    def restore(self, state: Any = None, is_new: bool = False) -> None:
+        """Puts the newest state that there is into the variables, after an error.
 
-def _give_back(state: Any, groups: list[Any]) -> None:
-    """Returns the state to the variables: Keras takes it from them before the first step, and would lose it now."""
-    for variable, value in zip(itertools.chain(*groups), itertools.chain(*state), strict=True):
-        if variable._value is None and not value.is_deleted():
-            variable._value = value
+        Keras takes it from them before the first step of a loop and gives it back after the last, so that it would be
+        lost; and what the variables hold may have been given to a step.
+
+        Args:
+            state: What the step that has failed began with; None if it was none that failed.
+            is_new: Whether the step had been made.
+        """
+        newest = self.last if is_new or state is None else state
+        if newest is None:
+            return
+        found = [
+            (variable, value)
+            for variable, value in zip(self.variables, itertools.chain(*newest), strict=True)
+            if not is_deleted(value) and (is_new or variable._value is None or is_deleted(variable._value))
+        ]
+        store_values([variable for variable, _ in found], [value for _, value in found])
 
 
 def _repeated(one_step: Callable[..., Any], times: int, joins_outputs: bool) -> Callable[..., Any]:
