@@ -168,10 +168,11 @@ def test_an_interrupt_at_some_line_of_an_eager_step(mirrored, eagerly):
         for variable in variables:
             variable.assign_add(1.0)
 
+    strategy.run(step)
     with Lines() as lines:
         strategy.run(step)
-    values = [1.0, 2.0, 3.0]
-    for at in sorted(random.Random(0).sample(range(1, lines.count), 20)):
+    values = [2.0, 3.0, 4.0]
+    for at in random.Random(0).sample(range(1, lines.count - 10), 6):
         with pytest.raises(KeyboardInterrupt), Lines(at):
             strategy.run(step)
         new = [float(variable.numpy()) for variable in variables]
