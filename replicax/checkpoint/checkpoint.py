@@ -112,6 +112,7 @@ class Checkpoint:
         path = Path(directory).absolute()
         meeting = Meeting(f"Restoring the checkpoint {path}", TIMEOUT_S)
         failed = f"The checkpoint {path} could not be restored"
+        meeting.check_same("directory", str(path))
         parts, values, states = meeting.act("read", lambda: self._read(path, partial, verify), failed)
         meeting.end()
         _set_states({name: parts.states[name] for name in states if not is_value(parts.states[name])}, states)

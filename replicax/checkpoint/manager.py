@@ -196,6 +196,7 @@ class CheckpointManager:
 
     def _agreed_latest(self) -> int | None:
         meeting = Meeting(f"Looking for the newest checkpoint in {self.directory}", self._timeout)
+        meeting.check_same("directory", str(self.directory))
         latest = self.latest_step() if meeting.is_chief else None
         said = meeting.hear_chief("latest step", "" if latest is None else str(latest))
         return int(said) if said else None

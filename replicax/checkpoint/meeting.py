@@ -66,6 +66,24 @@ class Meeting:
             return value
         return self._collected(stage, [0])[0]
 
+    def check_same(self, what: str, value: str) -> None:
+        """Checks that all processes have the same `value`, such as the path that all of them write to.
+
+        Raises:
+            CheckpointError: They have not, or some process did not come in time.
+        """
+        told = self.tell(f"same {what}", value)
+        if len(set(told)) == 1:
+            return
+        by_value: dict[str, list[str]] = {}
+        for process, each in enumerate(told):
+            by_value.setdefault(each, []).append(str(process))
+        said = "; ".join(f"process {', '.join(who)}: {each}" for each, who in by_value.items())
+        raise CheckpointError(
+            f"{self._name}: the processes have different values for the {what} ({said}). Give all of them the same: "
+            "each writes and reads its part there, so it must be a place that all of them see."
+        )
+
     def act(self, stage: str, action: Callable[[], _T], failed: str) -> _T:
         """Acts, waits until all processes have, and returns what came of it here.
 

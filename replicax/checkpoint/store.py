@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ Directory = str | os.PathLike[str]
 
 UNFINISHED = ".unfinished"  # how the names of directories end in which something is being written, or deleted
 TIMEOUT_S = 600.0
+_SECONDS_TO_APPEAR = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +99,11 @@ def write_in_place(
                 committed()
 
     failed = f"The checkpoint {path} could not be written"
+    meeting.check_same("directory", str(path.parent))
     staging = path.parent / meeting.hear_chief("name", f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         meeting.act("directory made", lambda: staging.mkdir(parents=True) if meeting.is_chief else None, failed)
-        meeting.act("parts written", lambda: _write_parts(staging, contents), failed)
+        meeting.act("parts written", lambda: _write_parts(_seen(staging), contents), failed)
         meeting.act("committed", commit, failed)
     except BaseException:
         if meeting.is_chief:
@@ -108,6 +111,19 @@ def write_in_place(
         raise
     meeting.end()
     return path
+
+
+def _seen(staging: Path) -> Path:
+    """Returns the directory that the chief has made, when it is here too: a network's file system may take a moment."""
+    deadline = time.monotonic() + _SECONDS_TO_APPEAR
+    while not staging.is_dir():
+        if time.monotonic() >= deadline:
+            raise CheckpointError(
+                f"Process {jax.process_index()} does not see {staging}, which process 0 has made. All processes write "
+                "their parts of a checkpoint to one directory: it must be on a file system that all of them share."
+            )
+        time.sleep(0.1)
+    return staging
 
 
 def _write_parts(staging: Path, contents: Contents) -> None:

@@ -19,7 +19,7 @@ import replicax.health as health
 from replicax.data.sources import check_batch_size
 from replicax.errors import BatchError, ContextError
 from replicax.keras.feeding import as_keras_data
-from replicax.keras.saving import write_atomically
+from replicax.keras.saving import write_atomically, write_together
 from replicax.keras.trainer import PlacedState, StepFunctions
 from replicax.keras.workers import has_workers, loop_of_workers
 from replicax.program.frames import variable_layout
@@ -50,11 +50,12 @@ class _Membership:
         strategy: The strategy.
         steps: Number of steps made in loops so far.
         states: What the steps of each kind have made of the model's state.
+        loops: How many loops (`fit` and in it `evaluate`) are running.
     """
 
     def __init__(self, strategy: Any):
         self.strategy = strategy
-        self.steps = 0
+        self.steps = self.loops = 0
         self.states: dict[str, PlacedState] = {}
 
     def count_step(self) -> None:
@@ -153,6 +154,7 @@ def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArgu
     before, states, kind = model._replicax.steps, model._replicax.states, _LOOPS[original.__name__]
     if kind in states:
         states[kind].last = None  # What an earlier loop has made; the variables may have been assigned since.
+    model._replicax.loops += 1
     try:
         with _state_restored(states, kind):
             return original(*given.args, **given.kwargs)
@@ -161,6 +163,8 @@ def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArgu
         if model._replicax.steps == before:
             raise BatchError(f"{original.__name__}: the data yielded no batch at all.") from error
         raise
+    finally:
+        model._replicax.loops -= 1
 
 
 @contextlib.contextmanager
@@ -209,9 +213,15 @@ def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = strategy_of(self)
         if strategy is None:
             return original(self, filepath, *args, **kwargs)
-        if has_workers(strategy) and not strategy.is_chief:
-            return None  # All workers hold the same values: the chief writes them.
-        return write_atomically(filepath, lambda path: original(self, path, *args, **kwargs))
+
+        def write() -> Any:
+            return write_atomically(filepath, lambda path: original(self, path, *args, **kwargs))
+
+        if not has_workers(strategy):
+            return write()
+        if self._replicax.loops:  # A callback: those that write run on the chief only.
+            return write() if strategy.is_chief else None
+        return write_together(filepath, write, strategy.is_chief)
 
     return save
 

@@ -1,4 +1,4 @@
-"""Saving: a file is there whole, or not at all."""
+"""Saving: a file is there whole, or not at all, and on all workers when the call returns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
+
+from replicax.checkpoint.meeting import Meeting
+from replicax.checkpoint.store import TIMEOUT_S
 
 _FILES = (".keras", ".h5")
 
@@ -25,4 +28,24 @@ def write_atomically(path: Any, write: Callable[[Any], Any]) -> Any:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+    return result
+
+
+def write_together(path: Any, write: Callable[[], Any], is_chief: bool) -> Any:
+    """Lets the chief `write` for all workers, who hold the same values; all of them go on when it is done.
+
+    Args:
+        path: Where to, for messages. Only the chief's counts.
+        write: Writes.
+        is_chief: Whether this worker is the chief.
+
+    Returns:
+        What `write` returns; None on the other workers.
+
+    Raises:
+        CheckpointError: It could not be written, or some worker did not come: all of them must save together.
+    """
+    meeting = Meeting(f"Saving the model to {path}", TIMEOUT_S)
+    result = meeting.act("written", lambda: write() if is_chief else None, f"The model could not be saved to {path}")
+    meeting.end()
     return result

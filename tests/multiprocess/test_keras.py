@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,12 @@ def worker(folder: str) -> dict[str, Any]:
         rx.keras.TensorBoard(str(at / "board")),
     ]
     history = model.fit(x, y, batch_size=8, epochs=EPOCHS, validation_split=0.2, verbose=1, callbacks=callbacks)
+    if strategy.is_chief:
+        time.sleep(1)  # The other must not look for the file before it is there.
     model.save(at / "final.keras")
+    loaded = keras.saving.load_model(at / "final.keras")
     result = {
+        "loaded": [variable.numpy().tolist() for variable in loaded.trainable_variables],
         "epochs": len(history.history["loss"]),
         "rate": float(model.optimizer.learning_rate),
         "weights": [np.asarray(variable).tolist() for variable in model.trainable_variables],
@@ -87,6 +92,7 @@ def test_two_workers_write_once_and_decide_alike(tmp_path: Path):
     assert first == second
     assert first["epochs"] == EPOCHS, "only worker 1 had a reason to stop"
     assert len(first["predicted"]) == ROWS
+    assert first.pop("loaded") == first["weights"]
     assert "worker:0 alone or with some others: only here" in first["error"]
     # Each worker's own generator goes on where it was.
     expected = []

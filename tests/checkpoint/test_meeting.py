@@ -1,0 +1,109 @@
+"""What processes tell each other about a save; here they are threads with a dictionary for JAX's key-value store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import jax.numpy as jnp
+import pytest
+
+import replicax.checkpoint.meeting as meetings
+from replicax.checkpoint import store
+from replicax.checkpoint.meeting import Meeting
+from replicax.checkpoint.store import Contents, write_in_place
+from replicax.errors import CheckpointError
+from replicax.keras.saving import write_together
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """Calls a function in two "processes" at once, with a meeting of each; returns what they return or raise."""
+    told: dict[str, str] = {}
+    changed = threading.Condition()
+
+    def publish(key, value):
+        with changed:
+            told[key] = value
+            changed.notify_all()
+
+    def published(key, timeout_ms):
+        with changed:
+            changed.wait_for(lambda: key in told, timeout_ms / 1000)
+            return told.get(key)
+
+    monkeypatch.setattr(meetings, "publish", publish)
+    monkeypatch.setattr(meetings, "published", published)
+    monkeypatch.setattr(meetings, "delete_stored", lambda key: None)
+
+    def meeting_of(process):
+        made = Meeting("Saving", 30.0)
+        made._number, made._process, made._count = 0, process, 2
+        return made
+
+    def run(function):
+        def one(process):
+            try:
+                return function(process, meeting_of(process))
+            except CheckpointError as error:
+                return error
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(one, range(2)))
+
+    return run
+
+
+def test_processes_with_different_directories_are_told_whose_differ(processes, tmp_path):
+    contents = Contents({"w": jnp.ones(2)})
+    results = processes(lambda process, meeting: write_in_place(tmp_path / str(process) / "a", contents, meeting))
+    for error in results:
+        assert isinstance(error, CheckpointError)
+        assert f"process 0: {tmp_path}/0; process 1: {tmp_path}/1" in str(error)
+        assert "a place that all of them see" in str(error)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_a_process_does_not_see_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_SECONDS_TO_APPEAR", 0.05)
+    with pytest.raises(CheckpointError, match=r"does not see .*absent.*file system that all of them share"):
+        store._seen(tmp_path / "absent")
+
+
+def test_the_same_directory_is_written_to(processes, tmp_path):
+    assert processes(lambda process, meeting: meeting.check_same("directory", str(tmp_path))) == [None, None]
+
+
+def test_a_model_is_on_disk_when_the_call_returns_on_any_worker(processes, tmp_path, monkeypatch):
+    file = tmp_path / "model.keras"
+
+    def write():
+        time.sleep(0.2)
+        file.write_text("weights")
+        return "written"
+
+    def save(process, meeting):
+        monkeypatch.setattr("replicax.keras.saving.Meeting", lambda name, timeout_s: own[threading.get_ident()])
+        own[threading.get_ident()] = meeting
+        result = write_together(file, write, is_chief=process == 0)
+        return result, file.exists()
+
+    own: dict[int, Meeting] = {}
+    assert processes(save) == [("written", True), (None, True)]
+
+
+def test_a_model_that_cannot_be_written_is_an_error_on_all_workers(processes, monkeypatch):
+    own: dict[int, Meeting] = {}
+
+    def write():
+        raise OSError("the disk is full")
+
+    def save(process, meeting):
+        monkeypatch.setattr("replicax.keras.saving.Meeting", lambda name, timeout_s: own[threading.get_ident()])
+        own[threading.get_ident()] = meeting
+        return write_together("model.keras", write, is_chief=process == 0)
+
+    first, second = processes(save)
+    assert "could not be saved to model.keras: the disk is full" in str(first)
+    assert "could not be saved to model.keras by process 0: OSError: the disk is full" in str(second)
