@@ -13,6 +13,7 @@ import jax
 
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.config import ClusterConfig, check_synchronous
+from replicax.cluster.outages import outlast_outages
 from replicax.cluster.own_address import own_ip_of
 from replicax.cluster.reach import agree_on_addresses
 from replicax.cluster.rendezvous import meet
@@ -126,6 +127,8 @@ def connect(
             f"JAX could not connect {names[process]}, process {process} of {len(names)}, with the coordination service "
             f"of process 0 at {address}: {error}"
         ) from error
+    if process == 0:
+        outlast_outages(parse_address(address, "coordinator").port)
     let_collectives_listen_at(agree_on_addresses(process, names, address, ip, deadline - time.monotonic()))
     return infos
 

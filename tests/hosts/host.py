@@ -135,7 +135,9 @@ class Host:
     def off(self) -> None:
         """Switches the host off: all that runs there ends at once."""
         self._control.close()
-        self._first.communicate()
+        self._first.wait()
+        if self._first.stderr is not None:
+            self._first.stderr.close()
         for process in self._processes:
             process.close()
 
