@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from replicax.checkpoint.state import (
 from replicax.checkpoint.states import current_state, restored_state, saved_state, set_state
 from replicax.checkpoint.store import TIMEOUT_S, Contents, Directory, write
 from replicax.errors import CheckpointError
+
+_SECONDS_BETWEEN_LOOKS = 0.05
 
 
 class Checkpoint:
@@ -89,7 +92,7 @@ class Checkpoint:
         """Returns what is to be written now; the arguments are those of `write`."""
         self._update(step, objects or {})
         parts = self._parts()
-        arrays = {name: saved_value(variable) for name, variable in parts.variables.items()}
+        arrays = _values(parts.variables)
         arrays |= {name: saved_array(array) for name, array in parts.arrays.items()}
         state = {name: saved_state(name, part) for name, part in parts.states.items()}
         return Contents(arrays, state, step, {name: note() for name, note in self._notes.items()})
@@ -185,3 +188,18 @@ def _set_states(targets: Mapping[str, Any], states: Mapping[str, Any]) -> None:
         for name in done[:-1]:
             set_state(targets[name], before[name])
         raise CheckpointError(f"{done[-1]!r} does not take the state in the checkpoint: {error!r}") from error
+
+
+def _values(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of variables, all from before or all from after a parameter server was lost and replaced."""
+    while True:
+        before = _restorations(variables)
+        values = {name: saved_value(variable) for name, variable in variables.items()}
+        if before == _restorations(variables) and not any(count % 2 for count in before):
+            return values
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _restorations(variables: Mapping[str, Any]) -> set[int]:
+    """Returns how many beginnings and ends of recoveries of servers there have been: odd during one."""
+    return {getattr(variable, "_replicax_restorations", 0) for variable in variables.values()}

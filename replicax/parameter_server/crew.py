@@ -75,6 +75,14 @@ class Recovery:
             CheckpointError: It lacks variables.
         """
         servers = self._strategy.servers
+        servers.restorations += 1
+        try:
+            self._recover(reason)
+        finally:
+            servers.restorations += 1
+
+    def _recover(self, reason: str) -> None:
+        servers = self._strategy.servers
         lost: list[int] = []
         for tries_left in reversed(range(_MOST_TRIES)):
             # Those that were lost before stay among them until all is done: their variables are not back yet.

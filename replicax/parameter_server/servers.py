@@ -35,6 +35,7 @@ class Servers:
         recover: Replaces lost servers, told why; returns whether it could. Without it the loss is an error.
         starts: Is told of each server that is started in the place of another one.
         era: How often lost servers have been replaced.
+        restorations: How many times that has begun or ended: odd while variables are being restored.
         written: For each server, its version after the coordinator wrote to it last.
     """
 
@@ -44,7 +45,7 @@ class Servers:
         self._identities: dict[int, tuple[str, int]] = {}
         self._programs: dict[int, list[ServerProgram]] = {server: [] for server in range(cluster.servers)}
         self._lives = [0] * cluster.servers
-        self.age = self.era = 0
+        self.age = self.era = self.restorations = 0
         self.starts: Callable[[int], None] = lambda server: None
         self.recover: Callable[[str], bool] = lambda reason: False
         self.written = [0] * cluster.servers

@@ -54,6 +54,11 @@ class Home:
         """The parts of the variable, in order."""
         return tuple(Piece(self.number, shard) for shard in range(len(self.bounds)))
 
+    @property
+    def restorations(self) -> int:
+        """How many times a recovery of servers has begun or ended."""
+        return int(getattr(self._store, "restorations", 0))
+
     def cut(self, rows: int, parts: int) -> None:
         """Cuts the variable into parts, before it is placed."""
         self.bounds = tuple(shard_bounds(rows, parts)) if parts > 1 else (None,)
@@ -146,6 +151,11 @@ class Elsewhere:
     @_value.setter
     def _value(self, value: Any) -> None:
         self._replicax_home.write(value)
+
+    @property
+    def _replicax_restorations(self) -> int:
+        """How many times a recovery of servers has begun or ended: odd while the values are being replaced."""
+        return int(self._replicax_home.restorations)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+import replicax.checkpoint.checkpoint as checkpoint_module
 from tests.parameter_server.fakes import strategy_of
 
 X = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
@@ -99,6 +100,47 @@ def test_a_manager_restores_what_a_lost_server_had(fake_ray, tmp_path):
         assert np.isfinite(coordinator.schedule(step, args=(X, Y)).fetch())
         assert int(counter.numpy()) == int(training.optimizer.iterations) == 4
         assert coordinator.stats().server_restarts == 2
+
+
+def test_a_checkpoint_holds_one_moment_also_if_a_server_is_lost_while_it_is_written(fake_ray, tmp_path, monkeypatch):
+    with strategy_of(1, 2, variable_placement=lambda variable: int(variable.name.removeprefix("v"))) as strategy:
+        with strategy.scope():
+            counts = [rx.Variable(0.0, name=f"v{i}") for i in range(2)]
+        objects = dict(zip("ab", counts, strict=True))
+        manager = rx.CheckpointManager(tmp_path, objects=objects)
+        coordinator = rx.coordinator.ClusterCoordinator(strategy, checkpoint_manager=manager)
+
+        def step(x):
+            for count in counts:
+                count.assign_add(x)
+
+        def train(steps):
+            for _ in range(steps):
+                coordinator.schedule(step, args=(np.float32(1),))
+            coordinator.join(60)
+
+        train(3)
+        manager.save(3)
+        manager.wait_until_finished()
+        train(4)
+        read = []
+
+        def saved_value(variable):
+            value = original(variable)
+            read.append(variable)
+            if len(read) == 1:  # One is read as it was before; the other one is lost.
+                strategy.servers.handles[1].actor.kill()
+            return value
+
+        original = checkpoint_module.saved_value
+        monkeypatch.setattr(checkpoint_module, "saved_value", saved_value)
+        manager.save(7)
+        manager.wait_until_finished()
+        for count in counts:
+            count.assign(-1.0)
+        manager.restore(7)
+        assert [float(count.numpy()) for count in counts] == [3, 3]
+        assert len(read) == 4
 
 
 def test_without_a_checkpoint_a_lost_server_ends_the_training(fake_ray):
