@@ -41,7 +41,9 @@ def advise_of_local_mean(strategy: Any, name: str, found: LocalMean, replicas: i
         strategy,
         f"the loss of {name}",
         f"The gradients in {name} are {replicas} times too large: its loss is a mean over each replica's own rows (the "
-        f"sum over them is divided by {how}), and rx.value_and_grad sums the gradients of {replicas} replicas. Divide "
-        "the sum by the global number of rows: rx.compute_average_loss of the loss per example (of a Keras loss with "
-        'reduction="none"). Or, if all replicas have equally many, ask for aggregation="mean" in rx.value_and_grad.',
+        f"sum over them is divided by {how}), and rx.value_and_grad sums the gradients of {replicas} replicas, as "
+        "jax.grad does with respect to what is equal on all of them; a mean over replicas afterwards changes nothing. "
+        "Divide the sum by the global number of rows: rx.compute_average_loss of the loss per example (of a Keras loss "
+        'with reduction="none"). Or, if all replicas have equally many, ask for aggregation="mean" in '
+        "rx.value_and_grad.",
     )

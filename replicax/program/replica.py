@@ -36,8 +36,9 @@ from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs, take_apart_outputs
 from replicax.program.replica_program import ReplicaProgram, trace_replica
 from replicax.program.results import mark, marked_with
-from replicax.program.scales import find_local_mean
+from replicax.program.scales import Search, find_local_mean, scope_of
 from replicax.program.split import Assigned, Split
+from replicax.program.summed_means import find_summed_mean
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import ManualPerReplica, PerReplica, is_per_replica
 
@@ -151,7 +152,8 @@ class ReplicaCall:
         """Looks for what the traced function computes, but is hardly meant."""
         if self.replicas == 1 or not self.in_replica_context:
             return
-        found = find_local_mean(site.program, self._batch_rows(), self.replicas, site.placeholders)
+        top, search = scope_of(site.program, site.placeholders), Search(self._batch_rows(), self.replicas)
+        found = find_local_mean(top, search, self.replicas) or find_summed_mean(top, search, self.replicas)
         if found is not None:
             advise_of_local_mean(self.strategy, site.name, found, self.replicas)
 

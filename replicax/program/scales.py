@@ -25,7 +25,9 @@ from replicax.runtime.mesh import REPLICA_AXIS
 _SUMMED_LOSS = "replicax_summed_loss"
 _CALLS = {**CALLS, **dict.fromkeys(["checkpoint", "remat", "remat2", "shard_map"], "jaxpr")}
 # They pass a number on.
-_SAME = frozenset(["name", "convert_element_type", "reshape", "squeeze", "copy", "pvary", "pcast", "reduce_precision"])
+PASSED_ON = frozenset(
+    ["name", "convert_element_type", "reshape", "squeeze", "copy", "pvary", "pcast", "reduce_precision"]
+)
 # Of these the value is computed if all operands are constants.
 _ARITHMETIC = frozenset(
     [
@@ -69,21 +71,26 @@ def marked_as_summed_loss(loss: jax.Array) -> jax.Array:
     return checkpoint_name(loss, _SUMMED_LOSS)
 
 
-def find_local_mean(
-    program: Any, rows: Sequence[int | None], replicas: int, placeholders: Sequence[Any] = ()
-) -> LocalMean | None:
+def scope_of(program: Any, placeholders: Sequence[Any]) -> Scope:
+    """Returns a program, a `ClosedJaxpr`, to search in.
+
+    Args:
+        program: The program.
+        placeholders: Those of its constants that stand for values of variables.
+    """
+    unknown = {id(placeholder) for placeholder in placeholders}
+    return Scope(program.jaxpr, [(None, None if id(const) in unknown else const) for const in program.consts])
+
+
+def find_local_mean(top: Scope, search: Search, replicas: int) -> LocalMean | None:
     """Looks for a marked loss that is a mean over the replica's own rows.
 
     Args:
-        program: What one replica does, a `ClosedJaxpr`.
-        rows: For each argument of the program how many rows of the batch it has; None for one that is no batch.
+        top: What one replica does.
+        search: A search in that.
         replicas: Number of replicas.
-        placeholders: Those of the program's constants that stand for values of variables.
     """
-    unknown = {id(placeholder) for placeholder in placeholders}
-    top = _Scope(program.jaxpr, [(None, None if id(const) in unknown else const) for const in program.consts])
-    search = _Search(rows, replicas)
-    for scope, equation in _equations(top):
+    for scope, equation in equations_of(top):
         if equation.primitive.name == "name" and equation.params["name"] == _SUMMED_LOSS:
             found = search.local_mean(scope, equation.invars[0])
             if found is not None and not _divides_gradients(top, replicas):
@@ -91,7 +98,7 @@ def find_local_mean(
     return None
 
 
-class _Scope:
+class Scope:
     """A program, or one call of a program inside of another.
 
     Args:
@@ -107,9 +114,9 @@ class _Scope:
         if operands is not None:
             self._given |= dict(zip(jaxpr.invars, operands, strict=True))
         self.producer = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
-        self._calls: dict[int, _Scope] = {}
+        self._calls: dict[int, Scope] = {}
 
-    def called(self, equation: Any) -> _Scope | None:
+    def called(self, equation: Any) -> Scope | None:
         """Returns the program that an equation calls, None if it is no call."""
         parameter = _CALLS.get(equation.primitive.name)
         if parameter is None:
@@ -118,12 +125,12 @@ class _Scope:
             inner = equation.params[parameter]
             jaxpr, constants = (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, ())
             operands = [(self, atom) for atom in equation.invars]
-            self._calls[id(equation)] = _Scope(jaxpr, [(None, const) for const in constants], operands)
+            self._calls[id(equation)] = Scope(jaxpr, [(None, const) for const in constants], operands)
         return self._calls[id(equation)]
 
-    def origin(self, atom: Any) -> tuple[_Scope | None, Any]:
+    def origin(self, atom: Any) -> tuple[Scope | None, Any]:
         """Returns where a value is made: its scope and atom there, or `(None, value)` for a constant."""
-        scope: _Scope | None = self
+        scope: Scope | None = self
         while scope is not None and not is_literal(atom):
             if atom in scope._given:
                 scope, atom = scope._given[atom]
@@ -144,7 +151,14 @@ class _Way(enum.Enum):
     LOOP = "it goes into a loop, in which dimensions are not followed"
 
 
-class _Search:
+class Search:
+    """Follows values back through a program.
+
+    Args:
+        rows: For each argument of the program how many rows of the batch it has; None for one that is no batch.
+        replicas: Number of replicas.
+    """
+
     def __init__(self, rows: Sequence[int | None], replicas: int):
         self._rows, self._replicas = rows, replicas
         self._sizes = {size for size in rows if size}
@@ -163,7 +177,7 @@ class _Search:
         if equation is None:
             return None
         name, inputs = equation.primitive.name, equation.invars
-        if name in _SAME:
+        if name in PASSED_ON:
             return self.local_mean(scope, inputs[0], divisor, local)
         if name == "neg":
             return self.local_mean(scope, inputs[0], -divisor, local)
@@ -180,29 +194,29 @@ class _Search:
             return self.local_mean(scope, inputs[0], divisor, local)
         return None
 
-    def _scaled(self, scope: _Scope, equation: Any, divisor: float, local: bool) -> LocalMean | None:
+    def _scaled(self, scope: Scope, equation: Any, divisor: float, local: bool) -> LocalMean | None:
         first, second = equation.invars
         if equation.primitive.name == "mul":
             for factor, other in ((first, second), (second, first)):
-                number = self._constant(scope, factor)
+                number = self.constant(scope, factor)
                 if number is not None:
                     return None if number == 0 else self.local_mean(scope, other, divisor / number, local)
             return None
-        number = self._constant(scope, second)
+        number = self.constant(scope, second)
         if number is not None:
             return self.local_mean(scope, first, divisor * number, local)
         if self._adds_rows(scope, second):
             return self.local_mean(scope, first, divisor, True)
         return None
 
-    def _selected(self, scope: _Scope, inputs: Sequence[Any], divisor: float, local: bool) -> LocalMean | None:
+    def _selected(self, scope: Scope, inputs: Sequence[Any], divisor: float, local: bool) -> LocalMean | None:
         """Follows a choice between one value and constants, as in a division that knows zero."""
-        which = self._constant(scope, inputs[0])
+        which = self.constant(scope, inputs[0])
         cases = list(inputs[1:]) if which is None else [inputs[1 + int(which)]]
-        others = [case for case in cases if self._constant(scope, case) is None]
+        others = [case for case in cases if self.constant(scope, case) is None]
         return self.local_mean(scope, others[0], divisor, local) if len(others) == 1 else None
 
-    def _adds_rows(self, scope: _Scope, atom: Any) -> bool:
+    def _adds_rows(self, scope: Scope, atom: Any) -> bool:
         """Returns whether a value is this replica's own sum over its rows, such as the number of those that count."""
         if REPLICA_AXIS not in compat.axes_of_type(atom.aval):
             return False
@@ -212,9 +226,9 @@ class _Search:
             name = equation.primitive.name
             if name == "reduce_sum":
                 return 0 in equation.params["axes"] and self.has_rows(made_in, equation.invars[0])
-            if name not in (*_SAME, "max", "add", "select_n"):
+            if name not in (*PASSED_ON, "max", "add", "select_n"):
                 return False
-            varying = [a for a in equation.invars if self._constant(made_in, a) is None and a.aval.dtype != np.bool_]
+            varying = [a for a in equation.invars if self.constant(made_in, a) is None and a.aval.dtype != np.bool_]
             if len(varying) != 1:
                 return False
             made_in, made = made_in.origin(varying[0])
@@ -276,7 +290,7 @@ class _Search:
             return [atom for atom, shape in shapes if self._may_have_rows(shape[:2])]  # (1, rows): a replica's part
         return [atom for atom, shape in shapes if shape[:1] == out.aval.shape[:1]]
 
-    def _constant(self, scope: Any, atom: Any) -> Any:
+    def constant(self, scope: Any, atom: Any) -> Any:
         """Returns the number that a value always is, None if it depends on the arguments."""
         scope, atom = scope.origin(atom)
         if scope is None:
@@ -284,8 +298,8 @@ class _Search:
         equation = scope.producer.get(atom)
         if equation is None or math.prod(atom.aval.shape) > 1:
             return None
-        if equation.primitive.name in _SAME:
-            number = self._constant(scope, equation.invars[0])
+        if equation.primitive.name in PASSED_ON:
+            number = self.constant(scope, equation.invars[0])
             return number if number is None else np.asarray(number, atom.aval.dtype).item()
         if equation.primitive.name not in _ARITHMETIC:
             return None
@@ -296,11 +310,11 @@ class _Search:
             (value,) = compat.bind(equation, operands, equation.params)
         return _known_number(value)
 
-    def _constant_array(self, scope: _Scope, atom: Any) -> Any:
+    def _constant_array(self, scope: Scope, atom: Any) -> Any:
         made_in, value = scope.origin(atom)
         if made_in is None:
             return None if _is_unknown(value) else value
-        number = self._constant(scope, atom)
+        number = self.constant(scope, atom)
         return None if number is None else np.asarray(number, atom.aval.dtype).reshape(atom.aval.shape)
 
 
@@ -326,9 +340,9 @@ def _dot_operand(equation: Any) -> list[Any]:
     return [right] if every and 0 not in equation.params["dimension_numbers"][0][1] else []
 
 
-def _divides_gradients(top: _Scope, replicas: int) -> bool:
+def _divides_gradients(top: Scope, replicas: int) -> bool:
     """Returns whether some gradient is divided by the number of replicas once more, which makes a mean of the sum."""
-    for scope, equation in _equations(top):
+    for scope, equation in equations_of(top):
         if equation.primitive.name not in ("div", "mul") or len(equation.invars) != 2:
             continue
         for value, factor in (equation.invars, equation.invars[::-1]):
@@ -344,9 +358,10 @@ def _divides_gradients(top: _Scope, replicas: int) -> bool:
     return False
 
 
-def _equations(scope: _Scope) -> Iterator[tuple[_Scope, Any]]:
+def equations_of(scope: Scope) -> Iterator[tuple[Scope, Any]]:
+    """Yields the equations of a program and of what it calls, in order, each with its scope."""
     for equation in scope.jaxpr.eqns:
         yield scope, equation
         inner = scope.called(equation)
         if inner is not None:
-            yield from _equations(inner)
+            yield from equations_of(inner)

@@ -43,6 +43,24 @@ def gradients_of(strategy, loss_of, rows=16, columns=3, runs=True, **options):
     return rx.function(lambda batch: strategy.run(step, args=(batch,))).lower(batch)  # traced, not compiled
 
 
+def plain_gradients_of(strategy, loss_of, rows=16, columns=3, runs=True, after=lambda gradient: gradient, own=False):
+    """The same with plain JAX: of an argument; `own` makes each replica differentiate for itself."""
+
+    def step(w, batch):
+        x, y = batch
+        w = jax.lax.pcast(w, "replica", to="varying") if own else w
+        loss, gradient = jax.value_and_grad(lambda w: loss_of(jnp.tanh(x @ w), y))(w)
+        return after(gradient), jnp.mean(loss)
+
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(rows, 2)).astype("float32"), rng.normal(size=(rows, columns)).astype("float32")
+    (batch,) = strategy.distribute_dataset([data])
+    args = (jnp.ones((2, columns)), batch)
+    if runs:
+        return np.asarray(strategy.run(step, args=args)[0])
+    return rx.function(lambda *args: strategy.run(step, args=args)).lower(*args)
+
+
 def squares(p, y):
     return jnp.square(p - y)
 
@@ -113,6 +131,41 @@ def test_a_mean_over_the_replicas_rows_is_told_with_the_factor_and_the_cure(new,
         assert text in record.getMessage()
 
 
+def mean_over_replicas(gradient):
+    return rx.get_replica_context().all_reduce("mean", gradient)
+
+
+PLAIN = [name for name in WRONG if name not in ("masked", "sum of means", "in two dtypes")]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_jax_sums_gradients_too(new, caplog, name):
+    two = new(2)
+    plain_gradients_of(two, WRONG[name], runs=False)
+    for after in (lambda g: jax.lax.pmean(g, "replica"), mean_over_replicas):
+        plain_gradients_of(two, WRONG[name], runs=False, after=after)
+    (record,) = caplog.records
+    assert "2 times too large" in record.getMessage()
+
+
+def test_a_mean_over_replicas_changes_nothing_and_is_told(new, caplog):
+    alone = plain_gradients_of(rx.OneDeviceStrategy("cpu:0"), WRONG["mean"])
+    gradient = plain_gradients_of(new(2), WRONG["mean"], after=lambda g: jax.lax.pmean(g, "replica"))
+    np.testing.assert_allclose(gradient, 2 * alone, rtol=1e-5)
+    assert "a mean over replicas afterwards changes nothing" in caplog.records[0].getMessage()
+
+
+@pytest.mark.parametrize("after", [lambda g: jax.lax.pmean(g, "replica"), mean_over_replicas], ids=["pmean", "context"])
+def test_means_of_each_replicas_own_gradients_are_right(new, caplog, after):
+    alone = plain_gradients_of(rx.OneDeviceStrategy("cpu:0"), WRONG["mean"])
+    np.testing.assert_allclose(plain_gradients_of(new(2), WRONG["mean"], after=after, own=True), alone, rtol=1e-5)
+    plain_gradients_of(new(2), WRONG["keras"], after=after, own=True, runs=False)
+    plain_gradients_of(new(2), WRONG["mean"], after=lambda g: g / 2, runs=False)
+    packed = rx.MirroredStrategy(["cpu:0", "cpu:1"], communication_options=rx.CommunicationOptions(bytes_per_pack=1024))
+    plain_gradients_of(packed, WRONG["mean"], after=after, own=True, runs=False)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("aggregation", ["mean", None])
 def test_a_mean_is_right_where_gradients_are_averaged_or_left_alone(new, caplog, aggregation):
     for loss in WRONG.values():
@@ -134,9 +187,8 @@ def test_right_losses_are_not_complained_about(replicas, rows, columns, name):
     logging.getLogger("replicax").addHandler(handler)
     try:
         strategy = rx.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
-        gradients_of(
-            strategy, right(rows * replicas, replicas)[name], rows=rows * replicas, columns=columns, runs=False
-        )
+        for trace in (gradients_of, plain_gradients_of):
+            trace(strategy, right(rows * replicas, replicas)[name], rows * replicas, columns, runs=False)
     finally:
         logging.getLogger("replicax").removeHandler(handler)
     assert not [record.getMessage() for record in records]

@@ -1,0 +1,146 @@
+"""Finds gradients of plain `jax.grad` that are too large by the number of replicas.
+
+JAX sums the gradient with respect to a value that is equal on all replicas. Its loss is not marked, but both passes
+show in the program: forward, a sum over rows is divided by how many numbers it adds (see `scales.py`); backward, one
+divided by the same number is spread over as many numbers, and what follows from that is summed over replicas and not
+divided by their number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import replicax.compat as compat
+from replicax.program.jaxprs import is_gradient, is_literal
+from replicax.program.scales import PASSED_ON, LocalMean, Scope, Search, equations_of
+from replicax.runtime.mesh import REPLICA_AXIS
+
+# Between a sum over replicas and its division values may be taken out of a pack.
+_MOVES = PASSED_ON | {"slice", "dynamic_slice", "concatenate", "split"}
+
+
+def find_summed_mean(top: Scope, search: Search, replicas: int) -> LocalMean | None:
+    """Looks for the gradient of a mean over the replica's own rows that is summed over replicas.
+
+    Args:
+        top: What one replica does.
+        search: A search in that.
+        replicas: Number of replicas.
+    """
+    equations = list(equations_of(top))
+    if any(is_gradient(equation) for _, equation in equations):
+        return None  # of rx.value_and_grad, which marks its losses
+    means = {mean.divisor: mean for mean in _local_means(equations, search) if mean.divisor is not None}
+    if not means:
+        return None
+    averaged = _averaged(equations, replicas)
+    for size, mean in means.items():
+        flow = _Flow(search, size)
+        flow.through(top)
+        if any(id(equation) not in averaged for equation in flow.sums):
+            return mean
+    return None
+
+
+def _local_means(equations: Sequence[Any], search: Search) -> Iterator[LocalMean]:
+    for scope, equation in equations:
+        if equation.primitive.name != "div" or equation.outvars[0].aval.shape:
+            continue
+        if REPLICA_AXIS in compat.axes_of_type(equation.outvars[0].aval):
+            found = search.local_mean(scope, equation.outvars[0])
+            if found is not None:
+                yield found
+
+
+class _Flow:
+    """What follows from spreading `1 / size` over `size` numbers.
+
+    Attributes:
+        sums: The sums over replicas of what follows.
+    """
+
+    def __init__(self, search: Search, size: float):
+        self._search, self._size = search, size
+        self._reached: set[tuple[int, Any]] = set()
+        self.sums: list[Any] = []
+
+    def through(self, scope: Scope) -> None:
+        """Follows the values through a program and what it calls."""
+        for equation in scope.jaxpr.eqns:
+            reached = [not is_literal(atom) and (id(scope), atom) in self._reached for atom in equation.invars]
+            inner = scope.called(equation)
+            if inner is not None:
+                self._reached |= {(id(inner), var) for var, hit in zip(inner.jaxpr.invars, reached, strict=True) if hit}
+                self.through(inner)
+                outs = zip(equation.outvars, inner.jaxpr.outvars, strict=True)
+                self._reached |= {
+                    (id(scope), out) for out, var in outs if not is_literal(var) and (id(inner), var) in self._reached
+                }
+            elif any(reached) or self._is_spread(scope, equation):
+                self._reached |= {(id(scope), out) for out in equation.outvars}
+                if any(reached) and _is_sum_over_replicas(equation):
+                    self.sums.append(equation)
+
+    def _is_spread(self, scope: Scope, equation: Any) -> bool:
+        if equation.primitive.name != "broadcast_in_dim" or equation.invars[0].aval.shape:
+            return False
+        if not math.isclose(math.prod(equation.outvars[0].aval.shape), self._size):
+            return False
+        number = self._search.constant(scope, equation.invars[0])
+        return number is not None and math.isclose(abs(number) * self._size, 1.0, rel_tol=1e-3)
+
+
+def _is_sum_over_replicas(equation: Any) -> bool:
+    return equation.primitive.name.startswith("psum") and REPLICA_AXIS in equation.params.get("axes", ())
+
+
+def _averaged(equations: Sequence[Any], replicas: int) -> set[int]:
+    """Returns the sums over replicas that are divided by the number of replicas afterwards, by their ids."""
+    found: set[int] = set()
+    for scope, equation in equations:
+        if equation.primitive.name not in ("div", "mul"):
+            continue
+        first, second = equation.invars
+        for value, factor in ((first, second), (second, first)):
+            if is_literal(value) or _number(scope, factor, equation.primitive.name) != replicas:
+                continue
+            found |= set(_sums_behind(scope, value))
+    return found
+
+
+def _number(scope: Scope, atom: Any, name: str) -> float | None:
+    """Returns by what an operand divides; None if it is no constant."""
+    made_in, value = scope.origin(atom)
+    while made_in is not None:
+        equation = made_in.producer.get(value)
+        if equation is None or equation.primitive.name not in PASSED_ON | {"broadcast_in_dim"}:
+            return None
+        made_in, value = made_in.origin(equation.invars[0])
+    if value is None or np.size(value) != 1 or not np.issubdtype(np.asarray(value).dtype, np.number):
+        return None
+    number = float(np.asarray(value).reshape(()).real)
+    if name == "mul":
+        number = 1 / number if number else 0.0
+    return round(number, 3)
+
+
+def _sums_behind(scope: Scope, atom: Any) -> Iterator[int]:
+    waiting: list[tuple[Any, Any]] = [(scope, atom)]
+    seen: set[tuple[int, Any]] = set()
+    while waiting:
+        made_in, made = waiting.pop()
+        made_in, made = made_in.origin(made)
+        if made_in is None or (id(made_in), made) in seen:
+            continue
+        seen.add((id(made_in), made))
+        equation = made_in.producer.get(made)
+        if equation is None:
+            continue
+        if _is_sum_over_replicas(equation):
+            yield id(equation)
+        elif equation.primitive.name in _MOVES:
+            waiting += [(made_in, operand) for operand in equation.invars]
