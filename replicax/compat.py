@@ -316,3 +316,8 @@ def tracing_anew() -> Any:
 def location(equation: Any) -> str:
     """Returns where in the user's code an equation of a traced program comes from: `file:line (function)`."""
     return jax_source_info.summarize(equation.source_info)
+
+
+def scopes(equation: Any) -> str:
+    """Returns the names of the scopes and transformations that an equation of a traced program comes from."""
+    return str(equation.source_info.name_stack)

@@ -14,7 +14,7 @@ from typing import Any
 
 from jax.extend import core as jex_core
 
-from replicax.compat import axes_of_type, location
+from replicax.compat import axes_of_type, location, scopes
 from replicax.equality import OWN_DATA, Difference
 from replicax.program.jaxprs import is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -41,11 +41,14 @@ class Divergence:
         outputs: For each result of the program, why it may differ; None if it is equal on all replicas.
         names: The same for the values under JAX's `name` operation, by their names.
         split_meetings: Collectives that not all replicas would reach, or not equally often, and why.
+        split_gradients: Operations of a backward pass whose results JAX takes to be equal, and why they are not. There
+            JAX does not sum over the replicas where it should.
     """
 
     outputs: Differences
     names: dict[str, Difference | None]
     split_meetings: list[tuple[Any, Difference]]
+    split_gradients: list[tuple[Any, Difference]]
 
 
 def find_divergence(program: jex_core.ClosedJaxpr) -> Divergence:
@@ -60,7 +63,7 @@ def find_divergence(program: jex_core.ClosedJaxpr) -> Divergence:
     inputs = [_of_type(var.aval) for var in jaxpr.invars]
     constants = [_of_type(var.aval) for var in jaxpr.constvars]
     outputs = search.outputs(jaxpr, constants + inputs, None)
-    return Divergence(outputs, search.names, list(search.split_meetings.values()))
+    return Divergence(outputs, search.names, list(search.split_meetings.values()), search.split_gradients)
 
 
 def _of_type(aval: Any) -> Difference | None:
@@ -87,6 +90,8 @@ class _Search:
     def __init__(self) -> None:
         self.names: dict[str, Difference | None] = {}
         self.split_meetings: dict[int, tuple[Any, Difference]] = {}
+        self.split_gradients: list[tuple[Any, Difference]] = []
+        self._is_backward = False  # whether what is being looked at computes gradients
         self._done: dict[Any, Differences] = {}
         self._of_equations: dict[Any, Difference] = {}
         self._sources: dict[int, bool] = {}
@@ -105,7 +110,7 @@ class _Search:
 
     def outputs(self, jaxpr: Any, inputs: Sequence[Difference | None], control: Difference | None) -> Differences:
         """Returns which results of a program differ; `inputs` stands for its constants and then its inputs."""
-        key = (id(jaxpr), tuple(inputs), control)
+        key = (id(jaxpr), tuple(inputs), control, self._is_backward)
         if key not in self._done:
             self._done[key] = self._outputs(jaxpr, inputs, control)
         return self._done[key]
@@ -128,9 +133,30 @@ class _Search:
                 for reference in references:
                     differs[reference] = why
                 operands = [of(atom) for atom in equation.invars]
-            rule = self._rules.get(equation.primitive.name, self._other)
-            differs.update(zip(equation.outvars, rule(equation, operands, control), strict=True))
+            rule = self._rules.get(equation.primitive.name)
+            around, self._is_backward = self._is_backward, rule is not None and self._goes_backward(equation)
+            results = (rule or self._other)(equation, operands, control)
+            self._is_backward = around
+            self._check_gradient(equation, results)
+            differs.update(zip(equation.outvars, results, strict=True))
         return [of(atom) for atom in jaxpr.outvars]
+
+    def _goes_backward(self, equation: Any) -> bool:
+        if equation.primitive.name == "shard_map" and not equation.params.get("check_vma", True):
+            return False  # Nothing is typed there.
+        names = scopes(equation)
+        return "rematted_computation" not in names and (self._is_backward or "transpose(" in names)
+
+    def _check_gradient(self, equation: Any, results: Differences) -> None:
+        """Notes an operation of a backward pass whose result is typed as equal and is not.
+
+        A gradient with respect to an equal value is the sum of what the replicas contribute. JAX sums where its types
+        change from varying to equal, so with a wrong type the sum is missing.
+        """
+        for why, out in zip(results, equation.outvars, strict=True):
+            if why is not None and _of_type(out.aval) is None and self._goes_backward(equation):
+                self.split_gradients.append((equation, why))
+                return
 
     def _may_store(self, equation: Any, operands: Differences, control: Difference | None) -> bool:
         """Returns whether an operation on a reference (mutable array) may put something in it that differs."""

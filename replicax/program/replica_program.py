@@ -143,6 +143,14 @@ def _checked(traced: ReplicaProgram, divergence: Divergence) -> ReplicaProgram:
             "often, or those that do wait for ever. Move it out of the branch or loop, or let all replicas decide "
             "alike: combine the predicate first (rx.get_replica_context().all_reduce, jax.lax.pmax)."
         )
+    if divergence.split_gradients:
+        equation, split = divergence.split_gradients[0]
+        raise ProgramError(
+            f"{traced.name} computes a gradient ({location(equation)}) by way of a value that JAX takes to be equal on "
+            f"all replicas, but it {split.reason or 'is computed from data of this replica'}. JAX would leave out the "
+            "sum over the replicas. Choose with jnp.where instead, or make the values that go in each replica's own "
+            "first: jax.lax.pcast(value, 'replica', to='varying')."
+        )
     results = len(traced.varying)
     for variable, why in zip(traced.outputs, divergence.outputs[results:], strict=True):
         if why is not None and not variable_is_stacked(variable):

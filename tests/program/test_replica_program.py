@@ -95,3 +95,48 @@ def test_a_function_under_jit_reads_variables(two, x):
         result = two.run(lambda x: f(x), args=(x,))
         assert [component.tolist() for component in result.values] == [[number] * 2, [2 * number] * 2]
         assert rx.function(lambda: f(jnp.float32(3.0)))().tolist() == [3 * number] * 2
+
+
+@pytest.fixture
+def w(two):
+    with two.scope():
+        return rx.Variable(3.0)
+
+
+GRADIENTS = {
+    "cond around a sum": lambda x, total: jax.lax.cond(x > 1, lambda: total, lambda: 2 * total),
+    "coefficient": lambda x, total: total * branch(x),
+    "jit": lambda x, total: jax.jit(lambda t: jax.lax.cond(x > 1, lambda: t, lambda: 2 * t))(total),
+    "remat": lambda x, total: jax.checkpoint(lambda t: jax.lax.cond(x > 1, lambda: t**2, lambda: 2 * t))(total),
+}
+
+
+@pytest.mark.parametrize("loss", GRADIENTS.values(), ids=GRADIENTS)
+def test_a_gradient_in_which_jax_would_leave_out_the_sum_is_refused(two, x, w, loss):
+    """The gradient of the first was 8 instead of 9."""
+
+    def summed(x, own):
+        total = jax.lax.psum(x * w.value, "replica")
+        return loss(x, jax.lax.pcast(total, "replica", to="varying") if own else total)
+
+    with pytest.raises(ProgramError, match=r"gradient.*test_replica_program\.py.*pcast"):
+        two.run(lambda x: rx.grad(lambda: summed(x, False), w)(), args=(x,))
+    gradient = two.run(lambda x: rx.grad(lambda: summed(x, True), w)(), args=(x,))
+    share, step = 3.0, 1e-2  # of `total`, the sum of x * w
+    by_hand = [sum(float(loss(jnp.float32(v), share * u)) for v in (1.0, 2.0)) for u in (3.0 + step, 3.0 - step)]
+    assert float(gradient) == pytest.approx((by_hand[0] - by_hand[1]) / (2 * step), rel=1e-3)
+
+
+def test_plain_gradients_go_by_the_same_rule(two, x, w):
+    with pytest.raises(ProgramError, match="gradient"):
+        two.run(lambda x: jax.grad(lambda u: x * u + branch(x) * u)(w.value), args=(x,))
+    assert float(two.run(lambda x: jax.grad(lambda u: x * u)(w.value), args=(x,))) == 3.0
+
+
+def test_gradients_of_what_each_replica_chooses_for_itself_are_summed(two, x, w):
+    def loss(x):
+        return jax.lax.cond(x > 1, lambda: w.value, lambda: 2 * w.value) * branch(x)
+
+    assert float(two.run(lambda x: rx.grad(lambda: loss(x), w)(), args=(x,))) == 50.0
+    remat = two.run(lambda x: rx.grad(lambda: jax.checkpoint(lambda u: x * u * branch(x))(w.value), w)(), args=(x,))
+    assert float(remat) == 40.0
