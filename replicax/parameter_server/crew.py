@@ -74,12 +74,8 @@ class Recovery:
             ParameterServerLost: There is no checkpoint, or servers are lost again and again.
             CheckpointError: It lacks variables.
         """
-        servers = self._strategy.servers
-        servers.restorations += 1
-        try:
+        with self._strategy.servers.restoring():
             self._recover(reason)
-        finally:
-            servers.restorations += 1
 
     def _recover(self, reason: str) -> None:
         servers = self._strategy.servers

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from replicax.parameter_server.server import ParameterServer, settings_for
 
 T = TypeVar("T")
 _TICK_S = 0.25
+_SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_KILL = 5.0
 _MOST_RECOVERIES = 10  # Servers may be lost while they are being replaced, but not for ever.
 
@@ -44,6 +46,7 @@ class Servers:
         self.handles: list[Any] = [None] * cluster.servers
         self._identities: dict[int, tuple[str, int]] = {}
         self._programs: dict[int, list[ServerProgram]] = {server: [] for server in range(cluster.servers)}
+        self._restorer: int | None = None
         self._lives = [0] * cluster.servers
         self.age = self.era = self.restorations = 0
         self.starts: Callable[[int], None] = lambda server: None
@@ -142,12 +145,36 @@ class Servers:
             ParameterServerLost: They cannot be replaced, or not from this thread.
         """
         for _ in range(_MOST_RECOVERIES):
+            self.wait_until_restored()
+            before = self.restorations
             try:
-                return call()
+                answer = call()
             except ParameterServerLost as error:
                 if not self.recover(str(error)):
                     raise
+            except Exception:
+                if before == self.restorations:
+                    raise  # Otherwise a server that has just been started may not have had its variables yet.
+            else:
+                if before == self.restorations:
+                    return answer
         return call()
+
+    @contextlib.contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Lets other threads wait while this one gives all variables the values of a checkpoint."""
+        self._restorer = threading.get_ident()
+        self.restorations += 1
+        try:
+            yield
+        finally:
+            self.restorations += 1
+            self._restorer = None
+
+    def wait_until_restored(self) -> None:
+        """Returns when no recovery is under way, except in the thread that does it."""
+        while self.restorations % 2 and self._restorer != threading.get_ident():
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def lost(self, timeout_s: float) -> list[int]:
         """Returns which servers have gone or do not answer."""

@@ -65,6 +65,8 @@ class Home:
 
     def read(self) -> Any:
         """Returns the newest value."""
+        if self.servers and enclosing_program() is None:
+            self._store.wait_until_restored()
         with self._lock:
             # What is traced needs no numbers, only a shape and a dtype.
             if self.changed or enclosing_program() is not None or not self.servers:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -141,6 +144,41 @@ def test_a_checkpoint_holds_one_moment_also_if_a_server_is_lost_while_it_is_writ
         manager.restore(7)
         assert [float(count.numpy()) for count in counts] == [3, 3]
         assert len(read) == 4
+
+
+def test_who_reads_during_a_recovery_waits_for_it(fake_ray, tmp_path):
+    with strategy_of(1, 2, variable_placement=lambda variable: int(variable.name.removeprefix("v"))) as strategy:
+        with strategy.scope():
+            counts = [rx.Variable(0.0, name=f"v{i}") for i in range(2)]
+        manager = rx.CheckpointManager(tmp_path, objects=dict(zip("ab", counts, strict=True)))
+        coordinator = rx.coordinator.ClusterCoordinator(strategy, checkpoint_manager=manager)
+
+        def step(x):
+            for count in counts:
+                count.assign_add(x)
+
+        def train(steps):
+            for _ in range(steps):
+                coordinator.schedule(step, args=(np.float32(1),))
+            coordinator.join(60)
+
+        train(3)
+        manager.save(3)
+        manager.wait_until_finished()
+        train(4)
+        restore, begun = manager.restore_or_initialize, threading.Event()
+
+        def slow_restore():
+            begun.set()
+            time.sleep(0.5)
+            return restore()
+
+        manager.restore_or_initialize = slow_restore
+        strategy.servers.handles[1].actor.kill()  # It is idle, and missed by the next ping.
+        assert begun.wait(20)
+        assert [float(count.numpy()) for count in counts] == [3, 3]
+        train(2)
+        assert [float(count.numpy()) for count in counts] == [5, 5]
 
 
 def test_without_a_checkpoint_a_lost_server_ends_the_training(fake_ray):
