@@ -24,7 +24,8 @@ def check(running: Job, since: float, *said: str, codes: tuple[int, ...] = (Exit
     print(f"detected and ended after {took:.1f} s")
     assert took < LONGEST_S, text
     report = (running.folder / "stall-worker-0.txt").read_text()
-    assert report in text
+    assert report.splitlines()[1] in text  # the finding; the whole report with the stacks of all is on disk
+    assert f"The Python stacks of all: {running.folder / 'stall-worker-0.txt'}" in text
     for words in said:
         assert words in report, report
     assert "Python stacks of worker:0" in report
