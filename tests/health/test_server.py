@@ -196,7 +196,9 @@ def test_a_goodbye_is_remembered_and_ends_the_wait_of_those_who_have_ended(
     assert status_from(workers[1].client.status(1.0)).ended == "done"
     leaving.join(0.5)
     assert leaving.is_alive()  # It waits for the other's script.
-    assert workers[0].monitor.workers()[1].status == Status("leave", ended="done")
+    left = workers[0].monitor.workers()[1].status
+    assert left is not None
+    assert (left.phase, left.seconds, left.ended) == ("leave", 0.0, "done")
     assert "ended (done)" in workers[0].monitor.report()
     workers[0].monitor.at_exit()
     leaving.join(10)
