@@ -181,6 +181,37 @@ def test_who_reads_during_a_recovery_waits_for_it(fake_ray, tmp_path):
         assert [float(count.numpy()) for count in counts] == [5, 5]
 
 
+def test_servers_may_be_lost_while_others_are_replaced(fake_ray, tmp_path):
+    with strategy_of(1, 2, variable_placement=lambda variable: int(variable.name.removeprefix("v"))) as strategy:
+        with strategy.scope():
+            counts = [rx.Variable(0.0, name=f"v{i}") for i in range(2)]
+        manager = rx.CheckpointManager(tmp_path, objects=dict(zip("ab", counts, strict=True)))
+        coordinator = rx.coordinator.ClusterCoordinator(strategy, checkpoint_manager=manager)
+
+        def step(x):
+            for count in counts:
+                count.assign_add(x)
+
+        coordinator.schedule(step, args=(np.float32(1),)).fetch(60)
+        manager.save(1)
+        manager.wait_until_finished()
+        restore, to_kill = manager.restore_or_initialize, [0, 1, 1]
+
+        def restore_and_lose():
+            step = restore()
+            if to_kill:
+                strategy.servers.handles[to_kill.pop()].actor.kill()
+            return step
+
+        manager.restore_or_initialize = restore_and_lose
+        strategy.servers.handles[0].actor.kill()
+        for _ in range(10):
+            coordinator.schedule(step, args=(np.float32(1),))
+        coordinator.join(120)
+        assert to_kill == []
+        assert [float(count.numpy()) for count in counts] == [11, 11]
+
+
 def test_without_a_checkpoint_a_lost_server_ends_the_training(fake_ray):
     with strategy_of(1, 1) as strategy:
         coordinator = rx.coordinator.ClusterCoordinator(strategy)
