@@ -138,7 +138,7 @@ class Monitor:
     def _ask(self, peer: Peer) -> None:
         try:
             status = status_from(peer.client.status(_SECONDS_TO_ANSWER))
-        except (ConnectionRefusedError, ConnectionResetError):
+        except ConnectionRefusedError:  # A server that hangs up is there; it may have too many strangers.
             peer.history.refused()
         except (OSError, ValueError):
             peer.history.unheard()

@@ -26,7 +26,7 @@ _LARGEST_QUESTION = 2**23
 _SECONDS_OF_SILENCE = 60.0  # after which a connection is closed
 _SECONDS_TO_SHOW_THE_TOKEN = 5.0
 _SECONDS_TO_RECOVER = 0.05
-_MOST_STRANGERS = 64  # connected at once; the oldest has to go
+_MOST_STRANGERS = 256  # connected at once; the oldest has to go
 
 
 class Answers(Protocol):
@@ -53,7 +53,7 @@ class HealthServer(http.server.ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    request_queue_size = 64
+    request_queue_size = 512
 
     def __init__(self, host: str):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET

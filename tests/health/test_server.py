@@ -110,6 +110,21 @@ def test_nonsense_is_refused(workers: list[Worker], body: bytes):
     connection.close()
 
 
+@pytest.mark.parametrize(
+    ("error", "refusals"),
+    [(http.client.RemoteDisconnected("hung up"), 0), (ConnectionResetError(), 0), (ConnectionRefusedError(), 1)],
+)
+def test_who_hangs_up_is_not_dead(error: OSError, refusals: int):
+    class HangsUp:
+        def status(self, timeout: float) -> Any:
+            raise error
+
+    peer = Peer(1, HangsUp(), History("worker:1", "", 0.0))  # type: ignore[arg-type]
+    Monitor(0, "worker:0", "", [peer], Limits(1.0))._ask(peer)
+    assert peer.history.seen(1.0).refusals == refusals
+    assert peer.history.seen(1.0).silent == 1.0
+
+
 def test_strangers_who_hold_connections_keep_nobody_out(workers: list[Worker], monkeypatch):
     monkeypatch.setattr(server_module, "_MOST_STRANGERS", 8)
     before = threading.active_count()

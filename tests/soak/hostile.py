@@ -36,6 +36,7 @@ from tests.soak.hostile_messages import TOKEN, Attacker  # noqa: E402
 
 STEPS, PAUSE_S = 120, 0.1
 _LISTENS = "0A"  # in /proc/net/tcp
+_SHOWN = 6000  # characters of a log
 _SECONDS_FOR_A_JOB = 240.0
 
 
@@ -114,7 +115,7 @@ def run_job(seed: int, messages: int, folder: Path, steps: int = STEPS) -> tuple
             time.sleep(0.05)
         if len(health) == 2:
             rest = messages - sum(attacker.sent for attacker in attackers)
-            side_by_side(lambda i: attackers[i].attack(sorted(health)[i], rest // 2), 2)
+            side_by_side(lambda i: attackers[i].attack(sorted(health)[i], -(-rest // 2)), 2)
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(1.0, deadline - time.monotonic()))
@@ -130,7 +131,7 @@ def run_job(seed: int, messages: int, folder: Path, steps: int = STEPS) -> tuple
         if len(found) != 1 or not np.allclose([float(x) for x in found[0]], expected(steps), rtol=1e-5):
             wrong.append(f"worker {i} has other weights: {found}")
     if wrong:
-        wrong += [f"--- {log.name}\n{log.read_text(errors='replace')[-4000:]}" for log in logs]
+        wrong += [f"--- {log.name}\n{log.read_text(errors='replace')[:_SHOWN]}" for log in logs]
     return sum(attacker.sent for attacker in attackers), wrong
 
 
