@@ -235,6 +235,11 @@ def variable_layout(variable: Any) -> Any:
     return getattr(layout, "backend_layout", layout)
 
 
+def own_row(stacked: Any) -> Any:
+    """Returns this replica's component of a stacked array, inside `shard_map`."""
+    return stacked[jax.lax.axis_index(REPLICA_AXIS)]
+
+
 def stacked_in_program(variable: Any) -> int | None:
     """Returns the number of stacked components of a variable that has one per replica, otherwise None."""
     return variable.strategy.num_replicas_in_sync if variable_is_stacked(variable) else None

@@ -6,7 +6,6 @@ proven equal are mirrored, the others are stacked, one row a replica.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,16 +16,14 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import replicax.context as context
-from replicax.compat import is_random_key, vary, varying_axes
-from replicax.equality import Difference
+from replicax.compat import varying_axes
 from replicax.errors import ContextError, ReplicaDivergenceError, ReplicaShapeError
 from replicax.program.advice import advise_of_local_mean, advise_of_zeros
-from replicax.program.decisions import Decisions
+from replicax.program.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
 from replicax.program.frames import (
     OverrideFrame,
     ProgramFrame,
-    ReplicaFrame,
-    VariablesCreatedError,
+    own_row,
     variable_is_stacked,
     variable_name,
 )
@@ -112,13 +109,13 @@ class ReplicaCall:
         varying: list[bool] = []
 
         def body(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            frame = _EagerReplicaFrame(self.strategy, self.replicas)
+            frame = EagerReplicaFrame(self.strategy, self.replicas)
             leaves = self._call(frame, arrays)
             written[:] = frame.written.values()
-            varying[:] = [_differs(leaf) for leaf in leaves]
+            varying[:] = [differs_now(leaf) for leaf in leaves]
             for variable, value in zip(written, frame.new_values(), strict=True):
-                if self.replicas > 1 and not variable_is_stacked(variable) and _differs(value):
-                    raise ReplicaDivergenceError(variable_name(variable), _DIFFERS_NOW)
+                if self.replicas > 1 and not variable_is_stacked(variable) and differs_now(value):
+                    raise ReplicaDivergenceError(variable_name(variable), DIFFERS_NOW)
             # Whether a result is equal everywhere is known only now, too late for the out_specs: stack them all.
             return [leaf[None] for leaf in leaves], [value[None] for value in frame.new_values()]
 
@@ -261,52 +258,6 @@ class ReplicaCall:
         return self._result.rebuild(wrapped)
 
 
-class _EagerReplicaFrame(ReplicaFrame):
-    """Reads the variables themselves, placed on the mesh on which the replicas run."""
-
-    def __init__(self, strategy: Any, replicas: int):
-        super().__init__(None, Decisions())
-        self._strategy, self._replicas = strategy, replicas
-
-    def read(self, variable: Any) -> Any:
-        if self.holds(variable):
-            return super().read(variable)
-        if variable._value is None:
-            raise VariablesCreatedError
-        value = variable._value
-        if value.sharding != self._strategy.placement.replica_sharding(variable, self._replicas):
-            value = jnp.asarray(np.asarray(value))  # Inside the map nothing can be moved, but a constant can be used.
-        return _own_row(value) if variable_is_stacked(variable) else value
-
-    def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
-        """Decides by the values themselves; in a function that JAX traces on its own there are none: by their type."""
-        del refused_if_equal
-        with contextlib.suppress(jax.errors.ConcretizationTypeError):
-            if not _is_same_everywhere(value):
-                return vary(value, REPLICA_AXIS), Difference(_DIFFERS_NOW)
-        return value, None
-
-
-_DIFFERS_NOW = "depends on what each replica does on its own (the branch that it takes, a callback)"
-
-
-def _differs(value: jax.Array) -> bool:
-    return _varies(value) or not _is_same_everywhere(value)
-
-
-def _is_same_everywhere(value: jax.Array) -> bool:
-    """Returns whether a value of a function that runs operation by operation is equal on all replicas, bit by bit."""
-    value = jax.lax.stop_gradient(value)
-    if is_random_key(value):
-        value = jax.random.key_data(value)
-    if jnp.iscomplexobj(value):
-        value = jnp.stack([value.real, value.imag])
-    if jnp.issubdtype(value.dtype, jnp.inexact):
-        value = jax.lax.bitcast_convert_type(value, f"uint{8 * value.dtype.itemsize}")
-    rows = jax.lax.all_gather(vary(value, REPLICA_AXIS), REPLICA_AXIS, to="invarying")
-    return bool(jnp.all(rows == rows[:1]))
-
-
 def _cut_at_gradients(program: Any, arguments: int, site: ReplicaProgram) -> Split:
     """Splits a replica's program; the variables of `site` follow its arguments, and their new values its results."""
     position = {id(variable): arguments + i for i, variable in enumerate(site.inputs)}
@@ -397,14 +348,10 @@ def without_per_replica(nest: Any, component_of: Callable[[Any], Any] | None = N
 
     def component(leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
-            return _own_row(leaf.stacked) if component_of is None else component_of(leaf.stacked)
+            return own_row(leaf.stacked) if component_of is None else component_of(leaf.stacked)
         return leaf.component if isinstance(leaf, ManualPerReplica) else leaf
 
     return jax.tree_util.tree_map(component, nest, is_leaf=is_per_replica)
-
-
-def _own_row(stacked: Any) -> Any:
-    return stacked[jax.lax.axis_index(REPLICA_AXIS)]
 
 
 def _name(fn: Any) -> str:

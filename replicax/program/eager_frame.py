@@ -1,0 +1,63 @@
+"""A replica function that runs operation by operation: variables are read directly, and decisions go by the values."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.compat import is_random_key, vary, varying_axes
+from replicax.equality import Difference
+from replicax.program.decisions import Decisions
+from replicax.program.frames import ReplicaFrame, VariablesCreatedError, own_row, variable_is_stacked
+from replicax.runtime.mesh import REPLICA_AXIS
+
+
+class EagerReplicaFrame(ReplicaFrame):
+    """Reads the variables themselves, placed on the mesh on which the replicas run."""
+
+    def __init__(self, strategy: Any, replicas: int):
+        super().__init__(None, Decisions())
+        self._strategy, self._replicas = strategy, replicas
+
+    def read(self, variable: Any) -> Any:
+        if self.holds(variable):
+            return super().read(variable)
+        if variable._value is None:
+            raise VariablesCreatedError
+        value = variable._value
+        if value.sharding != self._strategy.placement.replica_sharding(variable, self._replicas):
+            value = jnp.asarray(np.asarray(value))  # Inside the map nothing can be moved, but a constant can be used.
+        return own_row(value) if variable_is_stacked(variable) else value
+
+    def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
+        """Decides by the values themselves; in a function that JAX traces on its own there are none: by their type."""
+        del refused_if_equal
+        with contextlib.suppress(jax.errors.ConcretizationTypeError):
+            if not _is_same_everywhere(value):
+                return vary(value, REPLICA_AXIS), Difference(DIFFERS_NOW)
+        return value, None
+
+
+DIFFERS_NOW = "depends on what each replica does on its own (the branch that it takes, a callback)"
+
+
+def differs_now(value: jax.Array) -> bool:
+    """Returns whether a value that an operation has just computed may differ, by its type or in fact."""
+    return REPLICA_AXIS in varying_axes(value) or not _is_same_everywhere(value)
+
+
+def _is_same_everywhere(value: jax.Array) -> bool:
+    """Returns whether a value of a function that runs operation by operation is equal on all replicas, bit by bit."""
+    value = jax.lax.stop_gradient(value)
+    if is_random_key(value):
+        value = jax.random.key_data(value)
+    if jnp.iscomplexobj(value):
+        value = jnp.stack([value.real, value.imag])
+    if jnp.issubdtype(value.dtype, jnp.inexact):
+        value = jax.lax.bitcast_convert_type(value, f"uint{8 * value.dtype.itemsize}")
+    rows = jax.lax.all_gather(vary(value, REPLICA_AXIS), REPLICA_AXIS, to="invarying")
+    return bool(jnp.all(rows == rows[:1]))
