@@ -132,6 +132,11 @@ class Host:
         self._processes.append(process)
         return process
 
+    def network(self) -> str:
+        """Returns what the system calls this host's network."""
+        (inside,) = children(self._first.pid)
+        return os.readlink(f"/proc/{inside}/ns/net")
+
     def off(self) -> None:
         """Switches the host off: all that runs there ends at once."""
         self._control.close()
