@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -56,15 +57,31 @@ def told(number: int, loss: Any) -> None:
     print(f"step {number} loss {float(loss):.6f}", flush=True)
 
 
-def descend(strategy: Any, steps: int, pause: float = 0.0, floats: int = 0) -> list[list[float]]:
-    """Trains in step, and says each one, with pauses between them; returns the weights."""
+def descend(strategy: Any, steps: int, pause: float = 0.0, floats: int = 0, folder: str = "") -> list[list[float]]:
+    """Trains in step, and says each one; returns the weights.
+
+    Args:
+        strategy: Where.
+        steps: How many steps there are in all.
+        pause: Seconds between them.
+        floats: See `regression`.
+        folder: For checkpoints, from which it goes on; empty for none.
+    """
     import replicax as rx
 
     weights, step = regression(strategy, floats)
     run = rx.function(lambda batch: strategy.reduce("sum", strategy.run(step, args=(batch,)), axis=None))
-    for number, batch in enumerate(strategy.distribute_dataset([rows()] * steps)):
-        told(number, run(batch))
-        time.sleep(pause)
+    with contextlib.ExitStack() as ending:
+        manager = rx.CheckpointManager(folder, objects={"weights": weights}) if folder else None
+        if manager is not None:
+            ending.enter_context(manager)
+        begin = (manager and manager.restore_or_initialize()) or 0
+        print(f"begins at {begin}", flush=True)
+        for number, batch in enumerate(strategy.distribute_dataset([rows()] * (steps - begin)), begin):
+            told(number, run(batch))
+            if manager is not None:
+                manager.save(number + 1)
+            time.sleep(pause)
     return np.asarray(weights).tolist()
 
 
