@@ -71,7 +71,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
 
 
 def test_sigterm_ends_a_job_without_a_handler(launch: Callable[..., Launched]):
-    job = launch("sigterm", "--grace", "60")
+    job = launch("sigterm", "--grace", "60", stall=30.0)
     job.pid(0), job.pid(1)
     begin = time.monotonic()
     job.process.send_signal(signal.SIGTERM)
@@ -81,7 +81,7 @@ def test_sigterm_ends_a_job_without_a_handler(launch: Callable[..., Launched]):
 
 
 def test_sigterm_lets_a_handler_save(launch: Callable[..., Launched]):
-    job = launch("preempted", "--grace", "60")
+    job = launch("preempted", "--grace", "60", stall=30.0)
     job.pid(0), job.pid(1)
     job.process.send_signal(signal.SIGTERM)
     code, output = job.end()
@@ -90,7 +90,7 @@ def test_sigterm_lets_a_handler_save(launch: Callable[..., Launched]):
 
 
 def test_who_is_stopped_on_the_way_out_is_named(launch: Callable[..., Launched]):
-    job = launch("at_exit")
+    job = launch("at_exit", stall=6.0)
     os.kill(job.pid(1), signal.SIGSTOP)
     code, output = job.end()
     assert code == ExitCode.STALLED, output
@@ -108,15 +108,15 @@ def test_who_is_told_to_go_on_the_way_out_goes(launch: Callable[..., Launched]):
 
 
 def test_who_does_not_come_to_the_end_is_named(launch: Callable[..., Launched]):
-    job = launch("left", slow=5.0)
+    job = launch("left", slow=15.0)
     code, output = job.end()
     assert code == ExitCode.STALLED, output
     assert "worker 1 failed first" in output
-    assert "others have been done for more than 5 s and wait to leave with it" in output
+    assert "others have been done for more than 15 s and wait to leave with it" in output
 
 
 def test_a_worker_that_fails_among_three_says_so_in_few_lines(launch: Callable[..., Launched]):
-    code, output = launch("fails", workers=3).end()
+    code, output = launch("fails", workers=3, stall=30.0).end()
     assert code == ExitCode.FAILED, output
     assert "worker 1 failed first: exit code 1" in output
     assert output.endswith("RuntimeError: the user's own\n")
@@ -124,7 +124,7 @@ def test_a_worker_that_fails_among_three_says_so_in_few_lines(launch: Callable[.
 
 
 def test_different_programs_are_the_scripts_fault_and_not_tried_again(launch: Callable[..., Launched]):
-    code, output = launch("differs", "--restarts", "3").end()
+    code, output = launch("differs", "--restarts", "3", stall=30.0).end()
     assert code == ExitCode.DIVERGED, output
     assert "The workers' programs differ" in output
     assert "restart 1" not in output
@@ -148,7 +148,7 @@ def test_an_evaluation_by_the_chief_alone_is_noticed(launch: Callable[..., Launc
     "fault", ["chief_reduces", "chief_makes_a_variable", "chief_saves", "chief_saves_while_others_train"]
 )
 def test_what_only_the_chief_calls_is_noticed(launch: Callable[..., Launched], fault: str):
-    job = launch(fault)
+    job = launch(fault, stall=5.0)
     job.pid(0)
     begin = time.monotonic()
     code, output = job.end()
