@@ -223,7 +223,7 @@ class Strategy(TFSpellings, abc.ABC):
         return jax.tree_util.tree_map(lambda leaf: self._reduce_leaf(op, leaf, axis), value, is_leaf=is_per_replica)
 
     def _reduce_leaf(self, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
-        each = one_per_replica(leaf)
+        each = one_per_replica(leaf, refused_if_equal=op is ReduceOp.SUM)
         if each is None:
             return reduced_plain(op, leaf, axis, self.num_replicas_in_sync)
         reduction = Reduction(op, tuple(axis) if isinstance(axis, list) else axis)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
+from replicax.equality import difference
 from replicax.errors import ReduceError
 from replicax.program.frames import variable_is_stacked, variable_name
 from replicax.program.replica import returned_by
@@ -47,10 +48,15 @@ def compiled(each: Any, combine: Combine, sharding: jax.sharding.Sharding) -> ja
     return jax.lax.with_sharding_constraint(combine(each), sharding)
 
 
-def one_per_replica(leaf: Any) -> Any:
+def one_per_replica(leaf: Any, refused_if_equal: bool = False) -> Any:
     """Returns `leaf` as a value with one component per replica; None if it is one value for all of them.
 
-    Components have per-replica values, what `run` returned, and variables that keep one per replica.
+    Components have per-replica values, what `run` returned, and variables that keep one per replica. In the middle of
+    a replica function (`merge_call`, `update`) every array has them that may differ between replicas.
+
+    Args:
+        leaf: The value.
+        refused_if_equal: Whether the caller will raise an error if it is one value.
     """
     if is_per_replica(leaf):
         return leaf
@@ -58,6 +64,10 @@ def one_per_replica(leaf: Any) -> Any:
         replicas = context.current().manual_replicas
         raw = leaf._read()
         return PerReplica(raw) if replicas is None else ManualPerReplica(raw, replicas)
+    manual = context.current().manual_replicas
+    if manual is not None and isinstance(leaf, jax.Array):
+        value, why = difference(leaf, refused_if_equal)
+        return None if why is None else ManualPerReplica(value, manual)
     replicas = returned_by(leaf)
     return EqualPerReplica(leaf, replicas) if replicas else None
 

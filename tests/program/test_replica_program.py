@@ -140,3 +140,29 @@ def test_gradients_of_what_each_replica_chooses_for_itself_are_summed(two, x, w)
     assert float(two.run(lambda x: rx.grad(lambda: loss(x), w)(), args=(x,))) == 50.0
     remat = two.run(lambda x: rx.grad(lambda: jax.checkpoint(lambda u: x * u * branch(x))(w.value), w)(), args=(x,))
     assert float(remat) == 40.0
+
+
+def test_what_merge_call_computes_from_a_replicas_own_branch_is_reduced(two, x, either_way):
+    """It was returned as it is, one number on each replica."""
+
+    def merged(strategy, own):
+        value = branch(own.component)
+        return strategy.reduce("mean", value), strategy.reduce("sum", value)
+
+    mean, total = two.run(lambda x: rx.get_replica_context().merge_call(merged, args=(x,)), args=(x,))
+    assert (float(mean), float(total)) == (15.0, 30.0)
+
+
+@pytest.mark.parametrize("op", ["mean", "sum"])
+def test_what_merge_call_has_equal_is_not_reduced_again(two, x, op, either_way):
+    def merged(strategy):
+        return strategy.reduce(op, jnp.float32(2.0))
+
+    def call():
+        return two.run(lambda: rx.get_replica_context().merge_call(merged))
+
+    if op == "mean":
+        assert float(call()) == 2.0
+    else:
+        with pytest.raises(ReduceError):
+            call()
