@@ -39,7 +39,8 @@ def make_lan() -> Iterator[MakeLan]:
     with contextlib.ExitStack() as ending:
 
         def make(*names: str, **options: Any) -> Lan:
-            folder = ending.enter_context(tempfile.TemporaryDirectory(prefix=f"rx{os.getpid()}", dir="/tmp"))
+            # Short, for Ray's sockets: else its folders would be elsewhere, where nobody removes them.
+            folder = ending.enter_context(tempfile.TemporaryDirectory(prefix="rx", dir="/tmp"))
             try:
                 return ending.enter_context(Lan(names, Path(folder), **options))
             except HostsUnavailable as error:
