@@ -43,12 +43,18 @@ class Divergence:
         split_meetings: Collectives that not all replicas would reach, or not equally often, and why.
         split_gradients: Operations of a backward pass whose results JAX takes to be equal, and why they are not. There
             JAX does not sum over the replicas where it should.
+        differing: What may differ in each of the programs in it, by their ids.
     """
 
     outputs: Differences
     names: dict[str, Difference | None]
     split_meetings: list[tuple[Any, Difference]]
     split_gradients: list[tuple[Any, Difference]]
+    differing: dict[int, dict[Any, Difference | None]]
+
+    def values(self, jaxpr: Any) -> dict[Any, Difference | None]:
+        """Returns the values in a program in it that is reached once, and why they may differ (None: they do not)."""
+        return self.differing[id(jaxpr)]
 
 
 def find_divergence(program: jex_core.ClosedJaxpr) -> Divergence:
@@ -63,7 +69,9 @@ def find_divergence(program: jex_core.ClosedJaxpr) -> Divergence:
     inputs = [_of_type(var.aval) for var in jaxpr.invars]
     constants = [_of_type(var.aval) for var in jaxpr.constvars]
     outputs = search.outputs(jaxpr, constants + inputs, None)
-    return Divergence(outputs, search.names, list(search.split_meetings.values()), search.split_gradients)
+    return Divergence(
+        outputs, search.names, list(search.split_meetings.values()), search.split_gradients, search.differing
+    )
 
 
 def _of_type(aval: Any) -> Difference | None:
@@ -92,6 +100,7 @@ class _Search:
         self.split_meetings: dict[int, tuple[Any, Difference]] = {}
         self.split_gradients: list[tuple[Any, Difference]] = []
         self._is_backward = False  # whether what is being looked at computes gradients
+        self.differing: dict[int, dict[Any, Difference | None]] = {}
         self._done: dict[Any, Differences] = {}
         self._of_equations: dict[Any, Difference] = {}
         self._sources: dict[int, bool] = {}
@@ -139,6 +148,7 @@ class _Search:
             self._is_backward = around
             self._check_gradient(equation, results)
             differs.update(zip(equation.outvars, results, strict=True))
+        self.differing[id(jaxpr)] = differs
         return [of(atom) for atom in jaxpr.outvars]
 
     def _goes_backward(self, equation: Any) -> bool:

@@ -53,7 +53,13 @@ def inlined(program: jex_core.ClosedJaxpr, args: Sequence[Any]) -> jex_core.Clos
 def _written_out(program: Any, args: Sequence[Any], in_place: bool = True) -> list[Any]:
     jaxpr, consts = (program.jaxpr, program.consts) if hasattr(program, "jaxpr") else (program, ())
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-    for equation in jaxpr.eqns:
+    write_out(jaxpr.eqns, values, in_place)
+    return [read(atom, values) for atom in jaxpr.outvars]
+
+
+def write_out(equations: Iterable[Any], values: dict[Any, Any], in_place: bool = True) -> None:
+    """Evaluates equations as `evaluate` does, and in the place of calls what is called."""
+    for equation in equations:
         call = CALLS.get(equation.primitive.name)
         if is_decision(equation):
             values[equation.outvars[0]] = read(equation.invars[0], values)
@@ -63,7 +69,6 @@ def _written_out(program: Any, args: Sequence[Any], in_place: bool = True) -> li
             inputs = [read(atom, values) for atom in equation.invars]
             results = _written_out(equation.params[call], inputs, in_place)
             values.update(zip(equation.outvars, results, strict=True))
-    return [read(atom, values) for atom in jaxpr.outvars]
 
 
 def called(

@@ -7,6 +7,7 @@ proven equal are mirrored, the others are stacked, one row a replica.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from replicax.program.frames import (
 from replicax.program.handover import store_values
 from replicax.program.jaxprs import inlined, marked_as_gradient
 from replicax.program.keras_state import repeat_while_variables_are_created
+from replicax.program.late import Late
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs, take_apart_outputs
 from replicax.program.replica_program import ReplicaProgram, trace_replica
 from replicax.program.results import mark, marked_with
@@ -163,7 +165,33 @@ class ReplicaCall:
 
     def _mapped(self, site: ReplicaProgram) -> Callable[..., Any]:
         """Returns the function over global arrays: (arguments, variables read) -> (results, variables written)."""
+        if site.late is not None and any(site.late.is_late):
+            return functools.partial(self._in_two_parts, site, site.late)
         return self._shard_map(self._body(site), *self._specs_of(site))
+
+    def _in_two_parts(self, site: ReplicaProgram, parts: Late, arrays: Any, values: Any) -> tuple[list[Any], list[Any]]:
+        """Does the same; what needs no replica any more comes after the map, which gets fewer variables for it."""
+        in_specs, (output_specs, stored_specs) = self._specs_of(site)
+        specs, first_stored = [*output_specs, *stored_specs], len(output_specs)
+        constants = dict(enumerate(site.constants(values)))
+        early = [i for i, late in enumerate(parts.is_late) if not late]
+        needed = site.variables_among(parts.needed)
+
+        def body(arrays: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            local: list[Any] = [None] * len(values)
+            for number, value in zip(needed, given, strict=True):
+                local[number] = _component(value) if variable_is_stacked(site.inputs[number]) else value
+            inside = site.constants(local)
+            results, sent = parts.early({i: inside[i] for i in parts.needed}, arrays)
+            results[:first_stored] = site.typed(results[:first_stored])
+            return [results[i][None] if specs[i] is _STACKED else results[i] for i in early], sent
+
+        out_specs = ([specs[i] for i in early], _SHARED)
+        mapped = self._shard_map(body, (in_specs[0], [in_specs[1][number] for number in needed]), out_specs)
+        found, sent = mapped(arrays, [values[number] for number in needed])
+        of_replicas, afterwards = iter(found), iter(parts.late(constants, list(map(jnp.asarray, arrays)), sent))
+        results = [next(afterwards) if late else next(of_replicas) for late in parts.is_late]
+        return results[:first_stored], results[first_stored:]
 
     def _cut(self, site: ReplicaProgram) -> Callable[..., Any]:
         """Returns the same function, in which the replicas end with the gradients: the update comes after them.

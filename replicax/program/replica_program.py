@@ -15,6 +15,7 @@ from replicax.program.decisions import Decisions
 from replicax.program.divergence import Divergence, find_divergence
 from replicax.program.frames import ReplicaFrame, variable_is_stacked, variable_name
 from replicax.program.jaxprs import called
+from replicax.program.late import Late
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _MAX_PASSES = 10
@@ -33,6 +34,7 @@ class ReplicaProgram:
             are the placeholders of `inputs`, and what the function has captured.
         placeholders: For each variable that is read, what stands for its value in `program`.
         saw_new: Whether variables were created meanwhile.
+        late: The same program in two parts, the second of which needs no replica; None where it is not known.
     """
 
     name: str
@@ -42,6 +44,7 @@ class ReplicaProgram:
     program: jex_core.ClosedJaxpr
     placeholders: list[Any]
     saw_new: bool
+    late: Late | None = None
 
     def __call__(self, arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Evaluates the program inside `shard_map`, in the JAX trace in which it was made or one enclosed by that.
@@ -54,11 +57,24 @@ class ReplicaProgram:
             The results, typed as `varying` says, and the new values of `outputs`.
         """
         found = called(self.program, arrays, self.placeholders, values)
-        results = [
+        return self.typed(found[: len(self.varying)]), found[len(self.varying) :]
+
+    def constants(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the program's constants, with values of `inputs` in the places of their placeholders."""
+        given = {id(placeholder): value for placeholder, value in zip(self.placeholders, values, strict=True)}
+        return [given.get(id(const), const) for const in self.program.consts]
+
+    def variables_among(self, positions: Sequence[int]) -> list[int]:
+        """Returns the numbers of those variables of `inputs` that are among some constants of the program."""
+        wanted = {id(self.program.consts[i]) for i in positions}
+        return [number for number, placeholder in enumerate(self.placeholders) if id(placeholder) in wanted]
+
+    def typed(self, results: Sequence[Any]) -> list[Any]:
+        """Returns results of the program, typed as `varying` says; None stays None."""
+        return [
             vary(result, REPLICA_AXIS) if differs else result
-            for result, differs in zip(found[: len(self.varying)], self.varying, strict=True)
+            for result, differs in zip(results, self.varying, strict=True)
         ]
-        return results, found[len(self.varying) :]
 
 
 def trace_replica(
@@ -156,4 +172,5 @@ def _checked(traced: ReplicaProgram, divergence: Divergence) -> ReplicaProgram:
         if why is not None and not variable_is_stacked(variable):
             raise ReplicaDivergenceError(variable_name(variable), why.reason)
     found = zip(traced.varying, divergence.outputs[:results], strict=True)
-    return dataclasses.replace(traced, varying=[typed or why is not None for typed, why in found])
+    varying = [typed or why is not None for typed, why in found]
+    return dataclasses.replace(traced, varying=varying, late=Late(traced.program, divergence))

@@ -1,0 +1,131 @@
+"""What of a replica's program comes after the replicas have met: the same on all of them, it needs no replica.
+
+A step ends with the optimizer's update, which is computed from summed gradients and mirrored variables. `jax.shard_map`
+would pass each variable of the optimizer in and out, and XLA's partitioner looks at each of them in view of all others:
+with some thousand variables that alone takes longer than all the rest of the compilation. So these equations are
+evaluated after the map, on whole arrays, and what the map returns for them is the sums as they have travelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.extend import core as jex_core
+
+from replicax.compat import axes_of_type
+from replicax.program.divergence import Divergence
+from replicax.program.jaxprs import evaluate, is_literal, read, write_out
+from replicax.runtime.mesh import REPLICA_AXIS
+
+# Written for the devices of the map, differentiated by a rule of their own, or dependent on settings of their place.
+_STAY = frozenset([
+    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "mesh_cast", "reshard", "shard_map",
+    "sharding_constraint", "random_bits", "threefry2x32",
+])  # fmt: skip
+
+
+class Late:
+    """A replica's program in two parts.
+
+    Args:
+        program: What one replica does, as one call of a compiled function (`program/replica_program.py`).
+        divergence: What may differ between replicas in it.
+
+    Attributes:
+        is_late: For each result of the program whether the second part computes it.
+        needed: Which of the program's constants the first part reads, by their positions.
+        sent: What the first part computes for the second, variables of the program.
+    """
+
+    def __init__(self, program: jex_core.ClosedJaxpr, divergence: Divergence):
+        self._outer = program.jaxpr
+        [call] = self._outer.eqns
+        inner = call.params["jaxpr"]
+        self._arguments = list(zip(inner.jaxpr.invars, call.invars, strict=True))
+        self._captured = dict(zip(inner.jaxpr.constvars, inner.consts, strict=True))
+        returned = dict(zip(call.outvars, inner.jaxpr.outvars, strict=True))
+        self._results = [atom if is_literal(atom) else returned.get(atom, atom) for atom in self._outer.outvars]
+        self._early, self._late, used = _parted(inner.jaxpr.eqns, divergence.values(inner.jaxpr))
+        made_late = {out for equation in self._late for out in equation.outvars}
+        self.is_late = [not is_literal(atom) and atom in made_late for atom in self._results]
+        used |= {
+            atom for atom, late in zip(self._results, self.is_late, strict=True) if not late and not is_literal(atom)
+        }
+        used |= {atom for var, atom in self._arguments if var in used and not is_literal(atom)}
+        self.needed = [i for i, var in enumerate(self._outer.constvars) if var in used]
+        made_early = {out for equation in self._early for out in equation.outvars}
+        read_late = (atom for equation in self._late for atom in _operands(equation))
+        self.sent = list(dict.fromkeys(atom for atom in read_late if atom in made_early))
+
+    def early(self, constants: Mapping[int, Any], arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Evaluates the first part, inside `shard_map`.
+
+        Args:
+            constants: The constants of `needed`, by their positions.
+            arrays: The program's arguments.
+
+        Returns:
+            The program's results, None for the late ones, and the values of `sent`.
+        """
+        values = self._known(constants, arrays)
+        evaluate(self._early, values)
+        results = zip(self._results, self.is_late, strict=True)
+        return [None if late else read(atom, values) for atom, late in results], [values[var] for var in self.sent]
+
+    def late(self, constants: Mapping[int, Any], arrays: Sequence[Any], sent: Sequence[Any]) -> list[Any]:
+        """Evaluates the second part, outside of `shard_map`; returns the late results in their order.
+
+        Args:
+            constants: All constants of the program, by their positions.
+            arrays: The program's arguments; it looks at none that differs between replicas.
+            sent: The values of `sent`.
+        """
+        values = self._known(constants, arrays)
+        values |= zip(self.sent, sent, strict=True)
+        write_out(self._late, values, in_place=False)
+        return [values[atom] for atom, late in zip(self._results, self.is_late, strict=True) if late]
+
+    def _known(self, constants: Mapping[int, Any], arrays: Sequence[Any]) -> dict[Any, Any]:
+        values = {self._outer.constvars[i]: value for i, value in constants.items()}
+        values |= zip(self._outer.invars, arrays, strict=True)
+        values |= {
+            var: atom.val if is_literal(atom) else values[atom]
+            for var, atom in self._arguments
+            if is_literal(atom) or atom in values
+        }
+        return values | self._captured
+
+
+def _parted(equations: Sequence[Any], differs: Mapping[Any, Any]) -> tuple[list[Any], list[Any], set[Any]]:
+    """Returns the equations of the first part, those of the second, and what the first part reads."""
+    early: list[Any] = []
+    late: list[Any] = []
+    used: set[Any] = set()
+    for equation in reversed(equations):
+        if _may_wait(equation, differs) and used.isdisjoint(equation.outvars):
+            late.append(equation)
+        else:
+            early.append(equation)
+            used.update(_operands(equation))
+    return early[::-1], late[::-1], used
+
+
+def _may_wait(equation: Any, differs: Mapping[Any, Any]) -> bool:
+    """Returns whether an equation does the same on all replicas, and would do so on whole arrays."""
+    values = [*_operands(equation), *equation.outvars]
+    return all(differs.get(value) is None for value in values) and _is_global(equation)
+
+
+def _is_global(equation: Any) -> bool:
+    """Returns whether nothing in an equation has to do with the replicas' axis, or the outside world."""
+    if equation.effects or equation.primitive.name in _STAY:
+        return False
+    if any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in [*equation.invars, *equation.outvars]):
+        return False
+    inner = jex_core.jaxprs_in_params(equation.params)
+    return all(_is_global(equation) for jaxpr in inner for equation in jaxpr.eqns)
+
+
+def _operands(equation: Any) -> list[Any]:
+    return [atom for atom in equation.invars if not is_literal(atom)]
