@@ -18,6 +18,7 @@ from replicax.program.divergence import Divergence
 from replicax.program.jaxprs import evaluate, is_literal, read, write_out
 from replicax.runtime.mesh import REPLICA_AXIS
 
+_CALLS = ("jit", "pjit")
 # Written for the devices of the map, differentiated by a rule of their own, or dependent on settings of their place.
 _STAY = frozenset([
     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "mesh_cast", "reshard", "shard_map",
@@ -123,7 +124,9 @@ def _is_global(equation: Any) -> bool:
         return False
     if any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in [*equation.invars, *equation.outvars]):
         return False
-    inner = jex_core.jaxprs_in_params(equation.params)
+    inner = list(jex_core.jaxprs_in_params(equation.params))
+    if (inner and equation.primitive.name not in _CALLS) or equation.params.get("sharding") is not None:
+        return False  # JAX has noted the map's mesh in it.
     return all(_is_global(equation) for jaxpr in inner for equation in jaxpr.eqns)
 
 
