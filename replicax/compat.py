@@ -1,6 +1,6 @@
 """What differs between JAX versions, and the few JAX facilities that have no finished public spelling.
 
-Everything else in replicax uses documented JAX only. Supported: JAX 0.10 and 0.11.
+Everything else in replicax uses documented JAX only. Supported: JAX 0.10, 0.11 and 0.12.
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ def bind(equation: Any, inputs: Sequence[Any], params: dict[str, Any]) -> Sequen
     functions, params = found if isinstance(found, tuple) else ((), found)  # They are among the parameters today.
     results = equation.primitive.bind(*functions, *inputs, **params)
     return results if equation.primitive.multiple_results else [results]
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """Returns how many operands of a `scan` are constants of its loop, and how many it carries, which come next."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # JAX 0.12.
+    return len(list(consts)), len(list(carry))
 
 
 def vary(x: jax.Array, axis_name: str) -> jax.Array:

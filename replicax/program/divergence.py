@@ -14,7 +14,7 @@ from typing import Any
 
 from jax.extend import core as jex_core
 
-from replicax.compat import axes_of_type, location, scopes
+from replicax.compat import axes_of_type, location, scan_counts, scopes
 from replicax.equality import OWN_DATA, Difference
 from replicax.program.jaxprs import is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -248,7 +248,7 @@ class _Search:
 
     def _scan(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
         params = equation.params
-        consts, carries = params["num_consts"], params["num_carry"]
+        consts, carries = scan_counts(params)
         fixed, carry, rows = inputs[:consts], inputs[consts : consts + carries], inputs[consts + carries :]
         while True:
             results = self._inner(params["jaxpr"].jaxpr, fixed + carry + rows, control)
