@@ -7,6 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import jax.numpy as jnp
+import numpy as np
+
 _T = TypeVar("_T")
 
 
@@ -46,6 +49,22 @@ def taken_count(document: Any, key: str, least: int = 0) -> int:
     if value < least:
         raise ValueError(f"{key!r} should be {least} or more, is {value}")
     return value
+
+
+def taken_dtype(document: Any, key: str) -> np.dtype:
+    """Returns the dtype of arrays whose name `document` has under `key`, such as `"bfloat16"`.
+
+    Raises:
+        ValueError: There is none, or one of Python objects or structures.
+    """
+    name = taken(document, key, str)
+    try:
+        dtype = np.dtype(jnp.dtype(name))
+    except TypeError:
+        raise ValueError(f"{name!r} is no dtype") from None
+    if dtype.name != name or dtype.hasobject:
+        raise ValueError(f"{name!r} is no dtype of an array")
+    return dtype
 
 
 def digest_of(document: Mapping[str, Any]) -> str:

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from replicax.checkpoint.documents import digest_of, parsed, taken, taken_count
+from replicax.checkpoint.documents import digest_of, parsed, taken, taken_count, taken_dtype
 from replicax.checkpoint.integrity import array_digest, hashed, sync_folder, write_durably
 from replicax.errors import CheckpointError
 
@@ -156,20 +155,10 @@ def _entry(name: str, plain: Any, files: Mapping[str, tuple[int, str]]) -> Entry
     shape, folder = taken(plain, "shape", list), taken(plain, "folder", str)
     if any(type(length) is not int or length < 0 for length in shape):
         raise ValueError(f"{name!r} has no shape, but {shape!r:.100}")
-    entry = Entry(tuple(shape), _dtype(taken(plain, "dtype", str)), folder and _inside(folder), _sha256(plain))
+    entry = Entry(tuple(shape), taken_dtype(plain, "dtype"), folder and _inside(folder), _sha256(plain))
     if bool(folder) != (0 not in shape) or "/" in folder or entry.checksum != array_digest(folder, files):
         raise ValueError(f"{name!r} has other files than its checksum says")
     return entry
-
-
-def _dtype(name: str) -> np.dtype:
-    try:
-        dtype = np.dtype(jnp.dtype(name))
-    except TypeError:
-        raise ValueError(f"{name!r} is no dtype") from None
-    if dtype.name != name or dtype.hasobject:
-        raise ValueError(f"{name!r} is no dtype of a checkpoint")
-    return dtype
 
 
 def _inside(name: str) -> str:

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
-
-from replicax.checkpoint.documents import digest_of, parsed, taken, taken_count
+from replicax.checkpoint.documents import digest_of, parsed, taken, taken_count, taken_dtype
 from replicax.errors import ExportError
 
 MANIFEST, VARIABLES, PORTABLE, SHARDED = "manifest.json", "variables", "portable.stablehlo", "sharded.stablehlo"
@@ -81,13 +78,7 @@ def _check_array(entry: Any) -> None:
     for length in taken(entry, "shape", list):
         if not isinstance(length, str) and (type(length) is not int or length < 0):
             raise ValueError(f"{length!r:.100} is no length of an array")
-    name = taken(entry, "dtype", str)
-    try:
-        dtype = np.dtype(jnp.dtype(name))
-    except TypeError:
-        raise ValueError(f"{name!r} is no dtype") from None
-    if dtype.hasobject:
-        raise ValueError(f"{name!r} is no dtype of an array")
+    taken_dtype(entry, "dtype")
     if entry.get("layout") is not None:
         for spec in taken(entry, "layout", list):
             if not isinstance(spec, str) and not (isinstance(spec, list) and all(isinstance(s, str) for s in spec)):
