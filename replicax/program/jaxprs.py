@@ -54,7 +54,7 @@ def _written_out(program: Any, args: Sequence[Any], in_place: bool = True) -> li
     jaxpr, consts = (program.jaxpr, program.consts) if hasattr(program, "jaxpr") else (program, ())
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     write_out(jaxpr.eqns, values, in_place)
-    return [read(atom, values) for atom in jaxpr.outvars]
+    return [_read(atom, values, in_place) for atom in jaxpr.outvars]
 
 
 def write_out(equations: Iterable[Any], values: dict[Any, Any], in_place: bool = True) -> None:
@@ -66,7 +66,7 @@ def write_out(equations: Iterable[Any], values: dict[Any, Any], in_place: bool =
         elif call is None:
             evaluate([equation], values, in_place)
         else:
-            inputs = [read(atom, values) for atom in equation.invars]
+            inputs = [_read(atom, values, in_place) for atom in equation.invars]
             results = _written_out(equation.params[call], inputs, in_place)
             values.update(zip(equation.outvars, results, strict=True))
 
@@ -98,12 +98,11 @@ def evaluate(equations: Iterable[Any], values: dict[Any, Any], in_place: bool = 
         in_place: Whether they are evaluated where they have been traced, inside `jax.shard_map` for example.
     """
     for equation in equations:
-        inputs = [read(atom, values) for atom in equation.invars]
+        inputs = [_read(atom, values, in_place) for atom in equation.invars]
         if in_place:
             results = bind(equation, inputs)
         else:
-            # JAX has noted with each number, and in each loop and condition, the mesh that it was used on.
-            inputs = [np.asarray(x) if is_literal(atom) else x for x, atom in zip(inputs, equation.invars, strict=True)]
+            # JAX has noted in each loop and condition the mesh that it was used on.
             params = {name: traced_anew(value, _elsewhere) for name, value in equation.params.items()}
             results = compat.bind(equation, inputs, params)
         values.update(zip(equation.outvars, results, strict=True))
@@ -156,6 +155,11 @@ def leading_to(
 def read(atom: Any, values: dict[Any, Any]) -> Any:
     """Returns the value of an operand."""
     return atom.val if is_literal(atom) else values[atom]
+
+
+def _read(atom: Any, values: dict[Any, Any], in_place: bool) -> Any:
+    # JAX has noted with each number the mesh that it was used on.
+    return np.asarray(atom.val) if is_literal(atom) and not in_place else read(atom, values)
 
 
 def marked_as_gradient(value: jax.Array) -> jax.Array:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jax.extend import core as jex_core
 
 from replicax.compat import axes_of_type
@@ -83,6 +84,8 @@ class Late:
             sent: The values of `sent`.
         """
         values = self._known(constants, arrays)
+        # JAX has noted with each number the mesh that it was used on.
+        values |= {var: np.asarray(atom.val) for var, atom in self._arguments if is_literal(atom)}
         values |= zip(self.sent, sent, strict=True)
         write_out(self._late, values, in_place=False)
         return [values[atom] for atom, late in zip(self._results, self.is_late, strict=True) if late]

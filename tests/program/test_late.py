@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+import optax
 import pytest
 
 import replicax as rx
@@ -119,3 +120,22 @@ def test_captured_arrays_and_numbers_among_the_arguments_are_right_after_the_map
     np.testing.assert_allclose(new, [8.0, 9.5, 11.0])
     np.testing.assert_allclose(v.numpy(), [8.0, 9.5, 11.0])
     assert float(total) == 3.0
+
+
+def test_an_optimizer_of_optax_comes_after_the_map(two, per_replica):
+    """JAX notes the map's mesh with numbers that a compiled function in the traced one is given, or returns."""
+    adam = optax.adam(0.1)
+
+    @rx.function
+    def step(state, x):
+        def replica_step(state, x):
+            params, slots = state
+            updates, slots = adam.update(jax.grad(lambda w: jnp.sum(w * x))(params), slots)
+            return optax.apply_updates(params, updates), slots
+
+        return two.run(replica_step, args=(state, x))
+
+    start = jnp.ones(2)
+    params, slots = step(two.replicate((start, adam.init(start))), per_replica(two, 1.0, 2.0))
+    np.testing.assert_allclose(params, [0.9, 0.9], rtol=1e-6)
+    assert int(slots[0].count) == 1
