@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,9 @@ _LARGEST_ANSWER = 2**23
 
 
 class Client:
-    """Asks one worker. The connection is kept open, since most questions come again a second later.
+    """Asks one worker. Connections are kept open, since most questions come again a second later.
+
+    Any thread may ask at any time: a question that is slow to be answered is in no other's way.
 
     Args:
         host: Where its server is.
@@ -24,8 +27,7 @@ class Client:
 
     def __init__(self, host: str, port: int, token: str):
         self._host, self._port, self._token = host, port, token
-        self._connection: http.client.HTTPConnection | None = None
-        self._lock = threading.Lock()
+        self._idle: list[http.client.HTTPConnection] = []
 
     def status(self, timeout: float) -> Any:
         """Returns what it says of itself; see `replicax.health.status`.
@@ -51,45 +53,45 @@ class Client:
         self._ask("POST", path, timeout, json.dumps(document, ensure_ascii=False).encode(errors="replace"))
 
     def close(self) -> None:
-        """Closes the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Closes the connections that nobody uses."""
+        while (connection := self._take_idle()) is not None:
+            connection.close()
+
+    def _take_idle(self) -> http.client.HTTPConnection | None:
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        return None
 
     def _ask(self, method: str, path: str, timeout: float, body: bytes | None = None) -> str:
-        with self._lock:
-            was_open = self._connection is not None
-            try:
-                return self._asked(method, path, timeout, body)
-            except (ConnectionError, http.client.HTTPException) as error:
-                self.close()
-                if not was_open and isinstance(error, ConnectionError):
-                    raise
-                if not was_open:  # Somebody else listens there.
-                    raise ConnectionError(f"{self._host}:{self._port}: {error!r:.200}") from error
+        connection = self._take_idle()
+        if connection is not None:
             # A connection that broke while it was not used says nothing: ask once more, on a new one.
-            try:
-                return self._asked(method, path, timeout, body)
-            except http.client.HTTPException as error:
-                self.close()
-                raise ConnectionError(f"{self._host}:{self._port}: {error}") from error
-
-    def _asked(self, method: str, path: str, timeout: float, body: bytes | None) -> str:
-        if self._connection is None:
-            self._connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
-        self._connection.timeout = timeout
-        if self._connection.sock is not None:
-            self._connection.sock.settimeout(timeout)
+            with contextlib.suppress(ConnectionError, http.client.HTTPException):
+                return self._asked(connection, method, path, timeout, body)
+            self.close()  # The others have been idle for longer.
         try:
-            self._connection.request(method, path, body, {TOKEN_HEADER: self._token})
-            response = self._connection.getresponse()
+            return self._asked(http.client.HTTPConnection(self._host, self._port), method, path, timeout, body)
+        except http.client.HTTPException as error:
+            if isinstance(error, ConnectionError):
+                raise
+            raise ConnectionError(f"{self._host}:{self._port}: {error!r:.200}") from error  # Somebody else listens.
+
+    def _asked(
+        self, connection: http.client.HTTPConnection, method: str, path: str, timeout: float, body: bytes | None
+    ) -> str:
+        connection.timeout = timeout
+        if connection.sock is not None:
+            connection.sock.settimeout(timeout)
+        try:
+            connection.request(method, path, body, {TOKEN_HEADER: self._token})
+            response = connection.getresponse()
             text = response.read(_LARGEST_ANSWER).decode(errors="replace")
+            if response.status != http.HTTPStatus.OK:
+                raise OSError(f"{self._host}:{self._port} answered {response.status} to {path}")
         except BaseException:
-            self.close()
+            connection.close()
             raise
-        if response.status != http.HTTPStatus.OK:
-            self.close()
-            raise OSError(f"{self._host}:{self._port} answered {response.status} to {path}")
+        self._idle.append(connection)
         return text
 
 
@@ -111,6 +113,7 @@ def in_parallel(calls: Sequence[Callable[[], Any]], timeout: float) -> list[Any]
     threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + timeout
     for thread in threads:
-        thread.join(timeout)
+        thread.join(max(0.0, deadline - time.monotonic()))
     return results

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any
 
 from replicax.exit_codes import ExitCode, from_signal
-from replicax.health.client import in_parallel
+from replicax.health.asking import Asking
 from replicax.health.diagnosis import DONE, Diagnosis, Limits, Seen, diagnose
-from replicax.health.peers import Peer
+from replicax.health.peers import Peer, tell
 from replicax.health.phases import LEAVE, now
 from replicax.health.programs import Programs
 from replicax.health.reporting import Report, alarm_report, gather, table, write
@@ -28,7 +28,9 @@ from replicax.health.traffic import Traffic
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_CONFIRM = 0.3  # before asking again where nobody listened
-_SECONDS_TO_ANSWER = 1.0
+_SECONDS_FOR_A_LOOK = 1.0  # that it waits for answers; who is slower is heard of in a later look
+_MOST_AT_ONCE = 128  # threads that ask
+_LEAST_PATIENCE_S = 1.0
 _SECONDS_FOR_THE_FIRST = 1.2  # that a worker waits for each one before it to raise the alarm
 _SECONDS_TO_LEAVE = 2.0
 _SECONDS_UNTIL_UNREACHABLE = 20.0
@@ -79,6 +81,11 @@ class Monitor:
         self._ended, self._note, self._left = "", "", False
         self._begin = self._last = clock()
         self._unreachable_told = False
+        self._by_index = {peer.index: peer for peer in self.peers}
+        self._asking = Asking(lambda index: self._ask(self._by_index[index]), _MOST_AT_ONCE, clock)
+        # Twice in the time after which a silence is an alarm, even if all are silent and have to take turns.
+        turns = max(1.0, len(self.peers) / _MOST_AT_ONCE)
+        self._patience_s = max(_LEAST_PATIENCE_S, limits.stall / 2 / turns)
 
     # What the server asks.
 
@@ -120,38 +127,48 @@ class Monitor:
     def _look(self) -> float:
         """Asks all peers once; returns for how long to pause. If something is wrong, the process ends here."""
         self._notice_own_pause()
-        for peer in self.peers:
-            if not peer.history.seen(self._clock()).has_left:
-                self._ask(peer)
+        self._asking.begin(peer.index for peer in self.peers if not peer.history.seen(self._clock()).has_left)
+        self._asking.wait(_SECONDS_FOR_A_LOOK)
+        self._notice_own_pause()
+        for index in self._asking.late(self._patience_s):
+            self._by_index[index].history.unheard()
         self._notice_traffic()
         self._warn_of_unreachable()
         workers = self.workers()
         diagnosis = diagnose(workers, self._limits)
-        if diagnosis is not None:
+        if diagnosis is not None and not self._notice_own_pause():
             self._alarm(diagnosis)
-        self._last = self._clock()
         with self._looked:
             self._looks += 1
             self._looked.notify_all()
         return _SECONDS_TO_CONFIRM if any(w.refusals for w in workers if w.runs) else _SECONDS_BETWEEN_LOOKS
 
     def _ask(self, peer: Peer) -> None:
+        begun = self._clock()
         try:
-            status = status_from(peer.client.status(_SECONDS_TO_ANSWER))
+            status = status_from(peer.client.status(self._patience_s))
         except ConnectionRefusedError:  # A server that hangs up is there; it may have too many strangers.
             peer.history.refused()
         except (OSError, ValueError):
             peer.history.unheard()
         else:
-            peer.history.answered(status, self._clock())
+            peer.history.answered(status, self._clock(), self._clock() - begun)
 
-    def _notice_own_pause(self) -> None:
-        """If this process itself was stopped for a while, the others' silence says nothing."""
-        away = self._clock() - self._last - _SECONDS_BETWEEN_LOOKS
-        if away > max(1.0, self._limits.stall / 2):
+    def _notice_own_pause(self) -> bool:
+        """If this process itself was stopped for a while, the others' silence says nothing; returns whether it was.
+
+        Others ask in threads of their own: nothing that this one does between two calls takes longer than a second or
+        so, however slow the others are to answer.
+        """
+        time_now = self._clock()
+        away = time_now - self._last - _SECONDS_BETWEEN_LOOKS
+        self._last = time_now
+        paused = away > max(1.0, self._limits.stall / 2)
+        if paused:
             self._note = f"({self._name} itself had been stopped, or kept from looking, for {away:.1f} s.)"
             for peer in self.peers:
-                peer.history.forgive(self._clock())
+                peer.history.forgive(time_now)
+        return paused
 
     def _notice_traffic(self) -> None:
         """While bytes move, those who wait are slow, not stuck."""
@@ -187,8 +204,7 @@ class Monitor:
         self._write(report, diagnosis.exit_code, diagnosis.culprits)
         document = {**dataclasses.asdict(report), "code": int(diagnosis.exit_code), "culprits": diagnosis.culprits}
         reached = [peer for peer in self.peers if peer.index in answers]
-        tell = [lambda peer=peer: peer.client.post("/alarm", document, _SECONDS_TO_ANSWER) for peer in reached]
-        in_parallel(tell, _SECONDS_TO_ANSWER)
+        tell(reached, "/alarm", document)
         self._leave(diagnosis.exit_code, diagnosis.culprits, reached)
 
     def _leave_it_to_another(self, diagnosis: Diagnosis) -> bool:
@@ -222,8 +238,9 @@ class Monitor:
             deadline = time.monotonic() + _SECONDS_TO_LEAVE
             while reached and time.monotonic() < deadline:
                 time.sleep(0.05)
-                reached = [peer for peer in reached if _answers(peer)]
+                reached = [peer for peer in reached if peer.is_there()]
         self._left = True
+        self._asking.close()
         self._end(int(self._exit_code(code, culprits)))
 
     # The end of the script.
@@ -244,8 +261,7 @@ class Monitor:
         now.at = (LEAVE, time.monotonic())
         self._ended = DONE if error is None else f"{type(error).__name__}: {error}"[:500]
         goodbye = {"index": self._index, "ended": self._ended}
-        tell = [lambda peer=peer: peer.client.post("/goodbye", goodbye, _SECONDS_TO_ANSWER) for peer in self.peers]
-        in_parallel(tell, _SECONDS_TO_ANSWER)
+        tell(self.peers, "/goodbye", goodbye)
         if error is not None and _code_of(error) != ExitCode.FAILED:  # So do the others: there is nobody to wait for.
             self._wait_for_looks(3)
             logging.shutdown()
@@ -270,17 +286,8 @@ class Monitor:
             goal = self._looks + count
             self._wake.set()
             self._wake.clear()
-            self._looked.wait_for(lambda: self._looks >= goal, count * (_SECONDS_BETWEEN_LOOKS + 1))
-
-
-def _answers(peer: Peer) -> bool:
-    try:
-        peer.client.status(0.2)
-    except OSError:
-        return False
-    except ValueError:
-        pass
-    return True
+            seconds = count * (_SECONDS_BETWEEN_LOOKS + _SECONDS_FOR_A_LOOK)
+            self._looked.wait_for(lambda: self._looks >= goal, seconds)
 
 
 def _code_of(error: BaseException) -> int:

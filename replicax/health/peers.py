@@ -3,53 +3,73 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from replicax.health.client import Client
+from replicax.health.client import Client, in_parallel
 from replicax.health.diagnosis import Seen
 from replicax.health.phases import LEAVE
 from replicax.health.status import Status
 
+_SECONDS_TO_ANSWER, _LONGEST_TO_ANSWER = 1.0, 10.0
+_SECONDS_TO_SHOW_LIFE = 0.2
+
 
 class History:
-    """The answers of one worker; whoever calls it brings the time.
+    """The answers of one worker, which any thread may note; whoever calls it brings the time.
 
     Args:
         name: Its name.
         address: Its address in the cluster.
         time: Now, in seconds of any clock.
+
+    Attributes:
+        status: What it said last; None if it has never been heard of.
+        took: For how long its last answer was under way, in seconds.
     """
 
     def __init__(self, name: str, address: str, time: float):
         self.name, self.address = name, address
         self.status: Status | None = None
+        self.took = 0.0
         self._heard, self._missed, self._refusals = time, False, 0
+        self._lock = threading.Lock()
 
-    def answered(self, status: Status, time: float) -> None:
-        """Notes an answer."""
-        self.status, self._heard, self._missed, self._refusals = status, time, False, 0
+    def answered(self, status: Status, time: float, took: float = 0.0) -> None:
+        """Notes an answer. One that was given before the worker said goodbye may arrive after that."""
+        with self._lock:
+            if self.status is None or not self.status.ended or status.ended:
+                self.status = status
+            self._heard, self._missed, self._refusals, self.took = time, False, 0, took
 
     def refused(self) -> None:
         """Notes that nobody listens at its port."""
-        self._missed, self._refusals = True, self._refusals + 1
+        with self._lock:
+            self._missed, self._refusals = True, self._refusals + 1
 
     def unheard(self) -> None:
         """Notes that it did not answer in time."""
-        self._missed, self._refusals = True, 0
+        with self._lock:
+            self._missed, self._refusals = True, 0
 
     def forgive(self, time: float) -> None:
         """Forgets a silence: it was this process that did not listen."""
-        self._heard, self._refusals = time, 0
+        with self._lock:
+            self._heard, self._refusals = time, 0
 
     def ended(self, how: str) -> None:
         """Notes its goodbye."""
-        self.status = dataclasses.replace(
-            self.status or Status(LEAVE), phase=LEAVE, seconds=0.0, ended=how, waiting=None
-        )
+        with self._lock:
+            self.status = dataclasses.replace(
+                self.status or Status(LEAVE), phase=LEAVE, seconds=0.0, ended=how, waiting=None
+            )
 
     def seen(self, time: float) -> Seen:
         """Returns what is known of it now; it is not silent if it answered the last question."""
-        silent = time - self._heard if self._missed else 0.0
-        return Seen(self.name, self.address, self.status, silent, self._refusals)
+        with self._lock:
+            silent = time - self._heard if self._missed else 0.0
+            return Seen(self.name, self.address, self.status, silent, self._refusals)
 
 
 @dataclasses.dataclass
@@ -70,3 +90,24 @@ class Peer:
     def reachable(self) -> bool:
         """Whether it has ever answered."""
         return self.history.status is not None
+
+    @property
+    def seconds_to_answer(self) -> float:
+        """For how long to wait for an answer where somebody waits for it: on a slow network for longer."""
+        return min(max(_SECONDS_TO_ANSWER, 3 * self.history.took), _LONGEST_TO_ANSWER)
+
+    def is_there(self) -> bool:
+        """Returns whether it answers now."""
+        try:
+            self.client.status(_SECONDS_TO_SHOW_LIFE + min(2 * self.history.took, _SECONDS_TO_ANSWER))
+        except OSError:
+            return False
+        except ValueError:
+            pass
+        return True
+
+
+def tell(peers: Sequence[Peer], path: str, document: Mapping[str, Any]) -> None:
+    """Tells all peers something, side by side; returns when they have heard it, or do not answer."""
+    calls = [lambda peer=peer: peer.client.post(path, document, peer.seconds_to_answer) for peer in peers]
+    in_parallel(calls, max((peer.seconds_to_answer for peer in peers), default=0.0))

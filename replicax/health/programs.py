@@ -20,7 +20,6 @@ _CALLBACK = re.compile(r"(custom_call @\w*python\w*callback\w*\(.*?)(index = \d+
 _LARGEST_CONSTANT = 32  # elements; a larger one is left out of the text, and hashed as it is in memory
 _LEFT_OUT = "__elided__"
 _SECONDS_BETWEEN_QUESTIONS = 0.02, 0.25
-_SECONDS_TO_ANSWER = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Programs:
     def _same(self, index: int, peer: Peer) -> bool:
         """Returns whether a peer has announced the same program; False if it has announced none yet."""
         try:
-            answer = peer.client.program(index, _SECONDS_TO_ANSWER)
+            answer = peer.client.program(index, peer.seconds_to_answer)
             theirs = None if answer is None else Announced(str(answer["name"]), str(answer["fingerprint"]))
         except (OSError, ValueError, KeyError, TypeError):
             return False

@@ -20,7 +20,6 @@ from replicax.health.server import stacks
 from replicax.health.status import Status, status_from
 
 LOG_DIR = "REPLICAX_LOG_DIR"
-_SECONDS_TO_ANSWER = 1.0
 _SECONDS_TO_WRITE = 2.0
 _NEWS = "REPLICAX_NEWS"  # where the launcher listens: the process that may tell it something, and a file descriptor
 _LINES_OF_WORKERS, _LINES_OF_STACK = 9, 16
@@ -32,11 +31,12 @@ def gather(peers: Sequence[Peer]) -> dict[int, tuple[Status, str]]:
 
     def ask(peer: Peer) -> Callable[[], tuple[Status, str]]:
         return lambda: (
-            status_from(peer.client.status(_SECONDS_TO_ANSWER)),
-            peer.client.stacks(_SECONDS_TO_ANSWER),
+            status_from(peer.client.status(peer.seconds_to_answer)),
+            peer.client.stacks(peer.seconds_to_answer),
         )
 
-    answers = in_parallel([ask(peer) for peer in peers], 2 * _SECONDS_TO_ANSWER)
+    longest = max((peer.seconds_to_answer for peer in peers), default=0.0)
+    answers = in_parallel([ask(peer) for peer in peers], 2 * longest)
     return {peer.index: answer for peer, answer in zip(peers, answers, strict=True) if answer is not None}
 
 

@@ -56,6 +56,7 @@ class Worker:
     def stop(self) -> None:
         self.server.shutdown()
         self.server.server_close()
+        self.monitor._asking.close()
         for peer in self.monitor.peers:
             peer.client.close()
 
@@ -143,13 +144,14 @@ def test_strangers_who_hold_connections_keep_nobody_out(workers: list[Worker], m
 
 def test_strangers_are_dropped_in_time_and_friends_are_not(workers: list[Worker], monkeypatch):
     monkeypatch.setattr(server_module, "_SECONDS_TO_SHOW_THE_TOKEN", 0.2)
-    workers[0].client.status(5.0)
+    client = workers[0].client
+    client.status(5.0)
+    (connection,) = client._idle
     with socket.create_connection(("127.0.0.1", workers[0].server.port), timeout=10) as stranger:
         assert stranger.recv(1) == b""
-    connection = workers[0].client._connection
-    workers[0].client.status(5.0)
-    assert workers[0].client._connection is connection
-    workers[0].client.close()
+    client.status(5.0)
+    assert client._idle == [connection]
+    client.close()
 
 
 @pytest.mark.parametrize(
@@ -188,8 +190,8 @@ def test_before_it_knows_the_token_the_server_is_silent():
 def test_a_client_connects_again(workers: list[Worker]):
     client = workers[0].client
     client.status(1.0)
-    assert client._connection is not None
-    client._connection.sock.shutdown(socket.SHUT_RDWR)
+    assert len(client._idle) == 1
+    client._idle[0].sock.shutdown(socket.SHUT_RDWR)
     assert client.status(1.0)["phase"]
     client.close()
 

@@ -73,13 +73,16 @@ def test_mended_in_time(make_lan: MakeLan, fault: str, seconds: float):
     check_trained(workers, 40)
 
 
-def test_a_slow_link_is_no_fault(make_lan: MakeLan):
+@pytest.mark.parametrize(
+    ("delay_s", "bytes_per_s", "floats"), [(0.05, 2e6, 1_000_000), (0.7, 0.0, 1000)], ids=["narrow", "long"]
+)
+def test_a_slow_link_is_no_fault(make_lan: MakeLan, delay_s: float, bytes_per_s: float, floats: int):
     lan = make_lan("alpha", "beta")
     for host in lan.hosts:
-        host.cable.slow(delay_s=0.05, bytes_per_s=2e6)
+        host.cable.slow(delay_s, bytes_per_s)
     start = time.monotonic()
-    workers = start_workers(lan, by_name(lan), steps=6, floats=1_000_000, stall_timeout=8)
+    workers = start_workers(lan, by_name(lan), steps=6, floats=floats, stall_timeout=8)
     check_trained(workers, 6)
-    assert time.monotonic() - start > 6 * 2  # 4 MB a step: 2 s and more
+    assert time.monotonic() - start > 6 * (2 if bytes_per_s else 2 * delay_s)  # 4 MB a step; or there and back
     for worker in workers:
         assert "replicax: the job" not in worker.log, worker.log
