@@ -1,4 +1,4 @@
-"""What process 0 does until all processes of a job have come: it serves whoever connects, all side by side.
+"""What process 0 does until all processes of a job are connected: it serves whoever connects, all side by side.
 
 Anybody may connect: other programs, scanners, processes of another job. Whoever does not send a greeting of this job in
 time is dropped, and nobody waits for him meanwhile.
@@ -73,10 +73,12 @@ class Guest:
             self._unsent = self._unsent[self.connection.send(self._unsent) :]
 
     def say(self, message: Mapping[str, Any]) -> None:
-        """Sends a last message, and waits a while if that must be."""
+        """Sends a message that must arrive, and waits a while if that must be."""
         with contextlib.suppress(OSError):  # It has gone again.
             self.connection.settimeout(_SECONDS_TO_SEND)
             self.connection.sendall(self._unsent + encoded(message))
+            self._unsent = b""
+            self.connection.setblocking(False)
 
 
 class Gathering:
@@ -92,6 +94,7 @@ class Gathering:
         self._selector = selectors.DefaultSelector()
         self._strangers: dict[socket.socket, Guest] = {}
         self.came: dict[int, Guest] = {}
+        self._through: set[int] = set()  # have said that they need nobody here any more
         self._asked, self._next_question = 0, 0.0
         self._asked_all: int | None = None  # the first question that all were there to hear
         listener.setblocking(False)
@@ -106,12 +109,14 @@ class Gathering:
             guest.connection.close()
 
     def missing(self) -> list[int]:
-        """Returns the numbers of the processes that have not come."""
-        return [process for process in range(1, self._mine["processes"]) if process not in self.came]
+        """Returns the numbers of the processes that have not come, or have hung up before they were through."""
+        here = self.came.keys() | self._through
+        return [process for process in range(1, self._mine["processes"]) if process not in here]
 
     def silent(self) -> dict[int, float]:
         """Returns the processes that have come and are not heard of any more, with for how many seconds."""
-        ages = {process: time.monotonic() - guest.heard_at for process, guest in sorted(self.came.items())}
+        here = [(process, guest) for process, guest in sorted(self.came.items()) if process not in self._through]
+        ages = {process: time.monotonic() - guest.heard_at for process, guest in here}
         return {process: age for process, age in ages.items() if age > SECONDS_OF_SILENCE}
 
     def complete(self) -> bool:
@@ -128,8 +133,15 @@ class Gathering:
             key.data()
         self._drop_the_slow()
 
-    def dismiss(self, message: Mapping[str, Any]) -> None:
-        """Tells all that have come the last word."""
+    def shut(self) -> None:
+        """Lets nobody in any more, and frees the port; those who have come stay connected."""
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        for stranger in list(self._strangers.values()):
+            self._drop(stranger)
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Tells all that have come something."""
         for guest in self.came.values():
             guest.say(message)
 
@@ -188,6 +200,9 @@ class Gathering:
         self.came[greeting["process"]] = guest
 
     def _hear(self, guest: Guest, answer: Mapping[str, Any]) -> None:
+        if answer.get("through") is True:
+            self._through.update(number for number, other in self.came.items() if other is guest)
+            return
         if not is_number(answer.get("here"), 1, self._asked + 1):
             raise ValueError("an answer to no question")
         guest.answered, guest.heard_at = answer["here"], time.monotonic()

@@ -4,6 +4,9 @@ JAX's own wait aborts the process when its time is up, without saying who was mi
 address where JAX's coordination service will be. The others tell it who they are, in one line of JSON each. Each second
 it asks those who have come whether they are still there, and tells them who is not. When all are, it tells all of them
 about all. After that the port is JAX's.
+
+The connections stay open while JAX connects, which nobody can interrupt: that is done in a thread, and the question
+goes on, so that a process that stops or dies in those moments is named too.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.gathering import SECONDS_BETWEEN_QUESTIONS, SECONDS_OF_SILENCE, Gathering
 from replicax.cluster.lines import decoded, encoded, is_number
+from replicax.cluster.work import Work
 from replicax.errors import ClusterError, ClusterTimeoutError
 
 _log = logging.getLogger(__name__)
@@ -26,14 +30,23 @@ _SECONDS_BETWEEN_TRIES = 0.1
 _BACKLOG = 1024
 _SECONDS_TO_SEND = 5.0
 _SECONDS_FOR_THE_LAST_WORD = 2.0
+_SECONDS_BETWEEN_GLANCES = 0.05  # at the work
+SECONDS_TO_CONNECT = 60.0  # for the work at least, while all are there
 _NOT_OURS = "who listens there is not process 0 of this job"
+_WHILE_CONNECTING = "; all had come, and JAX was connecting them"
 _FIRST_REPORT_AFTER, _SECONDS_BETWEEN_REPORTS = 3.0, 10.0
 
 
 def meet(
-    address: str, process: int, names: Sequence[str], info: Mapping[str, Any], timeout_s: float, token: str = ""
+    address: str,
+    process: int,
+    names: Sequence[str],
+    info: Mapping[str, Any],
+    timeout_s: float,
+    token: str = "",
+    work: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """Returns when all processes have called it.
+    """Returns when all processes have called it, and this one has done its work.
 
     While it waits it logs, as a warning, who is missing.
 
@@ -44,19 +57,22 @@ def meet(
         info: What the others should know of this process, as JSON can hold it.
         timeout_s: How long to wait, in seconds.
         token: A secret of the job; who does not know it is not let in.
+        work: What to do once all are there, all at the same time, in a thread. If somebody is not there any more when
+            the time is up, it is left alone, and its thread goes on.
 
     Returns:
         The `info` of each process, in the order of `names`.
 
     Raises:
-        ClusterTimeoutError: Not all came in time.
+        ClusterTimeoutError: Not all came in time, or the work of one took too long.
         ClusterError: Process 0 cannot listen at its port, or this process does not fit the others.
+        Exception: What `work` raises.
     """
     try:
         token.encode()
     except UnicodeEncodeError:
         raise ClusterError("REPLICAX_TOKEN", None, "has bytes that are no UTF-8", "Take letters and digits.") from None
-    waiting = _Waiting(address, process, list(names), timeout_s)
+    waiting = _Waiting(address, process, list(names), timeout_s, work)
     greeting = {"process": process, "processes": len(names), "token": token, "info": dict(info)}
     if process == 0:
         return _gather(waiting, greeting)
@@ -66,7 +82,8 @@ def meet(
 class _Waiting:
     """What a process waits for, until when, and the reports on it."""
 
-    def __init__(self, address: str, process: int, names: list[str], timeout_s: float):
+    def __init__(self, address: str, process: int, names: list[str], timeout_s: float, work: Callable[[], None]):
+        self.work = work
         self.address, self.process, self.names, self.timeout_s = address, process, names, timeout_s
         self._start = time.monotonic()
         self._next_report = self._start + _FIRST_REPORT_AFTER
@@ -106,14 +123,33 @@ def _gather(waiting: _Waiting, mine: dict[str, Any]) -> list[dict[str, Any]]:
             names = [f"{waiting.names[process]} (for {age:.0f} s)" for process, age in silent.items()]
             absent, note = sorted({*missing, *silent}), _of_the_silent(names)
             if time.monotonic() >= waiting.deadline:
-                gathering.dismiss({"over": absent, "note": note})
+                gathering.tell({"over": absent, "note": note})
                 raise waiting.over(absent, note)
             waiting.report(absent, note)
             gathering.serve(waiting.soon())
         infos = [mine["info"], *(gathering.came[i].info for i in range(1, len(waiting.names)))]
-        listener.close()  # The port must be free for JAX's service before the others try to connect to that.
-        gathering.dismiss({"go": infos})
+        gathering.shut()  # The port must be free for JAX's service before the others try to connect to that.
+        gathering.tell({"go": infos})
+        _accompany(waiting, gathering)
     return infos
+
+
+def _accompany(waiting: _Waiting, gathering: Gathering) -> None:
+    """Does this process's work, while it looks whether the others are still there."""
+    work, latest = Work(waiting.work), time.monotonic() + SECONDS_TO_CONNECT
+    while not work.is_over():
+        silent, gone = gathering.silent(), gathering.missing()
+        absent, now = sorted({*gone, *silent}), time.monotonic()
+        notes = [f"{waiting.names[i]} (for {age:.0f} s)" for i, age in silent.items()]
+        note = _of_the_silent(notes) + (f"; hung up: {', '.join(waiting.names[i] for i in gone)}" if gone else "")
+        if now >= waiting.deadline and (absent or now >= latest):
+            note += _WHILE_CONNECTING
+            gathering.tell({"over": absent, "note": note})
+            raise waiting.over(absent, note)
+        waiting.report(absent, note + _WHILE_CONNECTING)
+        gathering.serve(now + _SECONDS_BETWEEN_GLANCES)
+    gathering.tell({"through": True})
+    work.check()
 
 
 def _of_the_silent(names: Sequence[str]) -> str:
@@ -128,8 +164,9 @@ def _join(waiting: _Waiting, greeting: dict[str, Any]) -> list[dict[str, Any]]:
             with socket.create_connection((where.host, where.port), timeout=_remaining(waiting.soon())) as connection:
                 visit = _Visit(waiting, connection)
                 infos = visit.run(greeting)
-            if infos is not None:
-                return infos
+                work = visit.accompany() if infos is not None else None
+            if infos is not None and work is not None:
+                break
             missing, note = visit.missing, visit.note
         except ClusterTimeoutError:  # It is an OSError too.
             raise
@@ -137,7 +174,10 @@ def _join(waiting: _Waiting, greeting: dict[str, Any]) -> list[dict[str, Any]]:
             missing, note = [0], f" ({error})"
         waiting.report(missing, note)
         time.sleep(min(_SECONDS_BETWEEN_TRIES, _remaining(waiting.deadline)))
-    raise waiting.over(missing, note)
+    else:
+        raise waiting.over(missing, note)
+    work.check()
+    return infos
 
 
 class _Visit:
@@ -152,6 +192,7 @@ class _Visit:
         self._waiting, self._connection = waiting, connection
         self._heard = bytearray()
         self._heard_at: float | None = None
+        self._alone = False
         self.missing: list[int] = [0]
         self.note = ""
 
@@ -176,6 +217,34 @@ class _Visit:
             self._waiting.report(self.missing, self.note)
         return None
 
+    def accompany(self) -> Work:
+        """Does this process's work, while it goes on to answer process 0; returns it when it is over.
+
+        Raises:
+            ClusterTimeoutError: Process 0 has given up, or is not heard of, and the time is up.
+        """
+        waiting, begun = self._waiting, time.monotonic()
+        work, latest, lost = Work(waiting.work), begun + SECONDS_TO_CONNECT + _SECONDS_FOR_THE_LAST_WORD, ""
+        self.missing, self._heard_at = [], begun
+        while not work.is_over(_SECONDS_BETWEEN_GLANCES if lost or self._alone else 0.0):
+            try:
+                line = None if lost or self._alone else self._line(time.monotonic() + _SECONDS_BETWEEN_GLANCES)
+                if line is not None:
+                    self._hear(_checked(line, len(waiting.names)))
+            except ClusterTimeoutError:  # It is an OSError too.
+                raise
+            except OSError as error:
+                lost = f"; its connection ended ({error})"
+            if not lost and not self._alone:
+                self._notice_silence(begun)
+            now, end = time.monotonic(), waiting.deadline + _SECONDS_FOR_THE_LAST_WORD
+            if now >= end and (lost or self.missing == [0] or now >= latest):
+                raise waiting.over([0] if lost else self.missing, (lost or self.note) + _WHILE_CONNECTING)
+            waiting.report([0] if lost else self.missing, (lost or self.note) + _WHILE_CONNECTING)
+        with contextlib.suppress(OSError):
+            self._say({"through": True})
+        return work
+
     def _end(self) -> float:
         """Returns when to give up: if process 0 is there, it may be the first to do so, and say who is missing."""
         return self._waiting.deadline + (_SECONDS_FOR_THE_LAST_WORD if self.missing != [0] else 0.0)
@@ -190,6 +259,9 @@ class _Visit:
         if "over" in message:
             raise self._waiting.over(message["over"], message["note"])
         self._heard_at = time.monotonic()
+        if "through" in message:  # It has done its own work.
+            self._alone, self.missing, self.note = True, [], ""
+            return
         self.missing = sorted({*message["missing"], *message["silent"]})
         self.note = _of_the_silent([names[i] for i in message["silent"]])
         self._say({"here": message["ask"]})
@@ -233,10 +305,11 @@ def _checked(line: bytes, processes: int) -> dict[str, Any]:
         message = decoded(line, _LONGEST_ANSWER)
     except ValueError as error:
         raise ConnectionError(f"{_NOT_OURS}: {error}") from None
-    kind = next((key for key in ("no", "go", "over", "ask") if key in message), None)
+    kind = next((key for key in ("no", "go", "over", "through", "ask") if key in message), None)
     listed = [message.get(key) for key in ("missing", "silent")]
     fits = {
         None: lambda: False,
+        "through": lambda: message["through"] is True,
         "no": lambda: isinstance(message["no"], str),
         "go": lambda: _is_list(message["go"], processes) and all(isinstance(info, dict) for info in message["go"]),
         "over": lambda: _are_numbers(message["over"], processes) and isinstance(message.get("note"), str),

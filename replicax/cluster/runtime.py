@@ -16,18 +16,20 @@ from replicax.cluster.config import ClusterConfig, check_synchronous
 from replicax.cluster.outages import outlast_outages
 from replicax.cluster.own_address import own_ip_of
 from replicax.cluster.reach import agree_on_addresses
-from replicax.cluster.rendezvous import meet
+from replicax.cluster.rendezvous import SECONDS_TO_CONNECT, meet
 from replicax.compat import (
     backends_have_started,
     connected_as,
+    give_up_connecting,
     let_collectives_listen_at,
     without_preemption_service,
     write_compilation_cache_from_every_process,
 )
-from replicax.errors import ClusterError, ContextError
+from replicax.errors import ClusterError, ClusterTimeoutError, ContextError
 
 TOKEN = "REPLICAX_TOKEN"
-_SECONDS_TO_CONNECT = 60  # for JAX, once all processes are there
+# JAX aborts the process when its time to connect is up. Whoever waits for it gives up before that, and says why.
+_SECONDS_MORE = 30.0
 # JAX aborts all processes when one has not been heard of for so long. It must not come before our own reports.
 _HEARTBEAT_S = 24 * 60 * 60
 
@@ -110,7 +112,24 @@ def connect(
     """
     deadline = time.monotonic() + timeout_s
     info = {**info, "same version of JAX": jax.__version__}
-    infos = meet(address, process, names, info, timeout_s, os.environ.get(TOKEN, ""))
+    connected_at = ""
+
+    def connect_jax() -> None:
+        nonlocal connected_at
+        seconds = max(SECONDS_TO_CONNECT, deadline - time.monotonic()) + _SECONDS_MORE
+        _initialize(address, process, names, seconds, heartbeat_s)
+        connected_at = agree_on_addresses(process, names, address, ip, seconds)
+
+    try:
+        infos = meet(address, process, names, info, timeout_s, os.environ.get(TOKEN, ""), connect_jax)
+    except ClusterTimeoutError:
+        give_up_connecting()
+        raise
+    let_collectives_listen_at(connected_at)
+    return infos
+
+
+def _initialize(address: str, process: int, names: Sequence[str], timeout_s: float, heartbeat_s: int) -> None:
     try:
         with without_preemption_service():
             jax.distributed.initialize(
@@ -119,7 +138,7 @@ def connect(
                 process_id=process,
                 # By default JAX listens on all interfaces.
                 coordinator_bind_address=address if parse_address(address, "coordinator").is_loopback() else None,
-                initialization_timeout=max(_SECONDS_TO_CONNECT, math.ceil(deadline - time.monotonic())),
+                initialization_timeout=math.ceil(timeout_s),
                 heartbeat_timeout_seconds=heartbeat_s,
             )
     except RuntimeError as error:
@@ -129,8 +148,6 @@ def connect(
         ) from error
     if process == 0:
         outlast_outages(parse_address(address, "coordinator").port)
-    let_collectives_listen_at(agree_on_addresses(process, names, address, ip, deadline - time.monotonic()))
-    return infos
 
 
 def _already_connected(config: ClusterConfig, timeout_s: float) -> list[Peer]:

@@ -18,7 +18,7 @@ import replicax.health as health
 from replicax.errors import BatchError
 from replicax.runtime.store import ServiceStore, Store
 
-_LOOK_UP_S = 0.5  # A thread that waits looks up so often to see whether it is still wanted.
+_LOOK_UP_S, _LONGEST_LOOK_UP_S = 0.5, 4.0  # A thread that waits looks up so often to see whether it is still wanted.
 _LONGEST_VALUE = 4 * 2**20
 
 
@@ -193,10 +193,11 @@ class HostChannel:
             return self._look_up(key, deadline)
 
     def _look_up(self, key: str, deadline: float) -> bytes | None:
+        look_up = _LOOK_UP_S
         while True:
             remaining = deadline - time.monotonic()
             try:
-                value = self.workers.store.get(key, max(0.001, min(_LOOK_UP_S, remaining)))
+                value = self.workers.store.get(key, max(0.001, min(look_up, remaining)))
             except jax.errors.JaxRuntimeError as error:
                 raise BatchError(
                     f"The coordination service, which {self.workers.names[0]} keeps, did not answer while "
@@ -208,6 +209,7 @@ class HostChannel:
                 raise Closed
             if remaining <= 0:
                 return None
+            look_up = min(2 * look_up, _LONGEST_LOOK_UP_S)  # The store may be further away than that.
 
     def _tidy(self, round_number: int) -> None:
         # All have come to this round, so all have read those before.

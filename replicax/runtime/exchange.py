@@ -15,7 +15,9 @@ import jax
 from replicax.errors import BarrierTimeoutError, ContextError
 from replicax.runtime.store import ServiceStore, Store, get_pieces, put_pieces
 
-_LOOK_UP_S = 1.0  # A wait is interrupted so often, for signals and the deadline.
+# A wait is interrupted so often, for signals and the deadline: less and less, since no answer arrives in time where it
+# is under way for longer than that, on a slow network.
+_LOOK_UP_S, _LONGEST_LOOK_UP_S = 1.0, 4.0
 _LONGEST_WAIT_S = 24 * 60 * 60.0  # Whoever watches the processes ends a job that stands still long before.
 _PREFIX = "replicax/exchange"
 
@@ -63,9 +65,11 @@ class Exchanges:
             ) from error
 
     def _waited(self, key: str, process: int, number: int, deadline: float) -> bytes:
+        look_up = _LOOK_UP_S
         while True:
             remaining = deadline - time.monotonic()
-            message = get_pieces(self._store, key, max(0.001, min(_LOOK_UP_S, remaining)))
+            message = get_pieces(self._store, key, max(0.001, min(look_up, remaining)))
+            look_up = min(2 * look_up, _LONGEST_LOOK_UP_S)
             if message is not None:
                 return message
             if remaining <= 0:

@@ -299,3 +299,96 @@ def test_a_port_that_is_taken_is_told():
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ClusterError, match=rf"cannot be listened at.*{address}.*Choose a free port"):
             meet(address, 0, timeout_s=1.0)
+
+
+@contextlib.contextmanager
+def working(address, works, timeout_s=20.0):
+    """As `meeting`; each process has work to do once all have come."""
+    found = {}
+
+    def run(process, work):
+        try:
+            found[process] = rendezvous.meet(address, process, names(3), {}, timeout_s, work=work)
+        except Exception as error:
+            found[process] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in works.items()]
+    for thread in threads:
+        thread.start()
+    yield found
+    for thread in threads:
+        thread.join(timeout_s + 10)
+
+
+def test_all_work_at_the_same_time_once_all_have_come():
+    together = threading.Barrier(3, timeout=20)
+    with working(free_address(), dict.fromkeys(range(3), together.wait)) as found:
+        pass
+    assert found == {i: [{}] * 3 for i in range(3)}
+
+
+def test_who_is_done_early_does_not_end_the_work_of_others():
+    done = threading.Event()
+    with working(free_address(), {0: lambda: None, 1: lambda: done.wait(20), 2: lambda: None}) as found:
+        assert soon(lambda: len(found) == 2)
+        time.sleep(0.2)
+        assert 1 not in found
+        done.set()
+    assert all(isinstance(result, list) for result in found.values()), found
+
+
+def test_an_error_of_the_work_is_raised():
+    def fail():
+        raise ConnectionRefusedError("of the work")  # It is no error of the connection with process 0.
+
+    with working(free_address(), {0: lambda: None, 1: fail, 2: lambda: None}) as found:
+        pass
+    assert isinstance(found[1], ConnectionRefusedError)
+    assert [len(found[i]) for i in (0, 2)] == [3, 3]
+
+
+@pytest.mark.parametrize("goes", [False, True], ids=["is stopped", "hangs up"])
+def test_who_is_lost_while_all_work_is_named(monkeypatch, goes):
+    monkeypatch.setattr(gathering, "SECONDS_OF_SILENCE", 0.5)
+    monkeypatch.setattr(gathering, "SECONDS_BETWEEN_QUESTIONS", 0.1)
+    address, never = free_address(), threading.Event()
+    hang = lambda: never.wait(60)  # noqa: E731
+    begun = time.monotonic()
+    with working(address, {0: hang, 2: hang}, timeout_s=4.0) as found, connected(address) as lost:
+        lost.sendall(json.dumps(greeting(token="")).encode() + b"\n")
+        for line in lost.makefile():
+            message = json.loads(line)
+            if "go" in message:
+                break
+            lost.sendall(json.dumps({"here": message["ask"]}).encode() + b"\n")
+        if goes:
+            lost.shutdown(socket.SHUT_RDWR)
+        assert soon(lambda: len(found) == 2)
+    never.set()
+    assert time.monotonic() - begun >= 4.0
+    for error in found.values():
+        assert isinstance(error, ClusterTimeoutError)
+        assert error.missing == ("worker:1 at host1:1",)
+        assert ("hung up: worker:1" if goes else "does not answer any more (stopped?): worker:1") in str(error)
+        assert "all had come, and JAX was connecting them" in str(error)
+
+
+def test_process_0_that_is_stopped_while_all_work_is_named(monkeypatch):
+    monkeypatch.setattr(rendezvous, "SECONDS_OF_SILENCE", 0.3)
+    never = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        address = f"127.0.0.1:{stopped.getsockname()[1]}"
+        with working(address, {1: lambda: never.wait(60)}, timeout_s=2.0) as found:
+            connection = stopped.accept()[0]
+            connection.sendall(json.dumps({"go": [{}] * 3}).encode() + b"\n")
+        connection.close()
+    never.set()
+    assert found[1].missing == ("worker:0 at host0:1",)
+    assert "was here, and has not been heard of since" in str(found[1])
+
+
+def test_while_all_are_there_the_work_may_take_longer(monkeypatch):
+    monkeypatch.setattr(rendezvous, "SECONDS_TO_CONNECT", 20.0)
+    with working(free_address(), dict.fromkeys(range(3), lambda: time.sleep(4.0)), timeout_s=1.0) as found:
+        assert soon(lambda: len(found) == 3)
+    assert all(isinstance(result, list) for result in found.values()), found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from replicax.errors import BarrierTimeoutError
+from replicax.runtime import exchange
 from replicax.runtime.exchange import Exchanges
 from tests.runtime.fake_store import FakeStore, in_processes
 
@@ -31,6 +34,23 @@ def test_what_all_have_read_is_deleted():
     for _ in range(12):
         alone.all(b"x")
     assert [*store.values] == ["replicax/exchange/11/all/0"]
+
+
+class Far(FakeStore):
+    """A store behind a slow network: a question that is given up earlier than its answer can come has none."""
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        if timeout_s < 0.3:
+            time.sleep(timeout_s)
+            return None
+        return super().get(key, timeout_s)
+
+
+def test_answers_that_are_long_under_way_arrive(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(exchange, "_LOOK_UP_S", 0.1)
+    store = Far()
+    store.put("replicax/exchange/0/1/0", (1).to_bytes(4, "big") + b"theirs")
+    assert Exchanges(0, 2, store, timeout_s=20.0).all(b"mine") == [b"mine", b"theirs"]
 
 
 def test_who_does_not_come_is_named():
