@@ -145,6 +145,7 @@ def _accompany(waiting: _Waiting, gathering: Gathering) -> None:
         if now >= waiting.deadline and (absent or now >= latest):
             note += _WHILE_CONNECTING
             gathering.tell({"over": absent, "note": note})
+            time.sleep(_SECONDS_FOR_THE_LAST_WORD)  # JAX aborts the others when its service, in this process, is gone.
             raise waiting.over(absent, note)
         waiting.report(absent, note + _WHILE_CONNECTING)
         gathering.serve(now + _SECONDS_BETWEEN_GLANCES)

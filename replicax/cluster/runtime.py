@@ -122,7 +122,7 @@ def connect(
 
     try:
         infos = meet(address, process, names, info, timeout_s, os.environ.get(TOKEN, ""), connect_jax)
-    except ClusterTimeoutError:
+    except (ClusterTimeoutError, KeyboardInterrupt):
         give_up_connecting()
         raise
     let_collectives_listen_at(connected_at)

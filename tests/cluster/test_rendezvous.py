@@ -252,7 +252,7 @@ def test_one_that_goes_on_in_time_is_waited_for(monkeypatch):
         assert found == {}
         slow.sendall(json.dumps({"here": last}).encode() + b"\n")
         said = [json.loads(line) for line in file]
-    assert said[-1] == {"go": [{"number": 0}, {}]}
+    assert said[-2:] == [{"go": [{"number": 0}, {}]}, {"through": True}]
     assert len(found[0]) == 2
 
 
