@@ -15,12 +15,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from replicax.cluster.addresses import parse_address
 from replicax.cluster.lines import decoded, encoded, is_number
+from replicax.errors import ClusterError
 
 SECONDS_BETWEEN_QUESTIONS = 1.0
 SECONDS_OF_SILENCE = 5.0  # after which a process that has come is called silent
 LONGEST_GREETING = 2**16
 _SECONDS_TO_GREET = 5.0
+_BACKLOG = 1024
 _SECONDS_TO_SEND = 5.0
 _SECONDS_TO_RECOVER = 0.05
 _MOST_STRANGERS = 256  # connected at once; the oldest has to go
@@ -231,6 +234,28 @@ class Gathering:
         late = time.monotonic() - _SECONDS_TO_GREET
         for guest in [guest for guest in self._strangers.values() if guest.since <= late]:
             self._drop(guest)
+
+
+@contextlib.contextmanager
+def listening(address: str) -> Iterator[socket.socket]:
+    """Listens at an address: on loopback only if that is what it says, otherwise on all interfaces, as JAX will."""
+    where = parse_address(address, "coordinator address")
+    try:
+        if where.is_loopback():
+            family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+            listener = socket.create_server((where.host, where.port), family=family, backlog=_BACKLOG)
+        elif socket.has_dualstack_ipv6():
+            place = ("", where.port)
+            listener = socket.create_server(place, family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+        else:
+            listener = socket.create_server(("", where.port), backlog=_BACKLOG)
+    except OSError as error:
+        raise ClusterError(
+            "address of process 0", address, f"cannot be listened at: {error}",
+            "Choose a free port of this machine, and see that only one process is the first.",
+        ) from error  # fmt: skip
+    with listener:
+        yield listener
 
 
 def refused(greeting: Mapping[str, Any], mine: Mapping[str, Any], is_taken: Callable[[int], bool]) -> str | None:

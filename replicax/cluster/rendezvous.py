@@ -15,24 +15,22 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicax.cluster.addresses import parse_address
-from replicax.cluster.gathering import SECONDS_BETWEEN_QUESTIONS, SECONDS_OF_SILENCE, Gathering
-from replicax.cluster.lines import decoded, encoded, is_number
+from replicax.cluster.answers import LONGEST_ANSWER, NOT_OURS, checked
+from replicax.cluster.gathering import SECONDS_BETWEEN_QUESTIONS, SECONDS_OF_SILENCE, Gathering, listening
+from replicax.cluster.lines import encoded
 from replicax.cluster.work import Work
 from replicax.errors import ClusterError, ClusterTimeoutError
 
 _log = logging.getLogger(__name__)
-_LONGEST_ANSWER = 2**26  # What thousands of processes have told of themselves.
 _SECONDS_BETWEEN_TRIES = 0.1
-_BACKLOG = 1024
 _SECONDS_TO_SEND = 5.0
 _SECONDS_FOR_THE_LAST_WORD = 2.0
 _SECONDS_BETWEEN_GLANCES = 0.05  # at the work
 SECONDS_TO_CONNECT = 60.0  # for the work at least, while all are there
-_NOT_OURS = "who listens there is not process 0 of this job"
 _WHILE_CONNECTING = "; all had come, and JAX was connecting them"
 _FIRST_REPORT_AFTER, _SECONDS_BETWEEN_REPORTS = 3.0, 10.0
 
@@ -117,7 +115,7 @@ class _Waiting:
 
 
 def _gather(waiting: _Waiting, mine: dict[str, Any]) -> list[dict[str, Any]]:
-    with _listening(waiting.address) as listener, Gathering(listener, mine) as gathering:
+    with listening(waiting.address) as listener, Gathering(listener, mine) as gathering:
         while not gathering.complete():
             missing, silent = gathering.missing(), gathering.silent()
             names = [f"{waiting.names[process]} (for {age:.0f} s)" for process, age in silent.items()]
@@ -209,7 +207,7 @@ class _Visit:
         begun = time.monotonic()
         while time.monotonic() < self._end():
             line = self._line(min(self._end(), time.monotonic() + SECONDS_BETWEEN_QUESTIONS))
-            message = None if line is None else _checked(line, len(self._waiting.names))
+            message = None if line is None else checked(line, len(self._waiting.names))
             if message is not None and "go" in message:
                 return list(message["go"])
             if message is not None:
@@ -231,7 +229,7 @@ class _Visit:
             try:
                 line = None if lost or self._alone else self._line(time.monotonic() + _SECONDS_BETWEEN_GLANCES)
                 if line is not None:
-                    self._hear(_checked(line, len(waiting.names)))
+                    self._hear(checked(line, len(waiting.names)))
             except ClusterTimeoutError:  # It is an OSError too.
                 raise
             except OSError as error:
@@ -281,8 +279,8 @@ class _Visit:
     def _line(self, until: float) -> bytes | None:
         """Returns the next line; None if it has not come by then."""
         while (end := self._heard.find(b"\n") + 1) == 0:
-            if len(self._heard) > _LONGEST_ANSWER:
-                raise ConnectionError(f"{_NOT_OURS}: it sends a line without end")
+            if len(self._heard) > LONGEST_ANSWER:
+                raise ConnectionError(f"{NOT_OURS}: it sends a line without end")
             self._connection.settimeout(_remaining(until))
             try:
                 received = self._connection.recv(2**16)
@@ -294,61 +292,6 @@ class _Visit:
         line = bytes(self._heard[:end])
         del self._heard[:end]
         return line
-
-
-def _checked(line: bytes, processes: int) -> dict[str, Any]:
-    """Returns a message of process 0.
-
-    Raises:
-        ConnectionError: It is none.
-    """
-    try:
-        message = decoded(line, _LONGEST_ANSWER)
-    except ValueError as error:
-        raise ConnectionError(f"{_NOT_OURS}: {error}") from None
-    kind = next((key for key in ("no", "go", "over", "through", "ask") if key in message), None)
-    listed = [message.get(key) for key in ("missing", "silent")]
-    fits = {
-        None: lambda: False,
-        "through": lambda: message["through"] is True,
-        "no": lambda: isinstance(message["no"], str),
-        "go": lambda: _is_list(message["go"], processes) and all(isinstance(info, dict) for info in message["go"]),
-        "over": lambda: _are_numbers(message["over"], processes) and isinstance(message.get("note"), str),
-        "ask": lambda: is_number(message["ask"], 1, 2**63) and all(_are_numbers(each, processes) for each in listed),
-    }
-    if not fits[kind]():
-        raise ConnectionError(f"{_NOT_OURS}: it sends {line!r:.100}")
-    return message
-
-
-def _is_list(value: Any, length: int) -> bool:
-    return isinstance(value, list) and len(value) == length
-
-
-def _are_numbers(values: Any, processes: int) -> bool:
-    return isinstance(values, list) and all(is_number(value, 0, processes) for value in values)
-
-
-@contextlib.contextmanager
-def _listening(address: str) -> Iterator[socket.socket]:
-    """Listens at an address: on loopback only if that is what it says, otherwise on all interfaces, as JAX will."""
-    where = parse_address(address, "coordinator address")
-    try:
-        if where.is_loopback():
-            family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
-            listener = socket.create_server((where.host, where.port), family=family, backlog=_BACKLOG)
-        elif socket.has_dualstack_ipv6():
-            place = ("", where.port)
-            listener = socket.create_server(place, family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-        else:
-            listener = socket.create_server(("", where.port), backlog=_BACKLOG)
-    except OSError as error:
-        raise ClusterError(
-            "address of process 0", address, f"cannot be listened at: {error}",
-            "Choose a free port of this machine, and see that only one process is the first.",
-        ) from error  # fmt: skip
-    with listener:
-        yield listener
 
 
 def _remaining(deadline: float) -> float:
