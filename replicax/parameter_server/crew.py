@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from replicax.errors import CheckpointError, ParameterServerLost
 from replicax.parameter_server.messages import Report
 from replicax.parameter_server.servers import Servers
 from replicax.parameter_server.variables import home_of
-from replicax.parameter_server.watch import WORKER, Who
+from replicax.parameter_server.watch import WORKER, Who, longest_wait
 from replicax.parameter_server.workers import Workers
 from replicax.program.frames import variable_name
 
@@ -71,7 +72,7 @@ class Recovery:
         """Recovers, while no step is under way; begins again if another server is lost meanwhile.
 
         Raises:
-            ParameterServerLost: There is no checkpoint, or servers are lost again and again.
+            ParameterServerLost: There is no checkpoint, or servers are lost again and again, or do not come back.
             CheckpointError: It lacks variables.
         """
         with self._strategy.servers.restoring():
@@ -79,6 +80,8 @@ class Recovery:
 
     def _recover(self, reason: str) -> None:
         servers = self._strategy.servers
+        longest = longest_wait(self._strategy.start_timeout, self._strategy.stall_timeout)
+        deadline = time.monotonic() + longest
         lost: list[int] = []
         for tries_left in reversed(range(_MOST_TRIES)):
             # Those that were lost before stay among them until all is done: their variables are not back yet.
@@ -91,8 +94,12 @@ class Recovery:
                 self._replaced(found)
                 self._restore(lost, reason)
             except ParameterServerLost as error:
-                if not tries_left or isinstance(error, NoCheckpointError):
+                if isinstance(error, NoCheckpointError):
                     raise
+                if not tries_left or time.monotonic() > deadline:
+                    names = ", ".join(f"ps:{server}" for server in lost)
+                    tried = f"{_MOST_TRIES} times" if not tries_left else f"for {longest:g} s"
+                    raise ParameterServerLost(f"{names} could not be replaced, tried {tried}. {error}") from error
                 reason = str(error)
             else:
                 return

@@ -18,7 +18,7 @@ from replicax.parameter_server.dispatch import Attempt, Dispatch, Failed, Gone
 from replicax.parameter_server.messages import Done
 from replicax.parameter_server.policy import Ledger
 from replicax.parameter_server.stats import Queue
-from replicax.parameter_server.watch import Watch, Who
+from replicax.parameter_server.watch import Watch, Who, longest_wait
 
 _TICK_S = 0.25
 _MOST_PER_TICK_S = 2.0  # If this process was held up, that is nobody else's fault.
@@ -78,8 +78,7 @@ class Scheduler:
         start_timeout: float = 120.0,
     ):
         self._ledger, self._crew, self._max_queued = ledger, crew, max_queued
-        # Long enough that a worker can be found hung at its start twice, the second time with twice the patience.
-        self._longest_wait = 3 * start_timeout + 2 * stall_timeout
+        self._longest_wait = longest_wait(start_timeout, stall_timeout)
         watch = Watch(ledger.workers, servers, stall_timeout, start_timeout)
         self._dispatch = Dispatch(ledger, watch, self._longest_wait)
         self._tick_s = min(_TICK_S, stall_timeout / 4)

@@ -15,6 +15,7 @@ from replicax.errors import ParameterServerLost
 from replicax.parameter_server.actor_errors import is_actor_lost, own_error
 from replicax.parameter_server.cluster import Cluster
 from replicax.parameter_server.cluster.bounded import done_within
+from replicax.parameter_server.cluster.processes import end_actor
 from replicax.parameter_server.messages import Piece, ServerProgram
 from replicax.parameter_server.server import ParameterServer, settings_for
 
@@ -63,11 +64,23 @@ class Servers:
         """Starts (or replaces) servers, with the programs that they had and no variables."""
         import ray
 
-        actor = ray.remote(ParameterServer)
+        made: dict[int, Any] = {}
+
+        def make() -> None:
+            actor = ray.remote(ParameterServer)
+            for server in servers:
+                options = self._cluster.actor_options("ps", server)
+                made[server] = actor.options(**options).remote(settings_for(self._cluster))
+
+        if not done_within(self._timeout_s, make):
+            names = ", ".join(f"ps:{server}" for server in servers)
+            raise ParameterServerLost(
+                f"Ray has not taken the order to start {names} within {self._timeout_s:g} s. The machine that it is "
+                "ruled from, that of ps:0, may be out of reach."
+            )
         for server in servers:
-            options = self._cluster.actor_options("ps", server)
             self._identities.pop(server, None)
-            self.handles[server] = actor.options(**options).remote(settings_for(self._cluster))
+            self.handles[server] = made[server]
             self._lives[server] += 1
             self.written[server] = 0
             self.starts(server)
@@ -184,13 +197,10 @@ class Servers:
         return [server for server, call in calls.items() if not call.done() or call.exception() is not None]
 
     def end(self, servers: Sequence[int]) -> None:
-        """Kills the processes of servers, also stopped ones."""
-        import ray
-
+        """Kills the processes of servers, also stopped ones, as far as Ray can be reached."""
         for server in servers:
             identity = self._identities.get(server)
-            ray.kill(self.handles[server])
-            if identity is not None:
+            if end_actor(self.handles[server]) and identity is not None:
                 self._cluster.end_process(*identity)
 
     def end_life(self, server: int, life: int) -> None:

@@ -16,6 +16,14 @@ _BETWEEN_STARTS_S = 2.0  # Ray refuses at once what it cannot place, such as an 
 _PINGS_IN_A_TIMEOUT, _MOST_BETWEEN_PINGS_S, _BETWEEN_PINGS_AT_START_S = 8, 1.0, 0.1
 
 
+def longest_wait(start_timeout: float, stall_timeout: float) -> float:
+    """Returns for how many seconds to wait for workers or servers that do not come back, before that is an error.
+
+    An actor can be found hung at its start twice in that time, the second time with twice the patience.
+    """
+    return 3 * start_timeout + 2 * stall_timeout
+
+
 class Who(NamedTuple):
     """A worker or a server.
 

@@ -12,9 +12,11 @@ from replicax.errors import ClusterTimeoutError, WorkerLostError
 from replicax.parameter_server.actor_errors import Raised, is_actor_lost, own_error
 from replicax.parameter_server.cluster import Cluster
 from replicax.parameter_server.cluster.bounded import done_within
+from replicax.parameter_server.cluster.processes import end_actor
 from replicax.parameter_server.messages import Report, SetUp, Step
 from replicax.parameter_server.remote_worker import CALLS_AT_ONCE, SET_UP, THREADS, WATCH, RemoteWorker
 from replicax.parameter_server.server import settings_for
+from replicax.parameter_server.watch import longest_wait
 
 _SENT_AS_THEY_ARE = ("drop", "servers")  # What others are may be large, and is stored once for all workers.
 _SECONDS_TO_KILL = 5.0
@@ -51,6 +53,7 @@ class Workers:
         self._lock = threading.RLock()
         self.told_of_servers = 0
         self._closed = False
+        self._starts_under_way = 0
 
     def __len__(self) -> int:
         return self._cluster.workers
@@ -61,23 +64,40 @@ class Workers:
         Returns:
             How many things those are.
         """
-        import ray
-
-        options = self._cluster.actor_options("worker", worker)
         with self._lock:
             if self._closed:
                 return 0
-            before, self._lives[worker] = self._handles.get(worker), life
-            self._reports.pop(worker, None)
-            actor: Any = ray.remote(concurrency_groups=THREADS)(RemoteWorker)  # type: ignore[call-overload]
-            actor = actor.options(max_concurrency=CALLS_AT_ONCE, **options)
-            handle = self._handles[worker] = actor.remote(worker, self._servers, settings_for(self._cluster), self._era)
-            for number, task in enumerate(self._tasks):
-                _set_up(handle, number, task)
-            told = len(self._tasks)
-        if before is not None:
-            ray.kill(before)  # It may be alive: nobody may have heard of it for a reason of the network's.
+            servers, era = self._servers, self._era
+            self._starts_under_way += 1
+        try:
+            # Without the lock: while Ray's head is out of reach this does not return.
+            handle = self._made(worker, servers, era)
+        finally:
+            with self._lock:
+                self._starts_under_way -= 1
+        with self._lock:
+            is_late = self._closed or self._lives.get(worker, 0) > life
+            over = handle if is_late else self._handles.get(worker)
+            told = 0 if is_late else self._introduce(worker, life, handle)
+        if over is not None:
+            end_actor(over)  # It may be alive: nobody may have heard of it for a reason of the network's.
         return told
+
+    def _made(self, worker: int, servers: Sequence[Any], era: int) -> Any:
+        import ray
+
+        options = self._cluster.actor_options("worker", worker)
+        actor: Any = ray.remote(concurrency_groups=THREADS)(RemoteWorker)  # type: ignore[call-overload]
+        actor = actor.options(max_concurrency=CALLS_AT_ONCE, **options)
+        return actor.remote(worker, servers, settings_for(self._cluster), era)
+
+    def _introduce(self, worker: int, life: int, handle: Any) -> int:
+        """Tells a new worker what the others were told, newer servers among it; returns how many things those are."""
+        self._handles[worker], self._lives[worker] = handle, life
+        self._reports.pop(worker, None)
+        for number, task in enumerate(self._tasks):
+            _set_up(handle, number, task)
+        return len(self._tasks)
 
     def ping(self, worker: int, life: int) -> concurrent.futures.Future[Any] | None:
         """Asks a worker for its report; returns None if this life of it is over."""
@@ -154,7 +174,7 @@ class Workers:
 
     def _someone(self, workers: Sequence[int]) -> int:
         """Returns one of these workers that is there."""
-        longest = 3 * self._start_timeout + 2 * self._stall_timeout  # as for steps: see the scheduler
+        longest = longest_wait(self._start_timeout, self._stall_timeout)
         if not _wait_for(lambda: self._closed or any(worker in self._reports for worker in workers), longest):
             names = [f"worker:{number}" for number in workers]
             raise ClusterTimeoutError("the coordinator", longest, names, "the Ray cluster")
@@ -185,16 +205,12 @@ class Workers:
         return self._handles[worker].run.remote(step)
 
     def end(self, worker: int, life: int) -> None:
-        """Kills a worker's process, also a stopped one."""
-        import ray
-
+        """Kills a worker's process, also a stopped one, as far as Ray can be reached."""
         with self._lock:
             if self._lives.get(worker) != life:
                 return
             handle, report = self._handles.get(worker), self._reports.pop(worker, None)
-        if handle is not None:
-            ray.kill(handle)
-        if report is not None:
+        if handle is not None and end_actor(handle) and report is not None:
             self._cluster.end_process(report.node, report.pid)
 
     def pids(self) -> dict[int, int]:
@@ -207,6 +223,8 @@ class Workers:
 
         with self._lock:
             self._closed = True
+        _wait_for(lambda: not self._starts_under_way, _SECONDS_TO_KILL)  # Ray must be there as long as they go on.
+        with self._lock:
             handles = list(self._handles.values())
         done_within(_SECONDS_TO_KILL, lambda: [ray.kill(handle) for handle in handles])
 

@@ -115,10 +115,51 @@ def coordinator(steps: int, pause: float = 0.0) -> None:
     strategy.close()
 
 
+def counter(rounds: int, pause: float = 0.0, saved: int = 0, folder: str = "", **options: Any) -> None:
+    """The coordinator of parameter servers; each step takes one from each weight, whatever else is under way.
+
+    Args:
+        rounds: How many times two steps are scheduled and waited for.
+        pause: Seconds between them.
+        saved: After which round there is a checkpoint.
+        folder: For it; empty for none.
+        **options: Of the strategy.
+    """
+    import jax.numpy as jnp
+
+    import replicax as rx
+
+    strategy = rx.ParameterServerStrategy(**{"start_timeout": 60, **options})
+    with strategy.scope():
+        weights = [rx.Variable(np.zeros(2, np.float32), name=f"weights{i}", trainable=True) for i in range(2)]
+
+    def step() -> None:
+        _, gradients = rx.value_and_grad(lambda: sum(jnp.sum(each.value) for each in weights), weights)()
+        for each, gradient in zip(weights, gradients, strict=True):
+            each.assign_sub(gradient)
+
+    run = rx.function(lambda: strategy.run(step))
+    objects = {str(i): each for i, each in enumerate(weights)}
+    with contextlib.ExitStack() as ending:
+        manager = ending.enter_context(rx.CheckpointManager(folder, objects=objects)) if folder else None
+        scheduling = rx.coordinator.ClusterCoordinator(strategy, checkpoint_manager=manager)
+        for number in range(rounds):
+            for _ in range(2):
+                scheduling.schedule(run)
+            scheduling.join()
+            print(f"round {number}", flush=True)
+            if manager is not None and number == saved:
+                manager.save(number)
+                manager.wait_until_finished()
+            time.sleep(pause)
+        said([np.asarray(each).tolist() for each in weights])
+    strategy.close()
+
+
 def said(weights: list[list[float]]) -> None:
     """Prints what the training has come to."""
     print(f"weights {json.dumps(weights)}", flush=True)
 
 
 if __name__ == "__main__":
-    {"workers": workers, "coordinator": coordinator}[sys.argv[1]](**json.loads(sys.argv[2]))
+    {"workers": workers, "coordinator": coordinator, "counter": counter}[sys.argv[1]](**json.loads(sys.argv[2]))

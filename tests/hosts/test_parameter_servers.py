@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.hosts.conftest import MakeLan
 from tests.hosts.host import Host, Process
 from tests.hosts.lan import Lan
-from tests.hosts.training import ENVIRONMENT, by_ip, by_name, check_trained, start_job
+from tests.hosts.training import ENVIRONMENT, PORT, SECONDS, by_ip, by_name, check_trained, start_job
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 STEPS = 3
+STALL_S = 4.0
+SECONDS_TO_LEAVE = 30.0  # a Ray that does not answer
+ROOM_S = 30.0  # for a busy machine
+FOREVER = 10_000
 TOKEN = {"REPLICAX_TOKEN": "0123456789abcdef" * 2}
 
 
@@ -36,3 +45,56 @@ def test_a_coordinator_on_a_machine_of_its_own(make_lan: MakeLan, written: Calla
     servers = [serve(lan.hosts[0], cluster, "ps", 0), serve(lan.hosts[1], cluster, "worker", 0)]
     check_trained([coordinate(lan.hosts[2], cluster)], STEPS)
     assert all(server.is_running() for server in servers)
+
+
+def start_counting(lan: Lan, tasks: Sequence[tuple[str, int]], **arguments: Any) -> Process:
+    """Starts a task on each host, and the coordinator on the first one; returns the coordinator."""
+    cluster: dict[str, list[str]] = {"ps": [], "worker": [], "chief": [f"{lan.addresses[0]}:{PORT + 1}"]}
+    for (job, _), address in zip(tasks, by_ip(lan), strict=True):
+        cluster[job].append(address)
+    for host, (job, index) in zip(lan.hosts, tasks, strict=True):
+        serve(host, cluster, job, index)
+    document = {"cluster": cluster, "task": {"type": "chief", "index": 0}}
+    environment = {"TF_CONFIG": json.dumps(document), **TOKEN}
+    coordinator = start_job(lan.hosts[0], "counter", environment, stall_timeout=STALL_S, pause=0.25, **arguments)
+    coordinator.wait_for("round 5\n", SECONDS)
+    return coordinator
+
+
+def steps_applied(coordinator: Process) -> int:
+    """Returns how many steps each of the weights has seen, when the coordinator has ended well."""
+    assert coordinator.wait(SECONDS) == 0, coordinator.log
+    found = re.search(r"^weights (.*)$", coordinator.log, re.MULTILINE)
+    assert found, coordinator.log
+    (counted,) = set(np.ravel(json.loads(found[1])).tolist())
+    return -int(counted)
+
+
+def test_the_steps_of_a_worker_that_is_cut_off_go_to_another_one(make_lan: MakeLan):
+    lan = make_lan("alpha", "beta", "gamma")
+    coordinator = start_counting(lan, [("ps", 0), ("worker", 0), ("worker", 1)], rounds=30)
+    since = time.monotonic()
+    lan.hosts[2].cable.lose()
+    coordinator.wait_for("worker:1 has not answered for 4 s", STALL_S + ROOM_S)
+    assert time.monotonic() - since > STALL_S - 1.5
+    assert steps_applied(coordinator) == 60
+
+
+def test_a_server_that_is_cut_off_for_a_while_is_recovered(make_lan: MakeLan, tmp_path: Path):
+    lan = make_lan("alpha", "beta", "gamma")
+    tasks = [("ps", 0), ("worker", 0), ("ps", 1)]
+    coordinator = start_counting(lan, tasks, rounds=24, saved=2, folder=str(tmp_path))
+    lan.hosts[2].cable.lose()
+    coordinator.wait_for("ps:1 has not answered for 4 s", STALL_S + ROOM_S)
+    lost = 2 * (max(map(int, re.findall(r"^round (\d+)$", coordinator.log, re.MULTILINE))) - 2)
+    lan.hosts[2].cable.mend()
+    assert 48 - lost - 2 <= steps_applied(coordinator) <= 48 - lost
+
+
+def test_without_the_machine_of_the_first_server_the_coordinator_ends(make_lan: MakeLan):
+    lan = make_lan("alpha", "beta")
+    coordinator = start_counting(lan, [("worker", 0), ("ps", 0)], rounds=FOREVER)
+    lan.hosts[1].cable.lose()
+    assert coordinator.wait(4 * STALL_S + SECONDS_TO_LEAVE + ROOM_S) == 1, coordinator.log
+    assert "ps:0 has not answered for 4 s" in coordinator.log
+    assert re.search(r"^[\w.]*NoCheckpointError: A parameter server was lost", coordinator.log, re.MULTILINE)

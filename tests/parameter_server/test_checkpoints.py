@@ -223,3 +223,37 @@ def test_without_a_checkpoint_a_lost_server_ends_the_training(fake_ray):
             coordinator.join(60)
         with pytest.raises(rx.errors.ParameterServerLost):
             coordinator.schedule(training.step, args=(X, Y))
+
+
+def test_servers_that_do_not_come_back_end_training_in_time(fake_ray, tmp_path, monkeypatch):
+    with strategy_of(1, 1) as strategy:
+        with strategy.scope():
+            count = rx.Variable(0.0, name="count")
+        manager = rx.CheckpointManager(tmp_path, objects={"count": count})
+        coordinator = rx.coordinator.ClusterCoordinator(strategy, checkpoint_manager=manager)
+        coordinator.schedule(lambda: count.assign_add(1.0)).fetch(60)
+        manager.save(1)
+        manager.wait_until_finished()
+        reached, go_on = [], threading.Event()
+
+        def options(job, index):
+            """Ray's head is out of reach, and whoever asks it stands."""
+            if job == "ps":
+                reached.append(index)
+                go_on.wait(60)
+            return {}
+
+        monkeypatch.setattr(strategy.cluster, "actor_options", options)
+        # Only now: a busy machine may need longer for the start.
+        strategy.start_timeout = strategy.stall_timeout = strategy.servers._timeout_s = 0.2
+        strategy.servers.handles[0].actor.kill()
+        found = "ps:0 could not be replaced, tried for 1 s.*the order to start"
+
+        def train():
+            coordinator.schedule(lambda: count.assign_add(1.0))
+            coordinator.join(60)
+
+        with pytest.raises(rx.errors.ParameterServerLost, match=found):
+            train()
+        assert 1 < len(reached) < 10
+        go_on.set()

@@ -7,11 +7,21 @@ import os
 import signal
 from typing import Any
 
+from replicax.parameter_server.cluster.bounded import done_within
+
 _SECONDS_TO_KILL = 10.0
+_SECONDS_TO_ORDER = 5.0
+
+
+def end_actor(handle: Any) -> bool:
+    """Lets Ray kill an actor; returns whether Ray has taken the order. It does not while its head is out of reach."""
+    import ray
+
+    return done_within(_SECONDS_TO_ORDER, lambda: ray.kill(handle))
 
 
 def end_process(node_id: str, pid: int) -> None:
-    """Kills a process on a node. If the process or the node has gone, nothing happens.
+    """Kills a process on a node. If the process or the node has gone or is out of reach, nothing happens.
 
     Args:
         node_id: The node, in hex.
@@ -21,8 +31,16 @@ def end_process(node_id: str, pid: int) -> None:
 
     if not ray.util.client.ray.is_connected() and ray.get_runtime_context().get_node_id() == node_id:
         kill(pid)
-    elif any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes()):
-        _kill_at(ray, node_id, pid)
+        return
+    alive: set[str] = set()
+    if done_within(_SECONDS_TO_ORDER, lambda: alive.update(_alive_nodes())) and node_id in alive:
+        done_within(_SECONDS_TO_ORDER + _SECONDS_TO_KILL, lambda: _kill_at(node_id, pid))
+
+
+def _alive_nodes() -> list[str]:
+    import ray
+
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
 
 
 def kill(pid: int) -> None:
@@ -31,7 +49,9 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _kill_at(ray: Any, node_id: str, pid: int) -> None:
+def _kill_at(node_id: str, pid: int) -> None:
+    import ray
+
     there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
     task = ray.remote(kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
     with contextlib.suppress(ray.exceptions.RayError):  # The node has gone in between, and the process with it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import os
 import signal
@@ -42,9 +43,13 @@ def import_ray() -> Any:
 
 
 def leave_unfinished() -> None:
-    """Lets this process end although `ray.shutdown` has not come to its end: Ray would call it again."""
+    """Lets this process end, with its own exit code, although `ray.shutdown` has not come to its end."""
     worker: Any = importlib.import_module("ray._private.worker")
-    atexit.unregister(worker.shutdown)
+    atexit.unregister(worker.shutdown)  # It would be called again.
+    # Threads of Ray's still run, and crash when exit() takes down the C++ objects that they use: so that is left out.
+    library = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError):  # Only GNU's C library tells such a function the exit code.
+        library.on_exit(library._exit, None)
 
 
 @contextlib.contextmanager
