@@ -40,7 +40,7 @@ def make_lan() -> Iterator[MakeLan]:
 
         def make(*names: str, **options: Any) -> Lan:
             # Short, for Ray's sockets: else its folders would be elsewhere, where nobody removes them.
-            folder = ending.enter_context(tempfile.TemporaryDirectory(prefix="rx", dir="/tmp"))
+            folder = ending.enter_context(tempfile.TemporaryDirectory(prefix="r", dir="/tmp"))
             try:
                 return ending.enter_context(Lan(names, Path(folder), **options))
             except HostsUnavailable as error:
