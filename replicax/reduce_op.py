@@ -1,8 +1,12 @@
-"""The two ways to combine values of several replicas."""
+"""The two ways to combine values of several replicas, and the way back from a sum to its terms."""
 
 from __future__ import annotations
 
 import enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from replicax.errors import ReduceError
 
@@ -35,3 +39,51 @@ class ReduceOp(enum.Enum):
             raise ReduceError(
                 f"A reduce op is rx.ReduceOp.SUM ('sum') or rx.ReduceOp.MEAN ('mean'), got {op!r}."
             ) from None
+
+
+def in_which_means_add_up(dtype: Any) -> Any:
+    """Returns the dtype in which the terms of a mean are added: one that holds their sum where the mean exists.
+
+    Integers take the float dtype of their mean, and floats of a smaller range than float32 (float16) take float32;
+    others are wide enough. It is the rule of `jnp.mean`.
+    """
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), dtype)).dtype
+    is_narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).maxexp < jnp.finfo(jnp.float32).maxexp
+    return jnp.dtype(jnp.float32) if is_narrow else dtype
+
+
+def mean_over(axis_name: str, value: jax.Array) -> jax.Array:
+    """Returns the mean of a value over a mesh axis, inside `jax.shard_map`: a float for integers."""
+    mean = jax.lax.pmean(value.astype(in_which_means_add_up(value.dtype)), axis_name)
+    return mean.astype(value.dtype) if jnp.issubdtype(value.dtype, jnp.inexact) else mean
+
+
+def terms_of(total: jax.Array, number: int) -> jax.Array:
+    """Splits a total into terms that are about equal, and whose sum in any order is exactly the total.
+
+    Args:
+        total: Numbers of any shape.
+        number: Number of terms.
+
+    Returns:
+        The terms, shape `(number, *total.shape)`, dtype of `total`.
+
+    Example:
+        >>> terms_of(jnp.int32(14), 4).tolist()
+        [4, 4, 3, 3]
+    """
+    if jnp.issubdtype(total.dtype, jnp.complexfloating):
+        return jax.lax.complex(terms_of(total.real, number), terms_of(total.imag, number))
+    if jnp.issubdtype(total.dtype, jnp.integer):
+        wide = total.astype(jnp.int32) if total.dtype.itemsize < 4 else total
+        quotient, remainder = jnp.divmod(wide, jnp.asarray(number, wide.dtype))
+        order = jnp.arange(number, dtype=wide.dtype).reshape(-1, *(1,) * total.ndim)
+        return (quotient + (order < remainder)).astype(total.dtype)
+    # With this many bits left free every partial sum is a multiple of the total's last bit, so nothing is rounded.
+    kind, spare = jnp.finfo(total.dtype), number.bit_length()
+    share = jnp.zeros_like(total)
+    if kind.nmant > spare:
+        share = jax.lax.reduce_precision(total / number, kind.nexp, kind.nmant - spare)
+    rest = jnp.where(jnp.isfinite(total), total - (number - 1) * share, total)
+    return jnp.concatenate([rest[None], jnp.broadcast_to(share, (number - 1, *total.shape))])

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from replicax.compat import vary
 from replicax.errors import ContextError, ReduceError, ReplicaShapeError
-from replicax.reduce_op import ReduceOp
+from replicax.reduce_op import ReduceOp, mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
@@ -214,8 +214,8 @@ class ManualPerReplica(DistributedValues):
 
     def reduce(self, op: ReduceOp) -> jax.Array:
         """Combines the components element by element with a collective."""
-        reduce = jax.lax.psum if op is ReduceOp.SUM else jax.lax.pmean
-        return reduce(vary(self.component, REPLICA_AXIS), REPLICA_AXIS)
+        varying = vary(self.component, REPLICA_AXIS)
+        return jax.lax.psum(varying, REPLICA_AXIS) if op is ReduceOp.SUM else mean_over(REPLICA_AXIS, varying)
 
     def reduce_axis(self, op: ReduceOp, axis: int | Sequence[int]) -> jax.Array:
         """Combines the components and, inside each, the entries along `axis`."""

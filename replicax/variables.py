@@ -20,6 +20,7 @@ from replicax.compat import assert_equal_over_axis, is_tracing, strongly_typed, 
 from replicax.equality import Difference, difference
 from replicax.errors import ProgramError, ReplicaDivergenceError, StrategyMismatchError, VariableError
 from replicax.named import member_of
+from replicax.reduce_op import mean_over, terms_of
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import is_per_replica
 
@@ -55,6 +56,11 @@ class Variable(ArrayLike):
     Under a strategy's scope the variable is *mirrored*: each device holds a copy, and all copies stay equal. With
     `synchronization="on_read"` each replica has a component of its own instead (an accumulator), and reading it
     outside of a replica combines the components by `aggregation`.
+
+    What is assigned outside of a replica is the value that is then read there: a component of a mean is the value, the
+    components of a sum share it out so that they add up to it exactly (10 becomes 4, 3, 3). The initial value is every
+    component's own, as in tf.distribute: `rx.Variable(10, synchronization="on_read", aggregation="sum")` reads 30 on
+    three replicas.
 
     It takes part in arithmetic and in NumPy's functions like the array that it holds; give `value` to those of JAX.
 
@@ -110,8 +116,7 @@ class Variable(ArrayLike):
     def _check_declaration(self, dtype: Any) -> None:
         if self.synchronization is VariableSynchronization.NONE:
             raise VariableError(f"Variable {self.name!r}: synchronization 'none' is not supported; use 'on_read'.")
-        if self.aggregation is VariableAggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
-            raise VariableError(f"Variable {self.name!r}: a mean of {dtype} values is not {dtype}; use a float dtype.")
+        check_aggregation(self.aggregation, dtype, self.name)
 
     # Reading.
 
@@ -209,8 +214,9 @@ class Variable(ArrayLike):
                 f"Variable {self.name!r} has one value per replica and no aggregation: assign it inside strategy.run."
             )
         if self.aggregation is VariableAggregation.SUM:
-            new = (new / replicas).astype(self._dtype)
-        self._store(jnp.broadcast_to(new, (replicas, *new.shape)))
+            self._store(terms_of(new, replicas))
+        else:
+            self._store(jnp.broadcast_to(new, (replicas, *new.shape)))
         return self.value
 
     def _assign_sum_components(self, value: Any, combine: Callable[[Any, Any], jax.Array]) -> jax.Array:
@@ -290,6 +296,21 @@ def check_owner(owner: Any, current: Any, name: str) -> None:
         )
 
 
+def check_aggregation(aggregation: VariableAggregation, dtype: Any, name: str) -> None:
+    """Checks that a variable's values, combined, are of its dtype.
+
+    Raises:
+        VariableError: A mean of integers or bools, or a sum of bools.
+    """
+    if aggregation is VariableAggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
+        raise VariableError(f"Variable {name!r}: a mean of {dtype} values is not {dtype}; use a float dtype.")
+    if aggregation is VariableAggregation.SUM and not jnp.issubdtype(dtype, jnp.number):
+        raise VariableError(
+            f"Variable {name!r}: a sum of {dtype} values is not {dtype}. To count, use dtype='int32'; to ask whether "
+            "any replica has it, count and compare with 0."
+        )
+
+
 def aggregate(value: jax.Array, aggregation: VariableAggregation, replicas: int, name: str) -> jax.Array:
     """Makes a value that replicas assign to a mirrored variable equal on all of them.
 
@@ -326,7 +347,7 @@ def combine(value: jax.Array, why: Difference, aggregation: VariableAggregation,
     if aggregation is VariableAggregation.SUM:
         return jax.lax.psum(value, REPLICA_AXIS)
     if aggregation is VariableAggregation.MEAN:
-        return jax.lax.pmean(value, REPLICA_AXIS)
+        return mean_over(REPLICA_AXIS, value)
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return first_replica(value)
     raise ReplicaDivergenceError(name, why.reason)

@@ -146,11 +146,52 @@ def test_a_change_cannot_be_split_over_the_terms_of_a_sum(two, method):
     assert components(two, v) == [10.0, 10.0]
 
 
-def test_an_integer_sum_is_dealt_out_in_whole_numbers(two):
+@pytest.mark.parametrize("inside_function", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "totals"),
+    [
+        ("int32", [10, 1, -10, 2**31 - 1, -(2**31)]),
+        ("int8", [127, -128, 5]),
+        ("uint32", [2**32 - 1]),
+        ("float32", [0.1, 1e-30, 3.4e38, -7.7, float("inf"), 16777217.0]),
+        ("float16", [0.1, 65504.0]),
+        ("bfloat16", [0.1, 3e38]),
+        ("complex64", [0.1 - 7.7j]),
+    ],
+)
+def test_a_sum_reads_as_the_total_that_was_assigned(mirrored, dtype, totals, inside_function):
+    v = variable_of(mirrored(3), 0, dtype=dtype, synchronization="on_read", aggregation="sum")
+    assign = rx.function(v.assign) if inside_function else v.assign
+    for total in np.array(totals, v.dtype):
+        assert assign(total) == v.value == total
+        assert v.value.dtype == dtype
+
+
+def test_an_integer_sum_is_shared_out_evenly(two):
     v = variable_of(two, 0, synchronization="on_read", aggregation="sum")
     v.assign(5)
-    assert components(two, v) == [2.0, 2.0]
-    assert int(v.value) == 4
+    assert components(two, v) == [3.0, 2.0]
+
+
+def test_counts_survive_a_checkpoint(mirrored, tmp_path):
+    three = mirrored(3)
+    v = variable_of(three, 0, synchronization="on_read", aggregation="sum")
+    rows = three.distribute_values_from_function(lambda c: [4, 5, 5][c.replica_id_in_sync_group])
+    three.run(lambda n: v.assign(n), args=(rows,))
+    path = rx.Checkpoint(v=v).write(tmp_path / "saved")
+    v.assign(0)
+    rx.Checkpoint(v=v).restore(path)
+    assert int(v) == 14
+
+
+@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+def test_the_mean_of_a_narrow_float_does_not_overflow(mirrored, synchronization):
+    three = mirrored(3)
+    v = variable_of(three, 0, dtype="float16", synchronization=synchronization, aggregation="mean")
+    batch = next(iter(three.distribute_dataset([np.full(3, 30000, "float16")])))
+    three.run(lambda b: v.assign(b[0]), args=(batch,))
+    assert float(v.value) == 30000.0
+    assert v.value.dtype == "float16"
 
 
 @pytest.mark.parametrize("make", [lambda mirrored: mirrored(1), lambda mirrored: rx.OneDeviceStrategy("cpu:1")])
@@ -193,6 +234,8 @@ def test_on_read_variables_are_not_trained_unless_asked(two):
         {"aggregation": 1},
         {"aggregation": "mean", "dtype": "int32"},
         {"aggregation": "mean", "dtype": "bool"},
+        {"aggregation": "sum", "dtype": "bool"},
+        {"aggregation": "sum", "dtype": "bool", "synchronization": "on_read"},
         {"aggregation": "mean", "dtype": "int32", "synchronization": "on_read"},
     ],
     ids=str,

@@ -14,7 +14,7 @@ from replicax.collectives.options import CommunicationOptions
 from replicax.collectives.packing import ARRAYS_PER_PACK, Packing, packs_by_bytes, packs_by_number
 from replicax.compat import vary, varying_axes
 from replicax.errors import ArgumentError, ContextError, ReduceError
-from replicax.reduce_op import ReduceOp
+from replicax.reduce_op import ReduceOp, in_which_means_add_up
 
 
 class CrossDeviceOps(abc.ABC):
@@ -57,7 +57,8 @@ class CrossDeviceOps(abc.ABC):
         """Combines each array with those of the other replicas.
 
         Args:
-            op: `"sum"` or `"mean"`. The mean divides the sum by the number of replicas; that of integers is floating.
+            op: `"sum"` or `"mean"`. A sum keeps the dtype, so small integers wrap around. A mean adds up in a dtype
+                that holds the sum (float16 in float32); that of integers is floating.
             values: This replica's arrays, varying over the axis: numbers of any dtype (not bool) and any shape, scalars
                 and empty arrays too. Every replica passes the same shapes and dtypes.
             axis_name: The mesh axis that holds the replicas.
@@ -183,11 +184,9 @@ def _to_wire(array: jax.Array, op: ReduceOp, options: CommunicationOptions, num_
     if jnp.issubdtype(array.dtype, jnp.floating):
         is_wide = array.dtype.itemsize >= jnp.dtype(jnp.float32).itemsize
         compresses = options.compression == "bfloat16" and is_wide and num_replicas > 1
-        return array.astype(jnp.bfloat16) if compresses else array
-    # The mean of small integers is a float that always exists, though their sum may not fit in their own dtype.
-    if op is ReduceOp.MEAN and jnp.issubdtype(array.dtype, jnp.integer) and array.dtype.itemsize < 4:
-        return array.astype(jnp.int32)
-    return array
+        if compresses:
+            return array.astype(jnp.bfloat16)
+    return array.astype(in_which_means_add_up(array.dtype)) if op is ReduceOp.MEAN else array
 
 
 def _from_wire(total: jax.Array, dtype: np.dtype, op: ReduceOp, num_replicas: int) -> jax.Array:
@@ -196,4 +195,6 @@ def _from_wire(total: jax.Array, dtype: np.dtype, op: ReduceOp, num_replicas: in
         return total.astype(dtype)
     if jnp.issubdtype(dtype, jnp.integer):
         return total / num_replicas
-    return total.astype(dtype) / num_replicas
+    # Divided where it was added up: the sum may not fit in the dtype of the mean. (What travelled narrower is widened.)
+    wide = in_which_means_add_up(dtype)
+    return (total.astype(wide) / num_replicas).astype(dtype)

@@ -23,8 +23,9 @@ from replicax.errors import ContextError, ProgramError
 from replicax.program.frames import VariablesCreatedError, variable_name
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras_hooks import a_layer_is_called, install_keras_hooks
+from replicax.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variables import VariableAggregation, check_owner, combine
+from replicax.variables import VariableAggregation, check_aggregation, check_owner, combine
 
 _MAX_PASSES = 5
 _RECURRENT_STATE = "rnn_state"  # what Keras calls the variables of a stateful recurrent layer
@@ -123,10 +124,16 @@ def _made_equal(variable: Any, value: jax.Array, current: context.Context) -> ja
     replicas = current.manual_replicas or 1
     if _is_accumulator(variable) and replicas > 1:
         how = VariableAggregation.of(variable.aggregation)
+        check_aggregation(how, variable._dtype, variable_name(variable))
         current.frame.defer(variable, functools.partial(_aggregate_accumulator, how))  # type: ignore[union-attr]
         return value
     value, why = difference(value)
-    return value if why is None else combine(value, why, _aggregation(variable), replicas, variable_name(variable))
+    if why is None:
+        return value
+    how = _aggregation(variable)
+    if replicas > 1:
+        check_aggregation(how, variable._dtype, variable_name(variable))
+    return combine(value, why, how, replicas, variable_name(variable))
 
 
 def _aggregation(variable: Any) -> VariableAggregation:
@@ -173,7 +180,7 @@ def _dealt(variable: Any, total: jax.Array) -> jax.Array:
 def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Array:
     if how is VariableAggregation.MEAN:
         value, why = difference(value)
-        return value if why is None else jax.lax.pmean(value, REPLICA_AXIS)
+        return value if why is None else mean_over(REPLICA_AXIS, value)
     return jax.lax.psum(value, REPLICA_AXIS)
 
 

@@ -200,7 +200,8 @@ class Strategy(TFSpellings, abc.ABC):
         replicas: its sum over R replicas is R times it), and variables that keep one per replica.
 
         Args:
-            op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or their names.
+            op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or their names. As in NumPy, the sum of integers smaller than int32 is
+                an int32 or uint32 (of bools an int32, their number), and the mean of integers is a float.
             value: Per-replica value, or a nest of them.
             axis: None combines element by element: the result has a component's shape. An int or tuple of ints also
                 combines the entries along these dimensions of each component. A mean then divides by the number of

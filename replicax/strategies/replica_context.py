@@ -47,7 +47,9 @@ class ReplicaContext:
         """Combines a value over replicas, inside `run`; every replica gets the result.
 
         Args:
-            op: `"sum"` or `"mean"`.
+            op: `"sum"` or `"mean"`. A sum keeps the dtype, as in `jax.lax.psum`, so small integers wrap around (100 +
+                100 + 100 is 44 in int8; `strategy.reduce` gives 300). A mean is that of `strategy.reduce`: a float for
+                integers, and it exists also where the sum does not fit in the dtype.
             value: Array that differs between replicas, or a nest of them.
             options: `CommunicationOptions` for this call.
 

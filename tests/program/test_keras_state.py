@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import ProgramError, ReplicaDivergenceError, StrategyMismatchError
+from replicax.errors import ProgramError, ReplicaDivergenceError, StrategyMismatchError, VariableError
 
 ROWS = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
 
@@ -349,6 +349,18 @@ def test_the_result_inside_a_function_is_the_total(two, x):
 
 
 # Whose the variables are.
+
+
+@pytest.mark.parametrize(("dtype", "aggregation"), [("bool", "sum"), ("bool", "mean"), ("int32", "mean")])
+@pytest.mark.parametrize("synchronization", ["auto", "on_read"])
+def test_a_combined_value_never_changes_a_variables_dtype(two, x, dtype, aggregation, synchronization):
+    with two.scope():
+        v = keras.Variable(
+            np.zeros((), dtype), dtype=dtype, trainable=False, aggregation=aggregation, synchronization=synchronization
+        )
+    with pytest.raises(VariableError, match=f"a {aggregation} of {dtype} values"):
+        two.run(lambda x: v.assign(x[0, 0] > 0), args=(x,))
+    assert v.value.dtype == dtype
 
 
 def test_layers_of_another_strategy_are_refused(mirrored, two):

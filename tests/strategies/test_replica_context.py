@@ -46,6 +46,41 @@ def test_the_sum_of_an_equal_value_is_refused_and_its_mean_is_the_value(two, x):
     assert float(two.run(lambda: replica().all_reduce("mean", 3.0))) == 3.0
 
 
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(2**30, "int32"), (100, "int8"), (200, "uint8"), (30000, "float16"), (3e37, "bfloat16")]
+)
+def test_the_mean_is_the_same_by_every_way(mirrored, number, dtype):
+    three = mirrored(3)
+    rows = next(iter(three.distribute_dataset([np.full(3, number, dtype)])))
+
+    def merged(b):
+        return replica().merge_call(lambda strategy, b: strategy.reduce("mean", b, axis=None), args=(b,))
+
+    expected = three.reduce("mean", rows, axis=None)
+    inside = [three.run(fn, args=(rows,)) for fn in (lambda b: replica().all_reduce("mean", b), merged)]
+    assert float(expected[0]) == float(jnp.asarray(number, dtype))
+    for mean in inside:
+        assert mean == expected
+        assert mean.dtype == expected.dtype
+
+
+def test_a_sum_inside_of_a_replica_keeps_the_dtype_and_reduce_widens_small_integers(mirrored):
+    three = mirrored(3)
+    rows = next(iter(three.distribute_dataset([np.full(3, 100, "int8")])))
+    inside = three.run(lambda b: replica().all_reduce("sum", b), args=(rows,))
+    assert (int(inside[0]), inside.dtype) == (44, "int8")
+    assert int(three.reduce("sum", rows, axis=None)[0]) == 300
+
+
+def test_the_mean_gradient_of_a_narrow_float_does_not_overflow(mirrored):
+    three = mirrored(3)
+    with three.scope():
+        w = rx.Variable(np.float16(1))
+    rows = next(iter(three.distribute_dataset([np.full(3, 30000, "float16")])))
+    [gradient] = three.run(lambda b: rx.grad(lambda: w * b[0], [w], aggregation="mean")(), args=(rows,))
+    assert (float(gradient), gradient.dtype) == (30000.0, "float16")
+
+
 def test_the_mean_of_integers_is_a_float(two, per_replica):
     assert float(two.run(lambda x: replica().all_reduce("mean", x), args=(per_replica(two, 1, 2),))) == 1.5
 
