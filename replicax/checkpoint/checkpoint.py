@@ -21,6 +21,7 @@ from replicax.checkpoint.state import (
     saved_value,
     wanted_array,
     wanted_value,
+    warn_of_left_out,
 )
 from replicax.checkpoint.states import current_state, restored_state, saved_state, set_state
 from replicax.checkpoint.store import TIMEOUT_S, Contents, Directory, write
@@ -102,7 +103,7 @@ class Checkpoint:
 
         Args:
             directory: Where `write` put it.
-            partial: Whether the checkpoint and the objects may have names that the other lacks.
+            partial: Whether the checkpoint and the objects may have names that the other lacks. A warning lists them.
             verify: Whether to compare the checksums of what is read, beside the reading.
 
         Returns:
@@ -116,20 +117,26 @@ class Checkpoint:
         meeting = Meeting(f"Restoring the checkpoint {path}", TIMEOUT_S)
         failed = f"The checkpoint {path} could not be restored"
         meeting.check_same("directory", str(path))
-        parts, values, states = meeting.act("read", lambda: self._read(path, partial, verify), failed)
+        names, parts, values, states = meeting.act("read", lambda: self._read(path, partial, verify), failed)
         meeting.end()
         _set_states({name: parts.states[name] for name in states if not is_value(parts.states[name])}, states)
         for name, variable in parts.variables.items():
             if name in values:
                 variable.assign(restored_value(values[name], variable))
+        if partial and jax.process_index() == 0:
+            warn_of_left_out(path, names, parts.names(), self.objects)
         return self._take_values(parts, values, states)
 
-    def _read(self, path: Path, partial: bool, verify: bool) -> tuple[Parts, dict[str, Any], dict[str, Any]]:
-        """Returns the parts of the objects, and what a checkpoint has for them: arrays, and states of this process."""
+    def _read(self, path: Path, partial: bool, verify: bool) -> tuple[list[str], Parts, dict[str, Any], dict[str, Any]]:
+        """Returns the names in a checkpoint, the parts of the objects, and what it has for them.
+
+        That are arrays, and states of this process.
+        """
         parts, metadata = self._parts(), checked_metadata(path)
         written = read_state(path, metadata, verify)
+        names = [*metadata.arrays, *written[0]]
         if not partial:
-            check_names(path, [*metadata.arrays, *written[0]], parts.names())
+            check_names(path, names, parts.names(), self.objects)
         _check_kinds(path, parts, metadata, written[0])
         wanted = {name: wanted_value(variable) for name, variable in parts.variables.items()}
         wanted |= {name: wanted_array(array) for name, array in parts.arrays.items()}
@@ -139,7 +146,7 @@ class Checkpoint:
             for name in parts.states
             if name in written[0]
         }
-        return parts, read_arrays(path, known, metadata, verify), states
+        return names, parts, read_arrays(path, known, metadata, verify), states
 
     def add_note(self, name: str, note: Callable[[], Any]) -> None:
         """Has every checkpoint's metadata hold what `note()` returns then: something small that JSON can hold."""

@@ -55,6 +55,41 @@ def walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
         yield from walk(child, f"{path}/{name}" if path else name, seen)
 
 
+def unbuilt(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the Keras models, layers and optimizers in `objects` that are not built, by the names of the way to them.
+
+    They make their variables, or most of them, when they are.
+    """
+    seen: set[int] = set()
+    return {path: found for name, value in objects.items() for path, found in _unbuilt(value, name, seen)}
+
+
+def how_to_build(name: str, value: Any) -> str:
+    """Returns what to do about a Keras object that is not built, as a sentence."""
+    import keras
+
+    if isinstance(value, keras.optimizers.Optimizer):
+        call = "optimizer.build(model.trainable_variables)"
+    else:
+        call = "model.build(input_shape), or call it once on a batch,"
+    return (
+        f"{name!r} ({type(value).__name__}) is not built, so that it lacks variables: call {call} first, in the same "
+        "scope as it was made."
+    )
+
+
+def _unbuilt(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, _LEAVES + _CODE) or id(value) in seen or is_variable(value):
+        return
+    seen.add(id(value))
+    if is_keras_object(value):
+        if not getattr(value, "built", True):
+            yield path, value
+        return
+    for name, child in _children(value):
+        yield from _unbuilt(child, f"{path}/{name}" if path else name, seen)
+
+
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
     if is_keras_object(value):
         yield from ((str(i), variable) for i, variable in enumerate(value.variables))

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.checkpoint.objects import is_keras_object, is_variable, key_name, walk
+from replicax.checkpoint.objects import how_to_build, is_keras_object, is_variable, key_name, unbuilt, walk
 from replicax.checkpoint.states import VALUES, has_state
 from replicax.errors import CheckpointError
 
@@ -48,8 +48,11 @@ def parts_of(objects: Mapping[str, Any]) -> Parts:
     for name, value in objects.items():
         found = list(_leaves(value, name, seen))
         if not found and not list(_leaves(value, name, set())):
+            hints = [how_to_build(path or "root", part) for path, part in unbuilt({name: value}).items()]
             raise CheckpointError(
-                f"There is no variable in {name or 'root'}={value!r:.100}: nothing of it can be saved."
+                " ".join(
+                    [f"There is no variable in {name or 'root'}={value!r:.100}: nothing of it can be saved.", *hints]
+                )
             )
         for path, leaf in found:
             if path in parts.variables or path in parts.arrays or path in parts.states:

@@ -71,9 +71,14 @@ class Detection:
     candidates: tuple[Candidate, ...]
     conflicts: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        if self.winner is None:
+            return f"{self.config}: nothing in its environment names a cluster"
+        return f"{self.config}, as told by {self.winner}"
+
     def report(self) -> str:
         """Returns all of it as lines of text."""
-        lines = [f"This process is {self.config}, as told by {self.winner or 'nobody'}."]
+        lines = [f"This process is {self}."]
         for candidate in self.candidates:
             mark = "won" if candidate.name == self.winner else "applies" if candidate.applies else "no"
             lines.append(f"  {candidate.name:<12} {mark:<8} {candidate.because}")

@@ -175,8 +175,8 @@ def _array_batches(source: Any, batch_size: int) -> HostBatches:
 def _check_yields_batches(source: Any) -> None:
     if is_nest(source):
         raise ArgumentError(
-            f"A {type(source).__name__} is an array or a nest of arrays: say how many rows a global batch has with "
-            "`batch_size=...`. (If it is a collection of batches, make it a list.)"
+            f"The dataset is one {type(source).__name__}, not batches of it: pass batch_size=..., the number of rows "
+            "in a global batch. (If it is a collection of batches, make it a list.)"
         )
 
 
@@ -212,7 +212,12 @@ def _open(source: Any) -> Iterator[Any]:
 
 def _open_made(function: Callable[[], Any]) -> Iterator[Any]:
     made = function()
-    _check_yields_batches(made)
+    if is_nest(made):
+        raise ArgumentError(
+            f"The dataset function {function!r} returned one {type(made).__name__}, not batches of it: let it yield "
+            "batches, or pass the arrays themselves and batch_size=..., the number of rows in a global batch. (If it "
+            "is a collection of batches, return a list.)"
+        )
     if not _can_open(made):
         raise ArgumentError(f"The dataset function {function!r} returned a {type(made).__name__}, not batches.")
     return _open(made)

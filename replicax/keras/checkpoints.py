@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from replicax.checkpoint import Checkpoint, CheckpointManager, read_metadata
+from replicax.checkpoint import Checkpoint, CheckpointManager, read_metadata, restore_variables
 from replicax.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,8 @@ class Watched:
             return self._load_file(found, model)
         try:
             self._check_names(found, model)
-            Checkpoint(**{self._name: model}).restore(found.path, partial=True)
+            # The optimizer and whatever else there is beside the model is meant to be left out, without a word.
+            restore_variables(found.path, Checkpoint(**{self._name: model}).variables(), partial=True)
         except (CheckpointError, OSError):
             if found.path.is_dir() and found in self._checkpoints():
                 raise

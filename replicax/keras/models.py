@@ -180,7 +180,12 @@ def _state_restored(states: dict[str, PlacedState], kind: str) -> Iterator[None]
 
 def _check_current(call: str, strategy: Any) -> None:
     current = context.current()
-    if current.replica is not None or current.strategy not in (None, strategy):
+    if current.replica is not None:
+        raise ContextError(
+            f"Model.{call} was called inside strategy.run. It runs the model on all replicas by itself: call it "
+            "outside of run. In a function for run, call the model: model(x)."
+        )
+    if current.strategy not in (None, strategy):
         raise ContextError(
             f"Model.{call} of a model that belongs to {strategy!r} was called inside the scope of {current.strategy!r}."
         )

@@ -143,8 +143,7 @@ def _common(job: Job, attempt: int) -> dict[str, str]:
     return {
         **defaults,
         **inherited,
-        # gRPC would ask a proxy for the way to this machine.
-        "no_proxy": ",".join(filter(None, [inherited.get("no_proxy"), HOST])),
+        **_past_proxies(inherited),
         "JAX_NUM_CPU_DEVICES": str(devices),
         "NPROC": str(_threads(devices, inherited.get("NPROC", ""))),
         "PYTHONUNBUFFERED": "1",
@@ -152,6 +151,17 @@ def _common(job: Job, attempt: int) -> dict[str, str]:
         "REPLICAX_ATTEMPT": str(attempt),
         "REPLICAX_LAUNCHER_PID": str(job.launcher_pid),
     }
+
+
+def _past_proxies(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Returns what keeps gRPC from asking a proxy for the way to this machine.
+
+    Where no proxy is set nothing is needed, and JAX would warn of the variable.
+    """
+    names = {name.lower() for name, value in inherited.items() if value}
+    if not names & {"grpc_proxy", "https_proxy", "http_proxy", "all_proxy"}:
+        return {}
+    return {"no_proxy": ",".join(filter(None, [inherited.get("no_proxy"), HOST]))}
 
 
 def _jax(workers: Sequence[str], index: int) -> dict[str, str]:

@@ -53,8 +53,9 @@ def repeat_while_variables_are_created(trace: Callable[[], Any]) -> Any:
         with contextlib.suppress(VariablesCreatedError), keras_scope():
             return trace()
     raise ProgramError(
-        f"The function has created new variables in each of {_MAX_PASSES} passes. Create layers and variables once, "
-        "outside of it."
+        f"The function creates new variables every time it is called ({_MAX_PASSES} times by now): it makes a layer, a "
+        "model, an optimizer or an rx.Variable itself. Make them once, outside of the function, under the strategy's "
+        "scope. (It may build them at its first call, or keep what it makes then.)"
     )
 
 

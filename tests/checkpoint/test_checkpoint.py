@@ -124,6 +124,45 @@ def test_names_of_all_kinds_must_match(tmp_path: Path):
         rx.Checkpoint(v=rx.Variable(1.0), n=rx.Variable(1)).restore(path)
 
 
+@pytest.fixture
+def adam_on_disk(tmp_path: Path) -> Path:
+    """A checkpoint of a model and its optimizer."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    return rx.Checkpoint(model=model, optimizer=optimizer).write(tmp_path / "adam")
+
+
+def test_an_optimizer_that_is_not_built_is_named_with_the_way_out(adam_on_disk: Path):
+    model, optimizer = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), keras.optimizers.Adam()
+    says = r"'optimizer' \(Adam\) is not built.*optimizer\.build\(model\.trainable_variables\)"
+    with pytest.raises(CheckpointError, match=says) as caught:
+        rx.Checkpoint(model=model, optimizer=optimizer).restore(adam_on_disk)
+    assert "pass partial=True" not in str(caught.value)
+    optimizer.build(model.trainable_variables)
+    rx.Checkpoint(model=model, optimizer=optimizer).restore(adam_on_disk)
+
+
+def test_a_model_that_is_not_built_is_told_of_at_once():
+    with pytest.raises(CheckpointError, match=r"'model' \(Sequential\) is not built.*model\.build\(input_shape\)"):
+        rx.Checkpoint(model=keras.Sequential([keras.layers.Dense(1)]))
+
+
+def test_a_partial_restore_says_once_what_it_left_out(adam_on_disk: Path, caplog: pytest.LogCaptureFixture):
+    model, optimizer = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), keras.optimizers.Adam()
+    for _ in range(2):
+        caplog.clear()
+        rx.Checkpoint(model=model, optimizer=optimizer, more=rx.Variable(1.0)).restore(adam_on_disk, partial=True)
+        [record] = caplog.records
+        assert "left out: optimizer/2, optimizer/3" in record.message
+        assert "as before: more." in record.message
+        assert "'optimizer' (Adam) is not built" in record.message
+    caplog.clear()
+    optimizer.build(model.trainable_variables)
+    rx.Checkpoint(model=model, optimizer=optimizer).restore(adam_on_disk, partial=True)
+    assert not caplog.records
+
+
 def test_metadata_names_step_and_versions(tmp_path: Path):
     path = rx.Checkpoint(v=rx.Variable([1.0, 2.0]), step=0).write(tmp_path / "c", step=12)
     metadata = read_metadata(path)

@@ -182,6 +182,7 @@ def test_a_name_that_leads_back_to_this_machine(monkeypatch: pytest.MonkeyPatch)
     [
         ({}, Status.OK, "none"),
         ({"https_proxy": ""}, Status.OK, "none"),
+        ({"no_proxy": "example.org"}, Status.OK, "none (no_proxy alone does no harm"),
         ({"https_proxy": "http://p:1"}, Status.WARN, "10.0.0.1, 10.0.0.2"),
         ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.0.1"}, Status.WARN, "also for 10.0.0.2:"),
         ({"http_proxy": "http://p:1", "no_proxy": "10.0.0.1, 10.0.0.2"}, Status.OK, "leaves out"),

@@ -59,7 +59,7 @@ def test_each_alone(source: str):
 def test_nothing_is_a_single_process():
     found = detect_cluster({})
     assert (found.winner, found.config.num_processes, found.config.is_chief) == (None, 1, True)
-    assert found.report().startswith("This process is a single process, as told by nobody.")
+    assert found.report().startswith("This process is a single process: nothing in its environment names a cluster.")
     assert all(candidate.because for candidate in found.candidates)
     assert found.candidates[-1].name == "Kubernetes"
 

@@ -100,7 +100,7 @@ def test_an_iterator_passes_once():
 @pytest.mark.parametrize(
     ("source", "batch_size", "says"),
     [
-        (ROWS, None, r"ndarray.*batch_size="),
+        (ROWS, None, r"The dataset is one ndarray, not batches of it: pass batch_size=\.\.\., the number of rows"),
         ((ROWS, ROWS), None, r"tuple.*batch_size=.*make it a list"),
         ({"x": ROWS}, None, r"dict.*batch_size="),
         (BATCHES, 4, r"list already yields batches"),

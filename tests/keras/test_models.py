@@ -14,7 +14,7 @@ import pytest
 from keras import layers
 
 import replicax as rx
-from replicax.errors import StrategyMismatchError
+from replicax.errors import ContextError, StrategyMismatchError
 from replicax.keras import strategy_of
 from replicax.keras.models import install_trainer_hooks
 from tests.keras.comparing import CLASSES, LABELS, X, Y, assert_same, classifier, made, state_of, trained, worked
@@ -123,6 +123,12 @@ def test_a_model_whose_variables_have_places_of_their_own_runs_without_the_strat
             warnings.simplefilter("error")
             model.predict(X, verbose=0)
     assert strategy_of(model) is None
+
+
+def test_a_loop_inside_of_run_is_refused_for_what_it_is(three):
+    model = made(three, classifier)
+    with pytest.raises(ContextError, match=r"Model\.fit was called inside strategy\.run\."):
+        three.run(lambda: model.fit(X, Y, verbose=0))
 
 
 def test_predicting_builds_a_model_that_has_no_shape(three):

@@ -92,6 +92,20 @@ def test_what_the_user_has_set_stays():
     assert own.items() <= task.environment.items()
 
 
+@pytest.mark.parametrize(
+    ("environment", "no_proxy"),
+    [
+        ({}, None),
+        ({"no_proxy": "example.org"}, "example.org"),
+        ({"http_proxy": "http://p:1"}, "127.0.0.1"),
+        ({"HTTPS_PROXY": "http://p:1", "no_proxy": "example.org"}, "example.org,127.0.0.1"),
+    ],
+)
+def test_only_where_there_is_a_proxy_this_machine_is_left_out_of_it(environment: dict[str, str], no_proxy: str | None):
+    [task] = plan(environment, workers=1).tasks
+    assert task.environment.get("no_proxy") == no_proxy
+
+
 def test_an_unreadable_number_of_threads_does_not_count():
     assert plan({"NPROC": "many"}, devices_per_worker=100).tasks[0].environment["NPROC"] == "200"
 

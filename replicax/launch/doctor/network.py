@@ -36,7 +36,7 @@ def check_cluster(environ: Environ) -> tuple[list[Finding], Detection | None]:
             {"name": each.name, "applies": each.applies, "because": each.because} for each in detection.candidates
         ],
     }
-    findings = [ok("cluster", f"this process is {found}, as told by {detection.winner or 'nobody'}", **details)]
+    findings = [ok("cluster", f"this process is {detection}", **details)]
     findings += [
         warn("cluster conflict", conflict, "Unset the variables of the source that is wrong.")
         for conflict in detection.conflicts
@@ -167,7 +167,9 @@ def check_proxies(environ: Environ, config: ClusterConfig | None = None) -> Find
     lower: dict[str, Any] = {name.lower(): value for name, value in environ.items() if value}
     proxies = [name for name in _PROXIES if name in lower]
     if not proxies:
-        return ok("proxies", "none", proxies=[])
+        exceptions = ", ".join(name for name in environ if name.lower() in _NO_PROXIES)
+        note = f" ({exceptions} alone does no harm, though JAX warns of it when a worker starts)" if exceptions else ""
+        return ok("proxies", f"none{note}", proxies=[])
     hosts = sorted({host for host in _hosts(config) if not _bypasses(host, lower)})
     text = f"{', '.join(proxies)} set"
     if not hosts:
