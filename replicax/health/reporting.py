@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 import threading
@@ -15,13 +14,13 @@ from pathlib import Path
 from replicax.exit_codes import describe
 from replicax.health.client import in_parallel
 from replicax.health.diagnosis import Diagnosis, Seen
+from replicax.health.launcher import tell_launcher
 from replicax.health.peers import Peer
 from replicax.health.server import stacks
 from replicax.health.status import Status, status_from
 
 LOG_DIR = "REPLICAX_LOG_DIR"
 _SECONDS_TO_WRITE = 2.0
-_NEWS = "REPLICAX_NEWS"  # where the launcher listens: the process that may tell it something, and a file descriptor
 _LINES_OF_WORKERS, _LINES_OF_STACK = 9, 16
 _LINE = "=" * 100
 
@@ -144,18 +143,5 @@ def _written(report: Report, name: str) -> Path | None:
 
 def _tell_launcher(summary: str, code: int, culprits: Sequence[str]) -> bool:
     """Tells the launcher how this process ends and who is to blame; returns whether there is one that listens."""
-    if os.environ.get(_NEWS) == "":  # The script has failed before, and the launcher knows.
-        return True
-    process, _, news = os.environ.get(_NEWS, "").partition(":")
-    if process != str(os.getpid()):
-        return False
     blames = [culprit.replace(":", " ") for culprit in culprits]
-    told = {"code": int(code), "time": time.monotonic(), "words": summary, "blames": blames}
-    message = json.dumps(told).encode()
-    try:
-        while message:
-            message = message[os.write(int(news), message) :]
-        os.close(int(news))
-    except OSError:  # The launcher is gone.
-        return False
-    return True
+    return tell_launcher({"code": int(code), "time": time.monotonic(), "words": summary, "blames": blames}, last=True)

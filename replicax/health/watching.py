@@ -18,6 +18,7 @@ from replicax.errors import ArgumentError
 from replicax.health import monitor
 from replicax.health.client import Client
 from replicax.health.diagnosis import Limits
+from replicax.health.launcher import tell_of_meeting
 from replicax.health.peers import History, Peer
 from replicax.health.phases import START, now
 from replicax.health.server import HealthServer
@@ -63,6 +64,8 @@ def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) 
         timeout_s: How long to wait for the others, in seconds.
         stall_timeout: After how many seconds without progress to end the job; None for never.
     """
+    if config.num_processes > 1:
+        tell_of_meeting(config.num_processes)
     if stall_timeout is None or config.num_processes == 1 or monitor.running() is not None:
         return runtime.start(config, lambda ip: {}, timeout_s)
     slow = _seconds(os.environ.get(SLOW_TIMEOUT) or Limits.slow, SLOW_TIMEOUT)

@@ -14,7 +14,7 @@ from types import FrameType
 
 from replicax.exit_codes import ExitCode, describe
 from replicax.launch.options import Options, check_script, make_log_dir
-from replicax.launch.output import shortened
+from replicax.launch.output import error_line, shortened
 from replicax.launch.plan import Job, count_ports, make_plan
 from replicax.launch.ports import reserved_ports
 from replicax.launch.processes import Event, Events, Guard, Signalled
@@ -68,14 +68,15 @@ def _attempts(job: Job, log_dir: Path, terminal: Terminal, guard: Guard, events:
         if isinstance(decision, End):
             _tell_end(terminal, attempt, failure)
             return decision.code
-        terminal.say(f"{attempt.failed} ended with {describe(attempt.code)}{_reason(failure)}. {decision.why}.")
+        how = failure.how if failure is not None else describe(attempt.code)
+        terminal.say(f"{attempt.failed} ended with {how}{_reason(failure)}. {decision.why}.")
         workers = decision.workers
 
 
 def _reason(failure: Failure | None) -> str:
-    """Returns the last line of the first failing task's traceback: what was raised."""
-    words = failure.process.last_words.splitlines() if failure else []
-    return f" ({words[-1].strip()})" if words else ""
+    """Returns what the first failing task raised, in a line."""
+    line = error_line(failure.process.last_words) if failure else ""
+    return f" ({line})" if line else ""
 
 
 def _tell_end(terminal: Terminal, attempt: Attempt, failure: Failure | None) -> None:
@@ -85,7 +86,7 @@ def _tell_end(terminal: Terminal, attempt: Attempt, failure: Failure | None) -> 
     elif failure is not None and failure.code == ExitCode.RESUME:
         terminal.say(f"{attempt.failed} ended with {describe(attempt.code)}.")
     elif failure is not None:
-        terminal.show(f"\n{_RULE} {attempt.failed} failed first: {describe(attempt.code)} {_RULE}")
+        terminal.show(f"\n{_RULE} {attempt.failed} failed first: {failure.how} {_RULE}")
         words = shortened(failure.process.last_words) or "It printed nothing."
         found = f" (found by {failure.process.task.name})" if failure.process is not failure.culprit else ""
         terminal.show(f"Its log: {failure.culprit.log_path}{found}\n\n{words}")

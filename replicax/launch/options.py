@@ -61,6 +61,11 @@ class Options:
         _check_number("--devices-per-worker", self.devices_per_worker, 1)
         _check_number("--ps", self.ps, 0)
         _check_number("--restarts", self.restarts, 0)
+        if self.ps and self.evaluator:
+            raise LaunchError(
+                "--ps and --evaluator do not go together: the workers of parameter servers train for one coordinator, "
+                "which evaluates itself. Leave --evaluator out, or run the evaluator's script by itself."
+            )
         if self.ps:  # Its workers come and go without a restart of the job.
             object.__setattr__(self, "workers", self.min_workers)
         if self.grace is not None and not (math.isfinite(self.grace) and self.grace >= 0):

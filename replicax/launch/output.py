@@ -135,6 +135,22 @@ def last_traceback(lines: Sequence[str]) -> str:
     return "\n".join(lines[start:]).strip("\n")
 
 
+def error_line(words: str) -> str:
+    """Returns the line of a task's last words that says what went wrong.
+
+    In a traceback that is the one after its last frame: notes may follow it. A report of the health monitor begins
+    with it.
+    """
+    lines = [line for line in words.splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    raised = [line for line in lines[starts[-1] + 1 :] if not line[0].isspace()] if starts else []
+    if raised:
+        return raised[0].strip()
+    if lines and lines[0].startswith("replicax: "):
+        return lines[0].strip()
+    return lines[-1].strip() if lines else ""
+
+
 def shortened(text: str) -> str:
     """Returns a text without its middle, if it has many lines."""
     lines = text.splitlines()

@@ -89,7 +89,7 @@ class Plan:
     Attributes:
         attempt: 0 at first, and one more with each restart.
         workers: How many workers there are.
-        tasks: All tasks: the workers, or the coordinator that starts them itself, and then an evaluator.
+        tasks: All tasks: the workers and then an evaluator, or the coordinator that starts its workers itself.
     """
 
     attempt: int
@@ -114,19 +114,18 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_di
     """
     options = job.options
     addresses = [f"{HOST}:{port}" for port in ports]
-    cluster = {} if options.ps else {"cluster": {WORKER: addresses}}
     common = _common(job, attempt) if log_dir is None else {REPORTS: str(log_dir), **_common(job, attempt)}
-
-    def task(kind: str, index: int, port: int | None) -> Task:
-        role = {**cluster, "task": {"type": kind, "index": index}}
-        own = {"TF_CONFIG": json.dumps(role)} | (_jax(addresses, index) if kind == WORKER else {})
-        return Task(kind, index, port, {**common, **own})
 
     if options.ps:
         counts = {WORKERS: str(workers), SERVERS: str(options.ps)}
-        tasks = [Task(COORDINATOR, 0, None, {**common, **counts})]
-    else:
-        tasks = [task(WORKER, index, port) for index, port in enumerate(ports)]
+        return Plan(attempt, workers, (Task(COORDINATOR, 0, None, {**common, **counts}),))
+
+    def task(kind: str, index: int, port: int | None) -> Task:
+        role = {"cluster": {WORKER: addresses}, "task": {"type": kind, "index": index}}
+        own = {"TF_CONFIG": json.dumps(role)} | (_jax(addresses, index) if kind == WORKER else {})
+        return Task(kind, index, port, {**common, **own})
+
+    tasks = [task(WORKER, index, port) for index, port in enumerate(ports)]
     tasks += [task(EVALUATOR, 0, None)] if options.evaluator else []  # Not in the cluster, as with TensorFlow.
     return Plan(attempt, workers, tuple(tasks))
 

@@ -22,7 +22,7 @@ import tty
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from replicax.errors import LaunchError
 from replicax.launch import child, guard
@@ -76,7 +76,17 @@ class Signalled(NamedTuple):
     number: int
 
 
-Event = Failing | Ended | Signalled
+class Meeting(NamedTuple):
+    """A task now needs the others of its cluster, and waits for those that have not come.
+
+    Attributes:
+        process: Which.
+    """
+
+    process: Process
+
+
+Event = Failing | Ended | Signalled | Meeting
 Events = SimpleQueue  # Not Queue: a signal handler puts into it while the main thread may just be taking out.
 
 
@@ -95,6 +105,12 @@ class Process:
 
     Raises:
         LaunchError: The system cannot start it.
+
+    Attributes:
+        task: As given.
+        last_words: What it said of its failure.
+        meets: Of how many processes the cluster is that it has begun to meet; 0 before.
+        has_left: Whether it has left them in order, on its way out of Python.
     """
 
     def __init__(self, task: Task, number: int, options: Options, log: Log, terminal: Terminal, events: Events[Event]):
@@ -102,6 +118,7 @@ class Process:
         self._log, self._events = log, events
         self._streams = [Stream(terminal, task.name, number, error) for error in (False, True)]
         self.last_words = ""
+        self.meets, self.has_left = 0, False
         self._ended = threading.Event()
         size = terminal.bar_size(task.name) if number == 0 and terminal.shows_bars else None
         with contextlib.ExitStack() as ours:
@@ -180,10 +197,12 @@ class Process:
                         self._read(source, stream, selector)
                 if news in ready:
                     chunk = os.read(news, _CHUNK)
-                    heard += chunk
+                    *lines, heard = (heard + chunk).split(b"\n")
                     if not chunk:
                         selector.unregister(news)
-                        self._take_news(heard)
+                        lines.append(heard)
+                    for line in filter(None, lines):
+                        self._take_news(json.loads(line))
         for source, stream in zip(sources, self._streams, strict=True):
             stream.feed(b"", final=True)
             os.close(source)
@@ -202,11 +221,15 @@ class Process:
             pass
         selector.unregister(source)
 
-    def _take_news(self, heard: bytes) -> None:
-        """Reports a failure that the task has told; what it said of it is written to the log, and not shown yet."""
-        if not heard:
+    def _take_news(self, told: dict[str, Any]) -> None:
+        """Reports what the task has told; what it said of a failure is written to the log, and not shown yet."""
+        if "meets" in told:
+            self.meets = told["meets"]
+            self._events.put(Meeting(self))
             return
-        told = json.loads(heard)
+        if "leaves" in told:
+            self.has_left = True
+            return
         words = told["words"].strip("\n")
         if words:
             self._log.write(f"{words}\n".encode())

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from replicax.exit_codes import ExitCode, describe, from_returncode, from_signal
 from replicax.launch.output import Log
-from replicax.launch.plan import EVALUATOR, Job, Plan
-from replicax.launch.processes import Ended, Event, Events, Failing, Guard, Process, Signalled
+from replicax.launch.plan import EVALUATOR, WORKER, Job, Plan
+from replicax.launch.processes import Ended, Event, Events, Failing, Guard, Meeting, Process, Signalled
 from replicax.launch.restart import Attempt
 from replicax.launch.terminal import Terminal
 
@@ -23,6 +23,8 @@ _SECONDS_TO_SETTLE = 0.1
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Workers that are being preempted save one after the other, and must not be disturbed by the first that has done so.
 _SECONDS_TO_SAVE = 60.0
+# Workers that all end themselves with `os._exit(0)` after their last line do so within this time.
+_SECONDS_TO_FOLLOW = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,13 @@ class Failure:
     code: int
     time: float
     culprit: Process
+
+    @property
+    def how(self) -> str:
+        """How it ended, in a few words."""
+        if self.code == ExitCode.PEER_LOST and self.process is self.culprit:
+            return f"exit code {self.code}: it was gone, and others needed it"
+        return describe(self.code)
 
 
 class Supervisor:
@@ -62,10 +71,13 @@ class Supervisor:
         self._tasks: list[Process] = []
         self._running: list[Process] = []
         self._failures: list[Failure] = []
+        self._done: list[Ended] = []  # Those that ended with 0.
+        self._missed: list[Failure] = []  # Those of them that others may need, until that is sure.
         self._signal = 0
         self._killed = False
         self._ask_at = math.inf  # When to send SIGTERM to those that still run, and when to kill them.
         self._kill_at = math.inf
+        self._miss_at = math.inf  # When it is sure that others need those who ended.
         self._blamed_until = math.inf  # What fails later fails because we ended it.
 
     def run(self) -> tuple[Attempt, Failure | None]:
@@ -74,6 +86,7 @@ class Supervisor:
         try:
             self._start()
             while self._running:
+                self._miss()
                 self._ask_or_kill()
                 self._take_event()
         finally:
@@ -103,7 +116,7 @@ class Supervisor:
             self._guard.watch([process])
 
     def _take_event(self) -> None:
-        wait = min(self._ask_at, self._kill_at) - time.monotonic()
+        wait = min(self._ask_at, self._kill_at, self._miss_at) - time.monotonic()
         try:
             event = self._events.get(timeout=max(wait, 0) if math.isfinite(wait) else None)
         except queue.Empty:
@@ -112,6 +125,8 @@ class Supervisor:
             self._on_signal(event.number)
         elif isinstance(event, Failing):
             self._on_failure(Failure(event.process, event.code, event.time, self._culprit(event)))
+        elif isinstance(event, Meeting):
+            self._find_missed()
         elif event.process in self._running:  # Not one of an attempt that was broken off.
             self._on_end(event)
 
@@ -122,10 +137,41 @@ class Supervisor:
         self._guard.forget(process)
         if returncode != 0:
             self._on_failure(Failure(process, from_returncode(returncode), event.time, process))
-        elif not self._failures and not self._training_runs():
+            return
+        self._done.append(event)
+        self._find_missed()
+        if not self._failures and not self._training_runs():
             self._on_training_done()
 
+    def _find_missed(self) -> None:
+        """Finds workers that ended with 0 and cannot be done without: they left in the midst, or never came."""
+        for process, time_of_end in [] if self._signal else self._done:
+            if process.task.type != WORKER or any(process is missed.process for missed in self._missed):
+                continue
+            waiting = [other.task.name for other in self._running if other.meets == self._plan.workers]
+            if process.meets and not process.has_left:
+                why = "in the midst of the job: not by the end of its script, but by os._exit or the like"
+            elif waiting and not process.meets:
+                why = f"before it came to where {', '.join(waiting)} waited for it: it made no strategy"
+            else:
+                continue
+            process.last_words = f"replicax: the process of {process.task.name} ended with exit code 0 {why}."
+            self._missed.append(Failure(process, ExitCode.PEER_LOST, time_of_end, process))
+            seconds = _SECONDS_TO_FOLLOW if process.meets else 0.0
+            self._miss_at = min(self._miss_at, time.monotonic() + seconds)
+
+    def _miss(self, now: bool = False) -> None:
+        """Counts it as a failure that a worker ended with 0, if others need it: they fail, or go on."""
+        if now or time.monotonic() >= self._miss_at:
+            self._miss_at = math.inf
+            for failure in self._missed if now or self._training_runs() else []:
+                self._fail(failure)
+
     def _on_failure(self, failure: Failure) -> None:
+        self._miss(now=True)
+        self._fail(failure)
+
+    def _fail(self, failure: Failure) -> None:
         if any(failure.process is other.process for other in self._failures):
             return  # Its script's failure was told, now its process has ended.
         if failure.time > self._blamed_until:
@@ -181,7 +227,7 @@ class Supervisor:
         if others:
             names = ", ".join(process.task.name for process in others)
             self._terminal.say(
-                f"{first.culprit.task.name} failed ({describe(first.code)}); ending {names} "
+                f"{first.culprit.task.name} failed ({first.how}); ending {names} "
                 f"within {self._options.grace_of_survivors:g} s."
             )
         for process in others:

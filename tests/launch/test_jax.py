@@ -54,3 +54,17 @@ def test_two_workers_with_two_devices_each_and_a_restart_from_the_cache(run: Cal
     assert first[0] == "0"
     assert second == (first[1], "0")
     assert "(RuntimeError: once). restart 1 of 1." in done.err
+
+
+def test_a_worker_that_vanishes_with_0_in_a_strategy_is_named_and_not_the_one_that_lost_it(run: Callable[..., Done]):
+    body = """
+    import replicax as rx
+    strategy = rx.MultiWorkerMirroredStrategy(stall_timeout=60.0)
+    assert strategy.reduce("sum", strategy.run(lambda: 1.0), axis=None) == 2.0
+    if index == 1: os._exit(0)
+    strategy.reduce("sum", strategy.run(lambda: 2.0), axis=None)
+    """
+    done = run(body, environment=ENVIRONMENT)
+    assert done.code == 71
+    assert "worker 1 failed first: exit code 71: it was gone, and others needed it" in done.err
+    assert "worker 1 ended with exit code 0 in the midst of the job" in done.err

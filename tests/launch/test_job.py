@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from replicax.errors import LaunchError
-from replicax.launch import Options, launch
+from replicax.launch import Options, launch, supervisor
 from tests.launch.conftest import Done, is_alive, wait_for
 
 pytestmark = pytest.mark.multiprocess
@@ -273,6 +273,46 @@ def test_who_gave_up_because_of_another_names_that_one(run: Run):
     assert "worker 2 failed (exit code 70: no progress for too long); ending worker 1, worker 2 within" in done.err
     assert "──────── worker 2 failed first: exit code 70: no progress for too long ────────\n" in done.err
     assert f"Its log: {done.logs / 'worker-2.log'} (found by worker 0)\n\nworker:2 stands still\n" in done.err
+
+
+NEWS = """
+pid, news = os.environ["REPLICAX_NEWS"].split(":")
+def tell(**told):
+    os.write(int(news), json.dumps(told).encode() + b"\\n")
+"""
+
+
+@pytest.mark.parametrize("others", ["raise ValueError('Connection closed by peer')", "sleep()"])
+def test_a_worker_that_vanishes_with_0_while_others_need_it_is_the_one_that_is_lost(
+    others: str, run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(supervisor, "_SECONDS_TO_FOLLOW", 1.0)
+    done = run(f"{NEWS}\ntell(meets=2)\nif index == 1: os._exit(0)\ntime.sleep(0.5)\n{others}")
+    assert done.code == 71
+    assert "worker 1 failed first: exit code 71: it was gone, and others needed it" in done.err
+    assert "ended with exit code 0 in the midst of the job" in done.err
+    assert "Connection closed" not in done.err
+
+
+def test_a_worker_that_ends_with_0_before_it_meets_those_who_wait_is_told_at_once(run: Run):
+    done = run(f"{NEWS}\nif index == 1: sys.exit(0)\ntime.sleep(0.5)\ntell(meets=2)\nsleep()", restarts=1)
+    assert done.code == 71
+    assert "worker 1 ended with exit code 71: it was gone, and others needed it (replicax: the process of" in done.err
+    assert "ended with exit code 0 before it came to where worker 0 waited for it" in done.err
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "tell(meets=2); time.sleep(0.3 * index); os._exit(0)",  # all of them, after their last line
+        "tell(meets=2); tell(leaves=True); time.sleep(2.0 * index)",
+        "if index == 0: tell(meets=1); time.sleep(2)",  # a cluster of its own
+    ],
+)
+def test_who_ends_with_0_where_nobody_needs_it_has_done_well(body: str, run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(supervisor, "_SECONDS_TO_FOLLOW", 1.0)
+    done = run(f"{NEWS}\n{body}")
+    assert (done.code, done.err) == (0, "")
 
 
 def test_a_failure_shows_few_lines_however_many_there_are(run: Run):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicax.errors import LaunchError
-from replicax.launch.output import Log, Stream, last_traceback
+from replicax.launch.output import Log, Stream, error_line, last_traceback
 from replicax.launch.terminal import Terminal
 
 BAR = "\x1b[?7l{}\x1b[?7h"
@@ -192,6 +192,20 @@ TRACEBACK = "Traceback (most recent call last):"
 )
 def test_last_traceback(text: str, found: str):
     assert last_traceback(text.split("\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("", ""),
+        ("a\nb", "b"),
+        (f"{TRACEBACK}\n  File\n    f()\n    ^^^\nE: 1\n(Frames are hidden)\n", "E: 1"),
+        (f"{TRACEBACK}\n  File\nE: 1\n\nThe above exception was the direct cause\n\n{TRACEBACK}\n  File\nE: 2", "E: 2"),
+        ("replicax: worker:1 is dead.\nFound by worker:0.\nStacks: path", "replicax: worker:1 is dead."),
+    ],
+)
+def test_the_line_that_says_what_went_wrong_is_no_note_below_it(words: str, found: str):
+    assert error_line(words) == found
 
 
 def test_without_a_traceback_or_long_after_it_the_last_lines_count():

@@ -40,15 +40,13 @@ def test_every_task_knows_the_cluster_and_its_place_in_it():
 
 
 def test_a_coordinator_starts_its_servers_and_workers_itself():
-    made = plan({"TF_CONFIG": "{}", "REPLICAX_PS_WORKERS": "9"}, workers=4, min_workers=2, ps=3, evaluator=True)
-    coordinator, evaluator = made.tasks
+    made = plan({"TF_CONFIG": "{}", "REPLICAX_PS_WORKERS": "9"}, workers=4, min_workers=2, ps=3)
+    (coordinator,) = made.tasks
     assert made.workers == 2
-    assert (coordinator.name, coordinator.port, evaluator.name) == ("chief 0", None, "evaluator 0")
+    assert (coordinator.name, coordinator.port) == ("chief 0", None)
     numbers = {"REPLICAX_PS_WORKERS": "2", "REPLICAX_PS_SERVERS": "3", "REPLICAX_TOKEN": "secret"}
     assert numbers.items() <= coordinator.environment.items()
     assert not {"TF_CONFIG", "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES"} & coordinator.environment.keys()
-    assert json.loads(evaluator.environment["TF_CONFIG"]) == {"task": {"type": "evaluator", "index": 0}}
-    assert not {"REPLICAX_PS_WORKERS", "REPLICAX_PS_SERVERS"} & evaluator.environment.keys()
 
 
 def test_jax_is_told_of_the_workers_only():
@@ -159,6 +157,7 @@ def test_what_is_no_number_of_workers(text: str):
         ({"workers": 4, "min_workers": 0}, "smaller number of --workers must be .* at least 1, got 0"),
         ({"workers": 2, "min_workers": 4}, "--workers 4:2 is no range: write the smaller number first"),
         ({"devices_per_worker": 0}, "--devices-per-worker must be .* at least 1, got 0"),
+        ({"ps": 1, "evaluator": True}, "--ps and --evaluator do not go together"),
         ({"ps": -1}, "--ps must be .* at least 0, got -1"),
         ({"restarts": -1}, "--restarts must be .* at least 0, got -1"),
         ({"grace": -0.1}, "--grace is a number of seconds, at least 0, got -0.1"),
