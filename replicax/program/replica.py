@@ -38,6 +38,7 @@ from replicax.program.results import mark, marked_with
 from replicax.program.scales import Search, find_local_mean, scope_of
 from replicax.program.split import Assigned, Split
 from replicax.program.summed_means import find_summed_mean
+from replicax.program.unequal_types import types_explained
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import ManualPerReplica, PerReplica, is_per_replica
 
@@ -263,7 +264,8 @@ class ReplicaCall:
         rows = frozenset(size for size in self._batch_rows() if size is not None)
         replica = self.strategy.replica_context(self.replicas, rows) if self.in_replica_context else None
         with context.entered(strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas):
-            result = self.fn(*args, **kwargs)
+            with types_explained():
+                result = self.fn(*args, **kwargs)
             frame.aggregate_deferred()
             if frame.passed_by:
                 advise_of_zeros(self.strategy, _name(self.fn), frame.passed_by.values())
