@@ -8,11 +8,19 @@ import time
 import weakref
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 from replicax.health import monitor
+from replicax.health.order import Program
 from replicax.health.phases import COMPILE, IDLE, START, STEP, WAIT, now, phase
 from replicax.health.programs import Announced, fingerprint
+
+
+class _Prepared(NamedTuple):
+    """A program that has been compared: its fingerprint, and what is noted of each call."""
+
+    fingerprint: str
+    program: Program
 
 
 class Calls:
@@ -25,7 +33,7 @@ class Calls:
 
     def __init__(self, name: str, shared: bool):
         self._name, self._shared = name, shared
-        self._prepared: dict[Hashable, str] = {}
+        self._prepared: dict[Hashable, _Prepared] = {}
         self._is_new = True
 
     @property
@@ -41,18 +49,23 @@ class Calls:
         return _quiet(COMPILE) if was_new else _NOTHING
 
 
-def together(name: str) -> Call:
-    """Returns the context of something that all processes compute together, and that is compiled as it goes."""
-    return Call(name, {}, STEP)
+def together(name: str, what: str = "") -> Call:
+    """Returns the context of something that all processes compute together, and that is compiled as it goes.
+
+    Args:
+        name: Its name.
+        what: What tells it from others of that name, such as shapes; the same in all processes.
+    """
+    return Call(name, {}, STEP, Program.of(name, what))
 
 
 class Call:
     """One call of a program that all processes run together."""
 
-    __slots__ = ("_before", "_name", "_phase", "_prepared")
+    __slots__ = ("_before", "_name", "_phase", "_prepared", "_program")
 
-    def __init__(self, name: str, prepared: dict[Hashable, str], phase: str):
-        self._name, self._prepared, self._phase = name, prepared, phase
+    def __init__(self, name: str, prepared: dict[Hashable, _Prepared], phase: str, program: Program | None = None):
+        self._name, self._prepared, self._phase, self._program = name, prepared, phase, program
         self._before: str | None = None
 
     def __enter__(self) -> Call:
@@ -64,6 +77,9 @@ class Call:
             now.program, now.fingerprint = self._name, ""
             now.called, now.calls = time_now, now.calls + 1
             now.at = (self._phase, time_now)
+            running = monitor.running()
+            if running is not None and self._program is not None:
+                running.order.note(self._program)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -73,7 +89,7 @@ class Call:
     def prepare(self, lower: Callable[[], Any] | None, signature: Callable[[], Hashable] = tuple) -> None:
         """Before the program runs for the first time: compiles it and compares it with the other workers'.
 
-        Nothing is done if no monitor runs.
+        Each time, the call is noted in the order of calls. Nothing is done if no monitor runs.
 
         Args:
             lower: Returns the program as JAX lowers it; None if this process has no part in it, or it is not compiled.
@@ -90,9 +106,10 @@ class Call:
         if found is None:
             found = self._prepared[key] = self._compared(running, lower)
         if self._before is not None:
-            now.fingerprint = found
+            now.fingerprint = found.fingerprint
+            running.order.note(found.program)
 
-    def _compared(self, running: monitor.Monitor, lower: Callable[[], Any] | None) -> str:
+    def _compared(self, running: monitor.Monitor, lower: Callable[[], Any] | None) -> _Prepared:
         with phase(COMPILE):
             lowered = lower() if lower is not None else None
             found = fingerprint(lowered) if lowered is not None else ""
@@ -103,7 +120,8 @@ class Call:
         self._go_on(WAIT)
         running.programs.compare(index, running.peers, wait=True)
         self._go_on(STEP)
-        return found
+        # Its number among those compared stands for it: who has no part in it does not know its fingerprint.
+        return _Prepared(found, Program.of(self._name, f"program {index + 1}"))
 
     def _go_on(self, phase: str) -> None:
         if self._before is not None:

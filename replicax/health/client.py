@@ -47,6 +47,10 @@ class Client:
         """Returns the program that it compared as number `index`, None if it has not come to it; raises as `status`."""
         return _read(self._ask("GET", f"/programs/{index}", timeout))
 
+    def call(self, number: int, timeout: float) -> Any:
+        """Returns its call of a number (`replicax.health.order`), None if it does not know it; raises as `status`."""
+        return _read(self._ask("GET", f"/calls/{number}", timeout))
+
     def post(self, path: str, document: Mapping[str, Any], timeout: float) -> None:
         """Tells it something; raises as `status`."""
         # An error of the script may quote what is no text; the rest of it is to arrive all the same.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from replicax.exit_codes import ExitCode
+from replicax.health.order import Noted, Order
 from replicax.health.phases import SLOW_PHASES
 from replicax.health.status import Status
 
@@ -69,6 +70,7 @@ class Kind(enum.Enum):
     ABSENT = "absent"
     SLOW = "slow"
     DEADLOCK = "deadlock"
+    DIVERGED = "diverged"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +89,9 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> ExitCode:
-        """How the others end: `PEER_LOST` if a worker is gone, else `STALLED`."""
+        """How the others end: `DIVERGED` if it is their programs, `PEER_LOST` if a worker is gone, else `STALLED`."""
+        if self.kind is Kind.DIVERGED:
+            return ExitCode.DIVERGED
         return ExitCode.PEER_LOST if self.kind in (Kind.DEAD, Kind.ENDED) else ExitCode.STALLED
 
 
@@ -97,6 +101,45 @@ def diagnose(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
     Slow is not stuck. A worker that does something else is only to blame when another one has been waiting for as long.
     """
     return _gone(workers, limits) or _not_coming(workers, limits) or _not_leaving(workers, limits)
+
+
+def disagrees(order: Order, me: int, workers: Sequence[Seen]) -> int | None:
+    """Returns the number of a worker that has run something else than this one; None if that is not known of any.
+
+    Of two workers the one that is ahead compares. The numbers of calls count when all scripts have ended.
+
+    Args:
+        order: The calls of this worker.
+        me: Its number.
+        workers: What is known of all.
+    """
+    known = {i: w.status for i, w in enumerate(workers) if w.status is not None}
+    all_done = all(status.ended == DONE for status in known.values())
+    for i, status in known.items():
+        if i != me and (order.contradicts(status.order) or (all_done and status.order[0] != order.last[0])):
+            return i
+    return None
+
+
+def diverged(me: int, other: int, workers: Sequence[Seen], mine: Noted | None, theirs: Noted | None) -> Diagnosis:
+    """Returns the alarm that two workers have run different programs.
+
+    Args:
+        me: The number of this worker.
+        other: That of the other one.
+        workers: What is known of all.
+        mine: The first call of this worker that is not the other's; None if it has none, or that is not known.
+        theirs: The same of the other worker.
+    """
+    pair = sorted([(me, mine), (other, theirs)])
+    number = next((noted.number for _, noted in pair if noted is not None), None)
+    if number is None or (mine is not None and theirs is not None and mine.program == theirs.program):
+        said = "have not run the same programs in the same order; where that began is too long ago to be known"
+    else:
+        ran = [f"{workers[i].name} {noted.program if noted is not None else 'nothing more'}" for i, noted in pair]
+        said = f"have run different programs: as call number {number}, {' and '.join(ran)}"
+    said += "; all workers must call the same functions in the same order"
+    return _diagnosis(workers, Kind.DIVERGED, [i for i, _ in pair], said)
 
 
 def _gone(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:

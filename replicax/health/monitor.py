@@ -17,12 +17,13 @@ from typing import Any
 
 from replicax.exit_codes import ExitCode, from_signal
 from replicax.health.asking import Asking
-from replicax.health.diagnosis import DONE, Diagnosis, Limits, Seen, diagnose
+from replicax.health.diagnosis import DONE, Diagnosis, Limits, Seen, diagnose, disagrees, diverged
+from replicax.health.order import Order, noted_from, order_from
 from replicax.health.peers import Peer, tell
 from replicax.health.phases import LEAVE, now
 from replicax.health.programs import Programs
 from replicax.health.reporting import Report, alarm_report, gather, table, write
-from replicax.health.status import status_from, status_of
+from replicax.health.status import Status, status_from, status_of
 from replicax.health.traffic import Traffic
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ _SECONDS_FOR_THE_FIRST = 1.2  # that a worker waits for each one before it to ra
 _SECONDS_TO_LEAVE = 2.0
 _SECONDS_UNTIL_UNREACHABLE = 20.0
 _SECONDS_BETWEEN_REMINDERS = 60.0
+_LOOKS_FOR_AN_ALARM = 30  # at most; the next one should raise it
 _BYTES_OF_PROGRESS = 4096  # between two looks; less may be anything
 
 _running: Monitor | None = None
@@ -70,7 +72,7 @@ class Monitor:
         end: Callable[[int], Any] = os._exit,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.peers, self.programs = tuple(peers), Programs(name)
+        self.peers, self.programs, self.order = tuple(peers), Programs(name), Order()
         self._index, self._name, self._address, self._limits = index, name, address, limits
         self._end, self._clock = end, clock
         self._traffic = Traffic(()) if traffic is None else traffic
@@ -90,10 +92,13 @@ class Monitor:
     # What the server asks.
 
     def status(self) -> Mapping[str, Any]:
-        return dataclasses.asdict(status_of(ended=self._ended))
+        return dataclasses.asdict(self._own_status())
 
     def program(self, index: int) -> Mapping[str, str] | None:
         return self.programs.get(index)
+
+    def call(self, number: int) -> Sequence[Any] | None:
+        return self.order.get(number)
 
     def on_alarm(self, document: Mapping[str, Any]) -> None:
         self._told = self._told or document
@@ -102,7 +107,7 @@ class Monitor:
     def on_goodbye(self, document: Mapping[str, Any]) -> None:
         for peer in self.peers:
             if peer.index == document.get("index"):
-                peer.history.ended(str(document.get("ended") or DONE))
+                peer.history.ended(str(document.get("ended") or DONE), order_from(document.get("order")))
         with self._looked:
             self._looked.notify_all()
 
@@ -135,9 +140,13 @@ class Monitor:
         self._notice_traffic()
         self._warn_of_unreachable()
         workers = self.workers()
-        diagnosis = diagnose(workers, self._limits)
-        if diagnosis is not None and not self._notice_own_pause():
-            self._alarm(diagnosis)
+        other = disagrees(self.order, self._index, workers)
+        if other is not None:
+            self._alarm(self._diverged(other, workers))
+        else:
+            diagnosis = diagnose(workers, self._limits)
+            if diagnosis is not None and not self._notice_own_pause():
+                self._alarm(diagnosis)
         with self._looked:
             self._looks += 1
             self._looked.notify_all()
@@ -184,16 +193,30 @@ class Monitor:
     def workers(self) -> list[Seen]:
         """Returns what is known of all workers, in order."""
         time_now = self._clock()
-        me = Seen(self._name, self._address, status_of(ended=self._ended))
+        me = Seen(self._name, self._address, self._own_status())
         seen = {peer.index: peer.history.seen(time_now) for peer in self.peers} | {self._index: me}
         return [seen[i] for i in sorted(seen)]
 
+    def _own_status(self) -> Status:
+        return dataclasses.replace(status_of(ended=self._ended), order=self.order.last)
+
     def report(self) -> str:
         """Returns what all workers are doing now."""
-        answers = gather(self.peers) | {self._index: (status_of(ended=self._ended), "")}
+        answers = gather(self.peers) | {self._index: (self._own_status(), "")}
         return table(self.workers(), answers)
 
     # The alarm.
+
+    def _diverged(self, other: int, workers: Sequence[Seen]) -> Diagnosis:
+        """Returns the alarm that a peer has run other programs; asks it which, if it still answers."""
+        peer, status = self._by_index[other], workers[other].status
+        assert status is not None
+        mine = theirs = None
+        with contextlib.suppress(OSError, ValueError):  # It may be gone; that they differ is known all the same.
+            mine, theirs = self.order.difference(
+                status.order, lambda number: noted_from(peer.client.call(number, peer.seconds_to_answer))
+            )
+        return diverged(self._index, other, workers, mine, theirs)
 
     def _alarm(self, diagnosis: Diagnosis) -> None:
         if self._leave_it_to_another(diagnosis):
@@ -231,7 +254,9 @@ class Monitor:
 
     def _exit_code(self, code: int, culprits: Sequence[int]) -> int:
         """Returns how this process ends after an alarm: as its script did, if that is what it is about."""
-        return _code_of(self._error) if self._error is not None and self._index in culprits else code
+        if self._error is None or self._index not in culprits or code == ExitCode.DIVERGED:
+            return code
+        return _code_of(self._error)
 
     def _leave(self, code: int, culprits: Sequence[int], reached: Sequence[Peer]) -> None:
         if self._index == 0:  # JAX ends the others at once when its service, in this process, is gone: so it goes last.
@@ -260,7 +285,7 @@ class Monitor:
         error = self._error
         now.at = (LEAVE, time.monotonic())
         self._ended = DONE if error is None else f"{type(error).__name__}: {error}"[:500]
-        goodbye = {"index": self._index, "ended": self._ended}
+        goodbye = {"index": self._index, "ended": self._ended, "order": self.order.last}
         tell(self.peers, "/goodbye", goodbye)
         if error is not None and _code_of(error) != ExitCode.FAILED:  # So do the others: there is nobody to wait for.
             self._wait_for_looks(3)
@@ -268,6 +293,9 @@ class Monitor:
             return self._leave(_code_of(error), (), self.peers)
         try:
             self._wait_for_ends()
+            if disagrees(self.order, self._index, self.workers()) is not None:
+                self._wait_for_looks(_LOOKS_FOR_AN_ALARM)  # The thread raises it; the process ends there.
+                self._leave(ExitCode.DIVERGED, (), ())
         except KeyboardInterrupt:
             self._leave(from_signal(signal.SIGINT), (), ())
 

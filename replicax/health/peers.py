@@ -58,11 +58,11 @@ class History:
         with self._lock:
             self._heard, self._refusals = time, 0
 
-    def ended(self, how: str) -> None:
-        """Notes its goodbye."""
+    def ended(self, how: str, order: tuple[int, int]) -> None:
+        """Notes its goodbye, and its last call."""
         with self._lock:
             self.status = dataclasses.replace(
-                self.status or Status(LEAVE), phase=LEAVE, seconds=0.0, ended=how, waiting=None
+                self.status or Status(LEAVE), phase=LEAVE, seconds=0.0, ended=how, waiting=None, order=order
             )
 
     def seen(self, time: float) -> Seen:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from replicax.exit_codes import describe
 from replicax.health.client import in_parallel
-from replicax.health.diagnosis import Diagnosis, Seen
+from replicax.health.diagnosis import Diagnosis, Kind, Seen
 from replicax.health.launcher import tell_launcher
 from replicax.health.peers import Peer
 from replicax.health.server import stacks
@@ -77,7 +77,8 @@ def alarm_report(
         note: What else is to be said.
     """
     answers = {**answers, me: (workers[me].status or Status("idle"), stacks())}
-    head = [f"replicax: the job stands still and is ended. {diagnosis.reason}", *([note] if note else [])]
+    why = "would compute wrong numbers" if diagnosis.kind is Kind.DIVERGED else "stands still"
+    head = [f"replicax: the job {why} and is ended. {diagnosis.reason}", *([note] if note else [])]
     found = f"Found by {workers[me].name}."
     end = f"Every worker that can ends now; {describe(diagnosis.exit_code)}. docs/guides/my-job-hangs.md explains."
     lines = table(workers, answers).split("\n")

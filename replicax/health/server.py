@@ -15,12 +15,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from replicax.cluster.lines import decoded, is_number
 from replicax.health.client import TOKEN_HEADER
+from replicax.health.order import order_from
 
 _LARGEST_QUESTION = 2**23
 _SECONDS_OF_SILENCE = 60.0  # after which a connection is closed
@@ -37,6 +38,9 @@ class Answers(Protocol):
 
     def program(self, index: int) -> Mapping[str, Any] | None:
         """Returns the program that this worker has compared as number `index`."""
+
+    def call(self, number: int) -> Sequence[Any] | None:
+        """Returns this worker's call of a number: number, digest and program."""
 
     def on_alarm(self, document: Mapping[str, Any]) -> None:
         """Hears of an alarm that another worker has raised."""
@@ -136,6 +140,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._say(stacks(), "text/plain; charset=utf-8")
         elif self.path.startswith("/programs/") and self.path[10:].isdecimal() and len(self.path) < 30:
             self._say(json.dumps(answers.program(int(self.path[10:]))))
+        elif self.path.startswith("/calls/") and self.path[7:].isdecimal() and len(self.path) < 30:
+            self._say(json.dumps(answers.call(int(self.path[7:]))))
         else:
             self._refuse(HTTPStatus.NOT_FOUND)
 
@@ -197,7 +203,15 @@ def _is_alarm(document: Mapping[str, Any]) -> bool:
 
 
 def _is_goodbye(document: Mapping[str, Any]) -> bool:
-    return is_number(document.get("index"), 0, 2**31) and isinstance(document.get("ended"), str)
+    return is_number(document.get("index"), 0, 2**31) and isinstance(document.get("ended"), str) and _is_order(document)
+
+
+def _is_order(document: Mapping[str, Any]) -> bool:
+    try:
+        order_from(document.get("order"))
+    except ValueError:
+        return False
+    return True
 
 
 _MOST_DIGITS = 12

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from replicax.health.order import order_from
 from replicax.health.phases import WAIT, WAITING_PHASES, Activity, now
 
 
@@ -27,6 +28,7 @@ class Status:
         waits_at: What it waits for where that is no program, such as first values of variables.
         waits_for: The numbers of the workers that it waits for; empty for all others.
         quiet: Of the seconds that it has been waiting, those since bytes have last moved.
+        order: Number and digest of its last call (`replicax.health.order`).
     """
 
     phase: str
@@ -40,6 +42,7 @@ class Status:
     waits_at: str = ""
     waits_for: tuple[int, ...] = ()
     quiet: float = math.inf
+    order: tuple[int, int] = (0, 0)
 
     @property
     def in_vain(self) -> float | None:
@@ -95,7 +98,7 @@ def status_from(document: Mapping[str, Any]) -> Status:
     """
     kinds: dict[str, Any] = {"phase": str, "program": str, "fingerprint": str, "ended": str, "calls": int}
     kinds |= {"completed": int, "seconds": (int, float), "waiting": (int, float, type(None))}
-    kinds |= {"waits_at": str, "waits_for": (list, tuple), "quiet": (int, float)}
+    kinds |= {"waits_at": str, "waits_for": (list, tuple), "quiet": (int, float), "order": (list, tuple)}
     if not isinstance(document, Mapping):
         raise ValueError(f"not a status: {document!r:.100}")
     found: dict[str, Any] = {name: document.get(name) for name in kinds}
@@ -103,4 +106,5 @@ def status_from(document: Mapping[str, Any]) -> Status:
         raise ValueError(f"not a status: {document!r:.100}")
     if not all(isinstance(worker, int) for worker in found["waits_for"]):
         raise ValueError(f"not a status: {document!r:.100}")
-    return Status(**{**found, "waits_for": tuple(found["waits_for"])})
+    order = order_from(found["order"])
+    return Status(**{**found, "waits_for": tuple(found["waits_for"]), "order": order})

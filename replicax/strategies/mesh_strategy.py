@@ -160,7 +160,8 @@ class MeshStrategy(Strategy):
         if array is None or isinstance(array, jax.core.Tracer) or not self.placement.spans_processes:
             return self._combined_here(each, combine)
         everywhere = len(array.sharding.device_set) == self.placement.mesh_for(self.placement.replicas).size
-        with health.together(type(combine).__name__.lower()) as call:
+        what = f"{combine}, {array.dtype}{array.shape}"
+        with health.together(type(combine).__name__.lower(), what) as call:
             result = (self._combined_here if everywhere else self._combined_elsewhere)(each, combine)
             call.sent(result)
             return result

@@ -193,7 +193,7 @@ def test_a_pause_of_the_process_within_a_look_is_noticed(monkeypatch: pytest.Mon
 
 def test_a_goodbye_is_final():
     history = History("worker:1", "", 0.0)
-    history.ended("done")
+    history.ended("done", (0, 0))
     history.answered(Status("step"), 1.0)  # It was under way for longer.
     assert history.status is not None
     assert history.status.ended == "done"

@@ -214,6 +214,6 @@ def test_a_history_counts_silence_from_the_last_answer():
     assert history.seen(108.0).refusals == 2
     history.forgive(110.0)
     assert (history.seen(112.0).silent, history.seen(112.0).refusals) == (2.0, 0)
-    history.ended("done")
+    history.ended("done", (0, 0))
     assert not history.seen(113.0).runs
     assert not Peer(1, Client("127.0.0.1", 1, ""), History("worker:1", "", 0.0)).reachable

@@ -18,11 +18,14 @@ import numpy as np
 import pytest
 
 import replicax as rx
+import replicax.health.monitor as monitor_module
 import replicax.health.server as server_module
 from replicax.errors import ArgumentError, ProgramMismatchError
+from replicax.health.calls import Calls, together
 from replicax.health.client import TOKEN_HEADER, Client, in_parallel
 from replicax.health.diagnosis import Diagnosis, Kind, Limits
 from replicax.health.monitor import Monitor
+from replicax.health.order import Program
 from replicax.health.peers import History, Peer
 from replicax.health.phases import now
 from replicax.health.programs import Announced, Programs, fingerprint
@@ -174,7 +177,7 @@ def test_who_else_answers_at_a_port_is_an_error_that_the_monitor_expects(answer:
 
 
 def test_a_goodbye_arrives_whatever_the_error_quotes(workers: list[Worker]):
-    workers[0].client.post("/goodbye", {"index": 1, "ended": "OSError: no file \udcff"}, 5.0)
+    workers[0].client.post("/goodbye", {"index": 1, "ended": "OSError: no file \udcff", "order": [0, 0]}, 5.0)
     workers[0].client.close()
 
 
@@ -258,6 +261,85 @@ def test_own_absence_is_no_fault_of_the_others():
     assert monitor.workers()[1].silent == 59.0
     monitor._notice_own_pause()
     assert monitor.workers()[1].silent == 0.0
+
+
+def alarm_of(workers: list[Worker]) -> str:
+    """Lets the first worker look, which ends both; returns the finding."""
+    workers[0].monitor._look()
+    assert workers[0].codes == [72]
+    told = workers[1].monitor._told
+    assert told is not None
+    workers[1].monitor._obey(told)
+    assert workers[1].codes == [72]
+    return str(told["summary"]).splitlines()[0]
+
+
+def run_programs(worker: Worker, *names: str) -> None:
+    for name in names:
+        worker.monitor.order.note(Program.of(name))
+
+
+def test_workers_that_run_known_programs_in_another_order_end(workers: list[Worker], capfd: Any):
+    run_programs(workers[0], "A", "B", "A", "B", "A")
+    run_programs(workers[1], "A", "B")
+    workers[0].monitor._look()
+    workers[1].monitor._look()  # One is ahead.
+    assert (workers[0].codes, workers[1].codes) == ([], [])
+    run_programs(workers[1], "B", "A")
+    workers[0].monitor.on_error(RuntimeError("what came of it"))
+    found = alarm_of(workers)
+    assert found.startswith("replicax: the job would compute wrong numbers and is ended. worker:0 (here:1), worker:1")
+    assert "have run different programs: as call number 3, worker:0 'A' and worker:1 'B'; all" in found
+
+
+def test_a_difference_is_an_alarm_even_if_the_other_does_not_say_more(workers: list[Worker], capfd: Any):
+    for worker, name in zip(workers, "AB", strict=True):
+        run_programs(worker, name)
+    workers[0].monitor.peers[0].history.answered(workers[1].monitor._own_status(), time.monotonic())
+    workers[1].server.shutdown()
+    workers[1].server.server_close()
+    workers[0].monitor._look()
+    assert workers[0].codes == [72]
+    assert "have not run the same programs in the same order" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_nobody_leaves_in_peace_after_a_call_more_or_less(
+    workers: list[Worker], more: int, monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
+    monkeypatch.setattr(now, "at", now.at)
+    for worker in workers:
+        run_programs(worker, "A")
+        worker.monitor.peers[0].history.answered(status_of(), time.monotonic())
+    run_programs(workers[1], *"B" * more)
+    threads = [threading.Thread(target=worker.monitor.at_exit) for worker in workers]
+    if more:  # What the thread of a monitor does, which would end the process.
+        monkeypatch.setattr(Monitor, "_wait_for_looks", lambda monitor, count: monitor._look())
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert [set(worker.codes) for worker in workers] == [{72} if more else set()] * 2
+    if more:
+        assert "as call number 2, worker:0 nothing more and worker:1 'B'" in capfd.readouterr().err
+
+
+def test_each_call_of_a_program_is_noted(monkeypatch: pytest.MonkeyPatch):
+    alone = Monitor(0, "worker:0", "", [], Limits(5.0))
+    monkeypatch.setattr(monitor_module, "_running", alone)
+    programs = Calls("train", shared=True), Calls("test", shared=True)
+    for i in (0, 1, 1, 0):
+        with programs[i].one() as call:
+            assert call is not None
+            call.prepare(None)
+    with together("reduction", "float32(2,)"):
+        pass
+    with Calls("own", shared=False).one():
+        pass
+    noted = [alone.order.get(i) for i in range(1, 7)]
+    train, test = "'train' (program 1)", "'test' (program 2)"
+    assert [n and n.program for n in noted] == [train, test, test, train, "'reduction' (float32(2,))", None]
 
 
 def test_the_same_programs_run(workers: list[Worker]):

@@ -30,6 +30,8 @@ def train(fault: str, seconds: float, stall_timeout: float, steps: int) -> None:
 
     import replicax as rx
 
+    if fault in ("in order", "swap"):
+        return _run_in_order(fault, stall_timeout)
     strategy = rx.MultiWorkerMirroredStrategy(start_timeout=60, stall_timeout=stall_timeout)
     faulty = strategy.worker_index == 1 and fault
     with strategy.scope():
@@ -65,6 +67,36 @@ def train(fault: str, seconds: float, stall_timeout: float, steps: int) -> None:
             yield np.ones((4, 4), np.float32), np.ones((4, 3), np.float32)
 
     model.fit(batches(), steps_per_epoch=steps, callbacks=[Callback()], verbose=0)
+    print("finished", flush=True)
+
+
+def _run_in_order(fault: str, stall_timeout: float) -> None:
+    """One worker that runs two programs in turns; if it is to swap them, worker 1 does so once they are known."""
+    import jax.numpy as jnp
+
+    import replicax as rx
+    import replicax.health as health
+
+    strategy = rx.MultiWorkerMirroredStrategy(start_timeout=60, stall_timeout=stall_timeout)
+    with strategy.scope():
+        a, b = rx.Variable(0.0), rx.Variable(0.0)
+
+    def add_a(x):
+        a.assign_add(rx.get_replica_context().all_reduce("sum", jnp.sum(x)))
+
+    def add_b(x):
+        b.assign_add(rx.get_replica_context().all_reduce("sum", 100 * jnp.sum(x)))
+
+    batches = [np.arange(4, dtype=np.float32), np.ones(1, np.float32)]  # Of the last one worker 1 has no row.
+    batch, part = strategy.distribute_dataset(batches)
+    for _ in range(2):
+        for add in (add_a, add_b):
+            for x in (batch, part):
+                strategy.run(add, args=(x,))
+                strategy.reduce("sum", x, axis=0)
+    print(f"known: {a.numpy().item()}, {b.numpy().item()} after {health.running().order.last[0]} calls", flush=True)
+    for add in (add_b, add_a) if fault == "swap" and strategy.worker_index == 1 else (add_a, add_b):
+        strategy.run(add, args=(batch,))
     print("finished", flush=True)
 
 

@@ -84,6 +84,22 @@ def test_different_programs(tmp_path: Path):
             assert f"worker:{1 - worker} 'train_step' (" in text
 
 
+def test_known_programs_in_another_order(tmp_path: Path):
+    with job(tmp_path, "swap", stall_timeout=60.0) as running:
+        for worker in (0, 1):
+            code, _ = running.end(worker)
+            text = running.log(worker)
+            assert "known: 14.0, 1400.0 after 16 calls" in text, text
+            assert code == ExitCode.DIVERGED, text
+            assert "would compute wrong numbers" in text
+            assert "as call number 17, worker:0 'add_a' (program 1) and worker:1 'add_b' (program " in text
+
+
+def test_known_programs_in_the_same_order(tmp_path: Path):
+    with job(tmp_path, "in order") as running:
+        assert [running.end(worker)[0] for worker in (0, 1)] == [0, 0], running.log(0) + running.log(1)
+
+
 def test_a_worker_that_fails(tmp_path: Path):
     with job(tmp_path, "error") as running:
         since = fault_time(running)

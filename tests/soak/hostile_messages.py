@@ -55,7 +55,10 @@ def random_bytes(rng: random.Random) -> bytes:
 def http_garbage(rng: random.Random) -> bytes:
     method = rng.choice(["GET", "POST", "PUT", "HEAD", "OPTIONS", "BREW", "", "\u00e9"])
     path = rng.choice(
-        ["/", "/status", "/stacks", "/alarm", "/goodbye", "/programs/1", f"/programs/{'9' * 25}", "/" * 70_000]
+        [
+            *("/", "/status", "/stacks", "/alarm", "/goodbye", "/programs/1", f"/programs/{'9' * 25}", "/" * 70_000),
+            *("/calls/1", f"/calls/{'9' * 19}", "/calls/-1", "/calls/\u00b2"),
+        ]
     )
     token = rng.choice(["", "x", TOKEN, TOKEN + "\u00e9", "\0"])
     length = rng.choice(["0", "2", "-1", "1e3", "9" * 5000, "99999999", "0x10", "\u00b2", ""])
