@@ -58,6 +58,10 @@ def compute_average_loss(
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     """Sums a regularization loss and divides it by the number of replicas, each of which adds it once.
 
+    Add it to the loss of the data and differentiate the sum: then the replicas' shares add up to the penalty.
+    `jax.grad` of the penalty alone is too small by the number of replicas, since JAX adds up the gradients only of what
+    differs between replicas; `rx.grad` adds them up in any case.
+
     Raises:
         ContextError: Called in cross-replica context.
 

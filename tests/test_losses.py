@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -104,3 +105,17 @@ def test_there_may_be_more_tokens_than_rows(caplog):
     (batch,) = strategy.distribute_dataset([np.ones((8, 5), np.float32)])
     strategy.run(lambda b: rx.compute_average_loss(b.reshape(-1), global_batch_size=8), args=(batch,))
     assert not caplog.records
+
+
+def test_a_penalty_in_one_loss_with_the_data_is_counted_once_by_each_kind_of_gradient(mirrored, per_replica):
+    two = mirrored(2)
+    rows = per_replica(two, [1.0, 2.0], [3.0, 4.0])
+    with two.scope():
+        variable = rx.Variable(2.0)
+
+    def loss(w, rows):
+        return rx.compute_average_loss(w * rows) + rx.scale_regularization_loss(w * w)
+
+    plain = two.run(lambda rows, w: jax.grad(loss)(w, rows), args=(rows, jnp.float32(2.0)))
+    of_variable = two.run(lambda rows: rx.grad(lambda: loss(variable, rows), variable)(), args=(rows,))
+    assert float(plain) == float(of_variable) == 2.5 + 4.0
