@@ -18,15 +18,35 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax.compat import vary
-from replicax.errors import ContextError, ReduceError, ReplicaShapeError
+from replicax.errors import ArgumentError, ContextError, ReduceError, ReplicaShapeError
 from replicax.reduce_op import ReduceOp, mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
 class DistributedValues(abc.ABC):  # noqa: B024 - a marker, as in tf.distribute
-    """Marker base class of values that have one component per replica."""
+    """Base class of values that have one component per replica; they are no array, number or condition themselves."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        raise self._is_no("array")
+
+    def __bool__(self) -> bool:
+        raise self._is_no("condition")
+
+    def __float__(self) -> float:
+        raise self._is_no("number")
+
+    def __int__(self) -> int:
+        raise self._is_no("number")
+
+    def _is_no(self, what: str) -> ArgumentError:
+        return ArgumentError(
+            f"A per-replica value is no {what}: it has one component for each replica, got {self!r:.200}. Make one "
+            "value of them with strategy.reduce('sum', value, axis=None) or strategy.gather(value, axis=0), or take "
+            "them with strategy.local_results(value)."
+        )
 
 
 class _MirroredType(abc.ABCMeta):
@@ -144,6 +164,7 @@ class UnevenPerReplica(DistributedValues):
 
     def reduce_axis(self, op: ReduceOp, axis: int | Sequence[int]) -> jax.Array:
         """Combines all entries along `axis` of all components; a mean divides by the number of entries."""
+        self._check_rest(axis)
         total: Any = 0
         entries = 0
         for component in self.values:
@@ -152,8 +173,22 @@ class UnevenPerReplica(DistributedValues):
             entries += math.prod(jnp.shape(component)[a] for a in axes)
         return jnp.asarray(total if op is ReduceOp.SUM else total / entries)
 
+    def _check_rest(self, axis: int | Sequence[int]) -> None:
+        if not all(_is_number(component) for component in self.values):
+            raise ReplicaShapeError(f"Only arrays can be combined, got components {self.kinds_of_all()}.")
+        shapes = [jnp.shape(component) for component in self.values]
+        dropped = [normalize_axes(axis, shape) for shape in shapes]
+        rest = [tuple(n for i, n in enumerate(s) if i not in axes) for s, axes in zip(shapes, dropped, strict=True)]
+        if len(set(rest)) > 1:
+            raise ReplicaShapeError(
+                f"What is left of the components after a reduction along axis={axis!r} must have one shape, got "
+                f"{rest} of components {self.kinds_of_all()}. Give all axes in which they differ: axis=(0, 1)."
+            )
+
     def gather(self, axis: int) -> jax.Array:
         """Concatenates the components along `axis`; they must agree in all other dimensions."""
+        if not all(_is_number(component) for component in self.values):
+            raise ReplicaShapeError(f"Only arrays can be combined, got components {self.kinds_of_all()}.")
         shapes = [jnp.shape(component) for component in self.values]
         normal = {normalize_axes(axis, shape)[0] for shape in shapes}
         rest = {tuple(n for i, n in enumerate(shape) if i not in normal) for shape in shapes}
@@ -262,10 +297,15 @@ def normalize_axes(axis: int | Sequence[int], shape: Sequence[int]) -> tuple[int
     return normal
 
 
+def _is_number(component: Any) -> bool:
+    if isinstance(component, (np.ndarray, np.generic)):
+        return component.dtype.kind not in "OSUMm"
+    return hasattr(component, "dtype") or isinstance(component, (bool, int, float, complex))
+
+
 def _kind(component: Any) -> str:
     kind = getattr(component, "dtype", type(component).__name__)
-    is_array = hasattr(component, "dtype") or isinstance(component, (bool, int, float, complex))
-    return f"{jnp.shape(component)} {kind}" if is_array else kind
+    return f"{jnp.shape(component)} {kind}" if _is_number(component) else str(kind)
 
 
 def _combine(op: ReduceOp, array: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 import replicax as rx
-from replicax.errors import ReduceError, ReplicaShapeError
+from replicax.errors import ArgumentError, ReduceError, ReplicaShapeError
 from replicax.reduce_op import ReduceOp
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 from replicax.values import ManualPerReplica, PerReplica, UnevenPerReplica, is_per_replica, normalize_axes
@@ -186,3 +186,26 @@ def test_the_view_from_inside_a_replica_reduces_and_gathers_with_collectives():
     np.testing.assert_array_equal(total, [4.0, 8.0])
     assert mean == 3.0
     np.testing.assert_array_equal(gathered[:4], [1.0, 2.0, 3.0, 6.0])
+
+
+@pytest.mark.parametrize("convert", [bool, float, int, np.asarray, jnp.asarray, np.sum])
+@pytest.mark.parametrize("make", [lambda: PerReplica(jnp.ones(2)), lambda: UnevenPerReplica([1, 2.0])])
+def test_a_per_replica_value_is_no_array_number_or_condition(convert, make):
+    with pytest.raises(ArgumentError, match=r"(?s)strategy\.reduce.*strategy\.local_results"):
+        convert(make())
+
+
+@pytest.mark.parametrize("op", list(ReduceOp))
+def test_what_an_axis_leaves_of_components_must_have_one_shape(op):
+    # The first would broadcast.
+    uneven = UnevenPerReplica([np.ones((1, 2)), np.ones((3, 2)), np.ones((3, 2))])
+    with pytest.raises(ReplicaShapeError, match=r"\(1, 2\).*axis=\(0, 1\)"):
+        uneven.reduce_axis(op, 1)
+    assert uneven.reduce_axis(op, 0).shape == (2,)
+
+
+def test_components_that_are_no_numbers_cannot_be_combined():
+    for components in ("ab", [np.array(["a"]), np.array(["b", "c"])]):
+        for combine in (lambda u: u.reduce_axis(ReduceOp.SUM, 0), lambda u: u.gather(0)):
+            with pytest.raises(ReplicaShapeError, match="Only arrays"):
+                combine(UnevenPerReplica(components))

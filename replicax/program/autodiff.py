@@ -18,6 +18,7 @@ import replicax.context as context
 from replicax.compat import vary
 from replicax.equality import difference
 from replicax.errors import ArgumentError
+from replicax.program.calls import check_function, check_result
 from replicax.program.frames import OverrideFrame, VariablesCreatedError, variable_layout, variable_name
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.program.keras_state import keras_scope
@@ -54,15 +55,15 @@ def value_and_grad(
         loss does not depend on. The loss is this replica's own.
 
     Raises:
-        ArgumentError: `variables` holds something else, or is empty, or the loss is not a scalar float.
+        ArgumentError: `variables` holds something else, or is empty; `loss_fn` is `async` or a generator; or what it
+            returns is not a scalar float, or with `has_aux` no pair.
 
     Example:
         >>> w = Variable(3.0)
         >>> value_and_grad(lambda: w * w, [w])()
         (Array(9., dtype=float32), [Array(6., dtype=float32)])
     """
-    if not callable(loss_fn):
-        raise ArgumentError(f"The loss must be a function, got {type(loss_fn).__name__}: {loss_fn!r}.")
+    check_function("The loss function", loss_fn)
     leaves, treedef = jax.tree_util.tree_flatten(variables)
     _check_variables(leaves)
     op = None if aggregation is None else ReduceOp.of(aggregation)
@@ -163,7 +164,7 @@ class _Differentiation:
         frame = OverrideFrame(context.current().frame, self._variables, values)
         with context.entered(frame=frame), keras_scope():
             result = self._loss_fn(*args, **kwargs)
-        loss, aux = result if self._has_aux else (result, None)
+        loss, aux = _checked_pair(result) if self._has_aux else (result, None)
         loss = _checked_loss(loss)
         if self._replica is not None:
             loss, why = difference(loss)
@@ -213,8 +214,27 @@ def _store(variable: Any, value: Any, frame: Any) -> None:
         variable.assign(value)
 
 
+def _checked_pair(result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        raise ArgumentError(
+            f"With has_aux=True the loss function returns a pair (loss, aux), got {type(result).__name__}: "
+            f"{result!r:.100}. Leave has_aux out if it returns the loss alone."
+        )
+    loss, aux = result
+    return loss, aux
+
+
 def _checked_loss(loss: Any) -> jax.Array:
-    loss = jnp.asarray(loss)
+    check_result(loss)
+    if loss is None:
+        raise ArgumentError("A loss is a scalar float, got None: the loss function has no `return`.")
+    try:
+        loss = jnp.asarray(loss)
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"A loss is a scalar float, got {type(loss).__name__}: {loss!r:.100}. If there is more to return, use "
+            "has_aux=True."
+        ) from None
     if loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
         raise ArgumentError(
             f"A loss is a scalar float, got shape {loss.shape} and dtype {loss.dtype}. Reduce the per-example losses, "

@@ -13,7 +13,8 @@ import numpy as np
 
 import replicax.context as context
 from replicax.compat import is_weak
-from replicax.errors import ArgumentError, ProgramError
+from replicax.errors import ProgramError
+from replicax.program.calls import check_function
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs
 from replicax.tracebacks import entry_point
@@ -132,8 +133,7 @@ class Function:
     """
 
     def __init__(self, fn: Callable[..., Any], donate_argnums: Sequence[int] = ()):
-        if not callable(fn):
-            raise ArgumentError(f"rx.function wraps a callable, got {type(fn).__name__}: {fn!r}.")
+        check_function("What rx.function wraps", fn)
         self.python_function = fn
         self._donate_argnums = tuple(donate_argnums)
         self._cache = ProgramCache(lambda: fn, self._donate_argnums)
@@ -197,6 +197,7 @@ def function(fn: Any = None, *, donate_argnums: Sequence[int] = ()) -> Any:
             not use them afterwards. Variables are always updated in place.
 
     Raises:
+        ArgumentError: `fn` cannot be called, or is `async` or a generator, whose body would not run.
         ProgramError: When called: the function creates variables each time it is traced, or assigns a variable where
             JAX cannot see it.
 

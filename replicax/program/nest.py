@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from replicax.errors import ArgumentError, ReplicaShapeError
+from replicax.program.calls import check_result
 from replicax.values import PerReplica, UnevenPerReplica, is_per_replica
 
 _NUMBERS = (int, float, complex, np.generic)
@@ -31,8 +32,15 @@ def is_input(leaf: Any) -> bool:
 
 
 def is_number_like(leaf: Any) -> bool:
-    """Returns whether `leaf` can be placed on a device: an array, a number or a bool."""
-    return is_input(leaf) or isinstance(leaf, bool)
+    """Returns whether `leaf` can be placed on a device: an array of numbers, a number or a bool."""
+    return (is_input(leaf) or isinstance(leaf, bool)) and _holds_numbers(leaf)
+
+
+def _holds_numbers(leaf: Any) -> bool:
+    """Returns whether `leaf`, if it is of NumPy's, holds numbers; strings, objects, times and records are none."""
+    if not isinstance(leaf, (np.ndarray, np.generic)):
+        return True
+    return leaf.dtype.kind not in "OSUMm" and leaf.dtype.names is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +72,13 @@ def take_apart_inputs(nest: Any) -> tuple[list[Any], Structure]:
 
     Raises:
         ReplicaShapeError: A per-replica value has components of different shapes.
-        ArgumentError: A leaf is a dataclass that JAX does not know how to take apart.
+        ArgumentError: A leaf is a dataclass that JAX does not know how to take apart, or an array of strings, objects
+            or times.
     """
     leaves, treedef = jax.tree_util.tree_flatten(nest)
     if all(type(leaf) is np.ndarray or isinstance(leaf, jax.Array) for leaf in leaves):
+        for leaf in leaves:
+            _check_numbers(leaf, "passed")
         return leaves, Structure(treedef, (), len(leaves))
     for leaf in leaves:
         _check_leaf(leaf)
@@ -78,9 +89,13 @@ def take_apart_inputs(nest: Any) -> tuple[list[Any], Structure]:
 
 def take_apart_outputs(nest: Any) -> tuple[list[Any], Structure]:
     """Returns the arrays in the result `nest`, and how to rebuild it; plain Python values come back as they are."""
+    check_result(nest)  # before JAX sees it: it is about to refuse generators itself
     leaves, treedef = jax.tree_util.tree_flatten(nest)
     for leaf in leaves:
+        check_result(leaf)
         _check_dataclass(leaf)
+        if is_array(leaf):
+            _check_numbers(leaf, "returned")
     arrays = [leaf for leaf in leaves if is_array(leaf)]
     static = tuple((i, leaf) for i, leaf in enumerate(leaves) if not is_array(leaf))
     return arrays, Structure(treedef, static, len(leaves))
@@ -121,7 +136,17 @@ def _check_leaf(leaf: Any) -> None:
             f"{leaf.kinds_of_all()}: one program runs on all replicas. strategy.distribute_dataset splits batches of "
             "any size evenly."
         )
+    _check_numbers(leaf, "passed")
     _check_dataclass(leaf)
+
+
+def _check_numbers(leaf: Any, what: str) -> None:
+    if not _holds_numbers(leaf):
+        raise ArgumentError(
+            f"Devices compute with numbers only, but an array of shape {leaf.shape} and dtype {leaf.dtype} was {what}. "
+            "Encode it as numbers before (strings as indices into a vocabulary, times as `x.astype('int64')`), keep it "
+            "out of the step, or turn it into a list."
+        )
 
 
 def _check_dataclass(leaf: Any) -> None:

@@ -19,8 +19,9 @@ from replicax.data import (
     InputOptions,
     ValueContext,
 )
-from replicax.errors import ArgumentError, ContextError
+from replicax.errors import ContextError
 from replicax.keras import keras_entered
+from replicax.program.calls import checked_call
 from replicax.program.frames import variable_is_stacked, variable_name, variable_shape
 from replicax.program.replica import noted, settle_strategy
 from replicax.program.results import COMBINED
@@ -105,17 +106,15 @@ class Strategy(TFSpellings, abc.ABC):
             counts once for each replica that ran, be it mirrored or not.
 
         Raises:
-            ArgumentError: `fn` cannot be called, or `args` is no list or tuple.
+            ArgumentError: `fn` cannot be called, or is `async` or a generator, whose body would not run; `args` is no
+                list or tuple, `kwargs` no dict; or an argument is an array of something else than numbers.
             ContextError: Called inside `run`, or while another strategy is current.
             ReplicaShapeError: A per-replica argument has components of different shapes or of another step.
             ReplicaDivergenceError: `fn` assigns a mirrored variable a value that may differ between replicas.
         """
-        if not callable(fn):
-            raise ArgumentError(f"`fn` must be callable, got {type(fn).__name__}: {fn!r}.")
-        if not isinstance(args, (list, tuple)):
-            raise ArgumentError(f"`args` must be a list or tuple of arguments, got {type(args).__name__}. One: (x,).")
+        args, kwargs = checked_call("fn", fn, args, kwargs)
         self._check_cross_replica("strategy.run")
-        return self._run(fn, tuple(args), dict(kwargs or {}), tuple(donate_argnums))
+        return self._run(fn, args, kwargs, tuple(donate_argnums))
 
     @abc.abstractmethod
     def _run(
@@ -145,11 +144,11 @@ class Strategy(TFSpellings, abc.ABC):
             group: Whether to return one value for all copies; otherwise a tuple of each copy's result.
 
         Raises:
+            ArgumentError: As for `run`.
             ReplicaDivergenceError: The copies of a mirrored variable would become different.
         """
-        if not callable(fn):
-            raise ArgumentError(f"`fn` must be callable, got {type(fn).__name__}: {fn!r}.")
-        result = self._update(variable, fn, tuple(args), dict(kwargs or {}))
+        args, kwargs = checked_call("fn", fn, args, kwargs)
+        result = self._update(variable, fn, args, kwargs)
         return result if group else self.local_results(result)
 
     @abc.abstractmethod
@@ -212,10 +211,13 @@ class Strategy(TFSpellings, abc.ABC):
             value; of a variable, the value that it has now.
 
         Raises:
-            ReduceError: Unknown op, bad axis, or the sum of a value without components: one that has been reduced or
-                gathered already, was replicated, is a mirrored variable's, or computed from any of these. (A plain
-                array counts once per replica if `axis` is given, as in tf.distribute.)
-            ReplicaShapeError: Components of different shapes with `axis=None`.
+            ReduceError: Unknown op, bad axis, a value that is no numbers, or the sum of a value without components:
+                without `axis` always; with `axis`, where the value is a result of `reduce`, `gather` or `replicate`
+                itself, or a mirrored variable. Any other array counts once per replica then, as in tf.distribute; also
+                one that you have *computed* from such a result (`gathered * 1`), or copied to NumPy: nothing tells it
+                from an array of your own. Do not sum it again.
+            ReplicaShapeError: Components of different shapes with `axis=None`, or that differ in a dimension other than
+                `axis`.
             ContextError: Called inside `run`; use `rx.get_replica_context().all_reduce` there.
         """
         op = ReduceOp.of(op)

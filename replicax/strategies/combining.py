@@ -12,6 +12,7 @@ import replicax.context as context
 from replicax.equality import difference
 from replicax.errors import ReduceError
 from replicax.program.frames import variable_is_stacked, variable_name
+from replicax.program.nest import is_number_like
 from replicax.program.replica import returned_by
 from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
@@ -87,14 +88,16 @@ def reduced_plain(op: ReduceOp, leaf: Any, axis: Any, replicas: int) -> Any:
     """Combines a value that is the same on all replicas, as if each of them had a copy.
 
     Raises:
-        ReduceError: A sum over several replicas, of which one cannot know whether it is meant: without `axis` always,
-            and with it where the value is a combined or mirrored one.
+        ReduceError: Something else than numbers, along an axis; or a sum over several replicas, of which one cannot
+            know whether it is meant: without `axis` always, and with it where the value is a combined or mirrored one.
     """
     value = value_of(leaf)
     if op is ReduceOp.SUM and replicas > 1 and (axis is None or _is_for_all(value)):
         raise ReduceError(_no_sum(leaf, value, replicas))
     if axis is None:
         return value
+    if not is_number_like(value):
+        raise ReduceError(f"Only numbers can be combined, got {type(value).__name__}: {value!r:.60}.")
     array = jnp.asarray(value)
     axes = normalize_axes(axis, array.shape)
     return jnp.sum(array, axes) * replicas if op is ReduceOp.SUM else jnp.mean(array, axes)

@@ -264,6 +264,7 @@ class MeshStrategy(Strategy):
         On several workers all call this together, and know of all components' shapes and dtypes afterwards.
 
         Raises:
+            ArgumentError: `value_fn` returns nests of different structures.
             ValuesMismatchError: Workers return nests of another structure.
         """
         replicas = self.num_replicas_in_sync
@@ -271,6 +272,7 @@ class MeshStrategy(Strategy):
         if replicas == 1:
             return self.replicate(nests[0])
         if not self.placement.spans_processes:
+            _check_structures(nests)
             return jax.tree_util.tree_map(lambda *components: self._per_replica(components), *nests)
         leaves, structures = zip(*map(jax.tree_util.tree_flatten, nests), strict=True)
         layout = compared(structures, leaves, self.placement.workers)
@@ -298,6 +300,17 @@ class MeshStrategy(Strategy):
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)
         return f"{type(self).__name__}([{names}])"
+
+
+def _check_structures(nests: Sequence[Any]) -> None:
+    structures: list[Any] = [jax.tree_util.tree_structure(nest) for nest in nests]
+    first, *others = structures
+    for i, other in enumerate(others, 1):
+        if other != first:
+            raise ArgumentError(
+                "`value_fn` must return nests of the same structure for all replicas, got "
+                f"{first} for replica 0 and {other} for replica {i}."
+            )
 
 
 def _components(leaf: Any, each: Any, number: int) -> tuple[Any, ...]:

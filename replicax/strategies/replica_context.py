@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import replicax.context as context
 from replicax.compat import assert_equal_over_axis, vary
 from replicax.equality import difference
-from replicax.errors import ArgumentError, ContextError, ReduceError
+from replicax.errors import ContextError, ReduceError
+from replicax.program.calls import checked_call
 from replicax.program.replica import without_per_replica
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -35,7 +36,13 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> jax.Array:
-        """This replica's number, from 0: an int32 scalar, known when the program runs."""
+        """This replica's number, from 0: an int32 scalar, known when the program runs.
+
+        Raises:
+            ContextError: Read outside of `run`.
+        """
+        if context.current().manual_replicas is None:
+            self._check_inside()
         return jax.lax.axis_index(REPLICA_AXIS)
 
     @property
@@ -133,12 +140,12 @@ class ReplicaContext:
             What `merge_fn` returns; of per-replica values each replica gets its component.
 
         Raises:
+            ArgumentError: As for `strategy.run`.
             ContextError: Called outside of `run`.
         """
         self._check_inside()
-        if not callable(merge_fn):
-            raise ArgumentError(f"`merge_fn` must be callable, got {type(merge_fn).__name__}: {merge_fn!r}.")
-        merged_args, merged_kwargs = jax.tree_util.tree_map(self._merged, (tuple(args), dict(kwargs or {})))
+        called = checked_call("merge_fn", merge_fn, args, kwargs)
+        merged_args, merged_kwargs = jax.tree_util.tree_map(self._merged, called)
         with context.entered(replica=None):
             result = merge_fn(self.strategy, *merged_args, **merged_kwargs)
         return without_per_replica(result)

@@ -336,7 +336,7 @@ def test_there_is_something_to_differentiate_with_respect_to(two, variables):
 
 def test_a_loss_is_a_function():
     v = rx.Variable(3.0)
-    with pytest.raises(ArgumentError, match="must be a function"):
+    with pytest.raises(ArgumentError, match="must be callable"):
         rx.value_and_grad(v * v, v)
 
 
@@ -344,3 +344,23 @@ def test_an_unknown_aggregation_is_a_reduce_error():
     v = rx.Variable(3.0)
     with pytest.raises(ReduceError, match="'max'"):
         rx.grad(lambda: v * v, v, aggregation="max")
+
+
+@pytest.mark.parametrize(
+    ("result", "has_aux", "said"),
+    [
+        (None, False, "no `return`"),
+        ("s", False, "str: 's'"),
+        ((1.0, 2.0), False, "tuple|shape"),
+        (object(), False, "object"),
+        (1.0, True, "pair"),
+        ((1.0, 2.0, 3.0), True, "pair"),
+        (None, True, "pair"),
+        ((None, 1.0), True, "no `return`"),
+    ],
+    ids=range(8),
+)
+def test_a_loss_that_is_none_is_refused(result, has_aux, said):
+    w = rx.Variable(1.0)
+    with pytest.raises(ArgumentError, match=said):
+        rx.grad(lambda: result, [w], has_aux=has_aux)()

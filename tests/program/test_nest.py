@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicax.errors import ArgumentError, ReplicaShapeError
-from replicax.program.nest import is_array, is_input, per_replica_arrays, take_apart_inputs, take_apart_outputs
+from replicax.program.nest import (
+    is_array,
+    is_input,
+    is_number_like,
+    per_replica_arrays,
+    take_apart_inputs,
+    take_apart_outputs,
+)
 from replicax.values import PerReplica, UnevenPerReplica
 
 LEAVES = [1, 2.5, 1j, True, "a", None, b"b", np.float32(3), np.int64(4), object()]
@@ -103,3 +110,30 @@ def test_a_dataclass_without_arrays_is_an_ordinary_value():
 def test_a_dataclass_with_arrays_has_to_be_registered(take_apart, held):
     with pytest.raises(ArgumentError, match=r"register_dataclass.*State"):
         take_apart([State(held)])
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["a"]),
+        np.array([object()]),
+        np.array(["2020-01-01"], "M8[D]"),
+        np.zeros(2, [("a", "f4")]),
+        np.str_("a"),
+        np.datetime64(0, "s"),
+    ],
+    ids=["strings", "objects", "times", "records", "string", "time"],
+)
+def test_arrays_of_something_else_than_numbers_are_refused(array):
+    assert not is_number_like(array)
+    for nest in ([array], [array, 1]):
+        with pytest.raises(ArgumentError, match=r"numbers only.*indices"):
+            take_apart_inputs(nest)
+    if isinstance(array, np.ndarray):
+        with pytest.raises(ArgumentError, match="returned"):
+            take_apart_outputs([array])
+
+
+def test_narrow_floats_are_numbers():
+    arrays = [np.ones(2, jnp.bfloat16), np.ones(2, jnp.float8_e4m3fn)]
+    assert take_apart_inputs(arrays)[0] == arrays

@@ -282,3 +282,24 @@ def test_update_inside_a_function_and_of_one_replica(two):
 def test_a_traced_value_is_no_mirrored_array_yet(two):
     assert rx.function(lambda x: isinstance(x, rx.Mirrored))(two.replicate(1.0)) is False
     assert jax.jit(lambda x: x)(two.replicate(1.0)).sharding.is_fully_replicated
+
+
+def test_nests_of_different_structures_are_refused(two):
+    with pytest.raises(ArgumentError, match="replica 1"):
+        two.distribute_values_from_function(lambda c: [1] * (1 + c.replica_id_in_sync_group))
+
+
+@pytest.mark.parametrize("value", ["x", np.array(["x"]), object()], ids=["string", "strings", "object"])
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_only_numbers_are_combined_along_an_axis(two, op, value):
+    with pytest.raises(ReduceError, match="Only numbers"):
+        two.reduce(op, value, axis=0)
+
+
+def test_what_is_computed_from_a_combined_value_counts_as_an_array_of_ones_own(two, per_replica):
+    gathered = two.gather(per_replica(two, jnp.ones(2), jnp.ones(2)), axis=0)
+    with pytest.raises(ReduceError, match="already"):
+        two.reduce("sum", gathered, axis=0)
+    assert float(two.reduce("sum", np.asarray(gathered), axis=0)) == 8.0
+    with pytest.raises(ReduceError):
+        two.reduce("sum", gathered * 1, axis=None)

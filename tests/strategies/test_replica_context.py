@@ -228,3 +228,18 @@ def test_a_context_kept_from_another_run_is_refused(two, use):
         use(kept[0])
     with pytest.raises(ContextError, match="get_replica_context"):
         two.run(lambda: use(kept[0]))
+
+
+def test_a_context_that_was_kept_has_no_number_any_more(two):
+    kept = []
+    two.run(lambda: kept.append(replica()))
+    with pytest.raises(ContextError, match="not the running one"):
+        kept[0].replica_id_in_sync_group  # noqa: B018
+
+
+def test_merge_call_may_ask_for_the_replicas_number(two):
+    def step():
+        context = replica()
+        return context.merge_call(lambda strategy: context.replica_id_in_sync_group)
+
+    assert components(two.run(step)) == [0.0, 1.0]

@@ -1,0 +1,65 @@
+"""What is checked of a function of the user, and of the arguments for it, before it is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from replicax.errors import ArgumentError
+
+
+def checked_call(name: str, fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a call `fn(*args, **kwargs)` to come.
+
+    Args:
+        name: What the parameter is called that got `fn`, for messages.
+        fn: The function.
+        args: A list or tuple of arguments.
+        kwargs: Arguments by name, or None.
+
+    Raises:
+        ArgumentError: One of them is something else, or `fn` does not run when it is called.
+    """
+    check_function(f"`{name}`", fn)
+    if not isinstance(args, (list, tuple)):
+        raise ArgumentError(f"`args` must be a list or tuple of arguments, got {type(args).__name__}. One: (x,).")
+    if kwargs is None:
+        return tuple(args), {}
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+        raise ArgumentError(
+            f"`kwargs` must be a dict of arguments by name, got {kwargs!r:.100}. Arguments without a name go to `args`."
+        )
+    return tuple(args), dict(kwargs)
+
+
+def check_function(what: str, fn: Any) -> None:
+    """Checks that `fn` can be called, and runs when it is.
+
+    Raises:
+        ArgumentError: It cannot be called, or is `async` or a generator: a call only makes something to run later.
+    """
+    if not callable(fn):
+        raise ArgumentError(f"{what} must be callable, got {type(fn).__name__}: {fn!r}.")
+    for each in (fn, getattr(type(fn), "__call__", None)):  # noqa: B004 - an object may have an `async` one
+        if inspect.iscoroutinefunction(each) or inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            raise ArgumentError(
+                f"{what} must be an ordinary function, got {fn!r}, which is `async` or has `yield`: a call would run "
+                "none of it. Write it with `def`, and return the values instead of yielding them."
+            )
+
+
+def check_result(result: Any) -> None:
+    """Checks that a function's result, or a leaf of it, is nothing that is still to run.
+
+    Raises:
+        ArgumentError: It is a coroutine or a generator: the body of the function that made it has not run.
+    """
+    if inspect.iscoroutine(result):
+        result.close()  # or Python warns that nobody has awaited it
+    elif not inspect.isgenerator(result) and not inspect.isasyncgen(result):
+        return
+    raise ArgumentError(
+        f"The function returned {result!r}, of which nothing has run. A step is an ordinary function (`def`) that "
+        "returns values: call no `async` function in it, and make a list of what a generator yields."
+    )
