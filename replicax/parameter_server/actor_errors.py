@@ -6,7 +6,7 @@ import dataclasses
 import traceback
 from typing import Any
 
-from replicax.errors import RemoteError
+from replicax.errors import ContextError, RemoteError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,14 @@ def raised(error: BaseException) -> Raised:
     if isinstance(error, ray.exceptions.RayTaskError):
         error = own_error(error)
     return Raised(_pickled(error), type(error).__name__, words)
+
+
+def closed() -> ContextError:
+    """Returns the error for a call after the end: Ray would start a cluster of its own for it."""
+    return ContextError(
+        "This ParameterServerStrategy is closed: its workers and servers have ended, and its variables have no values "
+        "any more. Close it after the last use, or make a new one and restore a checkpoint."
+    )
 
 
 def own_error(error: BaseException) -> BaseException:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from replicax.errors import ArgumentError
+from replicax.parameter_server.actor_errors import closed
 from replicax.parameter_server.closures import Closure, StepPrograms, Unused
 from replicax.parameter_server.crew import Crew, Recovery, no_checkpoint
 from replicax.parameter_server.messages import Done, SetUp
@@ -70,6 +71,7 @@ class ClusterCoordinator:
         if not getattr(strategy, "is_asynchronous", False):
             raise ArgumentError(f"A ClusterCoordinator is for a ParameterServerStrategy, got {strategy!r:.100}.")
         if strategy.coordinator is None:
+            strategy.servers.check()
             strategy.coordinator = super().__new__(cls)
             strategy.coordinator._start(strategy, checkpoint_manager, max_queued)
         elif checkpoint_manager is not None and checkpoint_manager is not strategy.coordinator._manager:
@@ -122,8 +124,10 @@ class ClusterCoordinator:
         Raises:
             ArgumentError: `fn` cannot be called, or there is a `RemoteValue` among the arguments.
             ProgramError: The function cannot be cut in two or sent to other processes; the message says why.
+            ContextError: The strategy is closed.
             Exception: The error of an earlier function.
         """
+        self._check_open()
         self._scheduler.raise_error()
         closure = self._programs.closure(fn, args, kwargs)
         self._make_known(closure)
@@ -140,9 +144,11 @@ class ClusterCoordinator:
 
         Raises:
             TimeoutError: They have not run in time.
+            ContextError: The strategy is closed.
             ParameterServerLost: A server was lost, and there is no checkpoint.
             Exception: The first error that a function raised.
         """
+        self._check_open()
         in_time = self._scheduler.join(timeout)
         self._scheduler.raise_error()
         if not in_time:
@@ -152,10 +158,16 @@ class ClusterCoordinator:
         """Returns whether every function that was scheduled has run.
 
         Raises:
+            ContextError: The strategy is closed.
             Exception: The first error that a function raised.
         """
+        self._check_open()
         self._scheduler.raise_error()
         return self._scheduler.is_idle()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise closed()
 
     def fetch(self, value: Any) -> Any:
         """Waits for each `RemoteValue` in a nest and returns the nest with NumPy arrays in their places."""
@@ -244,9 +256,13 @@ class ClusterCoordinator:
         self._make_known(closure)
 
     def _recover(self, reason: str) -> None:
-        if self._manager is None:
-            raise no_checkpoint(reason)
-        Recovery(self.strategy, self._workers, self._manager, self._on_replaced)(reason)
+        try:
+            if self._manager is None:
+                raise no_checkpoint(reason)
+            Recovery(self.strategy, self._workers, self._manager, self._on_replaced)(reason)
+        except Exception as error:
+            self.strategy.servers.failure = error  # Nor shall a value be read that this process happens to have kept.
+            raise
 
     def _on_replaced(self, servers: Sequence[int]) -> None:
         self._stats.servers_replaced(list(servers))
@@ -294,7 +310,7 @@ class ClusterCoordinator:
         return found | {f"ps:{server}": pid for server, pid in sorted(self.strategy.servers.pids().items())}
 
     def close(self) -> None:
-        """Ends the workers; what is queued is cancelled. The strategy's `close` does this too."""
+        """Ends the workers; what is queued is cancelled. The strategy's `close` does this too; twice is as good."""
         self._is_closed = True
         self._scheduler.close()
         self._workers.close()

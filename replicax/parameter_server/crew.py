@@ -92,39 +92,37 @@ class Recovery:
                 servers.end(found)
                 servers.start(found)
                 self._replaced(found)
-                self._restore(lost, reason)
+                found_checkpoint = self._restore(lost)
             except ParameterServerLost as error:
-                if isinstance(error, NoCheckpointError):
-                    raise
                 if not tries_left or time.monotonic() > deadline:
                     names = ", ".join(f"ps:{server}" for server in lost)
                     tried = f"{_MOST_TRIES} times" if not tries_left else f"for {longest:g} s"
                     raise ParameterServerLost(f"{names} could not be replaced, tried {tried}. {error}") from error
                 reason = str(error)
             else:
+                if not found_checkpoint:
+                    raise no_checkpoint(f"There is no checkpoint in {self._manager.directory}. {reason}")
                 return
 
-    def _restore(self, lost: Sequence[int], reason: str) -> None:
+    def _restore(self, lost: Sequence[int]) -> bool:
+        """Gives all variables the values of the newest checkpoint; returns whether there is one."""
         servers = self._strategy.servers
         servers.begin_era()
         variables = [variable for variable in self._strategy.variables() if home_of(variable).servers]
         for variable in variables:
             home_of(variable).forget_servers(lost)
         if self._manager.restore_or_initialize() is None:
-            raise no_checkpoint(f"There is no checkpoint in {self._manager.directory}. {reason}")
+            return False
         _check_known(variables)
         self._strategy.send_changes(variables)
         servers.age += 1
         self._workers.use_servers(servers.handles, servers.era)
+        return True
 
 
-class NoCheckpointError(ParameterServerLost):
-    """A server is lost, and there is no checkpoint to go on from."""
-
-
-def no_checkpoint(reason: str) -> NoCheckpointError:
+def no_checkpoint(reason: str) -> ParameterServerLost:
     """Returns the error for a lost server when there is no checkpoint to go on from."""
-    return NoCheckpointError(
+    return ParameterServerLost(
         "A parameter server was lost, and with it the variables that it had. Give the ClusterCoordinator a "
         f"CheckpointManager, so that training goes on from the newest checkpoint. {reason}"
     )

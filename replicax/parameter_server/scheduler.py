@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from replicax.errors import CancelledError, ClusterTimeoutError, ContextError, ParameterServerLost
-from replicax.parameter_server.actor_errors import Raised, is_actor_lost, own_error
+from replicax.errors import CancelledError, ClusterTimeoutError, ParameterServerLost
+from replicax.parameter_server.actor_errors import Raised, closed, is_actor_lost, own_error
 from replicax.parameter_server.closures import Closure
 from replicax.parameter_server.dispatch import Attempt, Dispatch, Failed, Gone
 from replicax.parameter_server.messages import Done
@@ -108,7 +108,7 @@ class Scheduler:
         with self._changed:
             self._wait(lambda: self._ledger.queued < self._max_queued or self._dispatch.error is not None, None)
             if self._closed:
-                raise ContextError("The strategy was closed: nothing can be scheduled any more.")
+                raise closed()
             self.raise_error()
             self._dispatch.add(closure)
         self._look()

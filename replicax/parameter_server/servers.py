@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from replicax.errors import ParameterServerLost
-from replicax.parameter_server.actor_errors import is_actor_lost, own_error
+from replicax.parameter_server.actor_errors import closed, is_actor_lost, own_error
 from replicax.parameter_server.cluster import Cluster
 from replicax.parameter_server.cluster.bounded import done_within
 from replicax.parameter_server.cluster.processes import end_actor
@@ -40,6 +40,7 @@ class Servers:
         era: How often lost servers have been replaced.
         restorations: How many times that has begun or ended: odd while variables are being restored.
         written: For each server, its version after the coordinator wrote to it last.
+        failure: Why lost servers could not be replaced; None as long as all is well.
     """
 
     def __init__(self, cluster: Cluster, timeout_s: float):
@@ -55,6 +56,7 @@ class Servers:
         self.written = [0] * cluster.servers
         self._lock = threading.RLock()
         self._closed = False
+        self.failure: BaseException | None = None
         self.start(range(cluster.servers))
 
     def __len__(self) -> int:
@@ -63,6 +65,8 @@ class Servers:
     def start(self, servers: Sequence[int] | range) -> None:
         """Starts (or replaces) servers, with the programs that they had and no variables."""
         import ray
+
+        self.check()
 
         made: dict[int, Any] = {}
 
@@ -90,6 +94,18 @@ class Servers:
                 programs = list(self._programs[server])
             self._wait(server, [self.handles[server].load.remote(program) for program in programs])
 
+    def check(self) -> None:
+        """Raises if variables have no values any more.
+
+        Raises:
+            ContextError: The strategy is closed.
+            ParameterServerLost: A server was lost for good.
+        """
+        if self._closed:
+            raise closed()
+        if self.failure is not None:
+            raise self.failure
+
     def begin_era(self) -> None:
         """Lets servers forget which steps were applied: they count again, after a recovery."""
         self.era += 1
@@ -98,7 +114,10 @@ class Servers:
 
     def ping(self, server: int, life: int) -> Any:
         """Asks a server for a sign of life; returns a future, or None if this life of it is over."""
-        return self.handles[server].identity.remote().future() if self._lives[server] == life else None
+        return self.handles[server].identity.remote().future() if self._is_current(server, life) else None
+
+    def _is_current(self, server: int, life: int) -> bool:
+        return self._lives[server] == life and not self._closed
 
     def load(self, programs: Mapping[int, ServerProgram]) -> None:
         """Gives servers a program each."""
@@ -145,6 +164,7 @@ class Servers:
         return [found[i] for i in range(len(wanted))]
 
     def _call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        self.check()
         calls = {server: getattr(self.handles[server], method).remote(*args) for server, args in arguments.items()}
         return {server: self._wait(server, call) for server, call in calls.items()}
 
@@ -191,21 +211,21 @@ class Servers:
 
     def lost(self, timeout_s: float) -> list[int]:
         """Returns which servers have gone or do not answer."""
-
+        self.check()
         calls = {server: handle.identity.remote().future() for server, handle in enumerate(self.handles)}
         _wait_for(calls.values(), timeout_s)
         return [server for server, call in calls.items() if not call.done() or call.exception() is not None]
 
     def end(self, servers: Sequence[int]) -> None:
         """Kills the processes of servers, also stopped ones, as far as Ray can be reached."""
-        for server in servers:
+        for server in [] if self._closed else servers:
             identity = self._identities.get(server)
             if end_actor(self.handles[server]) and identity is not None:
                 self._cluster.end_process(*identity)
 
     def end_life(self, server: int, life: int) -> None:
         """Kills a server's process, if it has not been replaced already."""
-        if self._lives[server] == life:
+        if self._is_current(server, life):
             self.end([server])
 
     def pids(self) -> dict[int, int]:

@@ -242,7 +242,8 @@ class ParameterServerStrategy(Strategy):
     def close(self) -> None:
         """Ends servers and workers, and the cluster if it is one of this process's own. Variables keep no values.
 
-        If Ray does not answer, that takes some 30 seconds at most.
+        Whatever needs them raises `ContextError` from then on; a second `close` does nothing. If Ray does not answer,
+        it takes some 30 seconds at most.
         """
         atexit.unregister(self._at_exit)
         if self.coordinator is not None:

@@ -64,9 +64,16 @@ class Home:
         self.bounds = tuple(shard_bounds(rows, parts)) if parts > 1 else (None,)
 
     def read(self) -> Any:
-        """Returns the newest value."""
+        """Returns the newest value.
+
+        Raises:
+            ContextError: The strategy is closed.
+            ParameterServerLost: A server was lost for good.
+        """
         if self.servers and enclosing_program() is None:
             self._store.wait_until_restored()
+        if enclosing_program() is None:
+            self._store.check()
         with self._lock:
             # What is traced needs no numbers, only a shape and a dtype.
             if self.changed or enclosing_program() is not None or not self.servers:
@@ -102,7 +109,13 @@ class Home:
         return result
 
     def write(self, value: Any) -> None:
-        """Makes `value` the newest value; servers get it before the next step."""
+        """Makes `value` the newest value; servers get it before the next step.
+
+        Raises:
+            ContextError: The strategy is closed.
+            ParameterServerLost: A server was lost for good.
+        """
+        self._store.check()
         with self._lock:
             self._value, self.changed, self.is_unknown = value, value is not None, False
 

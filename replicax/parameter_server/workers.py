@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from replicax.errors import ClusterTimeoutError, WorkerLostError
-from replicax.parameter_server.actor_errors import Raised, is_actor_lost, own_error
+from replicax.parameter_server.actor_errors import Raised, closed, is_actor_lost, own_error
 from replicax.parameter_server.cluster import Cluster
 from replicax.parameter_server.cluster.bounded import done_within
 from replicax.parameter_server.cluster.processes import end_actor
@@ -52,7 +52,7 @@ class Workers:
         self._tasks: list[SetUp] = []
         self._lock = threading.RLock()
         self.told_of_servers = 0
-        self._closed = False
+        self._closed = self._ended = False
         self._starts_under_way = 0
 
     def __len__(self) -> int:
@@ -72,15 +72,15 @@ class Workers:
         try:
             # Without the lock: while Ray's head is out of reach this does not return.
             handle = self._made(worker, servers, era)
+            with self._lock:
+                is_late = self._closed or self._lives.get(worker, 0) > life
+                over = handle if is_late else self._handles.get(worker)
+                told = 0 if is_late else self._introduce(worker, life, handle)
+            if over is not None:
+                end_actor(over)  # It may be alive: nobody may have heard of it for a reason of the network's.
         finally:
             with self._lock:
                 self._starts_under_way -= 1
-        with self._lock:
-            is_late = self._closed or self._lives.get(worker, 0) > life
-            over = handle if is_late else self._handles.get(worker)
-            told = 0 if is_late else self._introduce(worker, life, handle)
-        if over is not None:
-            end_actor(over)  # It may be alive: nobody may have heard of it for a reason of the network's.
         return told
 
     def _made(self, worker: int, servers: Sequence[Any], era: int) -> Any:
@@ -102,7 +102,7 @@ class Workers:
     def ping(self, worker: int, life: int) -> concurrent.futures.Future[Any] | None:
         """Asks a worker for its report; returns None if this life of it is over."""
         with self._lock:
-            if self._lives.get(worker) != life:
+            if self._closed or self._lives.get(worker) != life:
                 return None
             handle = self._handles[worker]
         future: concurrent.futures.Future[Any] = handle.report.options(concurrency_group=WATCH).remote().future()
@@ -153,6 +153,8 @@ class Workers:
 
     def _ask(self, worker: int, method: str, *args: Any) -> Any:
         with self._lock:
+            if self._closed:
+                raise closed()
             handle, life = self._handles[worker], self._lives[worker]
         future = getattr(handle, method).remote(*args, self.told).future()
         longest = 2 * self._stall_timeout  # to be set up, and to answer
@@ -179,14 +181,20 @@ class Workers:
             names = [f"worker:{number}" for number in workers]
             raise ClusterTimeoutError("the coordinator", longest, names, "the Ray cluster")
         if self._closed:
-            raise WorkerLostError("The strategy was closed: there are no workers any more.")
+            raise closed()
         set_up = {worker: report.set_up for worker, report in list(self._reports.items()) if worker in workers}
         return min(set_up, key=lambda worker: (-set_up[worker], worker), default=workers[0])
 
     def tell(self, task: SetUp) -> int:
-        """Lets all workers, also later ones, do something before later steps; returns how many things there are."""
+        """Lets all workers, also later ones, do something before later steps; returns how many things there are.
+
+        Raises:
+            ContextError: The strategy is closed.
+        """
         import ray
 
+        if self._closed:
+            raise closed()
         shared = task if task.kind in _SENT_AS_THEY_ARE else ray.put(task)
         with self._lock:
             number = len(self._tasks)
@@ -207,7 +215,7 @@ class Workers:
     def end(self, worker: int, life: int) -> None:
         """Kills a worker's process, also a stopped one, as far as Ray can be reached."""
         with self._lock:
-            if self._lives.get(worker) != life:
+            if self._closed or self._lives.get(worker) != life:
                 return
             handle, report = self._handles.get(worker), self._reports.pop(worker, None)
         if handle is not None and end_actor(handle) and report is not None:
@@ -218,15 +226,18 @@ class Workers:
         return {worker: report.pid for worker, report in list(self._reports.items())}
 
     def close(self) -> None:
-        """Ends all workers."""
+        """Ends all workers; a second time it does nothing, as Ray may have ended too."""
         import ray
 
+        if self._ended:
+            return
         with self._lock:
             self._closed = True
         _wait_for(lambda: not self._starts_under_way, _SECONDS_TO_KILL)  # Ray must be there as long as they go on.
         with self._lock:
             handles = list(self._handles.values())
         done_within(_SECONDS_TO_KILL, lambda: [ray.kill(handle) for handle in handles])
+        self._ended = True
 
 
 def _set_up(handle: Any, number: int, task: Any) -> None:

@@ -97,4 +97,4 @@ def test_without_the_machine_of_the_first_server_the_coordinator_ends(make_lan: 
     lan.hosts[1].cable.lose()
     assert coordinator.wait(4 * STALL_S + SECONDS_TO_LEAVE + ROOM_S) == 1, coordinator.log
     assert "ps:0 has not answered for 4 s" in coordinator.log
-    assert re.search(r"^[\w.]*NoCheckpointError: A parameter server was lost", coordinator.log, re.MULTILINE)
+    assert re.search(r"^[\w.]*ParameterServerLost: A parameter server was lost", coordinator.log, re.MULTILINE)

@@ -221,8 +221,18 @@ def test_without_a_checkpoint_a_lost_server_ends_the_training(fake_ray):
         coordinator.schedule(training.step, args=(X, Y))
         with pytest.raises(rx.errors.ParameterServerLost, match="CheckpointManager"):
             coordinator.join(60)
-        with pytest.raises(rx.errors.ParameterServerLost):
-            coordinator.schedule(training.step, args=(X, Y))
+        variable = strategy.variables()[0]
+        value = np.zeros(variable.shape, "float32")
+        for call in (
+            lambda: coordinator.schedule(training.step, args=(X, Y)),
+            coordinator.join,
+            coordinator.done,
+            lambda: np.asarray(variable),
+            lambda: variable.assign(value),
+        ):
+            with pytest.raises(rx.errors.ParameterServerLost) as found:
+                call()
+            assert found.type is rx.errors.ParameterServerLost
 
 
 def test_servers_that_do_not_come_back_end_training_in_time(fake_ray, tmp_path, monkeypatch):
