@@ -96,6 +96,19 @@ def is_tracing() -> bool:
     return not jax_core.trace_state_clean()
 
 
+def is_kept_by_jax() -> bool:
+    """Returns whether JAX traces a function into a program: then what it finds now is used in later calls too.
+
+    A function that is only differentiated or mapped (`jax.grad`, `jax.vmap` outside of `jax.jit`) runs anew each time.
+    """
+    trace = current_trace()
+    while trace is not None:
+        if type(trace).__name__ == "DynamicJaxprTrace":
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
 def current_trace() -> Any:
     """Returns JAX's innermost trace, for `within_trace`."""
     with jex_core.take_current_trace() as trace:

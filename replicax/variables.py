@@ -21,6 +21,7 @@ from replicax.equality import Difference, difference
 from replicax.errors import ProgramError, ReplicaDivergenceError, StrategyMismatchError, VariableError
 from replicax.named import member_of
 from replicax.reduce_op import mean_over, terms_of
+from replicax.runtime import turns
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import is_per_replica
 
@@ -154,7 +155,7 @@ class Variable(ArrayLike):
         current = context.current()
         check_owner(self.strategy, current.strategy, self.name)
         if current.frame is None:
-            return self._value
+            with turns.DISPATCH: return self._value  # noqa: E701  # fmt: skip
         value = current.frame.read(self)
         current.frame.note_read(self, value)
         return value
@@ -171,6 +172,11 @@ class Variable(ArrayLike):
             ReplicaDivergenceError: The value may differ between replicas and the variable has no aggregation.
             VariableError: Shape mismatch, or an assignment that its aggregation gives no meaning to.
         """
+        if context.current().frame is None:
+            with turns.of_thread(), turns.DISPATCH: return self._assign(value)  # noqa: E701  # fmt: skip
+        return self._assign(value)
+
+    def _assign(self, value: Any) -> jax.Array:
         new = self._converted(value)
         current = context.current()
         check_owner(self.strategy, current.strategy, self.name)
@@ -182,11 +188,16 @@ class Variable(ArrayLike):
 
     def assign_add(self, value: Any) -> jax.Array:
         """Adds `value`; otherwise like `assign`."""
-        return self._assign_sum(value, jnp.add)
+        return self._changed(value, jnp.add)
 
     def assign_sub(self, value: Any) -> jax.Array:
         """Subtracts `value`; otherwise like `assign`."""
-        return self._assign_sum(value, jnp.subtract)
+        return self._changed(value, jnp.subtract)
+
+    def _changed(self, value: Any, combine: Callable[[Any, Any], jax.Array]) -> jax.Array:
+        if context.current().frame is None:
+            with turns.of_thread(), turns.DISPATCH: return self._assign_sum(value, combine)  # noqa: E701  # fmt: skip
+        return self._assign_sum(value, combine)
 
     def _assign_sum(self, value: Any, combine: Callable[[Any, Any], jax.Array]) -> jax.Array:
         current = context.current()

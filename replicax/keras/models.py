@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,11 +52,12 @@ class _Membership:
         steps: Number of steps made in loops so far.
         states: What the steps of each kind have made of the model's state.
         loops: How many loops (`fit` and in it `evaluate`) are running.
+        thread: The thread that runs them.
     """
 
     def __init__(self, strategy: Any):
         self.strategy = strategy
-        self.steps = self.loops = 0
+        self.steps = self.loops = self.thread = 0
         self.states: dict[str, PlacedState] = {}
 
     def count_step(self) -> None:
@@ -151,6 +153,7 @@ def _joined(model: Any, call: str) -> Any:
 
 
 def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArguments) -> Any:
+    _check_thread(original.__name__, model)
     before, states, kind = model._replicax.steps, model._replicax.states, _LOOPS[original.__name__]
     if kind in states:
         states[kind].last = None  # What an earlier loop has made; the variables may have been assigned since.
@@ -189,6 +192,17 @@ def _check_current(call: str, strategy: Any) -> None:
         raise ContextError(
             f"Model.{call} of a model that belongs to {strategy!r} was called inside the scope of {current.strategy!r}."
         )
+
+
+def _check_thread(call: str, model: Any) -> None:
+    """Notes the thread of a model's loop. Keras takes the variables' values from them for as long as a loop runs."""
+    own = threading.get_ident()
+    if model._replicax.loops and model._replicax.thread != own:
+        raise ContextError(
+            f"Model.{call} of {model.name!r} was called while another thread runs fit, evaluate or predict of the same "
+            "model. One model is used by one thread at a time: wait for the other to end."
+        )
+    model._replicax.thread = own
 
 
 def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..., Any]:

@@ -23,6 +23,7 @@ from replicax.program.buffers import holders
 from replicax.program.frames import variable_name
 from replicax.program.handover import explain_loss, is_deleted, run_and_keep, staged, store_values
 from replicax.program.keras_state import owner_of
+from replicax.runtime import turns
 from replicax.runtime.transfer import put
 from replicax.variables import check_owner
 
@@ -130,11 +131,19 @@ def _called(
     if call is not None:
         lower = getattr(run, "lower", None)  # Without it the step runs eagerly.
         call.prepare(lower and (lambda: lower(state, data)), lambda: _signature(data))
-    program, inputs, results_of = staged(run, (state, data))
-    outputs, state = run_and_keep(program, inputs, lambda returned: keep(results_of(returned)))
+    if isinstance(run, (CompiledStep, CutStep)):
+        with turns.of_thread(): outputs, state = _run(run, state, data, keep)  # noqa: E701  # fmt: skip
+    else:
+        outputs, state = _run(run, state, data, keep)
     if call is not None:
         call.sent(next((group[0] for group in state if group), None))
     return outputs, state
+
+
+def _run(run: Callable[..., Any], state: Any, data: Any, keep: Callable[[Any], Any]) -> tuple[Any, Any]:
+    program, inputs, results_of = staged(run, (state, data))
+    result: tuple[Any, Any] = run_and_keep(program, inputs, lambda returned: keep(results_of(returned)))
+    return result
 
 
 def _signature(data: Any) -> tuple[Any, ...]:

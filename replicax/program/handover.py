@@ -75,21 +75,26 @@ def explain_loss(error: BaseException, variables: Sequence[Any], values: Sequenc
         ProgramError: Some of the values are gone.
     """
     lost = [
-        variable_name(variable)
+        variable
         for variable, value in zip(variables, values, strict=True)
         if variable._value is value and is_deleted(value)
     ]
     if not lost:
         return
-    names = ", ".join(repr(name) for name in lost[:_SHOWN]) + (", ..." if len(lost) > _SHOWN else "")
     said = (
-        f"The values of {len(lost)} variables are lost ({names}): a program that updates them in place has failed "
-        "while it ran, when their buffers had been given to it. Restore them from a checkpoint (rx.CheckpointManager, "
+        f"The values of {len(lost)} variables are lost ({shown_names(lost)}): a program that updates them in place has "
+        "failed while it ran, when their buffers had been given to it. Restore them from a checkpoint (rx.CheckpointManager, "
         "model.load_weights), or create the variables anew."
     )
     if isinstance(error, Exception):
         raise ProgramError(said) from error
     error.add_note(said)
+
+
+def shown_names(variables: Sequence[Any]) -> str:
+    """Returns the names of variables for messages, at most the first few."""
+    names = ", ".join(repr(variable_name(variable)) for variable in variables[:_SHOWN])
+    return names + (", ..." if len(variables) > _SHOWN else "")
 
 
 def is_deleted(value: Any) -> bool:

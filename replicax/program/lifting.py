@@ -20,16 +20,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
 import replicax.health as health
-from replicax.compat import is_tracing
+from replicax.compat import is_kept_by_jax, is_tracing
 from replicax.errors import LayoutError, ProgramError
 from replicax.program.advice import advise_of_zeros
 from replicax.program.buffers import holders
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
-from replicax.program.handover import explain_loss, run_and_keep, staged, store_values
+from replicax.program.handover import explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.jaxprs import calls_host
 from replicax.program.nest import Structure, take_apart_outputs
 from replicax.program.results import Counts, mark, marked_with
 from replicax.program.tracing import TracedFunction, trace_function
+from replicax.runtime import turns
 from replicax.runtime.transfer import put
 
 
@@ -153,16 +154,28 @@ class Program:
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
         """Runs the program on arguments of its signature, updates the variables and returns the result."""
+        self._check_caller(arrays)
         with self._calls.one() as call:
-            return self._run(arrays, call)
+            if self._calls_host:
+                with turns.of_thread(): return self._run(arrays, call)  # noqa: E701  # fmt: skip
+            with turns.of_thread(), turns.DISPATCH: return self._run(arrays, call)  # noqa: E701  # fmt: skip
 
-    def _run(self, arrays: Sequence[Any], call: health.Call | None) -> Any:
+    def _check_caller(self, arrays: Sequence[Any]) -> None:
         if self._written and (is_tracing() or any(isinstance(array, jax.core.Tracer) for array in arrays)):
             raise ProgramError(
                 "A function that assigns variables was called inside a function that JAX traces (jax.jit, jax.grad, "
                 "...). Decorate the outer function with @rx.function instead."
             )
-        inputs = self._inputs(arrays)
+        if self._constant and is_tracing() and is_kept_by_jax():
+            raise ProgramError(
+                f"{self._name()!r} reads variables ({shown_names(self._constant)}) and was called inside a function "
+                "that JAX compiles (jax.jit, or the body of jax.lax.scan, cond, ...), which would keep the values that "
+                "they have now for ever. Decorate the outer function with @rx.function instead of jax.jit, or pass the "
+                "values in as arguments."
+            )
+
+    def _run(self, arrays: Sequence[Any], call: health.Call | None) -> Any:
+        with turns.DISPATCH: inputs = self._inputs(arrays)  # noqa: E701  # fmt: skip
         if call is not None:
             call.prepare((lambda: self._compiled.lower(*inputs)) if self._takes_part() else None)
         try:
@@ -183,8 +196,8 @@ class Program:
         if not self._takes_part():
             return self._placeholders(inputs)
         if self._is_partial():
-            return self._compiled(*inputs)
-        program, inputs, results_of = staged(self._compiled, inputs)
+            with turns.DISPATCH: return self._compiled(*inputs)  # noqa: E701  # fmt: skip
+        with turns.DISPATCH: program, inputs, results_of = staged(self._compiled, inputs)  # noqa: E701  # fmt: skip
 
         def keep(returned: Any) -> tuple[list[Any], list[Any]]:
             new_values, leaves = results_of(returned)
@@ -193,7 +206,7 @@ class Program:
             store_values(self._written, new_values)
             return new_values, leaves
 
-        return run_and_keep(program, inputs, keep)
+        return run_and_keep(_in_turn(program) if self._calls_host else program, inputs, keep)
 
     def fits(self, arrays: Sequence[Any]) -> bool:
         """Returns whether results of `run` among the arguments count as they did when the program was traced."""
@@ -264,9 +277,12 @@ class Program:
         return jax.tree_util.tree_map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(self._compiled, *inputs))
 
     def _store_partial(self, leaves: list[Any], new_values: list[Any], arrays: Sequence[Any]) -> Any:
-        placement = self.strategy.placement
         if self._calls_host:
             jax.block_until_ready((new_values, leaves))
+        with turns.DISPATCH: return self._stored_partial(leaves, new_values, arrays)  # noqa: E701  # fmt: skip
+
+    def _stored_partial(self, leaves: list[Any], new_values: list[Any], arrays: Sequence[Any]) -> Any:
+        placement = self.strategy.placement
         stored = placement.stored(self._written, new_values)
         leaves = list(placement.spread(leaves))
         self._mark(leaves, arrays)
@@ -286,6 +302,15 @@ class Program:
             with jax.ensure_compile_time_eval():
                 values = self._loaded(new)
             store_values([variable for variable, _ in new], values)
+
+
+def _in_turn(program: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the call of a program that is waited for afterwards, without its turn."""
+
+    def call(*inputs: Any) -> Any:
+        with turns.DISPATCH: return program(*inputs)  # noqa: E701  # fmt: skip
+
+    return call
 
 
 def _mesh_of_layouts(variables: Sequence[Any]) -> Any:

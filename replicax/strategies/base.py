@@ -26,6 +26,7 @@ from replicax.program.frames import variable_is_stacked, variable_name, variable
 from replicax.program.replica import noted, settle_strategy
 from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
+from replicax.runtime import turns
 from replicax.strategies.combining import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
 from replicax.strategies.tf_spellings import TFSpellings
 from replicax.tracebacks import entry_point
@@ -230,7 +231,7 @@ class Strategy(TFSpellings, abc.ABC):
         if each is None:
             return reduced_plain(op, leaf, axis, self.num_replicas_in_sync)
         reduction = Reduction(op, tuple(axis) if isinstance(axis, list) else axis)
-        return noted(self._combined(each, reduction), COMBINED)
+        return noted(self._combined_in_turn(each, reduction), COMBINED)
 
     @entry_point
     def gather(self, value: Any, axis: int = 0) -> Any:
@@ -253,9 +254,14 @@ class Strategy(TFSpellings, abc.ABC):
             each = one_per_replica(leaf)
             if each is None:
                 return value_of(leaf)
-            return noted(self._combined(each, Gathering(axis)), COMBINED)
+            return noted(self._combined_in_turn(each, Gathering(axis)), COMBINED)
 
         return jax.tree_util.tree_map(gathered, value, is_leaf=is_per_replica)
+
+    def _combined_in_turn(self, each: Any, combine: Combine) -> Any:
+        if context.current().frame is not None:
+            return self._combined(each, combine)
+        with turns.of_thread(), turns.DISPATCH: return self._combined(each, combine)  # noqa: E701  # fmt: skip
 
     def _combined(self, each: Any, combine: Combine) -> Any:
         """Returns the components of a value combined, on every device of the strategy."""

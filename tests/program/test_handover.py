@@ -104,13 +104,39 @@ def test_an_array_assigned_inside_a_function_that_jax_traces_does_not_become_a_t
     assert training.counter.numpy() == 0
 
 
-def test_a_function_that_only_reads_may_be_called_inside_of_others_and_moves_nothing():
-    """The variable is not on the mesh yet; moving it there must not store a tracer."""
-    variable = rx.Variable(2.0)
+@pytest.fixture
+def read_by_step():
+    """A variable that is not on the mesh yet, and a step and a function that multiply by it."""
+    variable = rx.Variable(2.0, name="factor")
     strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
-    double = jax.jit(lambda x: strategy.run(lambda x: x * variable.value, args=(x,)))
-    assert float(double(3.0)) == 6.0
+    multiply = rx.function(lambda x: x * variable.value)
+    return variable, (lambda x: strategy.run(lambda x: x * variable.value, args=(x,))), multiply
+
+
+@pytest.mark.parametrize("which", [1, 2], ids=["run", "function"])
+def test_a_function_that_only_reads_may_be_differentiated_and_mapped_and_moves_nothing(read_by_step, which):
+    """Moving the variable there must not store a tracer; and the next call takes its next value."""
+    variable, multiply = read_by_step[0], read_by_step[which]
+    for factor in (2.0, 5.0):
+        variable.assign(factor)
+        assert float(jax.grad(multiply)(3.0)) == factor
+        assert jax.vmap(multiply)(jnp.ones(2)).tolist() == [factor, factor]
+        assert float(variable.value) == factor
+
+
+@pytest.mark.parametrize("which", [1, 2], ids=["run", "function"])
+@pytest.mark.parametrize("compiled", [jax.jit, lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.jit(f))])
+def test_a_function_that_reads_is_refused_where_jax_would_keep_the_value(read_by_step, which, compiled):
+    variable, multiply = read_by_step[0], read_by_step[which]
+    with pytest.raises(rx.errors.ProgramError, match=r"reads variables \('factor'\).*keep the values.*@rx\.function"):
+        compiled(multiply)(3.0)
     assert float(variable.value) == 2.0
+
+
+def test_a_pure_function_is_compiled_by_jax_with_a_run_in_it():
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    multiply = jax.jit(lambda state, x: strategy.run(lambda state, x: state * x, args=(state, x)))
+    assert [float(multiply(state, 3.0)) for state in (2.0, 5.0)] == [6.0, 15.0]
 
 
 # Running.

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.runtime import turns
 
 PACKAGE = str(pathlib.Path(rx.__file__).parent)
 ROWS = np.arange(12.0, dtype=np.float32).reshape(6, 2) / 10
@@ -103,6 +104,8 @@ def same(ours, theirs):
 def check(training, twin, make, before, where):
     """The step has been made, or it has not; `twin` follows."""
     after = training.values()
+    assert not turns.DISPATCH._is_owned(), where
+    assert not turns.of_thread()._is_owned(), where
     if not same(after, before):
         make(twin)
         assert same(after, twin.values()), where
