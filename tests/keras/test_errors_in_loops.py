@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import jax
 import keras
 import numpy as np
@@ -35,6 +37,55 @@ class Failing(keras.callbacks.Callback):
             raise error
 
         setattr(self, method, fail)
+
+
+class Calling(keras.callbacks.Callback):
+    """Calls `work` in another thread after the first step, and waits for it."""
+
+    def __init__(self, work):
+        super().__init__()
+        self._work, self.error = work, None
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 0:
+            thread = threading.Thread(target=self._run)
+            thread.start()
+            thread.join()
+
+    def _run(self):
+        try:
+            self._work()
+        except rx.errors.ContextError as error:
+            self.error = error
+
+
+@pytest.mark.parametrize("loop", ["fit", "predict"])
+def test_a_second_thread_is_refused_while_a_model_is_in_a_loop(strategy, loop):
+    model, alone = made(strategy, classifier), made(strategy, classifier)
+    calling = Calling(lambda: getattr(model, loop)(*((X,) if loop == "predict" else (X, Y))))
+    model.fit(X, Y, batch_size=8, verbose=0, shuffle=False, callbacks=[calling])
+    assert "one thread at a time" in str(calling.error)
+    alone.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(state(model), state(alone), strict=True))
+    thread = threading.Thread(target=lambda: model.fit(X, Y, batch_size=8, verbose=0))
+    thread.start()
+    thread.join()
+    assert int(model.optimizer.iterations.value) == 2 * int(alone.optimizer.iterations.value)
+
+
+def test_models_of_one_strategy_are_fitted_by_a_thread_each(strategy):
+    models = [made(strategy, classifier) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda model=model: model.fit(X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False))
+        for model in models[:2]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    models[2].fit(X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False)
+    for model in models[:2]:
+        assert all(np.array_equal(ours, other) for ours, other in zip(state(model), state(models[2]), strict=True))
 
 
 @pytest.mark.parametrize(("loop", "method"), [("fit", "train"), ("evaluate", "test"), ("predict", "predict")])

@@ -434,7 +434,6 @@ def test_donated_arguments_of_a_method_count_from_self():
 def test_jax_transforms_a_function_that_assigns_nothing():
     w = rx.Variable(3.0)
     f = rx.function(lambda x: w * x * x)
-    assert float(jax.jit(f)(2.0)) == 12.0
     assert float(jax.grad(f)(2.0)) == 12.0
     np.testing.assert_array_equal(jax.vmap(f)(jnp.arange(3.0)), [0.0, 3.0, 12.0])
 
