@@ -83,8 +83,8 @@ def explain_loss(error: BaseException, variables: Sequence[Any], values: Sequenc
         return
     said = (
         f"The values of {len(lost)} variables are lost ({shown_names(lost)}): a program that updates them in place has "
-        "failed while it ran, when their buffers had been given to it. Restore them from a checkpoint (rx.CheckpointManager, "
-        "model.load_weights), or create the variables anew."
+        "failed while it ran, when their buffers had been given to it. Restore them from a checkpoint "
+        "(rx.CheckpointManager, model.load_weights), or create the variables anew."
     )
     if isinstance(error, Exception):
         raise ProgramError(said) from error
