@@ -88,7 +88,9 @@ def replace(context: Context) -> None:
 def run_eagerly(enable: bool = True) -> None:
     """Makes `rx.function` and `strategy.run` execute operation by operation instead of compiling, for debugging.
 
-    Python then sees real values: `print` shows each replica's part and a debugger can stop at any line. It is slow.
+    `print` then shows each replica's values, and a debugger can stop at any line. It is slow. In an `rx.function`
+    outside of `run` the arrays are ordinary ones. Inside `run` an array still stands for the values of all replicas,
+    which `if`, `float()` and NumPy cannot use as one number (`TracedValueError`).
     The switch holds for the current thread.
     """
     _eager.set(bool(enable))

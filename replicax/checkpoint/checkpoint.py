@@ -24,7 +24,7 @@ from replicax.checkpoint.state import (
     warn_of_left_out,
 )
 from replicax.checkpoint.states import current_state, restored_state, saved_state, set_state
-from replicax.checkpoint.store import TIMEOUT_S, Contents, Directory, write
+from replicax.checkpoint.store import TIMEOUT_S, Contents, Directory, absolute, write
 from replicax.errors import CheckpointError
 
 _SECONDS_BETWEEN_LOOKS = 0.05
@@ -85,6 +85,7 @@ class Checkpoint:
             **objects: New values for objects of these names.
 
         Raises:
+            ArgumentError: `directory` is no path.
             CheckpointError: The directory exists already, or cannot be written.
         """
         return write(directory, self.contents(step, objects))
@@ -110,10 +111,11 @@ class Checkpoint:
             The objects that have values in them, by name, with the restored values. They are in `objects` as well.
 
         Raises:
+            ArgumentError: `directory` is no path.
             CheckpointError: There is no complete checkpoint, it is damaged, a name is missing on either side, or a
                 shape differs.
         """
-        path = Path(directory).absolute()
+        path = absolute(directory)
         meeting = Meeting(f"Restoring the checkpoint {path}", TIMEOUT_S)
         failed = f"The checkpoint {path} could not be restored"
         meeting.check_same("directory", str(path))

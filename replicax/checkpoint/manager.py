@@ -6,6 +6,7 @@ import contextlib
 import re
 import shutil
 import threading
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,14 @@ import replicax.health as health
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.meeting import Meeting
 from replicax.checkpoint.metadata import FILE
-from replicax.checkpoint.store import TIMEOUT_S, UNFINISHED, Contents, Directory, delete, write_in_place
+from replicax.checkpoint.store import TIMEOUT_S, UNFINISHED, Contents, Directory, absolute, delete, write_in_place
 from replicax.errors import ArgumentError, CheckpointError
 
+_OVERWRITES = (
+    "Step {step} is in {directory} already, and this CheckpointManager has neither written it nor found it there when "
+    "it restored: it is replaced. If another training writes there, one of them loses its checkpoints: give each a "
+    "directory of its own. If this one goes on from there, call restore_or_initialize() first."
+)
 _NAME = re.compile(r"\d{8,}")
 # What is being written, by directory: also by a manager that an error has left alone, and that nobody can ask any more.
 _running: dict[Path, threading.Thread] = {}
@@ -32,6 +38,9 @@ class CheckpointManager:
     at any moment, `latest_step` names a complete one. An old one is deleted when the new one is durable, not before.
     With several processes all of them make a manager of the same directory, which all must see, and call the same
     methods in the same order; each writes the parts that its devices hold, and the chief commits.
+
+    A directory belongs to one training. A `save` that replaces a step which this manager has neither written nor found
+    there when it restored warns of it (`UserWarning`).
 
     Args:
         directory: Where the checkpoints are; it is made by the first save.
@@ -73,7 +82,7 @@ class CheckpointManager:
             raise ArgumentError("Pass either `objects` or a `checkpoint`, and not both.")
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
             raise ArgumentError(f"`checkpoint` is an rx.Checkpoint, got {checkpoint!r:.100}.")
-        self.directory = Path(directory).absolute()
+        self.directory = absolute(directory)
         self.checkpoint = Checkpoint(dict(objects or {})) if checkpoint is None else checkpoint
         self._max_to_keep, self._interval, self._async, self._timeout = (
             max_to_keep,
@@ -84,6 +93,7 @@ class CheckpointManager:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._saved: set[int] = set()  # by this manager
+        self._known: set[int] = set()  # written by this manager, or there when it restored
         self._has_cleaned = False
 
     def save(self, step: int, force: bool = False, **objects: Any) -> bool:
@@ -111,6 +121,9 @@ class CheckpointManager:
         if self._async:
             contents = Contents(_copied(contents.arrays), contents.state, contents.step, contents.notes)
         meeting = Meeting(f"Saving step {step} to {self.directory}", self._timeout)
+        if meeting.is_chief and step not in self._known and (self.path(int(step)) / FILE).is_file():
+            warnings.warn(_OVERWRITES.format(step=step, directory=self.directory), stacklevel=2)
+        self._known.add(int(step))
         self._saved.add(int(step))
         if self._async:
             self._thread = threading.Thread(
@@ -168,7 +181,9 @@ class CheckpointManager:
             step = self._agreed_latest()
         if step is None:
             raise CheckpointError(f"There is no complete checkpoint in {self.directory}.")
-        return self.checkpoint.restore(self.path(step), partial, verify)
+        restored = self.checkpoint.restore(self.path(step), partial, verify)
+        self._known.update(self.all_steps())
+        return restored
 
     def restore_or_initialize(self) -> int | None:
         """Restores the newest checkpoint if there is one; returns its step, or None."""
@@ -176,6 +191,7 @@ class CheckpointManager:
         step = self._agreed_latest()
         if step is not None:
             self.checkpoint.restore(self.path(step))
+            self._known.update(self.all_steps())
         return step
 
     def close(self) -> None:

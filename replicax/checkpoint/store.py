@@ -25,7 +25,7 @@ from replicax.checkpoint.integrity import sync_folder, write_durably
 from replicax.checkpoint.meeting import Meeting
 from replicax.checkpoint.metadata import STATE, Entry, complete
 from replicax.checkpoint.orbax_files import save_files
-from replicax.errors import CheckpointError
+from replicax.errors import ArgumentError, CheckpointError
 
 Directory = str | os.PathLike[str]
 
@@ -66,9 +66,20 @@ def write_arrays(directory: Directory, arrays: Mapping[str, Any]) -> Path:
     return write(directory, Contents(arrays))
 
 
+def absolute(directory: Directory) -> Path:
+    """Returns the absolute path of a directory.
+
+    Raises:
+        ArgumentError: It is no path.
+    """
+    if not isinstance(directory, (str, os.PathLike)) or not isinstance(os.fspath(directory), str):
+        raise ArgumentError(f"A directory is a string or a pathlib.Path, got {directory!r:.100}.")
+    return Path(directory).absolute()
+
+
 def write(directory: Directory, contents: Contents) -> Path:
     """Writes a checkpoint to a new directory and returns its absolute path; see `write_arrays`."""
-    path = Path(directory).absolute()
+    path = absolute(directory)
     if path.exists():
         raise CheckpointError(
             f"{path} exists already. A checkpoint is written to a new directory: choose another name."

@@ -38,6 +38,7 @@ from replicax.program.results import mark, marked_with
 from replicax.program.scales import Search, find_local_mean, scope_of
 from replicax.program.split import Assigned, Split
 from replicax.program.summed_means import find_summed_mean
+from replicax.program.tracing import explained_op_by_op
 from replicax.program.unequal_types import types_explained
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import ManualPerReplica, PerReplica, is_per_replica
@@ -127,7 +128,8 @@ class ReplicaCall:
             self.strategy.placement.place(jnp.asarray(array), stacked=stacked, replicas=self.replicas)
             for array, stacked in zip(self._arrays, self._stacked, strict=True)
         ]
-        outputs, new_values = repeat_while_variables_are_created(lambda: mapped(placed))
+        with explained_op_by_op():
+            outputs, new_values = repeat_while_variables_are_created(lambda: mapped(placed))
         for i, (variable, value) in enumerate(zip(written, new_values, strict=True)):
             if not variable_is_stacked(variable):
                 new_values[i] = value[0]

@@ -104,6 +104,21 @@ def trace_function(
 
 
 @contextlib.contextmanager
+def explained_op_by_op() -> Iterator[None]:
+    """Does the same for a replica function that runs operation by operation: its arrays stand for all replicas' own."""
+    try:
+        yield
+    except _MISUSES as error:
+        said = str(error).strip().splitlines()[0]
+        raise TracedValueError(
+            "Inside strategy.run an array stands for each replica's own value, also under rx.config.run_eagerly: print "
+            "shows all of them, but it is not one number for an `if`, `float()`, an index or NumPy. Choose with "
+            "jnp.where or jax.lax.cond, or return the array from strategy.run and look at it outside. JAX said: "
+            f"{said}"
+        ).with_traceback(error.__traceback__) from None
+
+
+@contextlib.contextmanager
 def _explained() -> Iterator[None]:
     """Tells what to do instead when Python uses a traced value as a number; the traceback stays the user's."""
     try:

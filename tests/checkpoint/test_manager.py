@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import jax
@@ -194,3 +195,43 @@ def test_kills_during_saves_leave_complete_checkpoints():
     result = soak(kills=5, seed=3)
     assert result["checkpoint_kills"] == 5
     assert result["checkpoint_unreadable"] == 0
+
+
+def test_replacing_what_another_manager_wrote_warns(tmp_path: Path):
+    one, other = rx.Variable(1.0), rx.Variable(2.0)
+    with (
+        rx.CheckpointManager(tmp_path / "c", objects={"w": one}) as first,
+        rx.CheckpointManager(tmp_path / "c", objects={"w": other}) as second,
+    ):
+        first.save(1)
+        first.wait_until_finished()
+        with pytest.warns(UserWarning, match=f"Step 1 is in {tmp_path / 'c'} already"):
+            second.save(1)
+        second.wait_until_finished()
+        second.save(2)
+        second.wait_until_finished()
+        with pytest.warns(UserWarning, match="Step 2"):
+            first.save(2)
+
+
+@pytest.mark.parametrize("step", [None, 1])
+def test_going_on_from_a_checkpoint_may_replace_what_came_after_it(tmp_path: Path, step: int | None):
+    w = rx.Variable(0.0)
+    with rx.CheckpointManager(tmp_path / "c", objects={"w": w}) as before:
+        for number in (1, 2):
+            before.save(number)
+            before.wait_until_finished()
+    with warnings.catch_warnings(), rx.CheckpointManager(tmp_path / "c", objects={"w": w}) as again:
+        warnings.simplefilter("error")
+        again.restore_or_initialize() if step is None else again.restore(step)
+        assert again.save(2)
+        assert again.save(3)
+
+
+@pytest.mark.parametrize("directory", [None, 3, b"c"])
+def test_a_directory_is_a_path(directory: object):
+    w = rx.Variable(0.0)
+    checkpoint = rx.Checkpoint(w=w)
+    for call in (checkpoint.write, checkpoint.restore, lambda d: rx.CheckpointManager(d, checkpoint=checkpoint)):
+        with pytest.raises(ArgumentError, match="a string or a pathlib"):
+            call(directory)

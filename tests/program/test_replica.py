@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
+from replicax.errors import ArgumentError, ContextError, ReplicaShapeError, TracedValueError
 
 
 @pytest.fixture
@@ -293,3 +293,16 @@ def test_donated_arguments_are_used_up(two, per_replica):
     two.run(lambda a, b: (a + b, b * 2), args=(donated, kept), donate_argnums=(0,))
     assert donated.stacked.is_deleted()
     assert not kept.stacked.is_deleted()
+
+
+@pytest.mark.parametrize(
+    "use", [lambda b: 1 if b[0] > 3 else 2, lambda b: float(b[0]), np.asarray, lambda b: [1, 2][b[0].astype(int)]]
+)
+def test_run_eagerly_says_that_an_array_is_not_one_number(two, per_replica, use):
+    rows = per_replica(two, np.ones(2), np.zeros(2))
+    rx.config.run_eagerly(True)
+    try:
+        with pytest.raises(TracedValueError, match=r"each replica's own value.*jnp\.where"):
+            two.run(lambda b: jnp.asarray(use(b)), args=(rows,))
+    finally:
+        rx.config.run_eagerly(False)
