@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+from replicax.errors import VariableError
+from replicax.program.accumulators import NotSummable
 from replicax.program.frames import variable_name
 from replicax.program.scales import LocalMean
 
@@ -46,4 +48,26 @@ def advise_of_local_mean(strategy: Any, name: str, found: LocalMean, replicas: i
         "Divide the sum by the global number of rows: rx.compute_average_loss of the loss per example (of a Keras loss "
         'with reduction="none"). Or, if all replicas have equally many, ask for aggregation="mean" in '
         "rx.value_and_grad.",
+    )
+
+
+def advise_of_total(strategy: Any, name: str, variable: Any, found: NotSummable) -> None:
+    """Says that a metric's total may be wrong.
+
+    Raises:
+        VariableError: It is certainly wrong.
+    """
+    text = (
+        f"In {name}, the metric's variable {variable_name(variable)!r} {found.reason}. Replicas may only add to a "
+        "metric's variable, since their parts of it are summed when the step ends. Keep parts that can be added and "
+        "compute the result from them; or keep an rx.Variable with the aggregation that is meant; or compute the "
+        "metric outside of the replica function, from strategy.gather of what that returns; or use Model.fit and "
+        "Model.evaluate, where it sees the global batch."
+    )
+    if found.certain:
+        raise VariableError(text)
+    advise(
+        strategy,
+        f"the total {variable_name(variable)} of {name}",
+        text + " (Ignore this if the sum over replicas is what is meant.)",
     )

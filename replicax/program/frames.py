@@ -141,6 +141,8 @@ class ReplicaFrame(_Frame):
         self.placeholders: dict[int, Any] = {}
         self.decisions = decisions
         self._outside = outside
+        #: The accumulators that were read or assigned, by their ids, in their order.
+        self.accumulators: dict[int, Any] = {}
         self._deferred: dict[int, Callable[[Any], Any]] = {}
 
     def read(self, variable: Any) -> Any:
@@ -160,9 +162,19 @@ class ReplicaFrame(_Frame):
         """Decides whether a value that JAX types as equal may differ between replicas."""
         return self.decisions.take(value, refused_if_equal)
 
-    def defer(self, variable: Any, aggregate: Callable[[Any], Any]) -> None:
-        """Aggregates `variable` when the replica function ends: until then it is an accumulator of this replica."""
+    def number(self, variable: Any) -> int:
+        """Returns the position of an accumulator in `accumulators`."""
+        self.accumulators.setdefault(id(variable), variable)
+        return list(self.accumulators).index(id(variable))
+
+    def defer(self, variable: Any, aggregate: Callable[[Any], Any]) -> int:
+        """Aggregates `variable` when the replica function ends: until then it is an accumulator of this replica.
+
+        Returns:
+            Its number.
+        """
         self._deferred[id(variable)] = aggregate
+        return self.number(variable)
 
     def aggregate_deferred(self) -> None:
         """Ends the accumulators: makes them equal on all replicas."""
@@ -202,9 +214,15 @@ class OverrideFrame(_Frame):
         """Returns whether `variable` was assigned here or in an enclosing frame."""
         return super().holds(variable) or (self.parent is not None and self.parent.holds(variable))
 
-    def defer(self, variable: Any, aggregate: Callable[[Any], Any]) -> None:
+    def number(self, variable: Any) -> int:
+        """Asks the replica's frame for the accumulator's number."""
+        number: int = self.parent.number(variable)
+        return number
+
+    def defer(self, variable: Any, aggregate: Callable[[Any], Any]) -> int:
         """Passes the accumulator on to the replica's frame, which aggregates it at the end."""
-        self.parent.defer(variable, aggregate)
+        number: int = self.parent.defer(variable, aggregate)
+        return number
 
     def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
         """Passes the decision on to the replica's frame."""

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 import replicax.context as context
 from replicax.compat import vary
@@ -24,13 +26,15 @@ from replicax.variables import VariableAggregation
 
 @functools.cache
 def install_keras_hooks() -> None:
-    """Wraps the `apply` of optimizers, and `RNN.get_initial_state`."""
+    """Wraps the `apply` of optimizers, `RNN.get_initial_state`, and how variables are made."""
     import keras
 
     base = next(base for base in keras.optimizers.Optimizer.__mro__ if base.__name__ == "BaseOptimizer")
     base.apply = _with_equal_gradients(base.apply)
     optimizer_class = keras.optimizers.LossScaleOptimizer
     optimizer_class.apply = _with_equal_gradients(_with_loss_scale(optimizer_class.apply))
+    variable_class: Any = next(base for base in keras.Variable.__mro__ if "__init__" in vars(base))
+    variable_class.__init__ = _with_late_values(variable_class.__init__)
     keras.layers.RNN.get_initial_state = _with_varying_state(keras.layers.RNN.get_initial_state)
 
 
@@ -111,3 +115,26 @@ def _with_varying_state(original: Any) -> Any:
         return jax.tree_util.tree_map(lambda zeros: vary(zeros, REPLICA_AXIS), state)
 
     return get_initial_state
+
+
+def _with_late_values(original: Any) -> Any:
+    """Keras gives variables that are made in a program their values afterwards, but only if a function computes them.
+
+    Some optimizers (Adafactor, Nadam) and layers make a variable of a number.
+    """
+
+    @functools.wraps(original)
+    def __init__(self: Any, initializer: Any, shape: Any = None, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        is_value = not callable(initializer) and not isinstance(initializer, (str, jax.core.Tracer))
+        if is_value and context.current().frame is not None:
+            with jax.ensure_compile_time_eval():
+                value = np.asarray(self._convert_to_tensor(initializer, dtype=dtype))
+            shape, dtype = value.shape, dtype or value.dtype.name
+            initializer = functools.partial(_constant, value)
+        original(self, initializer, shape, dtype, *args, **kwargs)
+
+    return __init__
+
+
+def _constant(value: np.ndarray, shape: Any, dtype: Any = None) -> jax.Array:
+    return jnp.asarray(value, dtype).reshape(shape)

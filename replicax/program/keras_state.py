@@ -20,6 +20,7 @@ import replicax.context as context
 from replicax.compat import vary
 from replicax.equality import difference
 from replicax.errors import ContextError, ProgramError
+from replicax.program.accumulators import marked_as_share, marked_as_total
 from replicax.program.frames import VariablesCreatedError, variable_name
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras_hooks import a_layer_is_called, install_keras_hooks
@@ -98,7 +99,7 @@ def _read(variable: Any, current: context.Context) -> Any:
     if _is_seed(variable):
         return _fold_replica_id(value)
     if _is_accumulator(variable) and not current.frame.holds(variable):  # type: ignore[union-attr]
-        return _dealt(variable, value)
+        return _dealt(variable, value, current.frame)
     return value
 
 
@@ -126,8 +127,8 @@ def _made_equal(variable: Any, value: jax.Array, current: context.Context) -> ja
     if _is_accumulator(variable) and replicas > 1:
         how = VariableAggregation.of(variable.aggregation)
         check_aggregation(how, variable._dtype, variable_name(variable))
-        current.frame.defer(variable, functools.partial(_aggregate_accumulator, how))  # type: ignore[union-attr]
-        return value
+        number = current.frame.defer(variable, functools.partial(_aggregate_accumulator, how))  # type: ignore[union-attr]
+        return value if how is VariableAggregation.MEAN else marked_as_total(value, number)
     value, why = difference(value)
     if why is None:
         return value
@@ -168,14 +169,15 @@ def _fold_replica_id(state: jax.Array) -> jax.Array:
     return state.at[0].add(offset)
 
 
-def _dealt(variable: Any, total: jax.Array) -> jax.Array:
+def _dealt(variable: Any, total: jax.Array, frame: Any) -> jax.Array:
     """What a replica starts to accumulate from: replica 0 continues the total, the others start at zero.
 
     The sum over replicas is then the total at every moment, whether the replicas add to it or reset it.
     """
     if VariableAggregation.of(variable.aggregation) is VariableAggregation.MEAN:
         return total
-    return jnp.where(jax.lax.axis_index(REPLICA_AXIS) == 0, total, jnp.zeros_like(total))
+    share = jnp.where(jax.lax.axis_index(REPLICA_AXIS) == 0, total, jnp.zeros_like(total))
+    return marked_as_share(share, frame.number(variable))
 
 
 def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Array:

@@ -19,7 +19,8 @@ from jax.sharding import PartitionSpec
 import replicax.context as context
 from replicax.compat import varying_axes
 from replicax.errors import ContextError, ReplicaDivergenceError, ReplicaShapeError
-from replicax.program.advice import advise_of_local_mean, advise_of_zeros
+from replicax.program.accumulators import find_not_summable
+from replicax.program.advice import advise_of_local_mean, advise_of_total, advise_of_zeros
 from replicax.program.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
 from replicax.program.frames import (
     OverrideFrame,
@@ -155,6 +156,8 @@ class ReplicaCall:
         if self.replicas == 1 or not self.in_replica_context:
             return
         top, search = scope_of(site.program, site.placeholders), Search(self._batch_rows(), self.replicas)
+        for total in find_not_summable(top) if site.accumulators else ():
+            advise_of_total(self.strategy, site.name, site.accumulators[total.number], total)
         found = find_local_mean(top, search, self.replicas) or find_summed_mean(top, search, self.replicas)
         if found is not None:
             advise_of_local_mean(self.strategy, site.name, found, self.replicas)

@@ -34,6 +34,7 @@ class ReplicaProgram:
             are the placeholders of `inputs`, and what the function has captured.
         placeholders: For each variable that is read, what stands for its value in `program`.
         saw_new: Whether variables were created meanwhile.
+        accumulators: The variables whose parts are combined at the end, in the order of their numbers.
         late: The same program in two parts, the second of which needs no replica; None where it is not known.
     """
 
@@ -44,6 +45,7 @@ class ReplicaProgram:
     program: jex_core.ClosedJaxpr
     placeholders: list[Any]
     saw_new: bool
+    accumulators: list[Any]
     late: Late | None = None
 
     def __call__(self, arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -142,7 +144,8 @@ def _trace(
         [(frame, varying)] = frames
         inputs, outputs = list(frame.inputs.values()), list(frame.written.values())
         placeholders = list(frame.placeholders.values())
-        found.append(ReplicaProgram(name, inputs, outputs, varying, program, placeholders, frame.saw_new))
+        accumulators = list(frame.accumulators.values())
+        found.append(ReplicaProgram(name, inputs, outputs, varying, program, placeholders, frame.saw_new, accumulators))
         return []
 
     jax.eval_shape(shard_map(body), arrays)

@@ -155,3 +155,54 @@ def test_recurrent_layers_still_work_outside_of_programs():
     layer = keras.layers.GRU(2)
     assert layer(SEQUENCES).shape == (4, 2)
     assert rx.function(lambda x: layer(x))(SEQUENCES).shape == (4, 2)
+
+
+# Variables that are made of a value.
+
+LAZY = [
+    cls
+    for cls in vars(keras.optimizers).values()
+    if isinstance(cls, type)
+    and issubclass(cls, keras.optimizers.Optimizer)
+    and cls.__name__ not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "ScheduleFreeAdamW")
+]
+
+
+@pytest.mark.parametrize("optimizer_class", LAZY, ids=lambda cls: cls.__name__)
+def test_any_optimizer_can_be_built_by_its_first_step(two, per_replica, optimizer_class):
+    def trained(build_first):
+        keras.utils.set_random_seed(0)
+        with two.scope():
+            layer = keras.layers.Dense(2)
+            layer.build((None, 3))
+            optimizer = optimizer_class(0.1)
+            if build_first:
+                optimizer.build(layer.trainable_variables)
+
+        def step(x):
+            gradients = rx.grad(lambda: jnp.sum(layer(x) ** 2), layer.trainable_variables)()
+            optimizer.apply(gradients, layer.trainable_variables)
+
+        for _ in range(2):
+            two.run(step, args=(per_replica(two, ROWS[:2], ROWS[2:]),))
+        return [*layer.get_weights(), *(variable.numpy() for variable in optimizer.variables)]
+
+    for late, early in zip(trained(False), trained(True), strict=True):
+        np.testing.assert_array_equal(late, early)
+
+
+@pytest.mark.parametrize("dtype", [None, "int32"])
+def test_a_layer_that_makes_a_variable_of_a_number_can_be_built_by_its_first_step(two, per_replica, dtype):
+    class Scaled(keras.layers.Layer):
+        def build(self, shape):
+            self.factor = keras.Variable([[2.0, 3.0, 4.0]], dtype=dtype, name="factor")
+
+        def call(self, x):
+            return x * keras.ops.cast(self.factor, x.dtype)
+
+    with two.scope():
+        layer = Scaled()
+    result = two.run(lambda x: layer(x), args=(per_replica(two, ROWS[:2], ROWS[2:]),))
+    np.testing.assert_allclose(np.concatenate(two.experimental_local_results(result)), ROWS * [2, 3, 4], rtol=1e-6)
+    assert layer.factor.dtype == (dtype or "float32")
+    assert layer.factor.shape == (1, 3)

@@ -1,0 +1,236 @@
+"""Checks that what a step makes of a Keras metric's total may be summed over replicas.
+
+A replica starts from its share of the total, and the sum over replicas is the new total (`program/keras_state.py`).
+That is right if a step adds something to the total. It is wrong for a maximum, a product or a moving average. The
+traced program shows which it is: it is followed back from each value that the metric assigned to the value before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core as jex_core
+
+import replicax.compat as compat
+from replicax.program.jaxprs import is_literal
+from replicax.program.scales import PASSED_ON, Scope, equations_of
+from replicax.runtime.mesh import REPLICA_AXIS
+
+_SHARE, _TOTAL = "replicax_share_", "replicax_total_"
+# They give each number another place.
+_MOVES = PASSED_ON | {"transpose", "rev", "expand_dims"}
+_LARGEST_OR_SMALLEST = frozenset(["reduce_max", "reduce_min", "max", "min", "argmax", "argmin", "cummax", "cummin"])
+# Of a sum they do not make the sum of what they make of its parts, whatever the other operand is.
+_NOT_ADDITIVE = _LARGEST_OR_SMALLEST | {
+    "reduce_prod", "integer_pow", "pow", "exp", "exp2", "log", "sqrt", "rsqrt", "cbrt", "square", "sign", "tanh",
+    "logistic", "and", "or", "not", "xor", "eq", "ne", "lt", "le", "gt", "ge",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class NotSummable:
+    """A total whose parts may not be summed.
+
+    Attributes:
+        number: The number that it was marked with.
+        reason: What the step makes of it; ends a sentence that begins with "it".
+        certain: Whether the sum is certainly something else, or that is only not known.
+    """
+
+    number: int
+    reason: str
+    certain: bool
+
+
+class _Kind(enum.Enum):
+    ZERO = "zero"
+    FREE = "it does not depend on the total"
+    SUM = "the total and something that does not depend on it"
+
+
+def marked_as_share(value: Any, number: int) -> Any:
+    """Returns `value` so that the program shows that a replica starts from it. It costs nothing when it runs.
+
+    Args:
+        value: The replica's share of a total.
+        number: The total's number.
+    """
+    return checkpoint_name(value, f"{_SHARE}{number}")
+
+
+def marked_as_total(value: Any, number: int) -> Any:
+    """Returns `value` so that the program shows that the replica has assigned it to a total."""
+    return checkpoint_name(value, f"{_TOTAL}{number}")
+
+
+def find_not_summable(top: Scope) -> list[NotSummable]:
+    """Returns the totals in a replica's program whose parts may not be summed, those first of which that is certain."""
+    found: dict[int, NotSummable] = {}
+    for scope, equation in equations_of(top):
+        if equation.primitive.name != "name" or not equation.params["name"].startswith(_TOTAL):
+            continue
+        number = int(equation.params["name"].removeprefix(_TOTAL))
+        why = _Search(number).judged(scope, equation.invars[0])
+        if why is not None and (number not in found or why.certain):
+            found[number] = why
+    return sorted(found.values(), key=lambda each: not each.certain)
+
+
+class _Search:
+    """Follows one total back through a program, up to the value it had before: a share, or an earlier assignment."""
+
+    def __init__(self, number: int):
+        self._number = number
+        self._marks = {f"{_SHARE}{number}", f"{_TOTAL}{number}"}
+        self._depends: dict[tuple[int, Any], bool] = {}
+
+    def judged(self, scope: Scope, atom: Any) -> NotSummable | None:
+        """Returns why the parts of a value that was assigned to the total may not be summed; None if they may."""
+        kind = self._kind(scope, atom)
+        if isinstance(kind, NotSummable):
+            return kind
+        if kind is not _Kind.FREE:
+            return None
+        if not self._varies(scope, atom):
+            return self._no("is assigned a value that is equal on all replicas and would count once for each")
+        made_in, made = self._unmoved(scope, atom)
+        producer = None if made_in is None else made_in.producer.get(made)
+        if producer is not None and producer.primitive.name in _LARGEST_OR_SMALLEST:
+            return self._no(f"is assigned what `{producer.primitive.name}` makes of each replica's rows alone")
+        return self._no("is assigned a value that does not contain its old one", certain=False)
+
+    def _no(self, reason: str, certain: bool = True) -> NotSummable:
+        return NotSummable(self._number, reason, certain)
+
+    def _kind(self, scope: Scope, atom: Any) -> _Kind | NotSummable:
+        made_in, made = self._unmoved(scope, atom)
+        if made_in is None:
+            return _Kind.ZERO if _is_zero(made) else _Kind.FREE
+        equation = made_in.producer.get(made)
+        if equation is None:
+            return _Kind.FREE
+        if self._is_mark(equation):
+            return _Kind.SUM
+        if not self._has_total(made_in, made):
+            return self._without_total(made_in, equation)
+        return self._with_total(made_in, equation, made)
+
+    def _unmoved(self, scope: Scope | None, atom: Any) -> tuple[Scope | None, Any]:
+        """Returns where a value comes from, without what gives the same numbers other places."""
+        while scope is not None:
+            scope, atom = scope.origin(atom)
+            equation = None if scope is None else scope.producer.get(atom)
+            if equation is None or self._is_mark(equation) or not _moves(equation):
+                break
+            atom = equation.invars[0]
+        return scope, atom
+
+    def _varies(self, scope: Scope, atom: Any) -> bool:
+        """Returns whether JAX types a value as varying for more than where it is used."""
+        made_in, made = self._unmoved(scope, atom)
+        return made_in is not None and REPLICA_AXIS in compat.axes_of_type(made.aval)
+
+    def _without_total(self, scope: Scope, equation: Any) -> _Kind:
+        operands = equation.invars[1:] if equation.primitive.name == "select_n" else equation.invars
+        zeros = ("broadcast_in_dim", "select_n", "mul", "add", "sub", "neg")
+        if equation.primitive.name in zeros and all(self._kind(scope, each) is _Kind.ZERO for each in operands):
+            return _Kind.ZERO
+        return _Kind.FREE
+
+    def _with_total(self, scope: Scope, equation: Any, out: Any) -> _Kind | NotSummable:
+        name, inputs = equation.primitive.name, equation.invars
+        if name in ("add", "add_any", "sub"):
+            return self._added(name, [self._kind(scope, atom) for atom in inputs])
+        if name == "select_n":
+            return self._chosen(scope, inputs[0], [(scope, case) for case in inputs[1:]])
+        if name == "cond":
+            return self._chosen(scope, inputs[0], _branches(scope, equation, out))
+        others = [atom for atom in inputs if not self._has_total(scope, atom)]
+        if name == "scatter-add" and len(others) == 2 and inputs[0] not in others:
+            return self._kind(scope, inputs[0])
+        differ = not others or any(self._varies(scope, atom) for atom in others)
+        at = f"goes through `{name}` ({compat.location(equation)})"
+        if name in ("mul", "div", "max", "min"):
+            return self._no(at, certain=differ)
+        return self._no(at, certain=name in _NOT_ADDITIVE)
+
+    def _added(self, name: str, kinds: Sequence[_Kind | NotSummable]) -> _Kind | NotSummable:
+        for kind in kinds:
+            if isinstance(kind, NotSummable):
+                return kind
+        first, second = kinds
+        if (first is _Kind.SUM) != (second is _Kind.SUM) and (name != "sub" or first is _Kind.SUM):
+            return _Kind.SUM
+        return self._no("is added to itself, or subtracted from something")
+
+    def _chosen(self, scope: Scope, which: Any, cases: Sequence[tuple[Scope, Any]]) -> _Kind | NotSummable:
+        if self._has_total(scope, which):
+            return self._no("decides on what is assigned, and each replica sees only its share of it", certain=False)
+        kinds = [self._kind(*case) for case in cases]
+        for kind in kinds:
+            if isinstance(kind, NotSummable):
+                return kind
+        differs = self._varies(scope, which)
+        if _Kind.FREE in kinds or (_Kind.ZERO in kinds and differs):
+            return self._no("is replaced on some condition", certain=False)
+        return _Kind.SUM
+
+    def _has_total(self, scope: Scope, atom: Any) -> bool:
+        """Returns whether a value depends on the total."""
+        root = (id(scope), atom)
+        if is_literal(atom):
+            return False
+        if root not in self._depends:
+            self._depends[root] = self._search_for_total(scope, atom)
+        return self._depends[root]
+
+    def _search_for_total(self, scope: Scope, atom: Any) -> bool:
+        waiting: list[tuple[Scope, Any]] = [(scope, atom)]
+        seen: set[tuple[int, Any]] = set()
+        while waiting:
+            made_in, made = waiting.pop()
+            made_in, made = made_in.origin(made)  # type: ignore[assignment]
+            if made_in is None or (id(made_in), made) in seen:
+                continue
+            seen.add((id(made_in), made))
+            equation = made_in.producer.get(made)
+            if equation is not None:
+                if self._shows(equation):
+                    return True
+                waiting += [(made_in, operand) for operand in equation.invars]
+        return False
+
+    def _is_mark(self, equation: Any) -> bool:
+        return equation.primitive.name == "name" and equation.params["name"] in self._marks
+
+    def _shows(self, equation: Any) -> bool:
+        """Returns whether an equation is a mark of the total, or has one inside."""
+        inner = jex_core.jaxprs_in_params(equation.params)
+        return self._is_mark(equation) or any(self._shows(each) for jaxpr in inner for each in jaxpr.eqns)
+
+
+def _moves(equation: Any) -> bool:
+    if equation.primitive.name == "broadcast_in_dim":
+        return math.prod(equation.invars[0].aval.shape) == math.prod(equation.outvars[0].aval.shape)
+    return equation.primitive.name in _MOVES
+
+
+def _branches(scope: Scope, equation: Any, out: Any) -> list[tuple[Scope, Any]]:
+    """Returns what the branches of a `cond` return in the place of one of its results."""
+    operands, found = [(scope, atom) for atom in equation.invars[1:]], []
+    for branch in equation.params["branches"]:
+        inside = Scope(branch.jaxpr, [(None, const) for const in branch.consts], operands)
+        found.append((inside, branch.jaxpr.outvars[equation.outvars.index(out)]))
+    return found
+
+
+def _is_zero(value: Any) -> bool:
+    known = not isinstance(value, jax.core.Tracer) and value is not None and not compat.is_random_key(value)
+    return known and not np.any(np.asarray(value))
