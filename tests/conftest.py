@@ -25,8 +25,8 @@ import replicax as rx
 
 NUM_DEVICES = 8
 SECONDS_FOR_THREADS_TO_END = 5.0
-# pytest's own, and what Keras and scikit-learn set for themselves when a test is the first to import them.
-NOT_THE_TESTS_DOING = ("PYTEST_", "KMP_", "TF_")
+# pytest's own, and what Keras, scikit-learn and Ray set for themselves when a test is the first to import them.
+NOT_THE_TESTS_DOING = ("PYTEST_", "KMP_", "TF_", "RAY_CLIENT_MODE")
 
 rx.config.set_virtual_devices(NUM_DEVICES)
 
