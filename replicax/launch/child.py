@@ -85,7 +85,7 @@ def _tell(news: int, code: int, words: str = "") -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # The script has closed it.
             stream.flush()
-    message = json.dumps({"code": code, "time": time.monotonic(), "words": words}).encode()
+    message = f"{json.dumps({'code': code, 'time': time.monotonic(), 'words': words})}\n".encode()
     with contextlib.suppress(OSError):  # The launcher has gone, and so shall we.
         while message:
             message = message[os.write(news, message) :]

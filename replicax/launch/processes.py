@@ -187,7 +187,7 @@ class Process:
                 os.set_blocking(source, False)
                 selector.register(source, selectors.EVENT_READ)
             heard = b""
-            while any(source in selector.get_map() for source in sources):
+            while any(source in selector.get_map() for source in self._sources):
                 ready = [key.fd for key, _ in selector.select(_SECONDS_BETWEEN_LOOKS)]
                 if not ready and self._ended.is_set():
                     break  # Something that we cannot kill holds the other end.
@@ -198,9 +198,8 @@ class Process:
                 if news in ready:
                     chunk = os.read(news, _CHUNK)
                     *lines, heard = (heard + chunk).split(b"\n")
-                    if not chunk:
+                    if not chunk:  # What is left of a line was cut off by the end of the process.
                         selector.unregister(news)
-                        lines.append(heard)
                     for line in filter(None, lines):
                         self._take_news(json.loads(line))
         for source, stream in zip(sources, self._streams, strict=True):

@@ -261,7 +261,7 @@ def test_who_gave_up_because_of_another_names_that_one(run: Run):
             pid, news = os.environ["REPLICAX_NEWS"].split(":")
             assert int(pid) == os.getpid()
             told = {"code": 70, "time": time.monotonic(), "words": "worker:2 stands still", "blames": ["worker 2"]}
-            os.write(int(news), json.dumps(told).encode())
+            os.write(int(news), json.dumps(told).encode() + b"\\n")
             os._exit(70)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sleep()
