@@ -103,31 +103,28 @@ def trace_function(
     return found[-1]
 
 
-@contextlib.contextmanager
-def explained_op_by_op() -> Iterator[None]:
+def explained_op_by_op() -> contextlib.AbstractContextManager[None]:
     """Does the same for a replica function that runs operation by operation: its arrays stand for all replicas' own."""
-    try:
-        yield
-    except _MISUSES as error:
-        said = str(error).strip().splitlines()[0]
-        raise TracedValueError(
-            "Inside strategy.run an array stands for each replica's own value, also under rx.config.run_eagerly: print "
-            "shows all of them, but it is not one number for an `if`, `float()`, an index or NumPy. Choose with "
-            "jnp.where or jax.lax.cond, or return the array from strategy.run and look at it outside. JAX said: "
-            f"{said}"
-        ).with_traceback(error.__traceback__) from None
+    return _explained(
+        "Inside strategy.run an array stands for each replica's own value, also under rx.config.run_eagerly: print "
+        "shows all of them, but it is not one number for an `if`, `float()`, an index or NumPy. Choose with "
+        "jnp.where or jax.lax.cond, or return the array from strategy.run and look at it outside."
+    )
+
+
+_IN_A_TRACE = (
+    "A function was being traced, and its Python needed a number that is only known when the compiled program runs (an "
+    "`if` or `float()` on an array, NumPy on an array, or an array that an earlier trace had put into a list or "
+    "attribute). Choose with jnp.where or jax.lax.cond, return values instead of storing them, print with "
+    "jax.debug.print, or debug with rx.config.run_eagerly(True)."
+)
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
+def _explained(advice: str = _IN_A_TRACE) -> Iterator[None]:
     """Tells what to do instead when Python uses a traced value as a number; the traceback stays the user's."""
     try:
         yield
     except _MISUSES as error:
         said = str(error).strip().splitlines()[0]
-        raise TracedValueError(
-            "A function was being traced, and its Python needed a number that is only known when the compiled program "
-            "runs (an `if` or `float()` on an array, NumPy on an array, or an array that an earlier trace had put "
-            "into a list or attribute). Choose with jnp.where or jax.lax.cond, return values instead of storing them, "
-            f"print with jax.debug.print, or debug with rx.config.run_eagerly(True). JAX said: {said}"
-        ).with_traceback(error.__traceback__) from None
+        raise TracedValueError(f"{advice} JAX said: {said}").with_traceback(error.__traceback__) from None
