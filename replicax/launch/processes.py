@@ -109,6 +109,7 @@ class Process:
     Attributes:
         task: As given.
         last_words: What it said of its failure.
+        told: That its script is over, if it has said so.
         meets: Of how many processes the cluster is that it has begun to meet; 0 before.
         has_left: Whether it has left them in order, on its way out of Python.
     """
@@ -118,6 +119,7 @@ class Process:
         self._log, self._events = log, events
         self._streams = [Stream(terminal, task.name, number, error) for error in (False, True)]
         self.last_words = ""
+        self.told: Failing | None = None
         self.meets, self.has_left = 0, False
         self._ended = threading.Event()
         size = terminal.bar_size(task.name) if number == 0 and terminal.shows_bars else None
@@ -233,7 +235,8 @@ class Process:
         if words:
             self._log.write(f"{words}\n".encode())
         self.last_words = words or self._last_words()
-        self._events.put(Failing(self, told["code"], told["time"], tuple(told.get("blames", ()))))
+        self.told = Failing(self, told["code"], told["time"], tuple(told.get("blames", ())))
+        self._events.put(self.told)
 
     def _last_words(self) -> str:
         output, error = (list(stream.last_lines) for stream in self._streams)

@@ -124,7 +124,7 @@ class Supervisor:
         if isinstance(event, Signalled):
             self._on_signal(event.number)
         elif isinstance(event, Failing):
-            self._on_failure(Failure(event.process, event.code, event.time, self._culprit(event)))
+            self._on_failing(event)
         elif isinstance(event, Meeting):
             self._find_missed()
         elif event.process in self._running:  # Not one of an attempt that was broken off.
@@ -135,6 +135,8 @@ class Supervisor:
         returncode = process.tidy_up()
         self._running.remove(process)
         self._guard.forget(process)
+        if process.told is not None:  # We may hear of the end of a process before we hear what it told.
+            self._on_failing(process.told)
         if returncode != 0:
             self._on_failure(Failure(process, from_returncode(returncode), event.time, process))
             return
@@ -166,6 +168,9 @@ class Supervisor:
             self._miss_at = math.inf
             for failure in self._missed if now or self._training_runs() else []:
                 self._fail(failure)
+
+    def _on_failing(self, event: Failing) -> None:
+        self._on_failure(Failure(event.process, event.code, event.time, self._culprit(event)))
 
     def _on_failure(self, failure: Failure) -> None:
         self._miss(now=True)

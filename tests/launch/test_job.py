@@ -12,11 +12,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from replicax.errors import LaunchError
-from replicax.launch import Options, launch, supervisor
+from replicax.launch import Options, launch, processes, supervisor
 from tests.launch.conftest import Done, is_alive, wait_for
 
 pytestmark = pytest.mark.multiprocess
@@ -252,8 +253,17 @@ def test_a_full_output_of_many_lines_is_kept(run: Run):
     assert done.out.count("\n") == 20_001
 
 
-def test_who_gave_up_because_of_another_names_that_one(run: Run):
+@pytest.mark.parametrize("late", [False, True], ids=["told before the end", "told after the end"])
+def test_who_gave_up_because_of_another_names_that_one(late: bool, run: Run, monkeypatch: pytest.MonkeyPatch):
     """As the health monitor does it when a worker has been stopped."""
+    if late:
+        take_news = processes.Process._take_news
+
+        def slow(self: processes.Process, told: dict[str, Any]) -> None:
+            time.sleep(0.5)
+            take_news(self, told)
+
+        monkeypatch.setattr(processes.Process, "_take_news", slow)
     done = run(
         """
         if index == 0:

@@ -65,8 +65,10 @@ def is_health_server(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def worker(index: int, ports: Sequence[int], steps: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a worker; ends it if it still runs at the end of the block."""
+def worker(
+    index: int, ports: Sequence[int], steps: int, attacked: Path, log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a worker, which waits in its midst for `attacked`; ends it if it still runs at the end of the block."""
     cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("TF_CONFIG", "REPLICAX_"))}
     environ |= {
@@ -75,7 +77,7 @@ def worker(index: int, ports: Sequence[int], steps: int, log: Path) -> Iterator[
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, "-m", "tests.soak.hostile_job", str(steps), str(PAUSE_S)]
+    command = [sys.executable, "-m", "tests.soak.hostile_job", str(steps), str(PAUSE_S), str(attacked)]
     with log.open("wb") as file:
         process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=file, stderr=subprocess.STDOUT)
         try:
@@ -97,16 +99,17 @@ def expected(steps: int) -> np.ndarray:
 def run_job(seed: int, messages: int, folder: Path, steps: int = STEPS) -> tuple[int, list[str]]:
     """Runs one job under attack; returns how many messages were sent, and what went wrong."""
     ports, logs = free_ports(2), [folder / f"job-{seed}-worker-{i}.txt" for i in range(2)]
+    attacked = folder / f"job-{seed}-attacked"
     attackers = [Attacker(10 * seed + i) for i in range(3)]
     deadline = time.monotonic() + _SECONDS_FOR_A_JOB
     with contextlib.ExitStack() as stack:
         for attacker in attackers:
             stack.callback(attacker.close)
-        processes = [stack.enter_context(worker(0, ports, steps, logs[0]))]
+        processes = [stack.enter_context(worker(0, ports, steps, attacked, logs[0]))]
         while ports[0] not in listening_ports(processes[0].pid) and time.monotonic() < deadline:
             time.sleep(0.05)
         side_by_side(lambda i: attackers[i].attack(ports[0], messages // 4), 2)
-        processes.append(stack.enter_context(worker(1, ports, steps, logs[1])))
+        processes.append(stack.enter_context(worker(1, ports, steps, attacked, logs[1])))
         side_by_side(lambda i: attackers[i].attack(ports[0], messages // 12), 2)  # while the worker comes in
         health: set[int] = set()
         while len(health) < 2 and time.monotonic() < deadline and all(process.poll() is None for process in processes):
@@ -116,6 +119,7 @@ def run_job(seed: int, messages: int, folder: Path, steps: int = STEPS) -> tuple
         if len(health) == 2:
             rest = messages - sum(attacker.sent for attacker in attackers)
             side_by_side(lambda i: attackers[i].attack(sorted(health)[i], -(-rest // 2)), 2)
+        attacked.touch()
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(1.0, deadline - time.monotonic()))
