@@ -1,6 +1,6 @@
 """replicax: distributed training for JAX and Keras 3. `import replicax as rx`."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replicax import cluster as cluster_resolver
 from replicax import config, coordinator, data, dtensor, errors, health
@@ -19,6 +19,7 @@ from replicax.errors import ReplicaDivergenceError, ReplicaxError
 from replicax.exporting import LoadedFunction, export, load
 from replicax.keras.sidecar import SidecarEvaluator
 from replicax.losses import compute_average_loss, scale_regularization_loss
+from replicax.migration import not_found
 from replicax.parameter_server import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
@@ -122,10 +123,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Loads `rx.testing` when it is first asked for: a training needs none of it."""
-    if name == "testing":
-        import replicax.testing as testing
+if TYPE_CHECKING:
+    import replicax.testing as testing
+else:  # For a type checker every name would exist.
 
-        return testing
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Loads `rx.testing` when it is first asked for: a training needs none of it. Knows TensorFlow's names."""
+        if name == "testing":
+            import replicax.testing as testing
+
+            return testing
+        raise not_found(__name__, name)

@@ -1,5 +1,8 @@
 """`rx.coordinator`: scheduling functions on the workers of a `ParameterServerStrategy`."""
 
+from typing import TYPE_CHECKING, Any
+
+from replicax.migration import not_found
 from replicax.parameter_server.coordinator import ClusterCoordinator
 from replicax.parameter_server.remote_values import PerWorkerDataset, PerWorkerIterator, PerWorkerValues, RemoteValue
 from replicax.parameter_server.stats import Stats
@@ -14,3 +17,8 @@ __all__ = [
     "Stats",
     "get_current_worker_index",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise not_found(__name__, name)

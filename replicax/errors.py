@@ -32,6 +32,23 @@ class ArgumentError(ReplicaxError, TypeError, ValueError):
     """An argument has the wrong type or value."""
 
 
+class AbsentNameError(ReplicaxError, AttributeError):
+    """An attribute was asked for that TensorFlow has and replicax has under another name, or not at all.
+
+    Attributes:
+        owner: What was asked, such as `"module 'replicax'"`.
+        name: The attribute.
+        advice: What to use instead.
+    """
+
+    def __init__(self, owner: str, name: str = "", advice: str = ""):
+        self.owner, self.advice = owner, advice
+        super().__init__(f"{owner} has no attribute {name!r}. {advice}".rstrip(), name=name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.owner, self.name, self.advice)
+
+
 class ReduceError(ReplicaxError, ValueError):
     """A reduction was asked for that has no meaning: unknown op, bad axis, or a value that is already reduced."""
 

@@ -1,5 +1,7 @@
 """Who am I: the cluster, and this process's place in it, read from the environment. Nothing here starts anything."""
 
+from typing import TYPE_CHECKING, Any
+
 from replicax.cluster.addresses import Address, parse_address
 from replicax.cluster.config import ROLES, ClusterConfig, check_roles, check_synchronous
 from replicax.cluster.detect import PRECEDENCE, Candidate, Detection, detect_cluster, found_cluster
@@ -24,6 +26,7 @@ from replicax.cluster.resolvers import (
     expand_tasks_per_node,
 )
 from replicax.cluster.spec import ClusterSpec, Task
+from replicax.migration import not_found
 
 __all__ = [
     "PRECEDENCE",
@@ -58,3 +61,8 @@ __all__ = [
     "found_cluster",
     "parse_address",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise not_found("replicax.cluster_resolver", name)

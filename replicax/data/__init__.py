@@ -1,5 +1,7 @@
 """Input: from whatever yields batches to values placed on the replicas' devices."""
 
+from typing import TYPE_CHECKING, Any
+
 from replicax.data.channel import Workers
 from replicax.data.context import InputContext, ValueContext
 from replicax.data.creator import DatasetCreator
@@ -7,6 +9,7 @@ from replicax.data.distribute import DistributedDataset, DistributedDatasetFromF
 from replicax.data.iterator import DistributedIterator
 from replicax.data.options import AutoShardPolicy, InputOptions
 from replicax.data.units import FileSource
+from replicax.migration import not_found
 
 __all__ = [
     "AutoShardPolicy",
@@ -20,3 +23,8 @@ __all__ = [
     "ValueContext",
     "Workers",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise not_found(__name__, name)

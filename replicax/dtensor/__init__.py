@@ -1,5 +1,7 @@
 """DTensor: meshes, layouts and global tensors, after `tf.experimental.dtensor`."""
 
+from typing import TYPE_CHECKING, Any
+
 from replicax.dtensor.barriers import barrier
 from replicax.dtensor.clients import (
     client_id,
@@ -46,6 +48,7 @@ from replicax.dtensor.tensors import (
     unpack,
 )
 from replicax.dtensor.variable import DVariable, enable_save_as_bf16
+from replicax.migration import not_found
 
 __all__ = [
     "MATCH",
@@ -94,3 +97,8 @@ __all__ = [
     "stateless_uniform",
     "unpack",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise not_found(__name__, name)

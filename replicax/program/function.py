@@ -14,6 +14,7 @@ import numpy as np
 import replicax.context as context
 from replicax.compat import is_weak
 from replicax.errors import ProgramError
+from replicax.migration import Advised
 from replicax.program.calls import check_function
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs
@@ -125,7 +126,7 @@ def _donated(args: Sequence[Any], kwargs: Any, argnums: frozenset[int]) -> list[
     return flags + [False] * len(arrays)
 
 
-class Function:
+class Function(Advised):
     """A function that `rx.function` has wrapped; call it like the original.
 
     Attributes:

@@ -21,6 +21,7 @@ from replicax.data import (
 )
 from replicax.errors import ContextError
 from replicax.keras import keras_entered
+from replicax.migration import Advised, AdvisedType
 from replicax.program.calls import checked_call
 from replicax.program.frames import variable_is_stacked, variable_name, variable_shape
 from replicax.program.replica import noted, settle_strategy
@@ -33,7 +34,7 @@ from replicax.tracebacks import entry_point
 from replicax.values import is_per_replica
 
 
-class Strategy(TFSpellings, abc.ABC):
+class Strategy(TFSpellings, Advised, metaclass=AdvisedType):
     """Decides on which devices training runs and how the parts are put together.
 
     Make one, create variables (models, optimizers, metrics) inside `scope()`, split each global batch with

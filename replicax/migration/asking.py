@@ -1,0 +1,131 @@
+"""What is said to someone who asks for a name that TensorFlow has and replicax has not."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import inspect
+import operator
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from replicax.errors import AbsentNameError
+from replicax.migration.names import NAMES, Row
+
+# TensorFlow's modules, and where their names stand below `replicax`. The longest that fits counts.
+MODULES = {
+    "tf.distribute.experimental.coordinator": "coordinator",
+    "tf.distribute.coordinator": "coordinator",
+    "tf.distribute.cluster_resolver": "cluster_resolver",
+    "tf.distribute.experimental.rpc": "rpc",
+    "tf.distribute.experimental.partitioners": "",
+    "tf.distribute.experimental": "",
+    "tf.distribute": "",
+    "tf.experimental.dtensor": "dtensor",
+    "tf.config": "config",
+    "tf.data": "data",
+    "tf.nn": "",
+    "tf.train": "",
+    "tf": "",
+}
+# Objects whose names are asked of another one here.
+OWNERS = {"StrategyExtended": "Strategy", "function": "Function"}
+
+
+def asked_as(tf_name: str) -> str:
+    """Returns where a name of TensorFlow is looked for below `replicax`, such as `"Strategy.extended"`."""
+    module = next((known for known in _LONGEST_FIRST if tf_name.startswith(known + ".")), "")
+    rest = tf_name.removeprefix(module + ".")
+    owner, dot, member = rest.partition(".")
+    return ".".join(filter(None, (MODULES.get(module, ""), OWNERS.get(owner, owner) + dot + member if dot else owner)))
+
+
+_LONGEST_FIRST = sorted(MODULES, key=len, reverse=True)
+
+
+@functools.cache
+def _asked() -> Mapping[str, tuple[str, Row]]:
+    """By what is asked for: TensorFlow's name and its row. Of a member of a class without the module of the class."""
+    found: dict[str, tuple[str, Row]] = {}
+    for tf_name, row in NAMES.items():
+        asked = asked_as(tf_name)
+        found.setdefault(asked, (tf_name, row))
+        parts = asked.split(".")
+        if len(parts) > 2:
+            found.setdefault(".".join(parts[-2:]), (tf_name, row))
+    return found
+
+
+def advice_for(owner: str, name: str) -> str | None:
+    """Returns what to say to someone who asks `owner` for a name that it has not; None if it is no name of TensorFlow.
+
+    Args:
+        owner: A class (`"Strategy"`) or a module below `replicax` (`"dtensor"`; empty for `replicax` itself).
+        name: The name.
+    """
+    found = _asked().get(f"{owner}.{name}" if owner else name)
+    if found is None:
+        return None
+    tf_name, row = found
+    if row.here:
+        return f"TensorFlow's {tf_name} is rx.{row.here} here. {row.note}".rstrip()
+    return f"TensorFlow's {tf_name} is not in replicax. {row.note}".rstrip()
+
+
+def not_found(module: str, name: str) -> AttributeError:
+    """Returns the error for a name that a module has not; for use in a module's `__getattr__`.
+
+    Args:
+        module: The module's `__name__`.
+        name: The name.
+    """
+    advice = None if name.startswith("_") else advice_for(module.removeprefix("replicax").removeprefix("."), name)
+    if advice is None:
+        return AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=sys.modules.get(module))
+    return AbsentNameError(f"module {module!r}", name, advice)
+
+
+def resolved(root: Any, row: Row) -> Any:
+    """Returns what a row's name below `replicax` stands for.
+
+    Args:
+        root: The module `replicax`.
+        row: A row that has a name here; for an attribute that only instances have, its type is returned.
+    """
+    *path, last = row.here.split(".")
+    owner = operator.attrgetter(".".join(path))(root) if path else root
+    for base in getattr(owner, "__mro__", ()):
+        annotations = inspect.get_annotations(base)
+        if last in annotations:  # Instances have it.
+            return annotations[last]
+    return getattr(owner, last)
+
+
+class Advised:
+    """A class whose instances answer with advice where TensorFlow's class of this name has an attribute."""
+
+    if not TYPE_CHECKING:  # For a type checker every attribute would exist.
+
+        def __getattr__(self, name: str) -> Any:
+            _raise_advice(type(self), name, f"{type(self).__name__!r} object")
+            return object.__getattribute__(self, name)  # Again, for Python's own error, or that of a property.
+
+
+class AdvisedType(abc.ABCMeta):
+    """The same for the class itself, as in `rx.Strategy.experimental_run_v2`."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            _raise_advice(cls, name, f"type object {cls.__name__!r}")
+            return super().__getattribute__(name)
+
+
+def _raise_advice(cls: type, name: str, owner: str) -> None:
+    if name.startswith("_"):
+        return
+    for base in cls.__mro__:
+        advice = advice_for(base.__name__, name)
+        if advice is not None:
+            raise AbsentNameError(owner, name, advice)
