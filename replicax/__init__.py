@@ -125,6 +125,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     import replicax.testing as testing
+    from replicax import keras as keras
 else:  # For a type checker every name would exist.
 
     def __getattr__(name: str) -> Any:

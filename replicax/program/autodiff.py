@@ -9,7 +9,7 @@ variables are made equal at once, in buckets, by the strategy's cross-device ops
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +28,16 @@ from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.tracebacks import entry_point
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 
 def value_and_grad(
-    loss_fn: Callable[..., Any],
+    loss_fn: Callable[_P, _T],
     variables: Any,
     has_aux: bool = False,
     aggregation: ReduceOp | str | None = "sum",
-) -> Callable[..., tuple[Any, Any]]:
+) -> Callable[_P, tuple[_T, Any]]:
     """Makes a function that computes a loss and its gradients with respect to variables.
 
     Inside `strategy.run` the gradients come back reduced over replicas, ready for any optimizer. Outside of it they
@@ -79,11 +82,11 @@ def value_and_grad(
 
 
 def grad(
-    loss_fn: Callable[..., Any],
+    loss_fn: Callable[_P, Any],
     variables: Any,
     has_aux: bool = False,
     aggregation: ReduceOp | str | None = "sum",
-) -> Callable[..., Any]:
+) -> Callable[_P, Any]:
     """Makes a function that computes gradients only; with `has_aux`, `(gradients, aux)`. See `value_and_grad`.
 
     Example:
@@ -93,7 +96,8 @@ def grad(
     """
     both = value_and_grad(loss_fn, variables, has_aux, aggregation)
 
-    def differentiated(*args: Any, **kwargs: Any) -> Any:
+    def differentiated(*args: _P.args, **kwargs: _P.kwargs) -> Any:
+        result: Any
         result, gradients = both(*args, **kwargs)
         return (gradients, result[1]) if has_aux else gradients
 

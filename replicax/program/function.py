@@ -6,7 +6,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import numpy as np
@@ -19,6 +19,10 @@ from replicax.program.calls import check_function
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs
 from replicax.tracebacks import entry_point
+
+_P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
+_T = TypeVar("_T")
 
 
 class ProgramCache:
@@ -126,14 +130,14 @@ def _donated(args: Sequence[Any], kwargs: Any, argnums: frozenset[int]) -> list[
     return flags + [False] * len(arrays)
 
 
-class Function(Advised):
+class Function(Advised, Generic[_P, _T]):
     """A function that `rx.function` has wrapped; call it like the original.
 
     Attributes:
         python_function: The original.
     """
 
-    def __init__(self, fn: Callable[..., Any], donate_argnums: Sequence[int] = ()):
+    def __init__(self, fn: Callable[_P, _T], donate_argnums: Sequence[int] = ()):
         check_function("What rx.function wraps", fn)
         self.python_function = fn
         self._donate_argnums = tuple(donate_argnums)
@@ -142,11 +146,17 @@ class Function(Advised):
         functools.update_wrapper(self, fn)
 
     @entry_point
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Runs the compiled function; inside another one, and under `rx.config.run_eagerly`, the original."""
         if context.current().frame is not None or context.runs_eagerly():
             return self.python_function(*args, **kwargs)
         return self._cache(args, kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Function[_P, _T]: ...
+
+    @overload
+    def __get__(self: Function[Concatenate[Any, _Q], _T], instance: object, owner: Any = None) -> Function[_Q, _T]: ...
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds the function to an instance, so that methods can be decorated; each instance has its own programs."""
@@ -155,16 +165,17 @@ class Function(Advised):
         key = id(instance)
         if key not in self._bound:
             reference = weakref.ref(instance, lambda _: self._bound.pop(key, None))
+            unbound: Callable[..., Any] = self.python_function
 
             @functools.wraps(self.python_function)
             def method(*args: Any, **kwargs: Any) -> Any:
-                return self.python_function(reference(), *args, **kwargs)
+                return unbound(reference(), *args, **kwargs)
 
             self._bound[key] = (reference, Function(method, [i - 1 for i in self._donate_argnums]))
         return self._bound[key][1]
 
     @entry_point
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> jax.stages.Lowered:
         """Returns the program for these arguments as JAX lowers it, without running it.
 
         `.compile().as_text()` of the result is the optimised HLO, `.compile().memory_analysis()` its memory.
@@ -176,6 +187,16 @@ class Function(Advised):
     def num_programs(self) -> int:
         """Number of argument signatures compiled so far."""
         return len(self._cache)
+
+
+@overload
+def function(fn: Callable[_P, _T], *, donate_argnums: Sequence[int] = ()) -> Function[_P, _T]: ...
+
+
+@overload
+def function(
+    fn: None = None, *, donate_argnums: Sequence[int] = ()
+) -> Callable[[Callable[_P, _T]], Function[_P, _T]]: ...
 
 
 def function(fn: Any = None, *, donate_argnums: Sequence[int] = ()) -> Any:

