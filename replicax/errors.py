@@ -81,6 +81,10 @@ class CheckpointError(ReplicaxError, ValueError):
     """A checkpoint cannot be written, is not there, is incomplete, or does not match the objects it is for."""
 
 
+class UnmatchedError(CheckpointError, AssertionError):
+    """A restore left out, or left waiting, what its status was asked to vouch for."""
+
+
 class ExportError(ReplicaxError, ValueError):
     """A function cannot be exported, or what was exported cannot be loaded."""
 

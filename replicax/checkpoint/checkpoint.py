@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 import jax
 
+from replicax.checkpoint.deferred import Deferred, deferred
 from replicax.checkpoint.meeting import Meeting
 from replicax.checkpoint.metadata import Metadata
 from replicax.checkpoint.parts import Parts, is_value, parts_of, rebuilt
 from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
 from replicax.checkpoint.state import (
     check_names,
+    differences,
     restored_array,
     restored_value,
     saved_array,
@@ -24,10 +27,24 @@ from replicax.checkpoint.state import (
     warn_of_left_out,
 )
 from replicax.checkpoint.states import current_state, restored_state, saved_state, set_state
+from replicax.checkpoint.status import LoadStatus
 from replicax.checkpoint.store import TIMEOUT_S, Contents, Directory, absolute, write
-from replicax.errors import CheckpointError
+from replicax.errors import ArgumentError, CheckpointError
 
 _SECONDS_BETWEEN_LOOKS = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What a checkpoint has for some objects: the names in it and in them, values and states, and what waits."""
+
+    names: list[str]
+    expected: list[str]
+    parts: Parts
+    values: dict[str, Any]
+    states: dict[str, Any]
+    waiting: list[Deferred]
+    metadata: Metadata
 
 
 class Checkpoint:
@@ -61,9 +78,10 @@ class Checkpoint:
         clashes = [name for name in objects if (name in root if is_dict else hasattr(root, name))]
         if clashes:
             raise CheckpointError(f"{clashes} are attributes of `root` as well as keywords: rename the keywords.")
-        self.objects: dict[str, Any] = {**({} if root is None else root if is_dict else {"": root}), **objects}
         self._notes: dict[str, Callable[[], Any]] = {}
-        self._parts()
+        self._waiting: list[Deferred] = []
+        self.objects: dict[str, Any] = {**({} if root is None else root if is_dict else {"": root}), **objects}
+        self._parts(allow_unbuilt=True)
 
     def variables(self) -> dict[str, Any]:
         """Returns the variables by the names that they have in the checkpoint.
@@ -93,52 +111,76 @@ class Checkpoint:
     def contents(self, step: int | None = None, objects: Mapping[str, Any] | None = None) -> Contents:
         """Returns what is to be written now; the arguments are those of `write`."""
         self._update(step, objects or {})
-        parts = self._parts()
-        arrays = _values(parts.variables)
+        waiting = self._still_waiting()
+        parts = self._parts(allow_unbuilt=bool(waiting))
+        arrays = _values(parts.variables) | waiting
         arrays |= {name: saved_array(array) for name, array in parts.arrays.items()}
         state = {name: saved_state(name, part) for name, part in parts.states.items()}
         return Contents(arrays, state, step, {name: note() for name, note in self._notes.items()})
 
-    def restore(self, directory: Directory, partial: bool = False, verify: bool = True) -> dict[str, Any]:
+    def restore(
+        self, save_path: Directory | None, partial: bool = False, verify: bool = True, *, options: None = None
+    ) -> LoadStatus:
         """Gives the objects the state in a checkpoint: all of them, or none if anything is wrong.
 
+        Keras models and optimizers that are not built have no variables yet. What the checkpoint has for them is read
+        now and waits in host memory; they get it when they are built, by their first call or update, before anything
+        is computed with it.
+
         Args:
-            directory: Where `write` put it.
+            save_path: Where `write` or `save` put it. None, as `rx.latest_checkpoint` says where there is nothing,
+                leaves all objects as they are.
             partial: Whether the checkpoint and the objects may have names that the other lacks. A warning lists them.
             verify: Whether to compare the checksums of what is read, beside the reading.
+            options: TensorFlow's; has to be None.
 
         Returns:
-            The objects that have values in them, by name, with the restored values. They are in `objects` as well.
+            The objects that have values in them, by name, with the restored values: a dict. They are in `objects` as
+            well. Its methods, such as `assert_consumed`, are those of TensorFlow's status.
 
         Raises:
-            ArgumentError: `directory` is no path.
+            ArgumentError: `save_path` is no path.
             CheckpointError: There is no complete checkpoint, it is damaged, a name is missing on either side, or a
-                shape differs.
+                shape differs. An object's `build` raises it if it turns out then that it is another object.
         """
-        path = absolute(directory)
+        check_no_options(options)
+        if save_path is None:
+            return LoadStatus({}, None)
+        path = absolute(save_path)
         meeting = Meeting(f"Restoring the checkpoint {path}", TIMEOUT_S)
         failed = f"The checkpoint {path} could not be restored"
         meeting.check_same("directory", str(path))
-        names, parts, values, states = meeting.act("read", lambda: self._read(path, partial, verify), failed)
+        found = meeting.act("read", lambda: self._read(path, partial, verify), failed)
         meeting.end()
+        parts, states = found.parts, found.states
         _set_states({name: parts.states[name] for name in states if not is_value(parts.states[name])}, states)
         for name, variable in parts.variables.items():
-            if name in values:
-                variable.assign(restored_value(values[name], variable))
+            if name in found.values:
+                variable.assign(restored_value(found.values[name], variable))
+        for each in self._waiting:
+            each.is_done = True  # Their values are out of date.
+        self._waiting = found.waiting
+        for each in found.waiting:
+            each.wait(lambda: self._parts(allow_unbuilt=True).variables, partial)
+        unused, unmatched = differences(found.names, found.expected)
         if partial and jax.process_index() == 0:
-            warn_of_left_out(path, names, parts.names(), self.objects)
-        return self._take_values(parts, values, states)
+            warn_of_left_out(path, found.names, found.expected)
+        self._restored(found)
+        matched = len(found.values) + len(states)
+        return LoadStatus(self._take_values(found), path, matched, unused, unmatched, found.waiting)
 
-    def _read(self, path: Path, partial: bool, verify: bool) -> tuple[list[str], Parts, dict[str, Any], dict[str, Any]]:
-        """Returns the names in a checkpoint, the parts of the objects, and what it has for them.
-
-        That are arrays, and states of this process.
-        """
-        parts, metadata = self._parts(), checked_metadata(path)
+    def _read(self, path: Path, partial: bool, verify: bool) -> _Found:
+        """Returns what a checkpoint has for the objects, in this process."""
+        parts, metadata = self._parts(allow_unbuilt=True), checked_metadata(path)
         written = read_state(path, metadata, verify)
         names = [*metadata.arrays, *written[0]]
+        waiting = deferred(path, self.objects, parts, metadata.arrays)
+        later = {name: spec for each in waiting for name, spec in each.wanted.items()}
+        variables = {name: v for name, v in parts.variables.items() if not any(each.covers(name) for each in waiting)}
+        parts = dataclasses.replace(parts, variables=variables)
+        expected = [*parts.names(), *later]
         if not partial:
-            check_names(path, names, parts.names(), self.objects)
+            check_names(path, names, expected)
         _check_kinds(path, parts, metadata, written[0])
         wanted = {name: wanted_value(variable) for name, variable in parts.variables.items()}
         wanted |= {name: wanted_array(array) for name, array in parts.arrays.items()}
@@ -148,14 +190,35 @@ class Checkpoint:
             for name in parts.states
             if name in written[0]
         }
-        return names, parts, read_arrays(path, known, metadata, verify), states
+        values = read_arrays(path, known | later, metadata, verify)
+        for each in waiting:
+            each.values = {name: values.pop(name) for name in each.wanted}
+        return _Found(names, expected, parts, values, states, waiting, metadata)
+
+    def _restored(self, found: _Found) -> None:
+        """Takes note of what a checkpoint says of itself."""
+
+    def _still_waiting(self) -> dict[str, Any]:
+        """Returns the restored values that no object has yet: they are written again.
+
+        Raises:
+            CheckpointError: An object was built otherwise than by `build`, so that its values never reached it.
+        """
+        self._waiting = [each for each in self._waiting if not each.is_done]
+        lost = [each.path or "root" for each in self._waiting if getattr(each.target, "built", False)]
+        if lost:
+            raise CheckpointError(
+                f"{lost} made their variables without `build` since they were restored, so that they have other values "
+                "than the checkpoint. Build them first (model.build(input_shape)), or restore again."
+            )
+        return {name: value for each in self._waiting for name, value in each.values.items()}
 
     def add_note(self, name: str, note: Callable[[], Any]) -> None:
         """Has every checkpoint's metadata hold what `note()` returns then: something small that JSON can hold."""
         self._notes[name] = note
 
-    def _parts(self) -> Parts:
-        return parts_of(self.objects)
+    def _parts(self, allow_unbuilt: bool = False) -> Parts:
+        return parts_of(self.objects, allow_unbuilt)
 
     def _update(self, step: int | None, objects: Mapping[str, Any]) -> None:
         unknown = [name for name in objects if name not in self.objects]
@@ -165,7 +228,8 @@ class Checkpoint:
         if step is not None and type(self.objects.get("step")) is int:
             self.objects["step"] = int(step)
 
-    def _take_values(self, parts: Parts, values: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, Any]:
+    def _take_values(self, found: _Found) -> dict[str, Any]:
+        parts, values, states = found.parts, found.values, found.states
         new = {name: restored_array(values[name], old) for name, old in parts.arrays.items() if name in values}
         new |= {name: states[name] for name, old in parts.states.items() if name in states and is_value(old)}
         names = [*parts.arrays, *(name for name, part in parts.states.items() if is_value(part))]
@@ -174,6 +238,20 @@ class Checkpoint:
             if any(path == name or path.startswith(f"{name}/") for path in names):
                 restored[name] = self.objects[name] = rebuilt(value, name, new)
         return restored
+
+
+def check_no_options(options: Any) -> None:
+    """Refuses TensorFlow's `CheckpointOptions`.
+
+    Raises:
+        ArgumentError: `options` is not None.
+    """
+    if options is not None:
+        raise ArgumentError(
+            f"`options` has to be None, got {options!r:.100}. TensorFlow's CheckpointOptions say which device writes, "
+            "and whether in the background: here each device's part is written by the process that owns it, and an "
+            "rx.CheckpointManager writes in the background."
+        )
 
 
 def _check_kinds(directory: Directory, parts: Parts, metadata: Metadata, state: Mapping[str, Any]) -> None:

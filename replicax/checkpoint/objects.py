@@ -64,6 +64,18 @@ def unbuilt(objects: Mapping[str, Any]) -> dict[str, Any]:
     return {path: found for name, value in objects.items() for path, found in _unbuilt(value, name, seen)}
 
 
+def is_append_only(value: Any) -> bool:
+    """Returns whether the variables that a Keras object has before it is built keep their numbers.
+
+    An optimizer's do: its counter and learning rate come first. (One that wraps another lists its own first.) A layer
+    lists its weights before the seeds that it has from the beginning.
+    """
+    import keras
+
+    base = keras.optimizers.Optimizer
+    return isinstance(value, base) and type(value).variables is base.variables
+
+
 def how_to_build(name: str, value: Any) -> str:
     """Returns what to do about a Keras object that is not built, as a sentence."""
     import keras

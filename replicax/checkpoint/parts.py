@@ -34,11 +34,15 @@ class Parts:
         return [*self.variables, *self.arrays, *self.states]
 
 
-def parts_of(objects: Mapping[str, Any]) -> Parts:
+def parts_of(objects: Mapping[str, Any], allow_unbuilt: bool = False) -> Parts:
     """Returns the parts of objects.
 
     Lists, tuples, dicts and other pytrees are gone through. Of plain objects and of Keras's only the variables count;
     one that is found twice has the first name. An object under the empty name is a root: its attributes count.
+
+    Args:
+        objects: The objects by name.
+        allow_unbuilt: Whether there may be objects that hold nothing yet because they are not built.
 
     Raises:
         CheckpointError: There is nothing to save in an object, a dict's key is no name, or two parts would have the
@@ -49,6 +53,8 @@ def parts_of(objects: Mapping[str, Any]) -> Parts:
         found = list(_leaves(value, name, seen))
         if not found and not list(_leaves(value, name, set())):
             hints = [how_to_build(path or "root", part) for path, part in unbuilt({name: value}).items()]
+            if hints and allow_unbuilt:
+                continue
             raise CheckpointError(
                 " ".join(
                     [f"There is no variable in {name or 'root'}={value!r:.100}: nothing of it can be saved.", *hints]

@@ -82,7 +82,7 @@ def read_arrays(
     path = Path(directory).absolute()
     metadata = metadata or checked_metadata(path)
     found = metadata.arrays
-    _check_wanted(path, found, wanted)
+    check_wanted(path, found, wanted)
     folders = {found[name].folder: spec for name, spec in wanted.items() if found[name].folder}
     read: dict[str, Any] = {}
     for group in _checked_groups(path, metadata, folders) if verify else [folders]:
@@ -178,7 +178,12 @@ def _empty(wanted: jax.ShapeDtypeStruct) -> Any:
     return jax.jit(lambda: jax.numpy.zeros(wanted.shape, wanted.dtype), out_shardings=wanted.sharding)()
 
 
-def _check_wanted(path: Path, found: Mapping[str, Entry], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+def check_wanted(path: Path, found: Mapping[str, Entry], wanted: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    """Checks that a checkpoint has arrays of these names and shapes, and of dtypes that can be converted to these.
+
+    Raises:
+        CheckpointError: It has not.
+    """
     missing = [name for name in wanted if name not in found]
     if missing:
         raise CheckpointError(f"The checkpoint {path} has no {missing}. It has: {', '.join(found)}.")

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.checkpoint.objects import how_to_build, unbuilt
 from replicax.checkpoint.reading import checked_metadata, read_arrays
 from replicax.checkpoint.store import Directory, write_arrays
 from replicax.compat import is_random_key
@@ -54,57 +53,43 @@ def restore_variables(directory: Directory, variables: Mapping[str, Any], partia
         variable.assign(restored_value(values[name], variable))
 
 
-def check_names(
-    directory: Directory, found: Iterable[str], expected: Iterable[str], objects: Mapping[str, Any] | None = None
-) -> None:
+def check_names(directory: Directory, found: Iterable[str], expected: Iterable[str]) -> None:
     """Checks that a checkpoint and the objects have the same names.
 
     Args:
         directory: The checkpoint.
         found: The names in it.
         expected: Those in the objects.
-        objects: The objects by name, to say which of them is not built.
 
     Raises:
         CheckpointError: They do not; it lists those that one side lacks.
     """
-    unused, missing = _differences(found, expected)
+    unused, missing = differences(found, expected)
     if unused or missing:
-        hints = _of_unbuilt(unused, objects or {})
-        way_out = "partial=True would leave it out." if hints else "To restore what both have, pass partial=True."
-        lists = (
+        raise CheckpointError(
             f"The checkpoint {directory} and the objects do not match. Only in the checkpoint: {unused or 'nothing'}; "
-            f"only in the objects: {missing or 'nothing'}."
+            f"only in the objects: {missing or 'nothing'}. To restore what both have, as TensorFlow does with "
+            "expect_partial(), pass partial=True."
         )
-        raise CheckpointError(" ".join([lists, *hints, way_out]))
 
 
-def warn_of_left_out(
-    directory: Directory, found: Iterable[str], expected: Iterable[str], objects: Mapping[str, Any]
-) -> None:
+def warn_of_left_out(directory: Directory, found: Iterable[str], expected: Iterable[str]) -> None:
     """Says what a restore of what both sides have has left out; the arguments are those of `check_names`."""
-    unused, missing = _differences(found, expected)
+    unused, missing = differences(found, expected)
     if unused or missing:
-        lists = (
-            f"The checkpoint {directory} was restored in part. Only in the checkpoint, and left out: {_some(unused)}; "
-            f"only in the objects, and as before: {_some(missing)}."
+        _log.warning(
+            "The checkpoint %s was restored in part. Only in the checkpoint, and left out: %s; "
+            "only in the objects, and as before: %s.",
+            directory,
+            _some(unused),
+            _some(missing),
         )
-        _log.warning("%s", " ".join([lists, *_of_unbuilt(unused, objects)]))
 
 
-def _differences(found: Iterable[str], expected: Iterable[str]) -> tuple[list[str], list[str]]:
+def differences(found: Iterable[str], expected: Iterable[str]) -> tuple[list[str], list[str]]:
     """Returns the names that are found but not expected, and those that are expected but not found."""
     found, expected = dict.fromkeys(found), dict.fromkeys(expected)
     return [name for name in found if name not in expected], [name for name in expected if name not in found]
-
-
-def _of_unbuilt(unused: Sequence[str], objects: Mapping[str, Any]) -> list[str]:
-    """Returns what to do about the objects that would have variables of these names if they were built."""
-    return [
-        how_to_build(path or "root", value)
-        for path, value in unbuilt(objects).items()
-        if any(not path or name.startswith(f"{path}/") for name in unused)
-    ]
 
 
 def _some(names: Sequence[str]) -> str:

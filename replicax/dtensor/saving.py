@@ -50,8 +50,8 @@ class Checkpoint(_Checkpoint):
         self.mesh = Mesh.of(mesh)
         super().__init__(root, **objects)
 
-    def _parts(self) -> Any:
-        parts, devices = super()._parts(), self.mesh.global_devices()
+    def _parts(self, allow_unbuilt: bool = False) -> Any:
+        parts, devices = super()._parts(allow_unbuilt), self.mesh.global_devices()
         for name, variable in parts.variables.items():
             if isinstance(variable, DVariable) and variable.layout.mesh.global_devices() != devices:
                 raise LayoutError(f"{name!r} lives over {variable.layout.mesh!r}, the checkpoint over {self.mesh!r}.")

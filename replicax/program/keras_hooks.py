@@ -130,11 +130,12 @@ def _with_late_values(original: Any) -> Any:
             with jax.ensure_compile_time_eval():
                 value = np.asarray(self._convert_to_tensor(initializer, dtype=dtype))
             shape, dtype = value.shape, dtype or value.dtype.name
-            initializer = functools.partial(_constant, value)
+            initializer = functools.partial(constant, value)
         original(self, initializer, shape, dtype, *args, **kwargs)
 
     return __init__
 
 
-def _constant(value: np.ndarray, shape: Any, dtype: Any = None) -> jax.Array:
+def constant(value: np.ndarray, shape: Any, dtype: Any = None) -> jax.Array:
+    """Returns `value`, as an initializer of Keras does when it is given its first argument."""
     return jnp.asarray(value, dtype).reshape(shape)

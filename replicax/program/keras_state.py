@@ -23,7 +23,7 @@ from replicax.errors import ContextError, ProgramError
 from replicax.program.accumulators import marked_as_share, marked_as_total
 from replicax.program.frames import VariablesCreatedError, variable_name
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
-from replicax.program.keras_hooks import a_layer_is_called, install_keras_hooks
+from replicax.program.keras_hooks import a_layer_is_called, constant, install_keras_hooks
 from replicax.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.variables import VariableAggregation, check_aggregation, check_owner, combine
@@ -185,6 +185,20 @@ def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Ar
         value, why = difference(value)
         return value if why is None else mean_over(REPLICA_AXIS, value)
     return jax.lax.psum(value, REPLICA_AXIS)
+
+
+def give_value(variable: Any, value: Any) -> None:
+    """Gives a variable that a layer or optimizer has made a value which outlives the trace that it is made in, if any.
+
+    Args:
+        variable: A Keras variable.
+        value: NumPy array of its shape.
+    """
+    if variable._value is None:  # Keras computes first values when the traced function has ended.
+        variable._initializer = functools.partial(constant, value)
+        return
+    with jax.ensure_compile_time_eval():
+        variable._direct_assign(variable._convert_to_tensor(value, dtype=variable._dtype))
 
 
 # Ownership: which strategy's scope a Keras variable was created in.

@@ -133,32 +133,21 @@ def adam_on_disk(tmp_path: Path) -> Path:
     return rx.Checkpoint(model=model, optimizer=optimizer).write(tmp_path / "adam")
 
 
-def test_an_optimizer_that_is_not_built_is_named_with_the_way_out(adam_on_disk: Path):
-    model, optimizer = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), keras.optimizers.Adam()
-    says = r"'optimizer' \(Adam\) is not built.*optimizer\.build\(model\.trainable_variables\)"
-    with pytest.raises(CheckpointError, match=says) as caught:
-        rx.Checkpoint(model=model, optimizer=optimizer).restore(adam_on_disk)
-    assert "pass partial=True" not in str(caught.value)
-    optimizer.build(model.trainable_variables)
-    rx.Checkpoint(model=model, optimizer=optimizer).restore(adam_on_disk)
-
-
-def test_a_model_that_is_not_built_is_told_of_at_once():
+def test_a_model_that_is_not_built_cannot_be_written(tmp_path: Path):
+    checkpoint = rx.Checkpoint(model=keras.Sequential([keras.layers.Dense(1)]))
     with pytest.raises(CheckpointError, match=r"'model' \(Sequential\) is not built.*model\.build\(input_shape\)"):
-        rx.Checkpoint(model=keras.Sequential([keras.layers.Dense(1)]))
+        checkpoint.write(tmp_path / "c")
 
 
 def test_a_partial_restore_says_once_what_it_left_out(adam_on_disk: Path, caplog: pytest.LogCaptureFixture):
     model, optimizer = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), keras.optimizers.Adam()
     for _ in range(2):
         caplog.clear()
-        rx.Checkpoint(model=model, optimizer=optimizer, more=rx.Variable(1.0)).restore(adam_on_disk, partial=True)
+        rx.Checkpoint(model=model, more=rx.Variable(1.0)).restore(adam_on_disk, partial=True)
         [record] = caplog.records
-        assert "left out: optimizer/2, optimizer/3" in record.message
+        assert "left out: optimizer/0, optimizer/1, optimizer/2" in record.message
         assert "as before: more." in record.message
-        assert "'optimizer' (Adam) is not built" in record.message
     caplog.clear()
-    optimizer.build(model.trainable_variables)
     rx.Checkpoint(model=model, optimizer=optimizer).restore(adam_on_disk, partial=True)
     assert not caplog.records
 

@@ -1,0 +1,132 @@
+"""Values that wait for their variables: those of Keras models and optimizers that are not built when it is restored.
+
+Such an object makes its variables in its `build`, on its first call or update, in the midst of a traced step perhaps.
+The values have been read and checked by then and wait in host memory; when `build` ends, the variables get them, before
+anything is computed with them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from replicax.checkpoint.metadata import Entry
+from replicax.checkpoint.objects import how_to_build, is_append_only, unbuilt
+from replicax.checkpoint.parts import Parts
+from replicax.checkpoint.reading import check_wanted
+from replicax.errors import CheckpointError
+from replicax.program.frames import variable_shape
+from replicax.program.keras_state import give_value
+
+_WAITING = "_replicax_waiting"  # what a `build` that gives out values has of them
+
+
+class Deferred:
+    """The values of a checkpoint that wait for one object.
+
+    Args:
+        directory: The checkpoint.
+        path: The name of the way to the object.
+        target: A Keras model, layer or optimizer that is not built.
+        found: How the checkpoint describes those of its variables that wait, by name.
+        restored: The names of those that have their values already.
+
+    Attributes:
+        values: The values by name, as NumPy arrays; to be set before `wait`.
+        path: The name of the way to the object.
+        target: The object.
+        is_done: Whether its variables have the values, or those of a later restore.
+    """
+
+    def __init__(
+        self, directory: Path, path: str, target: Any, found: Mapping[str, Entry], restored: Iterable[str] = ()
+    ):
+        self.directory, self.path, self.target = directory, path, target
+        self._found, self._restored = dict(found), frozenset(restored)
+        self.values: dict[str, Any] = {}
+        self.is_done = False
+
+    @property
+    def wanted(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """How the values are to be read."""
+        return {name: jax.ShapeDtypeStruct(entry.shape, entry.dtype) for name, entry in self._found.items()}
+
+    def wait(self, variables: Callable[[], Mapping[str, Any]], partial: bool) -> None:
+        """Has the object's `build` give its variables the values.
+
+        Args:
+            variables: Returns all variables by name when it is built.
+            partial: Whether the object and the checkpoint may have names that the other lacks.
+        """
+        build = self.target.build
+        before = getattr(build, _WAITING, None)
+        if before is not None:  # The values of an earlier restore will never be wanted.
+            before.is_done = True
+            build = build.__wrapped__
+        is_own = "build" in vars(self.target)
+
+        @functools.wraps(build)
+        def build_and_restore(*args: Any, **kwargs: Any) -> None:
+            build(*args, **kwargs)
+            if not self.is_done:
+                self._give_out(variables(), partial)
+                if is_own:
+                    self.target.build = build
+                else:
+                    del self.target.build
+
+        setattr(build_and_restore, _WAITING, self)
+        self.target.build = build_and_restore
+
+    def covers(self, name: str) -> bool:
+        """Returns whether a name is that of a variable of the object which waits, whatever it will have it for."""
+        return _numbered(self.path)(name) and name not in self._restored
+
+    def what_to_do(self) -> str:
+        """Returns what lets the object take its values, as a sentence."""
+        return how_to_build(self.path or "root", self.target)
+
+    def _give_out(self, variables: Mapping[str, Any], partial: bool) -> None:
+        numbered = _numbered(self.path)
+        own = {name: variable for name, variable in variables.items() if numbered(name)}
+        missing = [name for name in own if name not in self._found and name not in self._restored]
+        unused = [name for name in self._found if name not in own]
+        if (missing or unused) and not partial:
+            raise CheckpointError(
+                f"{self.path or 'root'!r} was built and is not as the checkpoint {self.directory} has it. Only in the "
+                f"checkpoint: {unused or 'nothing'}; only in the object: {missing or 'nothing'}. Build it as it was, "
+                "or restore with partial=True what both have."
+            )
+        common = {name: variable for name, variable in own.items() if name in self._found}
+        wanted = {name: jax.ShapeDtypeStruct(variable_shape(v), v._dtype) for name, v in common.items()}
+        check_wanted(self.directory, self._found, wanted)
+        for name, variable in common.items():
+            give_value(variable, self.values[name])
+        self.is_done = True
+        self.values = {}
+
+
+def deferred(directory: Path, objects: Mapping[str, Any], parts: Parts, found: Mapping[str, Entry]) -> list[Deferred]:
+    """Returns what of a checkpoint has to wait for objects that are not built and lack its variables."""
+    waiting = []
+    known = set(parts.names())
+    for path, target in unbuilt(objects).items():
+        numbered = _numbered(path)
+        stored = {name: entry for name, entry in found.items() if numbered(name)}
+        if all(name in parts.variables for name in stored):
+            continue
+        restored = known.intersection(stored) if is_append_only(target) else set()
+        found_later = {name: entry for name, entry in stored.items() if name not in restored}
+        waiting.append(Deferred(directory, path, target, found_later, restored))
+    return waiting
+
+
+def _numbered(path: str) -> Callable[[str], bool]:
+    """Returns a test for the names of the numbered variables of the Keras object at `path`."""
+    pattern = re.compile(rf"{re.escape(path)}/\d+" if path else r"\d+")
+    return lambda name: pattern.fullmatch(name) is not None

@@ -1,0 +1,259 @@
+"""Models and optimizers that are restored before they are built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.errors import CheckpointError, UnmatchedError
+
+X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+
+
+class Custom(keras.Model):
+    """A subclass of Keras's: it has no variables until it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = keras.layers.Dropout(0.5, seed=3)
+        self.hidden, self.last = keras.layers.Dense(6, activation="relu"), keras.layers.Dense(2)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.last(self.dropout(self.hidden(x), training=training))
+
+
+def sequential() -> Any:
+    return keras.Sequential(
+        [
+            keras.layers.Dropout(0.5, seed=3),
+            keras.layers.Dense(6, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(2),
+        ]
+    )
+
+
+def stepper(model: Any, optimizer: Any) -> Callable[[], float]:
+    @rx.function
+    def step() -> Any:
+        def loss() -> Any:
+            return keras.ops.mean(model(X, training=True) ** 2)
+
+        value, gradients = rx.value_and_grad(loss, model.trainable_variables)()
+        optimizer.apply(gradients, model.trainable_variables)
+        return value
+
+    return lambda: float(step())
+
+
+def optimizers() -> dict[str, Callable[[], Any]]:
+    return {
+        "adam": lambda: keras.optimizers.Adam(0.05),
+        "nadam": lambda: keras.optimizers.Nadam(0.05),
+        "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05, momentum=0.9)),
+        "schedule": lambda: keras.optimizers.RMSprop(keras.optimizers.schedules.ExponentialDecay(0.05, 1, 0.9)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("make_model", "kind"),
+    [(Custom, "adam"), (sequential, "nadam"), (sequential, "loss scale"), (Custom, "schedule")],
+)
+def test_a_training_continues_that_builds_everything_in_its_first_step(
+    tmp_path: Path, make_model: Callable[[], Any], kind: str
+):
+    make_optimizer = optimizers()[kind]
+    keras.utils.set_random_seed(1)
+    model, optimizer = make_model(), make_optimizer()
+    step = stepper(model, optimizer)
+    for _ in range(2):
+        step()
+    path = rx.Checkpoint(model=model, optimizer=optimizer).write(tmp_path / "c")
+    expected = [step() for _ in range(3)]
+
+    keras.utils.set_random_seed(2)
+    model, optimizer = make_model(), make_optimizer()
+    status = rx.Checkpoint(model=model, optimizer=optimizer).restore(path)
+    with pytest.raises(UnmatchedError, match=r"'model' .* is not built"):
+        status.assert_consumed()
+    step = stepper(model, optimizer)
+    np.testing.assert_allclose([step() for _ in range(3)], expected, rtol=1e-6)
+    assert status.assert_consumed() is status
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> tuple[Any, Any, Path]:
+    """A built model, its built optimizer with a counter of 7, and a checkpoint of both."""
+    keras.utils.set_random_seed(1)
+    model, optimizer = sequential(), keras.optimizers.Adam()
+    model.build((None, 4))
+    optimizer.build(model.trainable_variables)
+    optimizer.iterations.assign(7)
+    for variable in model.variables:
+        variable.assign(keras.ops.cast(keras.ops.ones(variable.shape) * 3, variable.dtype))
+    return model, optimizer, rx.Checkpoint(model=model, optimizer=optimizer).write(tmp_path / "trained")
+
+
+@pytest.mark.parametrize(
+    "scope", [None, lambda: rx.MirroredStrategy(["cpu:0", "cpu:1"]), lambda: rx.FullyShardedStrategy(min_size=1)]
+)
+@pytest.mark.parametrize("how", ["build", "call"])
+def test_a_model_has_its_values_when_build_or_the_first_call_ends(trained: Any, scope: Any, how: str):
+    old, _, path = trained
+    strategy = scope() if scope else rx.get_strategy()
+    with strategy.scope():
+        model, optimizer = sequential(), keras.optimizers.Adam()
+        status = rx.Checkpoint(model=model, optimizer=optimizer).restore(path)
+        assert int(optimizer.iterations) == 7  # what is there already has its value at once
+        if how == "build":
+            model.build((None, 4))
+        else:
+            np.testing.assert_array_equal(model(X), old(X))
+        for variable, expected in zip(model.variables, old.variables, strict=True):
+            np.testing.assert_array_equal(variable, expected)
+        with pytest.raises(UnmatchedError, match=r"'optimizer' \(Adam\) is not built"):
+            status.assert_consumed()
+        status.assert_existing_objects_matched().assert_nontrivial_match().expect_partial()
+        optimizer.build(model.trainable_variables)
+        status.assert_consumed()
+
+
+def test_fit_builds_and_continues(trained: Any):
+    old, old_optimizer, path = trained
+    fitted = []
+    for restores in (False, True):
+        model, optimizer = (sequential(), keras.optimizers.Adam()) if restores else (old, old_optimizer)
+        if restores:
+            status = rx.Checkpoint(model=model, optimizer=optimizer).restore(path)
+        model.compile(optimizer=optimizer, loss="mse")
+        model.fit(X, X[:, :2], batch_size=4, epochs=1, shuffle=False, verbose=0)
+        fitted.append([np.asarray(v) for v in model.variables] + [np.asarray(v) for v in optimizer.variables])
+    status.assert_consumed()
+    for found, expected in zip(fitted[1], fitted[0], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_run_on_replicas_builds_and_continues(tmp_path: Path):
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        model = Custom()
+        expected = np.asarray(model(X))
+    path = rx.Checkpoint(model=model).write(tmp_path / "c")
+    with strategy.scope():
+        model = Custom()
+    rx.Checkpoint(model=model).restore(path)
+    [batch] = strategy.distribute_dataset([X])
+    found = strategy.gather(strategy.run(lambda x: model(x), args=(batch,)), axis=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_is_built_as_another_one_is_refused_when_it_is(trained: Any):
+    *_, path = trained
+    other = keras.Sequential([keras.layers.Dense(3)])
+    optimizer = keras.optimizers.Adam()
+    rx.Checkpoint(model=other, optimizer=optimizer).restore(path)
+    with pytest.raises(CheckpointError, match=r"'model' was built and is not as .*Only in the checkpoint: \['model/2'"):
+        other.build((None, 4))
+    wider = sequential()
+    rx.Checkpoint(model=wider, optimizer=optimizer).restore(path)
+    with pytest.raises(CheckpointError, match=r"'model/1' has shape \(4, 6\).*expected \(5, 6\)"):
+        wider.build((None, 5))
+
+
+def test_what_waits_is_written_again(trained: Any, tmp_path: Path):
+    old, _, path = trained
+    first = rx.Checkpoint(model=sequential(), optimizer=keras.optimizers.Adam())
+    first.restore(path)
+    again = first.write(tmp_path / "again")
+    model, optimizer = sequential(), keras.optimizers.Adam()
+    model.build((None, 4))
+    optimizer.build(model.trainable_variables)
+    rx.Checkpoint(model=model, optimizer=optimizer).restore(again).assert_consumed()
+    np.testing.assert_array_equal(model.get_weights()[0], old.get_weights()[0])
+
+
+def test_the_last_restore_counts(trained: Any, tmp_path: Path):
+    old, _, path = trained
+    for variable in old.variables:
+        variable.assign(variable * 2)
+    newer = rx.Checkpoint(model=old).write(tmp_path / "newer")
+    model = sequential()
+    first, second = rx.Checkpoint(model=model), rx.Checkpoint(model=model)
+    first.restore(path, partial=True)
+    second.restore(newer)
+    model.build((None, 4))
+    np.testing.assert_array_equal(model.get_weights()[0], old.get_weights()[0])
+    model.trainable_variables[0].assign(model.trainable_variables[0] * 0)
+    model.build((None, 4))  # nothing waits any more
+    assert not model.get_weights()[0].any()
+    second.write(tmp_path / "last")
+
+
+def test_a_layer_among_the_attributes_of_a_plain_object_waits_too(tmp_path: Path):
+    class Net:
+        def __init__(self) -> None:
+            self.dense, self.scale = keras.layers.Dense(3), rx.Variable(1.0)
+
+    net = Net()
+    net.dense.build((None, 2))
+    path = rx.Checkpoint(net=net).write(tmp_path / "net")
+    again = Net()
+    status = rx.Checkpoint(net=again).restore(path)
+    again.dense(np.ones((1, 2), "float32"))
+    status.assert_consumed()
+    np.testing.assert_array_equal(again.dense.kernel, net.dense.kernel)
+
+
+def test_a_model_built_behind_its_back_is_not_taken_for_restored(tmp_path: Path):
+    """Keras builds a model that it cannot trace by calling it: no `build`."""
+
+    class Untraceable(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x) * float(np.asarray(x).sum() > -np.inf)
+
+    x = np.ones((1, 3), "float32")
+    model = Untraceable()
+    model(x)
+    path = rx.Checkpoint(model=model).write(tmp_path / "c")
+    again = Untraceable()
+    checkpoint = rx.Checkpoint(model=again)
+    status = checkpoint.restore(path)
+    again(x)
+    with pytest.raises(UnmatchedError):
+        status.assert_consumed()
+    with pytest.raises(CheckpointError, match="without `build`"):
+        checkpoint.write(tmp_path / "d")
+    checkpoint.restore(path).assert_consumed()
+    np.testing.assert_array_equal(again.dense.kernel, model.dense.kernel)
+
+
+def test_without_a_path_nothing_is_restored(trained: Any):
+    model, *_ = trained
+    status = rx.Checkpoint(model=model).restore(None)
+    assert status == {}
+    with pytest.raises(UnmatchedError, match="path was None"):
+        status.assert_consumed()
+    with pytest.raises(AssertionError):  # what TensorFlow raises
+        status.assert_nontrivial_match()
+
+
+def test_a_partial_restore_tells_what_it_left_out(trained: Any):
+    model, _, path = trained
+    status = rx.Checkpoint(model=model, extra=rx.Variable(1.0)).restore(path, partial=True)
+    with pytest.raises(UnmatchedError, match=r"Only in the checkpoint: \['optimizer/0'.*objects: \['extra'\]"):
+        status.assert_consumed()
+    with pytest.raises(UnmatchedError, match=r"has nothing for \['extra'\]"):
+        status.assert_existing_objects_matched()
+    status.assert_nontrivial_match()
+    with pytest.raises(UnmatchedError, match="Nothing in the checkpoint"):
+        rx.Checkpoint(other=rx.Variable(1.0)).restore(path, partial=True).assert_nontrivial_match()
