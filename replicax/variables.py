@@ -155,6 +155,8 @@ class Variable(ArrayLike):
         current = context.current()
         check_owner(self.strategy, current.strategy, self.name)
         if current.frame is None:
+            if lives_elsewhere(self):
+                return self._value
             with turns.DISPATCH: return self._value  # noqa: E701  # fmt: skip
         value = current.frame.read(self)
         current.frame.note_read(self, value)
@@ -172,7 +174,7 @@ class Variable(ArrayLike):
             ReplicaDivergenceError: The value may differ between replicas and the variable has no aggregation.
             VariableError: Shape mismatch, or an assignment that its aggregation gives no meaning to.
         """
-        if context.current().frame is None:
+        if context.current().frame is None and not lives_elsewhere(self):
             with turns.of_thread(), turns.DISPATCH: return self._assign(value)  # noqa: E701  # fmt: skip
         return self._assign(value)
 
@@ -195,7 +197,7 @@ class Variable(ArrayLike):
         return self._changed(value, jnp.subtract)
 
     def _changed(self, value: Any, combine: Callable[[Any, Any], jax.Array]) -> jax.Array:
-        if context.current().frame is None:
+        if context.current().frame is None and not lives_elsewhere(self):
             with turns.of_thread(), turns.DISPATCH: return self._assign_sum(value, combine)  # noqa: E701  # fmt: skip
         return self._assign_sum(value, combine)
 
@@ -292,6 +294,15 @@ class Variable(ArrayLike):
     def __repr__(self) -> str:
         copies = f", replicas={self.strategy.num_replicas_in_sync}" if self.strategy is not None else ""
         return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype}{copies}>"
+
+
+def lives_elsewhere(variable: Any) -> bool:
+    """Returns whether other processes have a variable's value: it has a lock of its own there, and reading may wait.
+
+    Nobody reads such a variable while it is their turn (`runtime/turns.py`): what they wait for, as when a lost server
+    is replaced, has to take turns itself.
+    """
+    return getattr(variable, "_replicax_elsewhere", False)
 
 
 def check_owner(owner: Any, current: Any, name: str) -> None:

@@ -177,6 +177,7 @@ class Elsewhere:
 def _class_elsewhere(own: Any, kind: Any) -> type:
     # Its own class comes first, for the layout; `_value` is found all the same, as nothing else defines it in a class.
     names: dict[str, Any] = {"__slots__": (), "__module__": own.__module__, "__qualname__": own.__qualname__}
+    names["_replicax_elsewhere"] = True
     if "__getitem__" in vars(kind):
         names["__getitem__"] = kind.__getitem__
     return type(own.__name__, (own, kind), names)

@@ -17,6 +17,7 @@ import jax
 
 from replicax.errors import ProgramError
 from replicax.program.frames import variable_name
+from replicax.variables import lives_elsewhere
 
 _SHOWN = 3
 
@@ -77,7 +78,7 @@ def explain_loss(error: BaseException, variables: Sequence[Any], values: Sequenc
     lost = [
         variable
         for variable, value in zip(variables, values, strict=True)
-        if variable._value is value and is_deleted(value)
+        if not lives_elsewhere(variable) and variable._value is value and is_deleted(value)
     ]
     if not lost:
         return

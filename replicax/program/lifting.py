@@ -32,6 +32,7 @@ from replicax.program.results import Counts, mark, marked_with
 from replicax.program.tracing import TracedFunction, trace_function
 from replicax.runtime import turns
 from replicax.runtime.transfer import put
+from replicax.variables import lives_elsewhere
 
 
 class Program:
@@ -93,6 +94,7 @@ class Program:
         # gets its own back; in any other XLA would have to copy.
         self._written = [*self._updated, *(variable for variable in written if id(variable) not in updated)]
         self._constant = [variable for variable in read if id(variable) not in updated]
+        self._elsewhere = [variable for variable in read if lives_elsewhere(variable)]
         self._mesh = _mesh_of_layouts(read)
         # Empty without a mesh: the default strategy leaves variables where they are.
         shardings = [(variable, self._sharding(variable)) for variable in read]
@@ -156,9 +158,10 @@ class Program:
         """Runs the program on arguments of its signature, updates the variables and returns the result."""
         self._check_caller(arrays)
         with self._calls.one() as call:
+            fetched = self._fetched()
             if self._calls_host:
-                with turns.of_thread(): return self._run(arrays, call)  # noqa: E701  # fmt: skip
-            with turns.of_thread(), turns.DISPATCH: return self._run(arrays, call)  # noqa: E701  # fmt: skip
+                with turns.of_thread(): return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
+            with turns.of_thread(), turns.DISPATCH: return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
 
     def _check_caller(self, arrays: Sequence[Any]) -> None:
         if self._written and (is_tracing() or any(isinstance(array, jax.core.Tracer) for array in arrays)):
@@ -174,8 +177,13 @@ class Program:
                 "values in as arguments."
             )
 
-    def _run(self, arrays: Sequence[Any], call: health.Call | None) -> Any:
-        with turns.DISPATCH: inputs = self._inputs(arrays)  # noqa: E701  # fmt: skip
+    def _fetched(self) -> dict[int, Any]:
+        """Returns the values of the variables that live elsewhere, by `id`; the program may overwrite its own."""
+        updated = set(map(id, self._updated))
+        return {id(each): jnp.copy(each._value) if id(each) in updated else each._value for each in self._elsewhere}
+
+    def _run(self, arrays: Sequence[Any], fetched: dict[int, Any], call: health.Call | None) -> Any:
+        with turns.DISPATCH: inputs = self._inputs(arrays, fetched)  # noqa: E701  # fmt: skip
         if call is not None:
             call.prepare((lambda: self._compiled.lower(*inputs)) if self._takes_part() else None)
         try:
@@ -239,9 +247,11 @@ class Program:
 
     def lower(self, arrays: Sequence[Any]) -> jax.stages.Lowered:
         """Returns the program as JAX lowers it."""
-        return self._compiled.lower(*self._inputs(arrays))
+        return self._compiled.lower(*self._inputs(arrays, self._fetched()))
 
-    def _inputs(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any], Sequence[Any]]:
+    def _inputs(
+        self, arrays: Sequence[Any], fetched: dict[int, Any]
+    ) -> tuple[list[Any], list[Any], list[Any], Sequence[Any]]:
         if self._is_partial():
             arrays = [self.strategy.placement.shrunk(array, self.replicas) for array in arrays]
         donated: list[Any] = []
@@ -253,9 +263,9 @@ class Program:
             constant = self._loaded([(variable, self._sharding(variable)) for variable in self._constant])
         else:
             self._place()
-            _own(self._updated)
-            constant = [variable._value for variable in self._constant]
-        return [variable._value for variable in self._updated], constant, donated, kept
+            _own([variable for variable in self._updated if id(variable) not in fetched])
+            constant = _values(self._constant, fetched)
+        return _values(self._updated, fetched), constant, donated, kept
 
     def _loaded(self, placements: Sequence[tuple[Any, Any]]) -> list[jax.Array]:
         """Returns the values of variables at their shardings, those of a strategy all at once."""
@@ -332,6 +342,13 @@ def _mesh_of_layouts(variables: Sequence[Any]) -> Any:
                 f"{variable_name(variable)!r} over {layout.mesh!r}. One program runs on one set of devices."
             )
     return None if first is None else first[1]
+
+
+def _values(variables: Sequence[Any], fetched: dict[int, Any]) -> list[Any]:
+    if not fetched:
+        return [variable._value for variable in variables]
+    known = map(fetched.get, map(id, variables))
+    return [variable._value if value is None else value for variable, value in zip(variables, known, strict=True)]
 
 
 def _own(variables: Sequence[Any]) -> None:

@@ -11,7 +11,8 @@ There are two locks, always taken in this order:
 - `DISPATCH`, for what must not be torn apart. It is never held while a program that calls the host runs elsewhere, and
   a thread that holds it calls no user's function.
 
-Neither is taken while a function is being traced, which holds the lock of its own programs.
+Neither is taken while a function is being traced, which holds the lock of its own programs; and nobody who has one
+reads a variable that lives on servers: the recovery of a lost server, which that may wait for, needs turns itself.
 
 The `with` statements that take them stand on one line with their bodies: Python takes and releases a lock without
 looking for signals in between, but a debugger or tracer could raise at the line on which a longer block ends.

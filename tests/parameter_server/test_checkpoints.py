@@ -146,11 +146,24 @@ def test_a_checkpoint_holds_one_moment_also_if_a_server_is_lost_while_it_is_writ
         assert len(read) == 4
 
 
-def test_who_reads_during_a_recovery_waits_for_it(fake_ray, tmp_path):
+READERS = {
+    "value": lambda counts: [float(count.numpy()) for count in counts],
+    "program": lambda counts: [float(value) for value in rx.function(lambda: [count.value for count in counts])()],
+    "assigning program": lambda counts: [
+        float(value) for value in rx.function(lambda: [count.assign_add(0.0) for count in counts])()
+    ],
+    "assignment": lambda counts: [float(count.assign_add(0.0)) for count in counts],
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_who_reads_during_a_recovery_waits_for_it(fake_ray, tmp_path, read):
     with strategy_of(1, 2, variable_placement=lambda variable: int(variable.name.removeprefix("v"))) as strategy:
         with strategy.scope():
             counts = [rx.Variable(0.0, name=f"v{i}") for i in range(2)]
-        manager = rx.CheckpointManager(tmp_path, objects=dict(zip("ab", counts, strict=True)))
+        here = rx.Variable(0.0, name="here")
+        objects = {"a": counts[0], "b": counts[1], "here": here}
+        manager = rx.CheckpointManager(tmp_path, objects=objects)
         coordinator = rx.coordinator.ClusterCoordinator(strategy, checkpoint_manager=manager)
 
         def step(x):
@@ -176,7 +189,7 @@ def test_who_reads_during_a_recovery_waits_for_it(fake_ray, tmp_path):
         manager.restore_or_initialize = slow_restore
         strategy.servers.handles[1].actor.kill()  # It is idle, and missed by the next ping.
         assert begun.wait(20)
-        assert [float(count.numpy()) for count in counts] == [3, 3]
+        assert read(counts) == [3, 3]
         train(2)
         assert [float(count.numpy()) for count in counts] == [5, 5]
 
