@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.compat import refuse_as_argument
 from replicax.errors import VariableError
 
 
@@ -69,3 +70,14 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
 
     # They are compared element by element, like arrays, and told apart by identity where they are keys.
     __hash__ = object.__hash__
+
+
+def not_an_array(variable: Any) -> VariableError:
+    """Returns the error for a variable, of replicax or of Keras, that a function of JAX got for an array."""
+    return VariableError(
+        f"{variable!r:.200} is a variable, and functions of JAX take arrays. Give them its value: jnp.sum(v.value). To "
+        "differentiate with respect to variables, use rx.value_and_grad(loss_fn, variables) or rx.grad."
+    )
+
+
+refuse_as_argument(ArrayLike, not_an_array)

@@ -18,6 +18,7 @@ from jax._src import compiler as jax_compiler
 from jax._src import config as jax_config
 from jax._src import core as jax_core
 from jax._src import distributed as jax_distributed
+from jax._src import dtypes as jax_dtypes
 from jax._src import source_info_util as jax_source_info
 from jax._src import xla_bridge
 from jax._src.lib import _jax as jaxlib
@@ -74,6 +75,25 @@ def strongly_typed(x: Any, dtype: Any = None) -> jax.Array:
     """
     array = x if isinstance(x, jax.Array) and dtype is None else jax.numpy.array(x, dtype, copy=type(x) is np.ndarray)
     return jax.lax.convert_element_type(array, array.dtype) if is_weak(array) else array
+
+
+def refuse_as_argument(kind: type, error_of: Callable[[Any], Exception]) -> None:
+    """Lets JAX's functions raise an error of ours when they get an object of a class, or of a subclass, for an array.
+
+    JAX would say that `__jax_array__` is not supported there, and not what to do instead.
+
+    Args:
+        kind: The class.
+        error_of: Makes the error from the object. It must be no `TypeError`, which JAX would hide.
+    """
+
+    def refuse(value: Any) -> Any:
+        raise error_of(value)
+
+    jax_core.pytype_aval_mappings[kind] = refuse
+    register = getattr(jax_dtypes, "register_canonicalize_value_handler", None)
+    if register is not None:
+        register(kind, refuse)
 
 
 def is_weak(array: jax.Array) -> bool:

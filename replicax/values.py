@@ -20,33 +20,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import replicax.context as context
 from replicax.compat import vary
-from replicax.errors import ArgumentError, ContextError, ReduceError, ReplicaShapeError
+from replicax.errors import ContextError, ReduceError, ReplicaShapeError
+from replicax.no_array import NoArray
 from replicax.reduce_op import ReduceOp, mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
-class DistributedValues(abc.ABC):  # noqa: B024 - a marker, as in tf.distribute
+class DistributedValues(NoArray, abc.ABC):
     """Base class of values that have one component per replica; they are no array, number or condition themselves."""
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        raise self._is_no("array")
-
-    def __bool__(self) -> bool:
-        raise self._is_no("condition")
-
-    def __float__(self) -> float:
-        raise self._is_no("number")
-
-    def __int__(self) -> int:
-        raise self._is_no("number")
-
-    def _is_no(self, what: str) -> ArgumentError:
-        return ArgumentError(
-            f"A per-replica value is no {what}: it has one component for each replica, got {self!r:.200}. Make one "
-            "value of them with strategy.reduce('sum', value, axis=None) or strategy.gather(value, axis=0), or take "
-            "them with strategy.local_results(value)."
-        )
+    __slots__ = ()
 
 
 class _MirroredType(abc.ABCMeta):
@@ -108,6 +93,24 @@ class PerReplica(DistributedValues):
         # By first row: where several devices make one replica, each of them holds its rows.
         shards = {shard.index[0].start or 0: shard.data for shard in reversed(self.stacked.addressable_shards)}
         return tuple(row for start in sorted(shards) for row in shards[start])
+
+    def own(self) -> jax.Array:
+        """Returns the running replica's component, inside `shard_map`, of a value that was made outside of it.
+
+        Raises:
+            ReplicaShapeError: Another number of replicas runs than the value has components.
+        """
+        replicas = context.current().manual_replicas
+        if replicas != self.num_replicas:
+            raise ReplicaShapeError(
+                f"A step that runs on {replicas} replicas has captured a per-replica value with {self.num_replicas} "
+                "components. What comes from a step of another size cannot be used in it: pass the batch that belongs "
+                "to it as an argument, or make one value of it first (strategy.reduce, strategy.gather)."
+            )
+        stacked = self.stacked
+        if context.runs_eagerly() and not isinstance(stacked, jax.core.Tracer):
+            stacked = jnp.asarray(np.asarray(stacked))  # Inside an eager map nothing can be moved.
+        return stacked[jax.lax.axis_index(REPLICA_AXIS)]
 
     def reduce(self, op: ReduceOp) -> jax.Array:
         """Combines the components element by element; the result has a component's shape."""

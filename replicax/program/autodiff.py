@@ -8,7 +8,7 @@ variables are made equal at once, in buckets, by the strategy's cross-device ops
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -71,14 +71,13 @@ def value_and_grad(
     _check_variables(leaves)
     op = None if aggregation is None else ReduceOp.of(aggregation)
 
-    @entry_point
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         unique = {id(variable): variable for variable in leaves}
         result, gradients = _Differentiation(loss_fn, list(unique.values()), has_aux, op)(args, kwargs)
         found = dict(zip(unique, gradients, strict=True))
         return result, jax.tree_util.tree_unflatten(treedef, [found[id(variable)] for variable in leaves])
 
-    return differentiated
+    return _Differentiated(differentiated, "value_and_grad", "loss, gradients")
 
 
 def grad(
@@ -101,7 +100,42 @@ def grad(
         result, gradients = both(*args, **kwargs)
         return (gradients, result[1]) if has_aux else gradients
 
-    return differentiated
+    return _Differentiated(differentiated, "grad", "gradients")
+
+
+class _Differentiated:
+    """What `value_and_grad` and `grad` return: a function, which says so to those who take it for its result.
+
+    Args:
+        fn: What it does.
+        maker: Which of the two has made it.
+        results: Names for what it returns.
+    """
+
+    def __init__(self, fn: Callable[..., Any], maker: str, results: str):
+        self._fn, self._maker, self._results = fn, maker, results
+
+    @entry_point
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fn(*args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self._is_a_function("unpacked")
+
+    def __getitem__(self, index: Any) -> Any:
+        raise self._is_a_function("indexed")
+
+    def __len__(self) -> int:
+        raise self._is_a_function("asked for its length")
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _is_a_function(self, what: str) -> ArgumentError:
+        return ArgumentError(
+            f"rx.{self._maker} returns a function, which was {what}. Call it with the arguments of the loss function: "
+            f"{self._results} = rx.{self._maker}(loss_fn, variables)()."
+        )
 
 
 class _Differentiation:

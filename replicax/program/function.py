@@ -16,8 +16,10 @@ from replicax.compat import is_weak
 from replicax.errors import ProgramError
 from replicax.migration import Advised
 from replicax.program.calls import check_function
+from replicax.program.input_signature import InputSignature
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs
+from replicax.program.tf_function import check_keywords
 from replicax.tracebacks import entry_point
 
 _P = ParamSpec("_P")
@@ -137,10 +139,16 @@ class Function(Advised, Generic[_P, _T]):
         python_function: The original.
     """
 
-    def __init__(self, fn: Callable[_P, _T], donate_argnums: Sequence[int] = ()):
+    def __init__(
+        self,
+        fn: Callable[_P, _T],
+        donate_argnums: Sequence[int] = (),
+        input_signature: InputSignature | None = None,
+    ):
         check_function("What rx.function wraps", fn)
         self.python_function = fn
         self._donate_argnums = tuple(donate_argnums)
+        self._signature = input_signature
         self._cache = ProgramCache(lambda: fn, self._donate_argnums)
         self._bound: dict[int, tuple[weakref.ref[Any], Function]] = {}  # by identity: equal instances differ
         functools.update_wrapper(self, fn)
@@ -148,8 +156,14 @@ class Function(Advised, Generic[_P, _T]):
     @entry_point
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Runs the compiled function; inside another one, and under `rx.config.run_eagerly`, the original."""
+        if self._signature is not None:
+            return self._called(self._signature.bound(args, kwargs), {})
+        return self._called(args, kwargs)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if context.current().frame is not None or context.runs_eagerly():
-            return self.python_function(*args, **kwargs)
+            fn: Callable[..., Any] = self.python_function
+            return fn(*args, **kwargs)
         return self._cache(args, kwargs)
 
     @overload
@@ -171,7 +185,8 @@ class Function(Advised, Generic[_P, _T]):
             def method(*args: Any, **kwargs: Any) -> Any:
                 return unbound(reference(), *args, **kwargs)
 
-            self._bound[key] = (reference, Function(method, [i - 1 for i in self._donate_argnums]))
+            argnums, signature = [i - 1 for i in self._donate_argnums], self._signature
+            self._bound[key] = (reference, Function(method, argnums, signature and signature.of_method(method)))
         return self._bound[key][1]
 
     @entry_point
@@ -180,8 +195,16 @@ class Function(Advised, Generic[_P, _T]):
 
         `.compile().as_text()` of the result is the optimised HLO, `.compile().memory_analysis()` its memory.
         """
-        program, arrays = self._cache.program(args, kwargs)
+        signature = self._signature
+        program, arrays = self._cache.program(
+            *((args, kwargs) if signature is None else (signature.bound(args, kwargs), {}))
+        )
         return program.lower(arrays)
+
+    @property
+    def input_signature(self) -> tuple[Any, ...] | None:
+        """The specs of the arguments, None if it takes any."""
+        return None if self._signature is None else self._signature.specs
 
     @property
     def num_programs(self) -> int:
@@ -190,16 +213,32 @@ class Function(Advised, Generic[_P, _T]):
 
 
 @overload
-def function(fn: Callable[_P, _T], *, donate_argnums: Sequence[int] = ()) -> Function[_P, _T]: ...
+def function(
+    fn: Callable[_P, _T],
+    *,
+    donate_argnums: Sequence[int] = (),
+    input_signature: Sequence[Any] | None = None,
+    **tf_keywords: Any,
+) -> Function[_P, _T]: ...
 
 
 @overload
 def function(
-    fn: None = None, *, donate_argnums: Sequence[int] = ()
+    fn: None = None,
+    *,
+    donate_argnums: Sequence[int] = (),
+    input_signature: Sequence[Any] | None = None,
+    **tf_keywords: Any,
 ) -> Callable[[Callable[_P, _T]], Function[_P, _T]]: ...
 
 
-def function(fn: Any = None, *, donate_argnums: Sequence[int] = ()) -> Any:
+def function(
+    fn: Any = None,
+    *,
+    donate_argnums: Sequence[int] = (),
+    input_signature: Sequence[Any] | None = None,
+    **tf_keywords: Any,
+) -> Any:
     """Compiles a function that reads and assigns variables; the `tf.function` of this library.
 
     The function is traced when it is called with a new kind of arguments: its Python runs then, with abstract values,
@@ -217,9 +256,16 @@ def function(fn: Any = None, *, donate_argnums: Sequence[int] = ()) -> Any:
             (of Keras or `rx.Variable`) that it uses may be created in the first call by layers that do so.
         donate_argnums: Positions of arguments whose buffers the program may reuse for its results; the caller must
             not use them afterwards. Variables are always updated in place.
+        input_signature: A list with a nest of specs (`jax.ShapeDtypeStruct`) for each argument, which the arguments
+            must fit then; a size of None fits any, and each makes a program. Python numbers and NumPy values are
+            converted to the dtype. For a per-replica argument the spec is that of a component, as
+            `dataset.element_spec` has it.
+        tf_keywords: `tf.function`'s other keywords. `jit_compile=True`, `autograph=False` and `reduce_retracing=False`
+            mean what happens anyway; anything else is refused with the reason.
 
     Raises:
-        ArgumentError: `fn` cannot be called, or is `async` or a generator, whose body would not run.
+        ArgumentError: `fn` cannot be called, or is `async` or a generator, whose body would not run; or a keyword asks
+            for what does not exist. When called: an argument does not fit `input_signature`.
         ProgramError: When called: the function creates variables each time it is traced, or assigns a variable where
             JAX cannot see it.
 
@@ -231,9 +277,10 @@ def function(fn: Any = None, *, donate_argnums: Sequence[int] = ()) -> Any:
         >>> count(2), count(3), counter.numpy()
         (Array(2, dtype=int32), Array(5, dtype=int32), array(5, dtype=int32))
     """
+    check_keywords(tf_keywords)
     if fn is None:
-        return functools.partial(function, donate_argnums=donate_argnums)
-    return Function(fn, donate_argnums)
+        return functools.partial(function, donate_argnums=donate_argnums, input_signature=input_signature)
+    return Function(fn, donate_argnums, None if input_signature is None else InputSignature(input_signature, fn))
 
 
 class WeakProgramCaches:

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-from replicax.compat import vary
+from replicax.array_like import not_an_array
+from replicax.compat import refuse_as_argument, vary
 from replicax.equality import difference
 from replicax.errors import ReplicaDivergenceError
 from replicax.program.frames import variable_name
@@ -36,6 +37,15 @@ def install_keras_hooks() -> None:
     variable_class: Any = next(base for base in keras.Variable.__mro__ if "__init__" in vars(base))
     variable_class.__init__ = _with_late_values(variable_class.__init__)
     keras.layers.RNN.get_initial_state = _with_varying_state(keras.layers.RNN.get_initial_state)
+    explain_variables_to_jax()
+
+
+@functools.cache
+def explain_variables_to_jax() -> None:
+    """Lets JAX's functions say what to do when they get a Keras variable for an array."""
+    import keras
+
+    refuse_as_argument(keras.Variable, not_an_array)
 
 
 def a_layer_is_called() -> bool:

@@ -23,7 +23,12 @@ from replicax.errors import ContextError, ProgramError
 from replicax.program.accumulators import marked_as_share, marked_as_total
 from replicax.program.frames import VariablesCreatedError, variable_name
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
-from replicax.program.keras_hooks import a_layer_is_called, constant, install_keras_hooks
+from replicax.program.keras_hooks import (
+    a_layer_is_called,
+    constant,
+    explain_variables_to_jax,
+    install_keras_hooks,
+)
 from replicax.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.variables import VariableAggregation, check_aggregation, check_owner, combine
@@ -234,6 +239,7 @@ def keras_ownership(strategy: Any) -> Iterator[None]:
 def _listener_class() -> type:
     import keras
 
+    explain_variables_to_jax()
     distribution_class: Any = keras.distribution.DataParallel.__bases__[0]  # Keras exports its subclasses only
 
     class VariableListener(distribution_class):

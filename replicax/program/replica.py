@@ -25,7 +25,6 @@ from replicax.program.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs
 from replicax.program.frames import (
     OverrideFrame,
     ProgramFrame,
-    own_row,
     variable_is_stacked,
     variable_name,
 )
@@ -383,7 +382,7 @@ def without_per_replica(nest: Any, component_of: Callable[[Any], Any] | None = N
 
     def component(leaf: Any) -> Any:
         if isinstance(leaf, PerReplica):
-            return own_row(leaf.stacked) if component_of is None else component_of(leaf.stacked)
+            return leaf.own() if component_of is None else component_of(leaf.stacked)
         return leaf.component if isinstance(leaf, ManualPerReplica) else leaf
 
     return jax.tree_util.tree_map(component, nest, is_leaf=is_per_replica)

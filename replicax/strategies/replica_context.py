@@ -70,7 +70,7 @@ class ReplicaContext:
         """
         op = ReduceOp.of(op)
         self._check_inside()
-        leaves, treedef = jax.tree_util.tree_flatten(value)
+        leaves, treedef = jax.tree_util.tree_flatten(without_per_replica(value))
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         sums = op is ReduceOp.SUM and self.num_replicas_in_sync > 1
         decided = [difference(array, refused_if_equal=sums) for array in arrays]
@@ -123,7 +123,7 @@ class ReplicaContext:
             varying = vary(array, REPLICA_AXIS)
             return jax.lax.all_gather(varying, REPLICA_AXIS, axis=dimension, tiled=True, to="invarying")
 
-        return jax.tree_util.tree_map(gathered, value)
+        return jax.tree_util.tree_map(gathered, without_per_replica(value))
 
     def merge_call(
         self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -145,7 +145,7 @@ class ReplicaContext:
         """
         self._check_inside()
         called = checked_call("merge_fn", merge_fn, args, kwargs)
-        merged_args, merged_kwargs = jax.tree_util.tree_map(self._merged, called)
+        merged_args, merged_kwargs = jax.tree_util.tree_map(self._merged, without_per_replica(called))
         with context.entered(replica=None):
             result = merge_fn(self.strategy, *merged_args, **merged_kwargs)
         return without_per_replica(result)

@@ -12,9 +12,11 @@ class TFSpellings:
         """Alias of `local_results`."""
         return self.local_results(value)
 
-    def experimental_distribute_dataset(self: Any, dataset: Any, options: Any = None) -> Any:
+    def experimental_distribute_dataset(
+        self: Any, dataset: Any, options: Any = None, *, batch_size: int | None = None
+    ) -> Any:
         """Alias of `distribute_dataset`."""
-        return self.distribute_dataset(dataset, options)
+        return self.distribute_dataset(dataset, options, batch_size=batch_size)
 
     def experimental_distribute_datasets_from_function(self: Any, dataset_fn: Any, options: Any = None) -> Any:
         """Alias of `distribute_datasets_from_function`."""

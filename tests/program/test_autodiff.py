@@ -364,3 +364,18 @@ def test_a_loss_that_is_none_is_refused(result, has_aux, said):
     w = rx.Variable(1.0)
     with pytest.raises(ArgumentError, match=said):
         rx.grad(lambda: result, [w], has_aux=has_aux)()
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [(lambda f: (lambda loss, g: g)(*f), "unpacked"), (lambda f: f[1], "indexed"), (len, "length")],
+    ids=["unpacked", "indexed", "len"],
+)
+@pytest.mark.parametrize("make", [rx.value_and_grad, rx.grad], ids=["value_and_grad", "grad"])
+def test_who_takes_the_function_for_its_result_is_told_to_call_it(make, use, said):
+    w = rx.Variable(2.0)
+    made = make(lambda: w * w, [w])
+    with pytest.raises(ArgumentError, match=rf"rx\.{make.__name__} returns a function.*{said}.*variables\)\(\)"):
+        use(made)
+    assert made
+    assert float(jax.tree.leaves(made())[-1]) == 4.0

@@ -1,0 +1,126 @@
+"""Per-replica values that are used as if they were arrays: a replica has its component, anybody else gets a hint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import replicax.context as context
+from replicax.compat import refuse_as_argument
+from replicax.errors import ArgumentError, ReplicaShapeError
+
+#: What people ask an array for.
+_ATTRIBUTES = frozenset({
+    "T", "all", "any", "argmax", "argmin", "astype", "at", "copy", "device", "devices", "dtype", "flatten", "item",
+    "max", "mean", "min", "ndim", "numpy", "prod", "ravel", "reshape", "round", "shape", "size", "sharding", "squeeze",
+    "std", "sum", "tolist", "transpose", "var",
+})  # fmt: skip
+
+
+class NoArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """Base of values with one component per replica: operators, conversions and attributes of arrays.
+
+    Inside `strategy.run` a value that the step has captured stands for the running replica's component, as in
+    tf.distribute. Anywhere else it is no array.
+    """
+
+    __slots__ = ()
+
+    def own(self) -> Any:
+        """Returns the running replica's component; only called inside `strategy.run`."""
+        raise self._is_no("array")
+
+    def _array(self, what: str) -> Any:
+        if context.current().replica is None:
+            raise self._is_no(what)
+        return self.own()
+
+    def _is_no(self, what: str) -> ArgumentError:
+        return ArgumentError(f"A per-replica value is no {what}: {self._hint()}")
+
+    def _hint(self) -> str:
+        return (
+            f"it has one component for each replica, got {self!r:.200}. Make one value of them with "
+            "strategy.reduce('sum', value, axis=None) or strategy.gather(value, axis=0), take them with "
+            "strategy.local_results(value), or compute with them in a step: strategy.run(step, args=(value,))."
+        )
+
+    # Operators and NumPy's functions.
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        values = [x._array("array") if isinstance(x, NoArray) else x for x in inputs]
+        if method != "__call__" or kwargs:
+            raise self._is_no("NumPy array")
+        return getattr(jnp, ufunc.__name__)(*values)
+
+    # With None, a string and the like nobody means the components: then Python goes by identity.
+
+    def __eq__(self, other: object) -> Any:
+        return super().__eq__(other) if _is_comparable(other) else NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        return super().__ne__(other) if _is_comparable(other) else NotImplemented
+
+    __hash__ = object.__hash__
+
+    def __jax_array__(self) -> Any:
+        return self._array("array")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(self._array("array"), dtype=dtype, copy=copy)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._array("array or sequence")[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise self._is_no("array or list")
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._array("array or sequence"))
+
+    def __len__(self) -> int:
+        return len(self._array("array or sequence"))
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._array("array or sequence")
+
+    # Numbers.
+
+    def __bool__(self) -> bool:
+        return bool(self._array("condition"))
+
+    def __float__(self) -> float:
+        return float(self._array("number"))
+
+    def __int__(self) -> int:
+        return int(self._array("number"))
+
+    def __complex__(self) -> complex:
+        return complex(self._array("number"))
+
+    def __index__(self) -> int:
+        return int(self._array("number or index"))
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self._array("number"), digits)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._array("number"), spec) if spec else str(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ATTRIBUTES and context.current().replica is not None:
+            return getattr(self._array("array"), name)
+        if name in _ATTRIBUTES:
+            raise AttributeError(f"A per-replica value has no {name!r}: {self._hint()}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _is_comparable(value: Any) -> bool:
+    return isinstance(value, (NoArray, jax.Array, np.ndarray, np.generic, bool, int, float, complex))
+
+
+refuse_as_argument(NoArray, lambda value: ReplicaShapeError(str(value._is_no("array"))))
