@@ -23,6 +23,9 @@ class StateFrame(Protocol):
 
     saw_new: bool
 
+    def note_made(self, variable: Any) -> None:
+        """Is told of each variable that is made with a value."""
+
     def read(self, variable: Any) -> Any:
         """Returns the current value of `variable` inside the trace."""
 

@@ -112,7 +112,7 @@ class Variable(ArrayLike):
         self._initialize(value)
         frame = context.current().frame
         if frame is not None:
-            frame.saw_new = True
+            frame.note_made(self)
 
     def _check_declaration(self, dtype: Any) -> None:
         if self.synchronization is VariableSynchronization.NONE:

@@ -132,7 +132,7 @@ class TracedStep:
                 return fn(*args, **kwargs)
 
         with context.entered(strategy=None), strategy.scope():
-            _lifted(lambda arguments: call(arguments, None), own)
+            _lifted(lambda arguments: call(arguments, None), own).parts()  # It never runs: nothing may be lost with it.
             program = _lifted(lambda arguments, values: call(arguments, values), own, recorder.inputs)
             jitted, updated, others = program.parts()
             reads, writes = [_spec(variable) for variable in others], [_spec(variable) for variable in updated]

@@ -9,25 +9,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.compat import is_random_key, vary, varying_axes
+from replicax.compat import is_random_key, vary, varying_axes, within_trace
 from replicax.equality import Difference
+from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
-from replicax.program.frames import ReplicaFrame, VariablesCreatedError, own_row, variable_is_stacked
+from replicax.program.frames import ReplicaFrame, own_row, variable_is_stacked
+from replicax.program.keras_hooks import initialize_new_variables
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
 class EagerReplicaFrame(ReplicaFrame):
-    """Reads the variables themselves, placed on the mesh on which the replicas run."""
+    """Reads the variables themselves, placed on the mesh on which the replicas run.
 
-    def __init__(self, strategy: Any, replicas: int):
-        super().__init__(None, Decisions())
+    Args:
+        outside: JAX's trace around `shard_map`.
+        strategy: The strategy.
+        replicas: How many replicas run.
+    """
+
+    def __init__(self, outside: Any, strategy: Any, replicas: int):
+        super().__init__(outside, Decisions(), Accesses())
         self._strategy, self._replicas = strategy, replicas
 
     def read(self, variable: Any) -> Any:
         if self.holds(variable):
             return super().read(variable)
         if variable._value is None:
-            raise VariablesCreatedError
+            with within_trace(self._outside):
+                initialize_new_variables()
+        self.accesses.read(variable)
         value = variable._value
         if value.sharding != self._strategy.placement.replica_sharding(variable, self._replicas):
             value = jnp.asarray(np.asarray(value))  # Inside the map nothing can be moved, but a constant can be used.

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from replicax.compat import being_differentiated, is_random_key, trace_state, vary, within_trace
 from replicax.equality import Difference
 from replicax.errors import ProgramError
+from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
 from replicax.program.results import Counts
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -31,12 +32,17 @@ class VariablesCreatedError(BaseException):
 class _Frame:
     """The part all frames share: values written here, in order, and where they came from.
 
+    Args:
+        accesses: Is told what is done with variables.
+
     Attributes:
-        saw_new: Whether a variable was created meanwhile, or read that has no value yet since a layer has created it.
+        saw_new: Whether a variable was created meanwhile, or used that has no value yet since a layer has created it.
+        accesses: What was done with variables.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, accesses: Accesses) -> None:
         self.saw_new = False
+        self.accesses = accesses
         self.written: dict[int, Any] = {}  # id -> variable; holds the variable, so that ids stay unique
         #: Variables that a function has read which JAX differentiates with respect to their values.
         self.passed_by: dict[int, Any] = {}
@@ -57,9 +63,16 @@ class _Frame:
                 "leave it by assignment: return the new value from that function and assign it afterwards. To "
                 "differentiate, use rx.value_and_grad."
             )
+        self.accesses.assigned(variable)
+        self.saw_new = self.saw_new or variable._value is None
         self.written[id(variable)] = variable
         self._values[id(variable)] = value
         return value
+
+    def note_made(self, variable: Any) -> None:
+        """Is told of each variable that is made with a value."""
+        self.saw_new = True
+        self.accesses.made(variable)
 
     def note_read(self, variable: Any, value: Any) -> None:
         """Is told of each value that a reader was given, and notes where a derivative passes it by.
@@ -92,15 +105,17 @@ class ProgramFrame(_Frame):
     Attributes:
         inputs: The variables that were read before they were written.
         placeholders: What stands for their values in the traced function, in the same order.
+        returned: What the caller of the function notes of its result.
         strategy: The strategy that the program runs under, once known.
         replicas: Number of replicas that take part, once known.
         counts: Which arrays are results of a `strategy.run`.
     """
 
     def __init__(self, outside: Any):
-        super().__init__()
+        super().__init__(Accesses())
         self.inputs: dict[int, Any] = {}
         self.placeholders: dict[int, Any] = {}
+        self.returned: Any = None
         self.strategy: Any = None
         self.replicas: int | None = None
         self.counts = Counts()
@@ -112,6 +127,7 @@ class ProgramFrame(_Frame):
         if key in self._values:
             return self._values[key]
         if key not in self.placeholders:
+            self.accesses.read(variable)
             self.inputs[key] = variable
             self.saw_new = self.saw_new or variable._value is None
             with within_trace(self._outside):
@@ -128,6 +144,7 @@ class ReplicaFrame(_Frame):
     Args:
         outside: JAX's trace of the body of `shard_map`.
         decisions: What the function's Python decides by whether values are equal on all replicas.
+        accesses: Is told what is done with variables.
 
     Attributes:
         inputs: The variables that were read before they were written.
@@ -135,8 +152,8 @@ class ReplicaFrame(_Frame):
         decisions: The decisions.
     """
 
-    def __init__(self, outside: Any, decisions: Decisions):
-        super().__init__()
+    def __init__(self, outside: Any, decisions: Decisions, accesses: Accesses):
+        super().__init__(accesses)
         self.inputs: dict[int, Any] = {}
         self.placeholders: dict[int, Any] = {}
         self.decisions = decisions
@@ -151,6 +168,7 @@ class ReplicaFrame(_Frame):
         if key in self._values:
             return self._values[key]
         if key not in self.placeholders:
+            self.accesses.read(variable)
             self.inputs[key] = variable
             self.saw_new = self.saw_new or variable._value is None
             with within_trace(self._outside):
@@ -190,7 +208,7 @@ class OverrideFrame(_Frame):
     """
 
     def __init__(self, parent: Any, variables: Iterable[Any], values: Iterable[Any]):
-        super().__init__()
+        super().__init__(Accesses() if parent is None else parent.accesses)
         self.parent = parent
         self._lent = {id(variable): value for variable, value in zip(variables, values, strict=True)}
         self._taken: set[int] = set()
@@ -201,10 +219,14 @@ class OverrideFrame(_Frame):
         if key in self._values:
             return self._values[key]
         if key in self._lent:
+            self.accesses.read(variable)
             self._taken.add(key)
             return self._lent[key]
         self.saw_new = self.saw_new or variable._value is None
-        return variable._value if self.parent is None else self.parent.read(variable)
+        if self.parent is not None:
+            return self.parent.read(variable)
+        self.accesses.read(variable)
+        return variable._value
 
     def was_lent(self, variable: Any) -> bool:
         """Returns whether the lent value of `variable` was read."""

@@ -62,7 +62,7 @@ def write_out(equations: Iterable[Any], values: dict[Any, Any], in_place: bool =
     for equation in equations:
         call = CALLS.get(equation.primitive.name)
         if is_decision(equation):
-            values[equation.outvars[0]] = read(equation.invars[0], values)
+            values[equation.outvars[0]] = _read(equation.invars[0], values, in_place)
         elif call is None:
             evaluate([equation], values, in_place)
         else:

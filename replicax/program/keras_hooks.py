@@ -55,6 +55,21 @@ def a_layer_is_called() -> bool:
     return get_global_attribute("current_call_ctx") is not None
 
 
+def initialize_new_variables() -> None:
+    """Gives the variables that layers and optimizers have just made their initial values.
+
+    Keras does so when its last stateless scope is left.
+    """
+    from keras.src.backend.common import global_state, variables  # Keras exports no names for them
+
+    scope = global_state.get_global_attribute("stateless_scope")
+    global_state.set_global_attribute("stateless_scope", None)
+    try:
+        variables.initialize_all_variables()
+    finally:
+        global_state.set_global_attribute("stateless_scope", scope)
+
+
 def _with_equal_gradients(original: Any) -> Any:
     """An optimizer would refuse gradients that differ between replicas, somewhere inside; here it is the first thing.
 

@@ -10,6 +10,8 @@ which is compiled with the first group's buffers donated, so that state is updat
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,10 +31,27 @@ from replicax.program.handover import explain_loss, run_and_keep, shown_names, s
 from replicax.program.jaxprs import calls_host
 from replicax.program.nest import Structure, take_apart_outputs
 from replicax.program.results import Counts, mark, marked_with
-from replicax.program.tracing import TracedFunction, trace_function
+from replicax.program.tracing import Pass, trace_function
 from replicax.runtime import turns
 from replicax.runtime.transfer import put
 from replicax.variables import lives_elsewhere
+
+
+@dataclasses.dataclass
+class _Returned:
+    """What is known of the result of a traced function.
+
+    Attributes:
+        structure: How it is rebuilt from arrays.
+        counted: Which of the arrays are results of a `run`: pairs of position and replicas.
+        passed: Which of them are arguments: pairs of the two positions.
+        asked: See `Program`.
+    """
+
+    structure: Structure
+    counted: list[tuple[int, int]]
+    passed: list[tuple[int, int]]
+    asked: dict[int, int | None]
 
 
 class Program:
@@ -59,10 +78,25 @@ class Program:
     ):
         self._get_fn, self._structure, self._donate = get_fn, structure, list(donate)
         self._any_donated = any(self._donate)
-        self._result: Structure | None = None  # known when the function has been traced
         self._argument_counts = [marked_with(array) for array in arrays]
         with health.phase(health.COMPILE):
-            frame, self._traced = self._trace(arrays, replicas)
+            *first, last = self._trace(arrays, replicas)
+        self._take(last)
+        #: The programs of the first calls, in which the function builds variables.
+        self._first = [self._of_first_call(each) for each in first]
+
+    def _of_first_call(self, traced: Pass) -> Program:
+        program = copy.copy(self)
+        program._first = []
+        program._take(traced)
+        return program
+
+    def _take(self, traced: Pass) -> None:
+        """Becomes the program of one pass of tracing."""
+        frame = traced.frame
+        assert traced.function is not None
+        self._accesses, self._traced, self._returned = frame.accesses, traced.function, frame.returned
+        self.asked = self._returned.asked
         self._calls_host = calls_host(self._traced.program)
         self.strategy = frame.strategy
         self.replicas = frame.replicas or (frame.strategy.num_replicas_in_sync if frame.strategy is not None else None)
@@ -71,7 +105,7 @@ class Program:
         strategy = self.strategy if self.strategy is not None and self.strategy.mesh is not None else None
         self._calls = health.Calls(self._name(), strategy is not None and strategy.placement.spans_processes)
 
-    def _trace(self, arrays: Sequence[Any], replicas: int | None) -> tuple[ProgramFrame, TracedFunction]:
+    def _trace(self, arrays: Sequence[Any], replicas: int | None) -> list[Pass]:
         def new_frame(outside: Any, arrays: Sequence[Any]) -> ProgramFrame:
             frame = ProgramFrame(outside)
             frame.replicas = replicas
@@ -79,10 +113,11 @@ class Program:
             frame.counts = Counts(arrays, self._argument_counts)
             return frame
 
-        frame, traced = trace_function(self._name(), self._call, arrays, new_frame)
+        passes = trace_function(self._name(), self._call, arrays, new_frame)
+        frame = passes[-1].frame
         if frame.passed_by:
             advise_of_zeros(frame.strategy, self._name(), frame.passed_by.values())
-        return frame, traced
+        return passes
 
     def _bind(self, read: list[Any], written: list[Any]) -> None:
         assigned = {id(variable) for variable in written}
@@ -145,9 +180,9 @@ class Program:
         args, kwargs = self._structure.rebuild(arrays)
         with context.entered(frame=frame):
             result = self._get_fn()(*args, **kwargs)
-        leaves, self._result = take_apart_outputs(result)
-        self._counted, self._passed = frame.counts.of_results(leaves)
-        self.asked = frame.counts.asked
+        leaves, structure = take_apart_outputs(result)
+        counted, passed = frame.counts.of_results(leaves)
+        frame.returned = _Returned(structure, counted, passed, frame.counts.asked)
         return leaves
 
     def _merged(self, donated: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
@@ -156,6 +191,10 @@ class Program:
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
         """Runs the program on arguments of its signature, updates the variables and returns the result."""
+        if self._first:
+            result = self._first[0](arrays)
+            del self._first[0]
+            return result
         self._check_caller(arrays)
         with self._calls.one() as call:
             fetched = self._fetched()
@@ -195,7 +234,7 @@ class Program:
             call.sent(next(iter([*new_values[:1], *leaves[:1]]), None))
         if self._is_partial():
             return self._store_partial(leaves, new_values, arrays)
-        if self._counted or self._passed:
+        if self._returned.counted or self._returned.passed:
             self._mark(leaves, arrays)
         return self.result.rebuild(leaves)
 
@@ -222,9 +261,9 @@ class Program:
 
     def _mark(self, leaves: Sequence[Any], arrays: Sequence[Any]) -> None:
         """Notes on the results which of them are those of a `run`, in the program or before it."""
-        for i, replicas in self._counted:
+        for i, replicas in self._returned.counted:
             mark(leaves[i], replicas)
-        for i, argument in self._passed:
+        for i, argument in self._returned.passed:
             mark(leaves[i], marked_with(arrays[argument]))
 
     @property
@@ -235,14 +274,25 @@ class Program:
     @property
     def result(self) -> Structure:
         """How the function's result is rebuilt from the program's."""
-        assert self._result is not None
-        return self._result
+        return self._returned.structure
 
     def parts(self) -> tuple[Any, list[Any], list[Any]]:
         """Returns the compiled function and the variables that it takes: those that it updates, and the others.
 
         The function is `(updated, others, donated arguments, other arguments) -> (new values, result's arrays)`.
+
+        Raises:
+            ProgramError: The first call does something else than the others: it gives variables their first values.
         """
+        for program in self._first:
+            program._accesses.lose()
+        if self._first:
+            names = shown_names([*self._first[0]._accesses.first_values.values()])
+            raise ProgramError(
+                f"{self._name()!r} gives variables that are made in its first call their first values ({names}), by "
+                "the `build` of a layer or an optimizer, say. Build them before, in the strategy's scope: "
+                "optimizer.build(model.trainable_variables), layer.build(shape)."
+            )
         return self._compiled, list(self._updated), list(self._constant)
 
     def lower(self, arrays: Sequence[Any]) -> jax.stages.Lowered:

@@ -17,8 +17,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import replicax.context as context
-from replicax.compat import varying_axes
+from replicax.compat import current_trace, varying_axes
 from replicax.errors import ContextError, ReplicaDivergenceError, ReplicaShapeError
+from replicax.program.accesses import Accesses
 from replicax.program.accumulators import find_not_summable
 from replicax.program.advice import advise_of_local_mean, advise_of_total, advise_of_zeros
 from replicax.program.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
@@ -87,7 +88,7 @@ class ReplicaCall:
         """Runs inside the program that is being traced; its variables are the program's."""
         program, frame = enclosing_program(), context.current().frame
         assert program is not None and frame is not None
-        site = self._traced_once()
+        site = self._traced_once(program.accesses)
         program.saw_new = program.saw_new or site.saw_new
         if not program.saw_new:
             self._look_at(site)
@@ -112,8 +113,14 @@ class ReplicaCall:
         written: list[Any] = []
         varying: list[bool] = []
 
+        passes: list[Accesses] = []
+        outside = current_trace()
+
         def body(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            frame = EagerReplicaFrame(self.strategy, self.replicas)
+            frame = EagerReplicaFrame(outside, self.strategy, self.replicas)
+            for thrown_away in passes:
+                thrown_away.lose()
+            passes.append(frame.accesses)
             leaves = self._call(frame, arrays)
             written[:] = frame.written.values()
             varying[:] = [differs_now(leaf) for leaf in leaves]
@@ -141,13 +148,14 @@ class ReplicaCall:
         store_values(written, stored)
         return result
 
-    def _traced_once(self) -> ReplicaProgram:
+    def _traced_once(self, accesses: Accesses) -> ReplicaProgram:
         return trace_replica(
             _name(self.fn),
             self._call,
             self._arrays,
             lambda body: self._shard_map(body, (self._specs,), _STACKED),
             self.replicas,
+            accesses,
         )
 
     def _look_at(self, site: ReplicaProgram) -> None:

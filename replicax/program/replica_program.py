@@ -11,6 +11,7 @@ from jax.extend import core as jex_core
 
 from replicax.compat import current_trace, location, tracing_anew, vary, varying_axes
 from replicax.errors import ProgramError, ReplicaDivergenceError
+from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
 from replicax.program.divergence import Divergence, find_divergence
 from replicax.program.frames import ReplicaFrame, variable_is_stacked, variable_name
@@ -85,6 +86,7 @@ def trace_replica(
     arrays: Sequence[Any],
     shard_map: Callable[[Callable[..., Any]], Callable[..., Any]],
     replicas: int,
+    accesses: Accesses,
 ) -> ReplicaProgram:
     """Traces a replica function.
 
@@ -97,6 +99,7 @@ def trace_replica(
         arrays: Global arrays that `shard_map` deals out.
         shard_map: Maps a function of lists of arrays over the replicas.
         replicas: Their number.
+        accesses: Is told what is done with variables.
 
     Raises:
         ReplicaDivergenceError: A mirrored variable would get values that differ.
@@ -104,8 +107,12 @@ def trace_replica(
     """
     decisions = Decisions()
     for _ in range(_MAX_PASSES):
-        with tracing_anew():
-            traced = _trace(name, call, arrays, shard_map, decisions)
+        found = Accesses()
+        try:
+            with tracing_anew():
+                traced = _trace(name, call, arrays, shard_map, decisions, found)
+        finally:
+            accesses.add(found)
         if replicas == 1:
             return traced
         divergence = find_divergence(traced.program)
@@ -113,6 +120,7 @@ def trace_replica(
         if answers is None:
             return _checked(traced, divergence)
         decisions = Decisions(answers)
+        found.lose()
     raise ProgramError(
         f"{name} did something else in each of {_MAX_PASSES} traces: what it does depends on which of its values are "
         "equal on all replicas, and that on what it does. Take such decisions outside of loops."
@@ -125,6 +133,7 @@ def _trace(
     arrays: Sequence[Any],
     shard_map: Callable[[Callable[..., Any]], Callable[..., Any]],
     decisions: Decisions,
+    accesses: Accesses,
 ) -> ReplicaProgram:
     found: list[ReplicaProgram] = []
 
@@ -133,7 +142,7 @@ def _trace(
         frames: list[tuple[ReplicaFrame, list[bool]]] = []
 
         def step(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            frame = ReplicaFrame(outside, decisions)
+            frame = ReplicaFrame(outside, decisions, accesses)
             leaves = call(frame, arrays)
             frames.append((frame, [REPLICA_AXIS in varying_axes(leaf) for leaf in leaves]))
             return leaves, frame.new_values()

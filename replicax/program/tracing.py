@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,12 +58,25 @@ class TracedFunction:
         return new_values, found[len(self.written) :]
 
 
+@dataclasses.dataclass
+class Pass:
+    """One pass of tracing a function.
+
+    Attributes:
+        frame: What was found out.
+        function: The traced function; None if the pass was broken off.
+    """
+
+    frame: ProgramFrame
+    function: TracedFunction | None = None
+
+
 def trace_function(
     name: str,
     call: Callable[[ProgramFrame, Sequence[Any]], list[Any]],
     arrays: Sequence[Any],
     new_frame: Callable[[Any, Sequence[Any]], ProgramFrame],
-) -> tuple[ProgramFrame, TracedFunction]:
+) -> list[Pass]:
     """Traces a function; again if variables were created on the way, for then it may do something else next time.
 
     Args:
@@ -72,35 +86,55 @@ def trace_function(
         new_frame: Makes a frame from the JAX trace that the placeholders belong to, and the function's arrays.
 
     Returns:
-        The last frame, and the function.
+        The last pass, which is what all later calls of the function do. Before it, if it does not do the same as an
+        earlier one (a variable was built there): what the first calls do, one pass for each.
 
     Raises:
         TracedValueError: The function's Python needs a number that is known only when the program runs.
-        ProgramError: It creates variables each time.
+        ProgramError: It creates variables each time, or reads one whose first value was lost with a pass that was
+            broken off.
     """
-    found: list[tuple[ProgramFrame, TracedFunction]] = []
+    passes: list[Pass] = []
 
     def outer(arrays: Sequence[Any]) -> list[Any]:
         outside = current_trace()
-        frames: list[ProgramFrame] = []
 
         def step(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            frames.append(new_frame(outside, arrays))
+            passes.append(Pass(new_frame(outside, arrays)))
             with tracing_anew():
-                leaves = call(frames[0], arrays)
-            if frames[0].saw_new:
-                raise VariablesCreatedError
-            return frames[0].new_values(), leaves
+                leaves = call(passes[-1].frame, arrays)
+            return passes[-1].frame.new_values(), leaves
 
         step.__name__ = step.__qualname__ = name
         # As one call of a compiled function the program can be evaluated without going through its operations.
         program = jax.make_jaxpr(jax.jit(step))(arrays)
-        found.append((frames[0], TracedFunction(frames[0], program)))
+        passes[-1].function = TracedFunction(passes[-1].frame, program)
+        if passes[-1].frame.saw_new:
+            raise VariablesCreatedError
         return []
 
-    with _explained():
-        repeat_while_variables_are_created(lambda: jax.eval_shape(outer, list(arrays)))
-    return found[-1]
+    def one_pass() -> None:
+        if passes and passes[-1].function is None:
+            passes[-1].frame.accesses.lose()
+        jax.eval_shape(outer, list(arrays))
+
+    try:
+        with _explained():
+            repeat_while_variables_are_created(one_pass)
+    except BaseException:
+        for each in passes:
+            each.frame.accesses.lose()
+        raise
+    return _without_repetitions(passes)
+
+
+def _without_repetitions(passes: Sequence[Pass]) -> list[Pass]:
+    """Returns the whole passes among `passes`, each of which does something else than the one after it."""
+    kept = [passes[-1]]
+    for each in reversed(passes[:-1]):
+        if each.function is not None and not each.frame.accesses.are_repeated_by(kept[0].frame.accesses):
+            kept.insert(0, each)
+    return kept
 
 
 def explained_op_by_op() -> contextlib.AbstractContextManager[None]:

@@ -164,7 +164,7 @@ LAZY = [
     for cls in vars(keras.optimizers).values()
     if isinstance(cls, type)
     and issubclass(cls, keras.optimizers.Optimizer)
-    and cls.__name__ not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "ScheduleFreeAdamW")
+    and cls.__name__ not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
 ]
 
 

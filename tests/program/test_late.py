@@ -139,3 +139,16 @@ def test_an_optimizer_of_optax_comes_after_the_map(two, per_replica):
     params, slots = step(two.replicate((start, adam.init(start))), per_replica(two, 1.0, 2.0))
     np.testing.assert_allclose(params, [0.9, 0.9], rtol=1e-6)
     assert int(slots[0].count) == 1
+
+
+def test_a_sum_is_added_to_a_constant_that_was_assigned_before(two, per_replica):
+    """JAX notes with the constant the mesh of the map; what is computed after it knows another."""
+    with two.scope():
+        total = rx.Variable(0.0)
+
+    def step(x):
+        total.assign(1.0)
+        total.assign_add(jax.lax.psum(x, "replica"))
+
+    two.run(step, args=(per_replica(two, 2.0, 3.0),))
+    assert float(total) == 6.0

@@ -1,0 +1,97 @@
+"""What a pass of tracing did with variables, and what is lost when the pass is thrown away.
+
+Layers and optimizers build themselves when they are first called: they make variables, and may give them a value made
+of others (`ScheduleFreeAdamW` copies the weights). A pass in which that happens is traced again, and Python then finds
+them built. So the first call of such a function runs the first pass, the later ones run the next. Where that cannot be
+done, the first value of the variable is lost, and a program that reads it is refused.
+"""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from typing import Any
+
+from replicax.errors import ProgramError
+
+
+class Accesses:
+    """What one pass did with variables.
+
+    Attributes:
+        first_values: The variables that were made in the pass and assigned before they were read, by their ids.
+    """
+
+    def __init__(self) -> None:
+        self.first_values: dict[int, Any] = {}
+        self._read: dict[int, Any] = {}  # They hold the variables, so that ids stay unique.
+        self._made: dict[int, Any] = {}
+        self._assigned: dict[int, Any] = {}
+        self._counts: collections.Counter[int] = collections.Counter()
+
+    def made(self, variable: Any) -> None:
+        """Notes that a variable was made, with a value already."""
+        self._made[id(variable)] = variable
+
+    def read(self, variable: Any) -> None:
+        """Notes that a variable was read.
+
+        Raises:
+            ProgramError: It was given its first value in a pass that was thrown away.
+        """
+        key = id(variable)
+        if key not in self._assigned and key not in self._read:
+            _check_not_lost(variable)
+            self._read[key] = variable
+
+    def assigned(self, variable: Any) -> None:
+        """Notes that a variable was assigned."""
+        key = id(variable)
+        self._counts[key] += 1
+        if key in self._assigned:
+            return
+        self._assigned[key] = variable
+        if key not in self._read and (variable._value is None or key in self._made):
+            self.first_values[key] = variable
+
+    def add(self, others: Accesses) -> None:
+        """Notes what was done in a pass that is a part of this one."""
+        for variable in others._made.values():
+            self.made(variable)
+        for key, variable in others._read.items():
+            if key not in self._assigned:
+                self._read[key] = variable
+        for key, variable in others._assigned.items():
+            self._assigned.setdefault(key, variable)
+        for key, variable in others.first_values.items():
+            if key not in self._read:
+                self.first_values[key] = variable
+        self._counts += others._counts
+
+    def are_repeated_by(self, later: Accesses) -> bool:
+        """Returns whether a later pass does the same with variables."""
+        return self._counts == later._counts and not self.first_values.keys() & later._read.keys()
+
+    def lose(self) -> None:
+        """The pass is thrown away: refuses the variables in `first_values` from now on, until they are assigned."""
+        for variable in self.first_values.values():
+            value = variable._value
+            # Before Keras has initialised the variable its value is None.
+            variable._replicax_lost = (lambda: None) if value is None else weakref.ref(value)
+
+
+def _check_not_lost(variable: Any) -> None:
+    lost = getattr(variable, "_replicax_lost", None)
+    if lost is None:
+        return
+    if lost() is not variable._value:
+        del variable._replicax_lost
+        return
+    name = getattr(variable, "path", None) or variable.name
+    raise ProgramError(
+        f"Variable {name!r} has lost its first value. It was assigned when the variable was made, by the `build` of a "
+        "layer or an optimizer, say; that happened while a step was traced, and this pass of tracing was thrown away "
+        "(the step failed, or its loss made variables, which takes another pass). Now it is built, and is not assigned "
+        "again. Make it anew, and build it before the first step, in the strategy's scope: "
+        "optimizer.build(model.trainable_variables), layer.build(shape). Or assign this variable."
+    )
