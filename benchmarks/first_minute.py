@@ -1,0 +1,101 @@
+"""A newcomer's first minute: `make demo` in a fresh clone, and what is printed when a training fails.
+
+    python benchmarks/first_minute.py [--no-demo]
+
+The clone is of what is committed. The seconds are those of `make demo`, from no virtual environment to the end of the
+training; they depend on the package index, so run it twice: the second time pip has the files. The megabytes are what
+`.venv` takes on the disk after it. A failing training is counted by the lines on the terminal, progress of the training
+included: on three workers the most over which of them fails, and for a step that fails the more of a loop and of `fit`.
+Ends with 1 where a limit is passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from timing import print_table
+
+ROOT = Path(__file__).resolve().parent.parent
+FAILING = ROOT / "benchmarks" / "failing.py"
+WORKERS = 3
+LIMITS = {"demo_install_mb": 1000, "failing_worker_lines": 60, "failing_step_lines": 25}
+
+
+def measured_demo(folder: Path) -> tuple[float, float]:
+    """Returns the seconds of `make demo` in a clone made in `folder`, and the megabytes that it installs."""
+    clone = folder / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    start = time.perf_counter()
+    subprocess.run(["make", "demo", f"PYTHON={own_python()}"], cwd=clone, env=environment, check=True)
+    return time.perf_counter() - start, megabytes(clone / ".venv")
+
+
+def own_python() -> str:
+    """Returns the Python that virtual environments are made with: not one inside of such an environment."""
+    return os.path.realpath(sys.executable)
+
+
+def megabytes(folder: Path) -> float:
+    """Returns what the files below `folder` take on the disk; links are not followed."""
+    return sum(file.lstat().st_blocks * 512 for file in folder.rglob("*")) / 1e6
+
+
+def failing_lines(command: list[str], folder: Path, expected: str) -> int:
+    """Returns how many lines a command prints that fails.
+
+    Raises:
+        RuntimeError: It does not fail, or does not say why.
+    """
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode == 0 or expected not in done.stdout:
+        raise RuntimeError(f"{command} ended with {done.returncode}, and should have failed:\n{done.stdout}")
+    return len(done.stdout.splitlines())
+
+
+def measured_failures(folder: Path) -> dict[str, int]:
+    """Returns the lines printed by each failing training."""
+    run = ["-m", "replicax", "run", "--workers", str(WORKERS), str(FAILING)]
+    found = {
+        f"worker {number} of {WORKERS} fails": failing_lines([*run, str(number)], folder, "the disk is full")
+        for number in range(WORKERS)
+    }
+    for where in ("step", "fit"):
+        name = {"step": "the step of a loop fails", "fit": "the step of `fit` fails"}[where]
+        found[name] = failing_lines([str(FAILING), where], folder, "incompatible with the layer")
+    return found
+
+
+def main() -> None:
+    """Measures, and prints the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--no-demo", action="store_true", help="count the lines only")
+    arguments = parser.parse_args()
+    results: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        if not arguments.no_demo:
+            results["demo_seconds"], results["demo_install_mb"] = map(round, measured_demo(Path(folder)))
+        failures = measured_failures(Path(folder))
+    print_table("Lines printed", ("what happens", "lines"), [(name, str(lines)) for name, lines in failures.items()])
+    results["failing_worker_lines"] = max(lines for name, lines in failures.items() if name.startswith("worker"))
+    results["failing_step_lines"] = max(lines for name, lines in failures.items() if name.startswith("the step"))
+    for name, value in results.items():
+        print(f"RESULT {name} {value}")
+    passed = [
+        f"{name} is {results[name]}, the limit {limit}"
+        for name, limit in LIMITS.items()
+        if results.get(name, 0) > limit
+    ]
+    sys.exit("\n".join(passed) if passed else 0)
+
+
+if __name__ == "__main__":
+    main()
