@@ -40,6 +40,18 @@ class ReduceOp(enum.Enum):
                 f"A reduce op is rx.ReduceOp.SUM ('sum') or rx.ReduceOp.MEAN ('mean'), got {op!r}."
             ) from None
 
+    @classmethod
+    def from_variable_aggregation(cls, aggregation: Any) -> ReduceOp:
+        """Returns the op that combines values as a variable does.
+
+        Args:
+            aggregation: `rx.VariableAggregation.SUM` or `MEAN`, or their names.
+
+        Raises:
+            ReduceError: Any other aggregation: it combines nothing.
+        """
+        return cls.of(getattr(aggregation, "value", aggregation))
+
 
 def in_which_means_add_up(dtype: Any) -> Any:
     """Returns the dtype in which the terms of a mean are added: one that holds their sum where the mean exists.

@@ -19,6 +19,7 @@ from replicax.array_like import ArrayLike
 from replicax.compat import assert_equal_over_axis, is_tracing, strongly_typed, vary
 from replicax.equality import Difference, difference
 from replicax.errors import ProgramError, ReplicaDivergenceError, StrategyMismatchError, VariableError
+from replicax.migration import Advised, called_as
 from replicax.named import member_of
 from replicax.reduce_op import mean_over, terms_of
 from replicax.runtime import turns
@@ -51,7 +52,7 @@ class VariableAggregation(_Named):
     ONLY_FIRST_REPLICA = "only_first_replica"
 
 
-class Variable(ArrayLike):
+class Variable(Advised, ArrayLike):
     """A value that outlives the function that assigns it.
 
     Under a strategy's scope the variable is *mirrored*: each device holds a copy, and all copies stay equal. With
@@ -87,6 +88,7 @@ class Variable(ArrayLike):
         ProgramError: `initial_value` depends on a traced value.
     """
 
+    @called_as("tf.Variable")
     def __init__(
         self,
         initial_value: Any,
@@ -164,6 +166,7 @@ class Variable(ArrayLike):
 
     # Writing.
 
+    @called_as("tf.Variable.assign")
     def assign(self, value: Any) -> jax.Array:
         """Replaces the value and returns the new one.
 
@@ -188,10 +191,12 @@ class Variable(ArrayLike):
             return self._assign_components(new)
         return self._store(new)
 
+    @called_as("tf.Variable.assign_add")
     def assign_add(self, value: Any) -> jax.Array:
         """Adds `value`; otherwise like `assign`."""
         return self._changed(value, jnp.add)
 
+    @called_as("tf.Variable.assign_sub")
     def assign_sub(self, value: Any) -> jax.Array:
         """Subtracts `value`; otherwise like `assign`."""
         return self._changed(value, jnp.subtract)

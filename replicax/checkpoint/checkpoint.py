@@ -30,6 +30,7 @@ from replicax.checkpoint.states import current_state, restored_state, saved_stat
 from replicax.checkpoint.status import LoadStatus
 from replicax.checkpoint.store import TIMEOUT_S, Contents, Directory, absolute, write
 from replicax.errors import ArgumentError, CheckpointError
+from replicax.migration import Advised, called_as
 
 _SECONDS_BETWEEN_LOOKS = 0.05
 
@@ -47,7 +48,7 @@ class _Found:
     metadata: Metadata
 
 
-class Checkpoint:
+class Checkpoint(Advised):
     """The state of some objects, to be written to disk and restored, under any strategy and number of devices.
 
     What is stored are global values: they can be restored with another strategy, on more or fewer devices or workers.
@@ -91,6 +92,7 @@ class Checkpoint:
         """
         return self._parts().variables
 
+    @called_as("tf.train.Checkpoint.write")
     def write(self, directory: Directory, step: int | None = None, **objects: Any) -> Path:
         """Writes the objects to a new directory and returns its path when all is on disk.
 

@@ -20,6 +20,7 @@ from replicax.checkpoint.meeting import Meeting
 from replicax.checkpoint.metadata import FILE
 from replicax.checkpoint.store import TIMEOUT_S, UNFINISHED, Contents, Directory, absolute, delete, write_in_place
 from replicax.errors import ArgumentError, CheckpointError
+from replicax.migration import Advised, called_as
 
 _OVERWRITES = (
     "Step {step} is in {directory} already, and this CheckpointManager has neither written it nor found it there when "
@@ -31,7 +32,7 @@ _NAME = re.compile(r"\d{8,}")
 _running: dict[Path, threading.Thread] = {}
 
 
-class CheckpointManager:
+class CheckpointManager(Advised):
     """Saves a training's state every so often, in the background, and keeps the newest checkpoints.
 
     Each checkpoint is a directory named by its step. It appears under its name when all of it is on disk: after a kill
@@ -52,6 +53,10 @@ class CheckpointManager:
         checkpoint: What to save, as an `rx.Checkpoint`; instead of `objects`.
         timeout: How long to wait for the other processes when they save, in seconds.
 
+    Attributes:
+        directory: Where the checkpoints are.
+        checkpoint: The `rx.Checkpoint` that is saved.
+
     Raises:
         ArgumentError: An argument has the wrong type or value.
 
@@ -65,6 +70,7 @@ class CheckpointManager:
         [4, 5]
     """
 
+    @called_as("tf.train.CheckpointManager")
     def __init__(
         self,
         directory: Directory,
@@ -96,6 +102,7 @@ class CheckpointManager:
         self._known: set[int] = set()  # written by this manager, or there when it restored
         self._has_cleaned = False
 
+    @called_as("tf.train.CheckpointManager.save")
     def save(self, step: int, force: bool = False, **objects: Any) -> bool:
         """Saves the state at a step; waits for a save that is still under way.
 

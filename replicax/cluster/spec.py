@@ -9,6 +9,7 @@ from typing import Any
 
 from replicax.cluster.addresses import Address, parse_address
 from replicax.errors import ClusterError
+from replicax.migration import Advised, called_as
 
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -47,7 +48,7 @@ class Task:
         return f"{self.type}:{self.index}"
 
 
-class ClusterSpec:
+class ClusterSpec(Advised):
     """The jobs of a cluster, with the addresses of their tasks. Immutable and hashable.
 
     Args:
@@ -80,6 +81,7 @@ class ClusterSpec:
         """The names of the jobs, sorted."""
         return list(self._jobs)
 
+    @called_as("tf.train.ClusterSpec.num_tasks")
     def num_tasks(self, job: str) -> int:
         """Returns the number of tasks of a job, as far as they are known.
 
@@ -88,10 +90,12 @@ class ClusterSpec:
         """
         return len(self._tasks(job))
 
+    @called_as("tf.train.ClusterSpec.task_indices")
     def task_indices(self, job: str) -> list[int]:
         """Returns the numbers of the known tasks of a job, ascending."""
         return [index for index, _ in self._tasks(job)]
 
+    @called_as("tf.train.ClusterSpec.task_address")
     def task_address(self, job: str, index: int) -> str:
         """Returns the address of a task.
 
@@ -107,6 +111,7 @@ class ClusterSpec:
         """Returns whether the address of a task is known."""
         return any(index == known for known, _ in self._jobs.get(job, ()))
 
+    @called_as("tf.train.ClusterSpec.job_tasks")
     def job_tasks(self, job: str) -> list[str | None]:
         """Returns the addresses of a job in the order of their indices; None stands for one that is not known."""
         addresses = dict(self._tasks(job))

@@ -14,10 +14,11 @@ from replicax.collectives.options import CommunicationOptions
 from replicax.collectives.packing import ARRAYS_PER_PACK, Packing, packs_by_bytes, packs_by_number
 from replicax.compat import vary, varying_axes
 from replicax.errors import ArgumentError, ContextError, ReduceError
+from replicax.migration import AdvisedContract
 from replicax.reduce_op import ReduceOp, in_which_means_add_up
 
 
-class CrossDeviceOps(abc.ABC):
+class CrossDeviceOps(AdvisedContract):
     """An algorithm that sums one list of arrays per replica, so that every replica gets the sums.
 
     It works inside `jax.shard_map`, under `jax.jit` or op by op, manual over the mesh axis that holds the replicas and

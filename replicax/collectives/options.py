@@ -7,6 +7,7 @@ import enum
 import math
 
 from replicax.errors import ArgumentError
+from replicax.migration import called_as
 from replicax.named import member_of
 
 COMPRESSIONS = (None, "bfloat16")
@@ -80,6 +81,7 @@ class CommunicationOptions:
             raise ArgumentError(f"`compression` must be None or 'bfloat16', got {self.compression!r}.")
         object.__setattr__(self, "implementation", CommunicationImplementation.of(self.implementation))
 
+    @called_as("tf.distribute.experimental.CommunicationOptions.merge")
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
         """Returns these options with every field of `other` that is not at its default put over them.
 

@@ -172,6 +172,18 @@ class Distributed(Iterable[Any], abc.ABC):
     def __bool__(self) -> bool:
         return True  # Else Python would ask `__len__`, which not every dataset knows.
 
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Returns the state after a pass over the dataset.
+
+        Args:
+            initial_state: The state before the first batch.
+            reduce_func: Called as `reduce_func(state, batch)` for each batch, in order; returns the next state.
+        """
+        state = initial_state
+        for batch in self:
+            state = reduce_func(state, batch)
+        return state
+
     @property
     def element_spec(self) -> Any:
         """What one replica gets in the first step: a nest of `jax.ShapeDtypeStruct`.

@@ -7,6 +7,7 @@ import enum
 from typing import Any
 
 from replicax.errors import ArgumentError
+from replicax.migration import Advised, called_as
 from replicax.named import member_of
 
 _REMAINDERS = ("exact", "drop")
@@ -32,8 +33,9 @@ class AutoShardPolicy(enum.Enum):
         return member_of(cls, value, "`auto_shard_policy`", ArgumentError)
 
 
+@called_as("tf.distribute.InputOptions")
 @dataclasses.dataclass(frozen=True)
-class InputOptions:
+class InputOptions(Advised):
     """How a dataset is distributed.
 
     Attributes:

@@ -17,6 +17,7 @@ from replicax.compat import backends_have_started
 from replicax.config import set_virtual_devices
 from replicax.dtensor.environment import JOBS, client_settings
 from replicax.errors import ArgumentError, ContextError, DeviceError
+from replicax.migration import called_as
 
 _DEVICE_TYPES = ("tpu", "gpu", "cpu")  # best first
 _SECONDS_BETWEEN_SIGNS_OF_LIFE = {True: 100, False: 10 * 365 * 24 * 60 * 60}
@@ -132,6 +133,7 @@ def global_devices(device_type: str) -> list[jax.Device]:
 # Start and end.
 
 
+@called_as("tf.experimental.dtensor.initialize_accelerator_system")
 def initialize_accelerator_system(
     device_type: str | None = None, num_logical_cpu_devices: int | None = None, timeout_s: float = 300.0
 ) -> str:

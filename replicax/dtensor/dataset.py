@@ -23,9 +23,10 @@ from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh
 from replicax.dtensor.specs import Spec
 from replicax.errors import ArgumentError, BatchError
+from replicax.migration import AdvisedContract, called_as
 
 
-class DTensorDataset(Iterable[Any]):
+class DTensorDataset(AdvisedContract, Iterable[Any]):
     """A dataset whose elements are global batches over a mesh: nests of DTensors.
 
     Each iteration is a new pass over the source. Batches keep the source's order: on a mesh dimension that cuts the
@@ -70,6 +71,7 @@ class DTensorDataset(Iterable[Any]):
         [((2, 3), (8,)), ((2, 3), (2,))]
     """
 
+    @called_as("tf.experimental.dtensor.DTensorDataset")
     def __init__(
         self,
         dataset: Any,

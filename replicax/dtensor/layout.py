@@ -25,11 +25,12 @@ from replicax.dtensor.specs import (
     text_of,
 )
 from replicax.errors import LayoutError
+from replicax.migration import Advised, called_as
 
 _STRING = re.compile(r"sharding_specs:(?P<specs>.*?) mesh:(?P<mesh>.*)", re.DOTALL)
 
 
-class Layout:
+class Layout(Advised):
     """How a tensor is cut over a mesh; immutable.
 
     Args:
@@ -127,6 +128,7 @@ class Layout:
         return cls([UNSHARDED if axis is None else axis for axis in axes], mesh)
 
     @classmethod
+    @called_as("tf.experimental.dtensor.Layout.from_string")
     def from_string(cls, text: str) -> Layout:
         """Returns the layout that `to_string` wrote.
 
@@ -216,6 +218,7 @@ class Layout:
         """Returns, for each device of the mesh, which part it holds: a number for each dimension, 0 where not cut."""
         return [tuple(self._offset(spec, place) for spec in self.sharding_specs) for place in self.mesh.unravel_index()]
 
+    @called_as("tf.experimental.dtensor.Layout.offset_tuple_to_global_index")
     def offset_tuple_to_global_index(self, offset: Sequence[int]) -> int:
         """Returns the number of a part, counting parts in row-major order.
 

@@ -12,9 +12,10 @@ from jax.sharding import AxisType
 
 from replicax.dtensor.mesh_checks import check_devices, checked_label, checked_names
 from replicax.errors import DeviceError, MeshError
+from replicax.migration import Advised, called_as
 
 
-class Mesh:
+class Mesh(Advised):
     """Devices as an array with named dimensions; immutable.
 
     Devices are in row-major order of the dimensions: on a mesh of x=2, y=3, device 4 has the coordinates (1, 1). Two
@@ -35,6 +36,7 @@ class Mesh:
         jax_mesh: The same mesh as a `jax.sharding.Mesh`, with axes of type Auto.
     """
 
+    @called_as("tf.experimental.dtensor.Mesh")
     def __init__(self, dim_names: Sequence[str], devices: Any, name: str = ""):
         self.dim_names = checked_names(dim_names)
         self.name = checked_label(name)
@@ -163,6 +165,7 @@ class Mesh:
             raise MeshError(f"{self!r} has {self.size} devices, not one.")
         return self.global_devices()[0]
 
+    @called_as("tf.experimental.dtensor.Mesh.coords")
     def coords(self, device_id: int) -> tuple[int, ...]:
         """Returns the coordinates of the device at a position in the mesh.
 
@@ -229,6 +232,7 @@ class Mesh:
         return f"{self.name}|{dims}|{ids}|{local}|{devices}"
 
     @classmethod
+    @called_as("tf.experimental.dtensor.Mesh.from_string")
     def from_string(cls, text: str) -> Mesh:
         """Returns the mesh that `to_string` wrote.
 

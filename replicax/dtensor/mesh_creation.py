@@ -11,11 +11,13 @@ import numpy as np
 from replicax.dtensor.clients import check_connected, global_devices, local_devices, preferred_device_type
 from replicax.dtensor.mesh import Mesh
 from replicax.errors import DeviceError, MeshError
+from replicax.migration import called_as
 from replicax.runtime.devices import parse_devices
 
 MeshDims = Sequence[tuple[str, int]] | Mapping[str, int]
 
 
+@called_as("tf.experimental.dtensor.create_mesh")
 def create_mesh(
     mesh_dims: MeshDims | None = None,
     mesh_name: str = "",
@@ -48,6 +50,7 @@ def create_mesh(
     return Mesh(list(dims), np.array(found).reshape(_sizes(dims, len(found))), mesh_name)
 
 
+@called_as("tf.experimental.dtensor.create_distributed_mesh")
 def create_distributed_mesh(
     mesh_dims: MeshDims,
     mesh_name: str = "",

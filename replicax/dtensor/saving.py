@@ -17,6 +17,7 @@ from replicax.dtensor.mesh import Mesh
 from replicax.dtensor.placement import is_traced, layout_of
 from replicax.dtensor.variable import DVariable
 from replicax.errors import CheckpointError, LayoutError, ProgramError, TensorError
+from replicax.migration import called_as
 
 
 class Checkpoint(_Checkpoint):
@@ -58,6 +59,7 @@ class Checkpoint(_Checkpoint):
         return parts
 
 
+@called_as("tf.experimental.dtensor.sharded_save")
 def sharded_save(mesh: Any, directory: Directory, tensor_names: Sequence[str], tensors: Sequence[Any]) -> Path:
     """Writes tensors under names, each process the parts that its devices hold; returns the path.
 
@@ -81,6 +83,7 @@ def sharded_save(mesh: Any, directory: Directory, tensor_names: Sequence[str], t
     return name_based_save(mesh, directory, dict(zip(tensor_names, tensors, strict=True)))
 
 
+@called_as("tf.experimental.dtensor.name_based_save")
 def name_based_save(mesh: Any, directory: Directory, name_tensor_dict: Mapping[str, Any]) -> Path:
     """Writes tensors by name; otherwise like `sharded_save`."""
     mesh = Mesh.of(mesh)
@@ -92,6 +95,7 @@ def name_based_save(mesh: Any, directory: Directory, name_tensor_dict: Mapping[s
     return write_arrays(directory, arrays)
 
 
+@called_as("tf.experimental.dtensor.name_based_restore")
 def name_based_restore(mesh: Any, directory: Directory, name_tensor_dict: Mapping[str, Any]) -> OrderedDict[str, Any]:
     """Returns tensors that were saved by name.
 

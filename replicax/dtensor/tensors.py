@@ -16,6 +16,7 @@ from replicax.data.placement import owned_copy
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.dtensor.placement import as_array, checked_layout, is_traced, is_tracing, laid_out, layout_of
 from replicax.errors import LayoutError, ProgramError, TensorError
+from replicax.migration import called_as
 
 
 def pack(tensors: Sequence[Any], layout: Layout, *, check_replicas: bool = False) -> jax.Array:
@@ -85,6 +86,7 @@ def unpack(tensor: jax.Array) -> list[jax.Array]:
     return [jax.device_put(part, part.sharding, may_alias=False) for part in parts]
 
 
+@called_as("tf.experimental.dtensor.relayout")
 def relayout(tensor: Any, layout: Layout) -> jax.Array:
     """Returns a tensor with another layout: the same numbers, differently placed.
 
@@ -102,6 +104,7 @@ def relayout(tensor: Any, layout: Layout) -> jax.Array:
     return laid_out(tensor, checked_layout(layout))
 
 
+@called_as("tf.experimental.dtensor.relayout_like")
 def relayout_like(tensor: Any, layout_tensor: Any) -> jax.Array:
     """Returns `tensor` with the layout of another one; see `relayout`.
 
@@ -115,6 +118,7 @@ def relayout_like(tensor: Any, layout_tensor: Any) -> jax.Array:
     return relayout(tensor, layout)
 
 
+@called_as("tf.experimental.dtensor.copy_to_mesh")
 def copy_to_mesh(tensor: Any, layout: Layout) -> jax.Array:
     """Returns a tensor with a layout of any mesh, sharing no buffer with the original; otherwise `relayout`."""
     return laid_out(tensor, checked_layout(layout), copy=True)

@@ -1,6 +1,28 @@
 """Where TensorFlow's names have gone: the data, and what is said to someone who asks for one of them."""
 
-from replicax.migration.asking import Advised, AdvisedType, advice_for, not_found, resolved
-from replicax.migration.names import NAMES, Row
+from replicax.migration.asking import (
+    Advised,
+    AdvisedContract,
+    AdvisedContractType,
+    advice_for,
+    asked_as,
+    not_found,
+    resolved,
+)
+from replicax.migration.calling import called_as
+from replicax.migration.names import NAMES
+from replicax.migration.rows import Keyword, Row
 
-__all__ = ["NAMES", "Advised", "AdvisedType", "Row", "advice_for", "not_found", "resolved"]
+__all__ = [
+    "NAMES",
+    "Advised",
+    "AdvisedContract",
+    "AdvisedContractType",
+    "Keyword",
+    "Row",
+    "advice_for",
+    "asked_as",
+    "called_as",
+    "not_found",
+    "resolved",
+]

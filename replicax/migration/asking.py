@@ -8,10 +8,11 @@ import inspect
 import operator
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replicax.errors import AbsentNameError
-from replicax.migration.names import NAMES, Row
+from replicax.migration.names import NAMES
+from replicax.migration.rows import Row
 
 # TensorFlow's modules, and where their names stand below `replicax`. The longest that fits counts.
 MODULES = {
@@ -23,14 +24,21 @@ MODULES = {
     "tf.distribute.experimental": "",
     "tf.distribute": "",
     "tf.experimental.dtensor": "dtensor",
+    "tf.types.experimental.distributed": "",
     "tf.config": "config",
+    "tf.data.experimental": "data",
     "tf.data": "data",
     "tf.nn": "",
     "tf.train": "",
     "tf": "",
 }
 # Objects whose names are asked of another one here.
-OWNERS = {"StrategyExtended": "Strategy", "function": "Function"}
+OWNERS = {
+    "StrategyExtended": "Strategy",
+    "function": "Function",
+    "DTensorCheckpoint": "Checkpoint",
+    "PerWorkerValue": "PerWorkerValues",
+}
 
 
 def asked_as(tf_name: str) -> str:
@@ -64,10 +72,13 @@ def advice_for(owner: str, name: str) -> str | None:
         owner: A class (`"Strategy"`) or a module below `replicax` (`"dtensor"`; empty for `replicax` itself).
         name: The name.
     """
-    found = _asked().get(f"{owner}.{name}" if owner else name)
+    asked = f"{owner}.{name}" if owner else name
+    found = _asked().get(asked)
     if found is None:
         return None
     tf_name, row = found
+    if row.here == asked:
+        return None  # It is here; what was asked has it not, as a class has not what its objects have.
     if row.here:
         return f"TensorFlow's {tf_name} is rx.{row.here} here. {row.note}".rstrip()
     return f"TensorFlow's {tf_name} is not in replicax. {row.note}".rstrip()
@@ -102,26 +113,6 @@ def resolved(root: Any, row: Row) -> Any:
     return getattr(owner, last)
 
 
-class Advised:
-    """A class whose instances answer with advice where TensorFlow's class of this name has an attribute."""
-
-    if not TYPE_CHECKING:  # For a type checker every attribute would exist.
-
-        def __getattr__(self, name: str) -> Any:
-            _raise_advice(type(self), name, f"{type(self).__name__!r} object")
-            return object.__getattribute__(self, name)  # Again, for Python's own error, or that of a property.
-
-
-class AdvisedType(abc.ABCMeta):
-    """The same for the class itself, as in `rx.Strategy.experimental_run_v2`."""
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(cls, name: str) -> Any:
-            _raise_advice(cls, name, f"type object {cls.__name__!r}")
-            return super().__getattribute__(name)
-
-
 def _raise_advice(cls: type, name: str, owner: str) -> None:
     if name.startswith("_"):
         return
@@ -129,3 +120,31 @@ def _raise_advice(cls: type, name: str, owner: str) -> None:
         advice = advice_for(base.__name__, name)
         if advice is not None:
             raise AbsentNameError(owner, name, advice)
+
+
+class AdvisedType(type):
+    """The type of classes that answer with advice themselves, as in `rx.Variable.scatter_add`."""
+
+    def __getattr__(cls, name: str) -> Any:
+        _raise_advice(cls, name, f"type object {cls.__name__!r}")
+        return super().__getattribute__(name)
+
+
+class AdvisedContractType(AdvisedType, abc.ABCMeta):
+    """The same for abstract classes. (`isinstance` takes its time there, so the other ones are not of this type.)"""
+
+
+class Advised(metaclass=AdvisedType):
+    """A class that answers with advice, as its objects do, where TensorFlow's class of this name has an attribute."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        _raise_advice(type(self), name, f"{type(self).__name__!r} object")
+        return object.__getattribute__(self, name)  # Again, for Python's own error, or that of a property.
+
+
+class AdvisedContract(Advised, metaclass=AdvisedContractType):
+    """The same for abstract classes."""
+
+    __slots__ = ()

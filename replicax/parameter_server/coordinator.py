@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from replicax.errors import ArgumentError
+from replicax.migration import called_as
 from replicax.parameter_server.actor_errors import closed
 from replicax.parameter_server.closures import Closure, StepPrograms, Unused
 from replicax.parameter_server.crew import Crew, Recovery, no_checkpoint
@@ -169,6 +170,7 @@ class ClusterCoordinator:
         if self._is_closed:
             raise closed()
 
+    @called_as("tf.distribute.coordinator.ClusterCoordinator.fetch")
     def fetch(self, value: Any) -> Any:
         """Waits for each `RemoteValue` in a nest and returns the nest with NumPy arrays in their places."""
         return jax.tree_util.tree_map(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax.errors import ArgumentError, ContextError
+from replicax.migration import called_as
 from replicax.parameter_server.tracing import recorder
 
 _SECONDS_TO_LOOK_UP = 0.5  # so that Ctrl-C is heard
@@ -78,6 +79,7 @@ class PerWorkerValues:
     `ClusterCoordinator.create_per_worker_resource` makes it.
     """
 
+    @called_as("tf.distribute.coordinator.PerWorkerValue")
     def __init__(self, number: int, fetch_all: Callable[[int], Sequence[Any]]):
         self._number, self._fetch_all = number, fetch_all
 

@@ -18,6 +18,7 @@ import replicax.context as context
 from replicax.cluster import ClusterResolver
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
+from replicax.migration import called_as
 from replicax.parameter_server.cluster import connect, serve_if_task
 from replicax.parameter_server.current import worker_index
 from replicax.parameter_server.keras_loops import KerasLoops
@@ -330,6 +331,7 @@ class _OneReplica:
         """The device of the replica."""
         return self.strategy.devices
 
+    @called_as("tf.distribute.ReplicaContext.all_reduce")
     def all_reduce(self, op: Any, value: Any, options: Any = None) -> Any:
         """Returns `value`."""
         return default_replica_context().all_reduce(op, value, options)

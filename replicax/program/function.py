@@ -13,13 +13,12 @@ import numpy as np
 
 import replicax.context as context
 from replicax.compat import is_weak
-from replicax.errors import ProgramError
-from replicax.migration import Advised
+from replicax.errors import ArgumentError, ProgramError
+from replicax.migration import Advised, called_as
 from replicax.program.calls import check_function
 from replicax.program.input_signature import InputSignature
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs
-from replicax.program.tf_function import check_keywords
 from replicax.tracebacks import entry_point
 
 _P = ParamSpec("_P")
@@ -232,6 +231,7 @@ def function(
 ) -> Callable[[Callable[_P, _T]], Function[_P, _T]]: ...
 
 
+@called_as("tf.function")
 def function(
     fn: Any = None,
     *,
@@ -277,7 +277,8 @@ def function(
         >>> count(2), count(3), counter.numpy()
         (Array(2, dtype=int32), Array(5, dtype=int32), array(5, dtype=int32))
     """
-    check_keywords(tf_keywords)
+    for name in tf_keywords:
+        raise ArgumentError(f"rx.function has no parameter {name!r} (and neither has tf.function).")
     if fn is None:
         return functools.partial(function, donate_argnums=donate_argnums, input_signature=input_signature)
     return Function(fn, donate_argnums, None if input_signature is None else InputSignature(input_signature, fn))

@@ -21,7 +21,7 @@ from replicax.data import (
 )
 from replicax.errors import ContextError
 from replicax.keras import keras_entered
-from replicax.migration import Advised, AdvisedType
+from replicax.migration import AdvisedContract, called_as
 from replicax.program.calls import checked_call
 from replicax.program.frames import variable_is_stacked, variable_name, variable_shape
 from replicax.program.replica import noted, settle_strategy
@@ -36,7 +36,7 @@ from replicax.values import is_per_replica
 _T = TypeVar("_T")
 
 
-class Strategy(TFSpellings, Advised, metaclass=AdvisedType):
+class Strategy(TFSpellings, AdvisedContract):
     """Decides on which devices training runs and how the parts are put together.
 
     Make one, create variables (models, optimizers, metrics) inside `scope()`, split each global batch with
@@ -104,6 +104,7 @@ class Strategy(TFSpellings, Advised, metaclass=AdvisedType):
         donate_argnums: Sequence[int] = (),
     ) -> _T: ...
 
+    @called_as("tf.distribute.Strategy.run")
     @entry_point
     def run(
         self,
@@ -146,6 +147,7 @@ class Strategy(TFSpellings, Advised, metaclass=AdvisedType):
     ) -> Any:
         """Runs `fn` on all replicas; the arguments have been checked."""
 
+    @called_as("tf.distribute.StrategyExtended.update")
     @entry_point
     def update(
         self,
@@ -215,6 +217,7 @@ class Strategy(TFSpellings, Advised, metaclass=AdvisedType):
 
     # Combining.
 
+    @called_as("tf.distribute.Strategy.reduce")
     @entry_point
     def reduce(self, op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
         """Combines the components of per-replica values.

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import replicax.context as context
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
+from replicax.migration import called_as
 from replicax.program.nest import is_number_like
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.devices import default_devices
@@ -106,6 +107,7 @@ class DefaultReplicaContext:
         """The default device."""
         return default_strategy().devices
 
+    @called_as("tf.distribute.ReplicaContext.all_reduce")
     def all_reduce(self, op: ReduceOp | str, value: Any, options: Any = None) -> Any:
         """Returns `value`."""
         del options

@@ -11,6 +11,7 @@ from replicax.cluster.runtime import Peer
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
 from replicax.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
+from replicax.migration import called_as
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement
 
@@ -53,6 +54,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
 
     waits_for_workers = True
 
+    @called_as("tf.distribute.experimental.MultiWorkerMirroredStrategy")
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,

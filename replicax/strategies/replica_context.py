@@ -12,6 +12,7 @@ import replicax.context as context
 from replicax.compat import assert_equal_over_axis, vary
 from replicax.equality import difference
 from replicax.errors import ContextError, ReduceError
+from replicax.migration import called_as
 from replicax.program.calls import checked_call
 from replicax.program.replica import without_per_replica
 from replicax.reduce_op import ReduceOp
@@ -29,6 +30,7 @@ class ReplicaContext:
         batch_rows: How many rows the per-replica arguments of the running call have, on each replica.
     """
 
+    @called_as("tf.distribute.ReplicaContext")
     def __init__(self, strategy: Any, num_replicas: int, batch_rows: frozenset[int] = frozenset()):
         self.strategy = strategy
         self.num_replicas_in_sync = num_replicas
@@ -50,6 +52,7 @@ class ReplicaContext:
         """The devices of the replicas that take part in this step, in replica order."""
         return self.strategy.devices[: self.num_replicas_in_sync]
 
+    @called_as("tf.distribute.ReplicaContext.all_reduce")
     def all_reduce(self, op: ReduceOp | str, value: Any, options: Any = None) -> Any:
         """Combines a value over replicas, inside `run`; every replica gets the result.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions
 from replicax.errors import DeviceError
+from replicax.migration import called_as
 from replicax.strategies.multi_worker import MultiWorkerMirroredStrategy
 
 
@@ -24,6 +25,7 @@ class TPUStrategy(MultiWorkerMirroredStrategy):
         ClusterError, ClusterTimeoutError, ContextError: As for `MultiWorkerMirroredStrategy`.
     """
 
+    @called_as("tf.distribute.TPUStrategy", "tf.distribute.experimental.TPUStrategy")
     def __init__(
         self,
         tpu_cluster_resolver: ClusterResolver | None = None,

@@ -1,18 +1,95 @@
+"""The rows of TensorFlow's names: each public name has one, and each is true."""
+
 from __future__ import annotations
+
+import importlib.util
+import pickle
+import sys
+from pathlib import Path
 
 import pytest
 
-import replicax as rx
-from replicax.migration import NAMES, resolved
+from replicax.errors import ArgumentError
+from replicax.migration import NAMES
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def _check_table():
+    """`docs/check_table.py`, which is a program and in no package."""
+    specification = importlib.util.spec_from_file_location("check_table", ROOT / "docs" / "check_table.py")
+    module = sys.modules["check_table"] = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+check_table = _check_table()
+LISTED = check_table.names()
+REFUSED = [
+    (tf_name, keyword)
+    for tf_name, row in NAMES.items()
+    for keyword, meaning in row.keywords.items()
+    if not meaning.here and meaning.accepted is not None
+]
+
+
+@pytest.mark.parametrize("name", LISTED, ids=lambda name: name.name)
+def test_a_public_name_of_tensorflow_resolves_with_its_keywords_or_gives_advice(name):
+    assert list(check_table.faults(name)) == []
+
+
+def test_the_guide_shows_the_rows_and_no_name_is_without_one(capsys):
+    """After a change of the rows: `python docs/check_table.py --write`."""
+    code = check_table.main([])
+    shown = capsys.readouterr().out
+    assert shown.endswith("RESULT names_without_row 0\n"), shown
+    assert code == 0, shown
+    assert len(LISTED) > 400
 
 
 @pytest.mark.parametrize("tf_name", NAMES)
-def test_a_row_is_whole_and_what_it_names_is_there(tf_name: str):
+def test_a_row_is_whole(tf_name):
     row = NAMES[tf_name]
     assert tf_name.startswith("tf")
-    assert not row.note or row.note.endswith(".")
-    if row.kind == "absent":
-        assert not row.here
-        assert row.note
-    else:
-        assert resolved(rx, row) is not None
+    assert not row.note or row.note.endswith((".", "`"))
+    assert bool(row.here) == (row.kind != "absent")
+    assert row.note or row.kind in ("same", "renamed")
+    for keyword in row.keywords.values():
+        assert keyword.note.endswith(".")
+
+
+@pytest.mark.parametrize(("tf_name", "keyword"), REFUSED)
+def test_a_keyword_that_is_not_here_is_refused_with_the_advice_of_its_row(tf_name, keyword):
+    row = NAMES[tf_name]
+    called = check_table.function_of(row)
+    if tf_name == "tf.distribute.Strategy" or keyword not in called.tensorflow_keywords:
+        # The name itself is answered with advice; an abstract class is not called.
+        assert tf_name == "tf.distribute.Strategy" or check_table.asked(check_table.asked_as(tf_name)) is None
+        return
+    with pytest.raises(ArgumentError) as caught:
+        called(**{keyword: object()})
+    assert f"`{keyword}`" in str(caught.value)
+    assert called.tensorflow_keywords[keyword].note in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_wrong_row_is_found(monkeypatch):
+    """So that a check that cannot fail would be noticed."""
+    run = next(name for name in LISTED if name.name == "tf.distribute.Strategy.run")
+    extended = next(name for name in LISTED if name.name == "tf.distribute.Strategy.extended")
+
+    def row_of(name, row):
+        monkeypatch.setattr(check_table, "NAMES", {**NAMES, name.name: row})
+        return list(check_table.faults(name))
+
+    row = NAMES[run.name]
+    assert row_of(run, row._replace(kind="absent", here="")) == [
+        "its row says that it is not here, and rx.Strategy.run is"
+    ]
+    assert row_of(run, row._replace(keywords={})) == [
+        "rx.Strategy.run has no keyword options, and the row says nothing of it"
+    ]
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        row_of(extended, row._replace(here="Strategy.nothing_like_it"))
+    monkeypatch.setattr(check_table, "NAMES", {})
+    assert list(check_table.faults(run)) == ["it has no row"]

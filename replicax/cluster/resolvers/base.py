@@ -10,6 +10,7 @@ from replicax.cluster.config import ClusterConfig
 from replicax.cluster.environment import Environ
 from replicax.cluster.spec import ClusterSpec, Task
 from replicax.errors import ArgumentError, ClusterError
+from replicax.migration import AdvisedContract, called_as
 
 
 class Verdict(NamedTuple):
@@ -19,7 +20,7 @@ class Verdict(NamedTuple):
     because: str
 
 
-class ClusterResolver(abc.ABC):
+class ClusterResolver(AdvisedContract):
     """Tells where the tasks of a cluster are, and which of them this process is.
 
     A resolver reads its source again on every access and remembers only what it was given. It starts nothing.
@@ -57,7 +58,7 @@ class ClusterResolver(abc.ABC):
         """Says whether `environ` is an environment that this resolver is for, without checking its details."""
         return Verdict(False, "it is never looked for by itself: make the resolver and pass it")
 
-    @classmethod  # noqa: B027 - most sources have nothing that can be forgotten
+    @classmethod
     def check_whole(cls, environ: Environ) -> None:
         """Checks, where `applies` says no, that this is not because one of the variables was forgotten.
 
@@ -125,6 +126,7 @@ class ClusterResolver(abc.ABC):
             return ""
         return self._with_prefix(spec.task_address(wanted_type, wanted_id), rpc_layer)
 
+    @called_as("tf.distribute.cluster_resolver.ClusterResolver.num_accelerators")
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
         """Returns how many accelerators a task has, by kind, as far as the source says; no device is asked."""
         return {}

@@ -9,6 +9,7 @@ from replicax.cluster.environment import Environ
 from replicax.cluster.resolvers.base import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ArgumentError
+from replicax.migration import called_as
 
 
 class SimpleClusterResolver(ClusterResolver):
@@ -58,5 +59,6 @@ class SimpleClusterResolver(ClusterResolver):
             return super().master(task_type, task_id, rpc_layer)
         return self._with_prefix(self._master, rpc_layer)
 
+    @called_as("tf.distribute.cluster_resolver.ClusterResolver.num_accelerators")
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
         return dict(self._num_accelerators)

@@ -10,6 +10,7 @@ from replicax.cluster.resolvers.hostlist import expand_hostlist, expand_tasks_pe
 from replicax.cluster.resolvers.open_mpi import ORTE_URI
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ClusterError
+from replicax.migration import called_as
 
 _RANK, _COUNT = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"
 _HOSTS, _TASKS_PER_NODE = "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"
@@ -115,6 +116,7 @@ class SlurmClusterResolver(ClusterResolver):
         gpus = self.gpu_ids() if self._auto_set_gpu else ()
         return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
 
+    @called_as("tf.distribute.cluster_resolver.ClusterResolver.num_accelerators")
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
         return {"GPU": per_task} if (per_task := self._gpus_of_a_task()) else {}
 

@@ -7,6 +7,7 @@ from replicax.cluster.environment import Environ, check_whole, number, optional_
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ClusterError
+from replicax.migration import called_as
 
 _PORT = 8482  # Where JAX puts its coordination service on TPU hosts.
 _HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")  # In JAX's order.
@@ -31,6 +32,7 @@ class TPUClusterResolver(ClusterResolver):
 
     name = "TPU"
 
+    @called_as("tf.distribute.cluster_resolver.TPUClusterResolver")
     def __init__(self, tpu: str | None = None, job_name: str = "worker", environ: Environ | None = None):
         super().__init__(rpc_layer="grpc", environ=environ)
         self._tpu = tpu

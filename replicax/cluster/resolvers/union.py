@@ -7,6 +7,7 @@ from typing import Any
 from replicax.cluster.resolvers.base import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ArgumentError, ClusterError
+from replicax.migration import called_as
 
 
 class UnionResolver(ClusterResolver):
@@ -51,6 +52,7 @@ class UnionResolver(ClusterResolver):
     def environment(self) -> str | None:
         return self._resolvers[0].environment
 
+    @called_as("tf.distribute.cluster_resolver.ClusterResolver.num_accelerators")
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
         return self._resolvers[0].num_accelerators(task_type, task_id)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, found_cluster
 from replicax.errors import ClusterError
+from replicax.migration import Advised, called_as
 from replicax.parameter_server.cluster.authentication import shared_token
 from replicax.parameter_server.cluster.nodes import Node, answers, node_ip, task_arguments
 from replicax.parameter_server.cluster.tasks import (
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
-class Server:
+class Server(Advised):
     """Brings this task of a cluster up: a parameter server or a worker, that waits for what a coordinator sends.
 
     It serves one coordinator after another. The first parameter server hosts what holds the cluster together (Ray's
@@ -57,6 +58,7 @@ class Server:
         >>> Server(cluster, "ps", 0).join()  # doctest: +SKIP
     """
 
+    @called_as("tf.distribute.Server")
     def __init__(
         self,
         cluster: ClusterResolver | ClusterSpec | Mapping[str, Any],

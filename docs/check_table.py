@@ -1,0 +1,259 @@
+"""Checks that each public name of TensorFlow has a row, and that the row is true; `--write` renews the guide's tables.
+
+The names are in `tests/golden/tf_names.txt`, the rows in `replicax/migration/`. A row is true if the name that it gives
+is there and takes TensorFlow's keywords (or has a row that says why not), and if asking for a name that is not here is
+answered with its advice.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import replicax as rx
+from replicax.errors import AbsentNameError
+from replicax.migration import NAMES, Advised, Row, asked_as, resolved
+from replicax.migration.beside import BESIDE
+from replicax.migration.cluster import CLUSTER
+from replicax.migration.dtensor import DTENSOR
+from replicax.migration.strategies import STRATEGIES
+from replicax.migration.values import VALUES
+from replicax.migration.variables import VARIABLES
+
+ROOT = Path(__file__).resolve().parent.parent
+LIST = ROOT / "tests" / "golden" / "tf_names.txt"
+GUIDE = ROOT / "docs" / "guides" / "from-tf-distribute.md"
+BEGIN, END = "<!-- Tables: python docs/check_table.py --write -->\n", "<!-- End of the tables -->\n"
+SECTIONS = {
+    "Strategies and contexts": STRATEGIES,
+    "Values, datasets, communication": VALUES,
+    "Clusters, coordinators, preemption": CLUSTER,
+    "DTensor": DTENSOR,
+    "Variables, losses, checkpoints": VARIABLES,
+    "The rest of TensorFlow, and older names": BESIDE,
+}
+_LINE = re.compile(r"^(?P<name>[\w.]+)(?P<call>\((?P<arguments>[^)]*)\))?(?P<settable> =)?( : (?P<base>[\w.]+))?$")
+_ATTRIBUTES = re.compile(r"^ +Attributes:\n(?P<listed>.*?)(?=^ *$|\Z)", re.MULTILINE | re.DOTALL)
+
+
+class Name(NamedTuple):
+    """A public name of TensorFlow's.
+
+    Attributes:
+        name: The whole name.
+        arguments: The names of its parameters, those in front first; None if it cannot be called.
+        base: The class whose members it has too.
+        settable: Whether it is a property that can be set.
+    """
+
+    name: str
+    arguments: tuple[str, ...] | None
+    base: str | None
+    settable: bool
+
+    def keywords(self) -> list[str]:
+        """Returns the names that can be used as keywords."""
+        listed = list(self.arguments or ())
+        positional = listed.index("/") + 1 if "/" in listed else 0
+        return [argument for argument in listed[positional:] if not argument.startswith("*")]
+
+
+def names() -> list[Name]:
+    """Returns TensorFlow's names."""
+    found = []
+    for line in LIST.read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        match = _LINE.match(line)
+        if match is None:
+            raise ValueError(f"{LIST} has a line that cannot be read: {line!r}")
+        listed = [part.strip().removesuffix("=") for part in (match["arguments"] or "").split(",") if part.strip()]
+        arguments = tuple(listed) if match["call"] else None
+        found.append(Name(match["name"], arguments, match["base"], bool(match["settable"])))
+    return found
+
+
+def faults(name: Name) -> Iterator[str]:
+    """Yields what is wrong with the row of a name."""
+    row = NAMES.get(name.name)
+    if row is None:
+        yield "it has no row"
+        return
+    there = asked(asked_as(name.name))
+    if row.kind == "absent":
+        if there is not None:
+            yield f"its row says that it is not here, and rx.{asked_as(name.name)} is"
+        return
+    if not is_there(row.here):
+        yield f"its row says that it is rx.{row.here}, which is not there"
+        return
+    if there is not None:
+        yield from faults_of_keywords(name, row)
+    yield from faults_of_setter(name, row)
+
+
+def asked(path: str) -> Any:
+    """Returns what is found below `replicax`; None if the answer was advice.
+
+    Raises:
+        AttributeError: Neither the one nor the other.
+    """
+    found: Any = rx
+    for part in path.split("."):
+        if inspect.isclass(found) and is_documented(found, part):
+            return part  # An instance has it.
+        try:
+            found = getattr(found, part)
+        except AbsentNameError:
+            if inspect.isclass(found) and not issubclass(found, Advised):
+                raise AttributeError(f"An object of {found} gives no advice about {part!r}.") from None
+            return None
+    return found
+
+
+def is_there(here: str) -> bool:
+    """Returns whether a name below `replicax` stands for something: also an attribute that only instances have."""
+    owner, _, member = here.rpartition(".")
+    holder = resolved(rx, Row("same", owner)) if owner else rx
+    if inspect.isclass(holder) and is_documented(holder, member):
+        return True
+    return resolved(rx, Row("same", here)) is not None
+
+
+def is_documented(cls: type, attribute: str) -> bool:
+    """Returns whether the docstring of a class or of a base lists an attribute."""
+    sections = [_ATTRIBUTES.search(base.__doc__ or "") for base in cls.__mro__]
+    return any(f" {attribute}: " in section["listed"] for section in sections if section is not None)
+
+
+def faults_of_keywords(name: Name, row: Row) -> Iterator[str]:
+    """Yields what is wrong with the keywords of a name."""
+    if name.arguments is None:
+        if row.keywords:
+            yield "its row has keywords, and it cannot be called"
+        return
+    if inspect.isabstract(resolved(rx, row)):
+        return  # Nobody calls it.
+    there = function_of(row)
+    own = parameters(there)
+    answered = getattr(there, "tensorflow_keywords", {})
+    for keyword in name.keywords():
+        if keyword in row.keywords:
+            known = row.keywords[keyword]
+            if known.here and known.here not in own:
+                yield f"its row says that {keyword} is {known.here}, which rx.{row.here} has not"
+            if answered.get(keyword) is None:
+                yield f"rx.{row.here} does not know what its row says of the keyword {keyword}"
+        elif keyword not in own:
+            yield f"rx.{row.here} has no keyword {keyword}, and the row says nothing of it"
+    for keyword in row.keywords.keys() - set(name.keywords()):
+        yield f"its row has a keyword {keyword}, which TensorFlow has not"
+
+
+def faults_of_setter(name: Name, row: Row) -> Iterator[str]:
+    """Yields what is wrong if a name can be set in TensorFlow and not here."""
+    if not name.settable:
+        return
+    there = resolved(rx, row)
+    if not (isinstance(there, property) and there.fset is not None):
+        yield f"it can be set, and rx.{row.here} cannot"
+
+
+def function_of(row: Row) -> Any:
+    """Returns what is called by the name of a row: for a class, what makes its objects."""
+    there = resolved(rx, row)
+    if not inspect.isclass(there):
+        return there
+    return there.__new__ if there.__init__ is object.__init__ and "__new__" in vars(there) else there.__init__
+
+
+def parameters(fn: Callable[..., Any]) -> list[str]:
+    """Returns the names that can be used as keywords of a function."""
+    if isinstance(fn, property) or not callable(fn):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [each.name for each in inspect.signature(fn).parameters.values() if each.kind in kinds]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints what is wrong; returns the exit code."""
+    if "--write" in arguments:
+        GUIDE.write_text(renewed(GUIDE.read_text()))
+    wrong = 0
+    for name in names():
+        for fault in _found(name):
+            wrong += 1
+            print(f"{name.name}: {fault}")
+    if renewed(GUIDE.read_text()) != GUIDE.read_text():
+        wrong += 1
+        print(f"{GUIDE.name} is not as the rows are: run python docs/check_table.py --write")
+    known = names()
+    print(f"RESULT names {len(known)}")
+    print(f"RESULT names_wrong {wrong}")
+    print(f"RESULT names_without_row {sum(name.name not in NAMES for name in known)}")
+    return 1 if wrong else 0
+
+
+def _found(name: Name) -> list[str]:
+    try:
+        return list(faults(name))
+    except AttributeError as error:
+        return [str(error)]
+
+
+def renewed(page: str) -> str:
+    """Returns the guide with the tables that the rows make."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    tables = "\n".join(f"### {title}\n\n{table(rows)}" for title, rows in SECTIONS.items())
+    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
+
+
+def table(rows: Mapping[str, Row]) -> str:
+    """Returns a table in Markdown, with one line for names of one owner of which the same is said."""
+    lines = ["| TensorFlow | replicax | |", "| --- | --- | --- |"]
+    for _, group in itertools.groupby(rows.items(), key=_what_is_said):
+        lines.append(_line(list(group)))
+    return "\n".join(lines) + "\n"
+
+
+def _what_is_said(item: tuple[str, Row]) -> tuple[Any, ...]:
+    name, row = item
+    owner, _, member = name.rpartition(".")
+    here, _, there = row.here.rpartition(".")
+    return owner, row.kind, row.note, _said_of_keywords(row), here, True if there == member else there
+
+
+def _line(group: list[tuple[str, Row]]) -> str:
+    name, row = group[0]
+    members = [other.rpartition(".")[2] for other, _ in group]
+    theirs = ", ".join(f"`{member}`" for member in (name, *members[1:]))
+    ours = (
+        ", ".join(
+            f"`{'rx.' * (not i)}{each.here if not i else each.here.rpartition('.')[2]}`"
+            for i, (_, each) in enumerate(group)
+        )
+        if row.here
+        else ""
+    )
+    said = " ".join(filter(None, [f"*{row.kind}*" + (":" if row.note else ""), row.note, _said_of_keywords(row)]))
+    return f"| {theirs} | {ours} | {said} |"
+
+
+def _said_of_keywords(row: Row) -> str:
+    by_note: dict[str, list[str]] = {}
+    for name, keyword in row.keywords.items():
+        only = ", ".join(f"`{value!r}`" for value in keyword.accepted or ())
+        how = "accepted, without effect" if keyword.accepted is None else f"only {only}" if only else "refused"
+        said = f"`{keyword.here}` here" if keyword.here else f"{how} ({keyword.note.rstrip('.')})"
+        by_note.setdefault(said, []).append(f"`{name}`")
+    return "; ".join(f"{', '.join(names)}: {said}" for said, names in by_note.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

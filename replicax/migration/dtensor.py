@@ -1,0 +1,142 @@
+"""TensorFlow's names: `tf.experimental.dtensor`."""
+
+from __future__ import annotations
+
+from replicax.migration.rows import (
+    Row,
+    Rows,
+    absent,
+    absent_members,
+    differs,
+    members,
+    refused,
+    renamed,
+    same,
+    to,
+    unused,
+)
+
+_T = "tf.experimental.dtensor"
+_MESH = "tf.experimental.dtensor.Mesh"
+_LAYOUT = "tf.experimental.dtensor.Layout"
+_DATASET = "tf.experimental.dtensor.DTensorDataset"
+_GRAPH_LABEL = unused("A label in TensorFlow's graph.")
+_XLA_SPMD = refused("XLA's partitioner is the only one here, on every platform.", False, None)
+_NO_PROTO = "Use `to_string` and `from_string`, or `pickle`."
+_MAKE = "Make a mesh with `rx.dtensor.create_mesh`, or give `Mesh` an array of devices."
+_TRANSFORM = "It is no `tf.data.Dataset`: transform what you give to `rx.dtensor.DTensorDataset`."
+_DIRECTORY = to("directory")
+
+
+def _started(note: str = "") -> Row:
+    return renamed(
+        "dtensor.initialize_accelerator_system",
+        note,
+        enable_coordination_service=refused("Clients always meet at JAX's coordination service.", True),
+        experimental_reset_context=refused("JAX cannot start its devices again in one process.", False),
+        experimental_enable_megcore=refused("XLA decides about it; see its flags.", False),
+    )
+
+
+DTENSOR: Rows = {
+    "tf.experimental": absent("`tf.experimental.dtensor` is `rx.dtensor`."),
+    _T: renamed("dtensor"),
+    **members(
+        "dtensor",
+        "MATCH UNSHARDED barrier call_with_layout check_layout client_id default_mesh device_name enable_save_as_bf16 "
+        "fetch_layout full_job_name get_default_mesh heartbeat_enabled is_dtensor job_name jobs local_devices "
+        "num_clients num_global_devices num_local_devices preferred_device_type run_on unpack",
+        _T,
+    ),
+    f"{_T}.pack": same("dtensor.pack", "`check_replicas=True` also looks at parts that should be equal."),
+    f"{_T}.relayout": same("dtensor.relayout", "", name=_GRAPH_LABEL),
+    f"{_T}.relayout_like": same("dtensor.relayout_like", "", name=_GRAPH_LABEL),
+    f"{_T}.copy_to_mesh": same("dtensor.copy_to_mesh", "", source_layout=unused("TensorFlow ignores it too.")),
+    f"{_T}.create_mesh": differs("dtensor.create_mesh", "Names of dimensions must differ.", use_xla_spmd=_XLA_SPMD),
+    f"{_T}.create_distributed_mesh": same("dtensor.create_distributed_mesh", "", use_xla_spmd=_XLA_SPMD),
+    f"{_T}.create_tpu_mesh": absent(
+        "`rx.dtensor.create_mesh` orders the devices as JAX does; give it `devices=` in another order."
+    ),
+    f"{_T}.initialize_accelerator_system": _started("It may be called again; it waits at most `timeout_s`.")._replace(
+        kind="differs"
+    ),
+    f"{_T}.initialize_multi_client": _started(),
+    f"{_T}.initialize_tpu_system": _started(),
+    f"{_T}.shutdown_accelerator_system": same("dtensor.shutdown_accelerator_system", "With several clients too."),
+    f"{_T}.shutdown_tpu_system": renamed("dtensor.shutdown_accelerator_system"),
+    f"{_T}.name_based_save": same("dtensor.name_based_save", "", checkpoint_prefix=_DIRECTORY),
+    f"{_T}.name_based_restore": same("dtensor.name_based_restore", "", checkpoint_prefix=_DIRECTORY),
+    f"{_T}.sharded_save": differs(
+        "dtensor.sharded_save",
+        "Each process writes what its devices hold; there are no slices to name.",
+        file_prefix=_DIRECTORY,
+        shape_and_slices=refused("Whole tensors are saved: leave it out.", None),
+    ),
+    # Mesh.
+    _MESH: differs(
+        "dtensor.Mesh",
+        _MAKE,
+        global_device_ids=refused(_MAKE),
+        local_device_ids=refused(_MAKE),
+        local_devices=refused(_MAKE),
+        mesh_name=to("name"),
+        global_devices=refused(_MAKE, None),
+        use_xla_spmd=_XLA_SPMD,
+    ),
+    **members(
+        "dtensor.Mesh",
+        "contains_dim device_location device_type dim_names dim_size global_devices host_mesh is_remote "
+        "is_single_device local_device_ids local_device_locations local_devices min_global_device_id "
+        "num_local_devices shape single_device size strides to_string unravel_index global_device_ids name",
+        _MESH,
+    ),
+    f"{_MESH}.coords": same("dtensor.Mesh.coords", "", device_idx=to("device_id")),
+    f"{_MESH}.from_string": same("dtensor.Mesh.from_string", "", mesh_str=to("text")),
+    f"{_MESH}.from_device": absent("`rx.dtensor.create_mesh([('x', 1)], devices=[device])` makes it."),
+    f"{_MESH}.as_proto": absent(_NO_PROTO),
+    f"{_MESH}.from_proto": absent(_NO_PROTO),
+    f"{_MESH}.use_xla_spmd": absent("XLA's partitioner is the only one here."),
+    # Layout.
+    _LAYOUT: same("dtensor.Layout"),
+    **members(
+        "dtensor.Layout",
+        "batch_sharded delete inner_sharded is_batch_parallel is_fully_replicated is_single_device num_shards "
+        "offset_to_shard rank replicated shape to_string mesh sharding_specs",
+        _LAYOUT,
+    ),
+    f"{_LAYOUT}.offset_tuple_to_global_index": same(
+        "dtensor.Layout.offset_tuple_to_global_index", "", offset_tuple=to("offset")
+    ),
+    f"{_LAYOUT}.from_string": same("dtensor.Layout.from_string", "", layout_str=to("text")),
+    f"{_LAYOUT}.global_shape_from_local_shape": renamed("dtensor.Layout.global_shape"),
+    f"{_LAYOUT}.local_shape_from_global_shape": renamed("dtensor.Layout.local_shape"),
+    f"{_LAYOUT}.from_device": absent("Make a mesh of one device, and `Layout.replicated(mesh, rank)`."),
+    f"{_LAYOUT}.from_single_device_mesh": absent("Use `Layout.replicated(mesh, rank)`."),
+    f"{_LAYOUT}.to_parted": absent("Layouts are of one kind."),
+    f"{_LAYOUT}.type": absent("Layouts are of one kind."),
+    f"{_LAYOUT}.as_proto": absent(_NO_PROTO),
+    f"{_LAYOUT}.from_proto": absent(_NO_PROTO),
+    # Variables, checkpoints, datasets.
+    f"{_T}.DVariable": differs("dtensor.DVariable", "It belongs to no strategy."),
+    f"{_T}.DVariable.layout": same("dtensor.DVariable.layout"),
+    f"{_T}.DVariable.save_as_bf16": same("dtensor.DVariable.save_as_bf16"),
+    f"{_T}.DVariable.numpy": differs("dtensor.DVariable.numpy", "Also of a sharded one, if it is all here."),
+    f"{_T}.DTensorCheckpoint": renamed("dtensor.Checkpoint"),
+    _DATASET: differs(
+        "dtensor.DTensorDataset",
+        "It takes any iterable of elements; a last batch with fewer rows is not lost; batches that are there already "
+        "are global ones.",
+        tf_data_service_config=refused("There is no tf.data service.", None),
+    ),
+    f"{_DATASET}.element_spec": same("dtensor.DTensorDataset.element_spec"),
+    f"{_DATASET}.cardinality": renamed("dtensor.DTensorDataset.__len__", "`len(dataset)`: the number of batches."),
+    **absent_members(
+        "apply as_numpy_iterator batch bucket_by_sequence_length cache choose_from_datasets concatenate counter "
+        "enumerate filter fingerprint flat_map from_generator from_tensor_slices from_tensors get_single_element "
+        "group_by_window ignore_errors interleave list_files load map options padded_batch prefetch ragged_batch "
+        "random range rebatch reduce rejection_resample repeat sample_from_datasets save scan shard shuffle skip "
+        "snapshot sparse_batch take take_while unbatch unique window with_options zip",
+        _DATASET,
+        _TRANSFORM,
+    ),
+}

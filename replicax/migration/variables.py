@@ -1,0 +1,107 @@
+"""TensorFlow's names: variables, checkpoints and losses."""
+
+from __future__ import annotations
+
+from replicax.migration.rows import Rows, absent, absent_members, differs, members, refused, renamed, same, to, unused
+
+_V = "tf.Variable"
+_DV = "tf.experimental.dtensor.DVariable"
+_K = "tf.train.Checkpoint"
+_M = "tf.train.CheckpointManager"
+_V1 = "It belongs to TensorFlow 1's sessions and graphs."
+_ROWS = "Update rows with `v.assign(v.value.at[indices].add(rows))`, and `set`, `max`, `min`, `multiply`, `divide`."
+_LOCK = unused("An assignment is a step of the program: there is nothing to lock.")
+_GRAPH_LABEL = unused("A label in TensorFlow's graph.")
+_READ_VALUE = unused("The new value is returned in any case.")
+_ASSIGN = {"use_locking": _LOCK, "name": _GRAPH_LABEL, "read_value": _READ_VALUE}
+_OPTIONS = refused("`rx.Checkpoint` and `rx.CheckpointManager` have parameters of their own.", None)
+
+VARIABLES: Rows = {
+    _V: differs(
+        "Variable",
+        "Keras variables serve as well. Its shape is fixed.",
+        validate_shape=refused("Variables have a fixed shape.", True),
+        caching_device=refused("The strategy places variables.", None),
+        variable_def=refused(_V1, None),
+        import_scope=refused(_V1, None),
+        constraint=refused("Set `variable.constraint`: Keras's optimizers apply it.", None),
+        shape=refused("The shape is the initial value's, and fixed.", None),
+        experimental_enable_variable_lifting=unused("Variables are lifted out of every `rx.function`."),
+    ),
+    **members("Variable", "aggregation constraint dtype name shape synchronization trainable read_value", _V),
+    f"{_V}.value": differs("Variable.value", "A property: `v.value`, not `v.value()`."),
+    f"{_V}.assign": same("Variable.assign", "", **_ASSIGN),
+    f"{_V}.assign_add": same("Variable.assign_add", "", delta=to("value"), **_ASSIGN),
+    f"{_V}.assign_sub": same("Variable.assign_sub", "", delta=to("value"), **_ASSIGN),
+    **absent_members(
+        "batch_scatter_update scatter_add scatter_div scatter_max scatter_min scatter_mul scatter_sub "
+        "scatter_update scatter_nd_add scatter_nd_sub scatter_nd_update",
+        _V,
+        _ROWS,
+    ),
+    f"{_DV}.scatter_nd_max": absent(_ROWS),
+    f"{_DV}.scatter_nd_min": absent(_ROWS),
+    f"{_V}.gather_nd": absent("Index the value: `v.value[indices]`."),
+    f"{_V}.sparse_read": absent("Index the value: `v.value[indices]`; an `rx.ShardedVariable` has `sparse_read`."),
+    f"{_V}.device": absent("Ask the value: `v.value.sharding`, or `strategy.explain([v])`."),
+    f"{_V}.get_shape": absent("Use `v.shape`."),
+    f"{_V}.set_shape": absent("The shape is the initial value's, and fixed."),
+    f"{_V}.ref": absent("Use `id(v)`, or the variable itself as a key of a dict."),
+    f"{_V}.experimental_ref": absent("Use `id(v)`, or the variable itself as a key of a dict."),
+    f"{_V}.load": absent("Use `v.assign(value)`."),
+    f"{_V}.eval": absent("Use `v.numpy()`."),
+    f"{_V}.count_up_to": absent("Count with `v.assign_add(1)`."),
+    f"{_V}.initial_value": absent("A variable has its value from the beginning; keep a copy of it where you need it."),
+    f"{_V}.initialized_value": absent("A variable has its value from the beginning: `v.value`."),
+    f"{_V}.initializer": absent("A variable has its value from the beginning."),
+    f"{_V}.SaveSliceInfo": absent("Checkpoints store whole tensors, whatever their layout."),
+    **absent_members("from_proto graph op to_proto", _V, _V1),
+    f"{_DV}.create": absent("A variable has its value from the beginning."),
+    f"{_DV}.handle": absent("A variable is one object; its value is `v.value`."),
+    f"{_DV}.is_initialized": absent("A variable has its value from the beginning."),
+    f"{_DV}.read_value_no_copy": renamed("dtensor.DVariable.read_value", "Arrays are immutable: nothing is copied."),
+    "tf.VariableSynchronization": differs("VariableSynchronization", "`NONE` is refused. Its names work too."),
+    **members("VariableSynchronization", "AUTO NONE ON_WRITE ON_READ", "tf.VariableSynchronization"),
+    "tf.VariableAggregation": differs("VariableAggregation", "`NONE` refuses what would differ. Its names work too."),
+    **members("VariableAggregation", "NONE SUM MEAN ONLY_FIRST_REPLICA", "tf.VariableAggregation"),
+    # Losses.
+    "tf.nn": absent("`rx.compute_average_loss` and `rx.scale_regularization_loss` stand in `replicax` itself."),
+    "tf.nn.compute_average_loss": renamed("compute_average_loss"),
+    "tf.nn.scale_regularization_loss": renamed("scale_regularization_loss"),
+    # Checkpoints.
+    "tf.train": absent("`rx.Checkpoint` and `rx.CheckpointManager` stand in `replicax` itself."),
+    _K: differs("Checkpoint", "Stores whole arrays by name, on Orbax; TensorFlow's files are not read."),
+    f"{_K}.write": differs("Checkpoint.write", "To a new directory.", file_prefix=to("directory"), options=_OPTIONS),
+    f"{_K}.restore": differs(
+        "Checkpoint.restore", "It returns the restored values too: a dict with TensorFlow's assertions."
+    ),
+    f"{_K}.save": absent("Use `rx.CheckpointManager`, or `write`."),
+    f"{_K}.read": renamed("Checkpoint.restore", "", save_path=to("directory"), options=_OPTIONS),
+    f"{_K}.save_counter": absent("`rx.CheckpointManager` numbers checkpoints by step: `manager.latest_step()`."),
+    f"{_K}.sync": absent("`manager.wait_until_finished()` waits for a save that is under way."),
+    "tf.train.latest_checkpoint": absent("`rx.CheckpointManager(directory, ...).latest_step()`."),
+    _M: differs(
+        "CheckpointManager",
+        "The directory comes first. It saves in the background.",
+        keep_checkpoint_every_n_hours=refused("Keep more with `max_to_keep`.", None),
+        checkpoint_name=refused("Checkpoints are called by their step.", "ckpt"),
+        step_counter=refused("Give the step to `save`.", None),
+        checkpoint_interval=to("save_interval_steps"),
+        init_fn=refused("`restore_or_initialize` returns None if there is nothing: initialize then.", None),
+        last_checkpoint_step=refused("It reads the directory.", None),
+    ),
+    f"{_M}.save": differs(
+        "CheckpointManager.save",
+        "The step is given, and comes first.",
+        checkpoint_number=to("step"),
+        check_interval=refused("`force=True` saves at any step.", True),
+        options=_OPTIONS,
+    ),
+    f"{_M}.restore_or_initialize": differs("CheckpointManager.restore_or_initialize", "It returns the step, or None."),
+    f"{_M}.checkpoint": same("CheckpointManager.checkpoint"),
+    f"{_M}.directory": same("CheckpointManager.directory"),
+    f"{_M}.latest_checkpoint": renamed("CheckpointManager.latest_step", "A method; `path(step)` is where it is."),
+    f"{_M}.checkpoints": renamed("CheckpointManager.all_steps", "A method; `path(step)` is where each is."),
+    f"{_M}.checkpoint_interval": absent("The parameter is `save_interval_steps`."),
+    f"{_M}.sync": renamed("CheckpointManager.wait_until_finished"),
+}
