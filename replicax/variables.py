@@ -52,7 +52,7 @@ class VariableAggregation(_Named):
     ONLY_FIRST_REPLICA = "only_first_replica"
 
 
-class Variable(Advised, ArrayLike):
+class Variable(Advised, ArrayLike):  # type: ignore[metaclass] # NumPy's stubs have an ABC there
     """A value that outlives the function that assigns it.
 
     Under a strategy's scope the variable is *mirrored*: each device holds a copy, and all copies stay equal. With

@@ -27,7 +27,7 @@ def called_as(*tf_names: str) -> Callable[[_F], _F]:
 
     def decorate(fn: _F) -> _F:
         if inspect.isclass(fn):
-            fn.__init__ = decorate(fn.__init__)
+            setattr(fn, "__init__", decorate(fn.__init__))  # noqa: B010 - a type checker does not let methods be set
             return fn
 
         @functools.wraps(fn)

@@ -62,7 +62,7 @@ def test_a_row_is_whole(tf_name):
 def test_a_keyword_that_is_not_here_is_refused_with_the_advice_of_its_row(tf_name, keyword):
     row = NAMES[tf_name]
     called = check_table.function_of(row)
-    if tf_name == "tf.distribute.Strategy" or keyword not in called.tensorflow_keywords:
+    if tf_name == "tf.distribute.Strategy" or keyword not in getattr(called, "tensorflow_keywords", {}):
         # The name itself is answered with advice; an abstract class is not called.
         assert tf_name == "tf.distribute.Strategy" or check_table.asked(check_table.asked_as(tf_name)) is None
         return
