@@ -535,7 +535,9 @@ HARMLESS_KEYWORDS = {
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in HARMLESS_KEYWORDS.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in HARMLESS_KEYWORDS.items() for value in values]
+)
 def test_keywords_of_tf_function_that_mean_what_happens_anyway_are_accepted(name, value):
     assert float(rx.function(lambda x: x + 1, **{name: value})(1.0)) == 2.0
 
