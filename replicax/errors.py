@@ -338,7 +338,7 @@ class BarrierTimeoutError(ReplicaxError, TimeoutError):
 
 
 class EndOfDataError(BatchError):
-    """A step that was scheduled asked for a batch, and the worker's dataset had no more."""
+    """A batch was asked for where there was none any more: by a scheduled step, or of an `Optional` without a value."""
 
 
 class CancelledError(ReplicaxError, RuntimeError):

@@ -7,6 +7,7 @@ from replicax.data.context import InputContext, ValueContext
 from replicax.data.creator import DatasetCreator
 from replicax.data.distribute import DistributedDataset, DistributedDatasetFromFunction
 from replicax.data.iterator import DistributedIterator
+from replicax.data.optional import Optional
 from replicax.data.options import AutoShardPolicy, InputOptions
 from replicax.data.units import FileSource
 from replicax.migration import not_found
@@ -20,6 +21,7 @@ __all__ = [
     "FileSource",
     "InputContext",
     "InputOptions",
+    "Optional",
     "ValueContext",
     "Workers",
 ]

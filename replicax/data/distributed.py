@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from replicax.data.channel import HostChannel, Workers
-from replicax.data.iterator import Handed, OpenPass, PassIterator
+from replicax.data.iterator import Handed, OpenPass, PassIterator, check_outside_of_programs
 from replicax.data.options import InputOptions
 from replicax.data.passes import check_may_be_empty, peek
 from replicax.data.placement import device_dtype, place, place_rows
@@ -93,8 +93,10 @@ class Distributed(Iterable[Any], abc.ABC):
             self._next_position = position
             return self._opened(placed, everywhere)
 
+        check_outside_of_programs("A distributed dataset was iterated over")
         self._passes += 1
-        return PassIterator(open_pass, self._opened(placed, everywhere), is_first=self._passes == 1)
+        opened = self._opened(placed, everywhere)
+        return PassIterator(open_pass, opened, is_first=self._passes == 1, spec=lambda: self._spec)
 
     def _opened(self, placed: Callable[[Split], Any], everywhere: bool) -> OpenPass:
         """Opens the next pass, or goes on with the one that was begun to look at its first step."""

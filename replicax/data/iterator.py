@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import replicax.context as context
 import replicax.health as health
+from replicax.data.optional import Optional
+from replicax.data.passes import NO_BATCH
 from replicax.data.position import Position, Taken
 from replicax.data.prefetch import Prefetcher
-from replicax.errors import ContextError
+from replicax.errors import BatchError, ContextError
 
 
 class DistributedIterator(Iterator[Any]):
@@ -22,11 +24,15 @@ class DistributedIterator(Iterator[Any]):
     Args:
         steps: The data of the steps.
         is_first: Whether it is the dataset's first pass, whose first batch may take its time.
+        spec: Returns the dataset's `element_spec`, None as long as no batch has been seen.
     """
 
-    def __init__(self, steps: Generator[Any] | Prefetcher, is_first: bool = True):
-        self._steps = steps
+    def __init__(
+        self, steps: Generator[Any] | Prefetcher, is_first: bool = True, spec: Callable[[], Any] = lambda: None
+    ):
+        self._steps, self._spec = steps, spec
         self._phase = health.FIRST_BATCH if is_first else health.INPUT
+        self._ahead: list[Any] = []  # what was taken to look at it, and is still to be handed out
 
     def __next__(self) -> Any:
         """Returns the data of the next step.
@@ -35,7 +41,10 @@ class DistributedIterator(Iterator[Any]):
             ContextError: The call comes from inside `strategy.run` or a compiled function.
             BatchError: The source yielded something that is not a batch.
         """
-        _check_outside_of_programs()
+        check_outside_of_programs("next() of a distributed iterator was called")
+        return self._ahead.pop() if self._ahead else self._taken()
+
+    def _taken(self) -> Any:
         with health.phase(self._phase):
             data = next(self._steps)
         self._phase = health.INPUT
@@ -45,8 +54,31 @@ class DistributedIterator(Iterator[Any]):
         """Returns the data of the next step, as `next` does; at the end it raises StopIteration."""
         return next(self)
 
+    def get_next_as_optional(self) -> Optional:
+        """Returns the data of the next step as an `Optional`, which has no value at the end of the data."""
+        try:
+            return Optional(next(self), self._spec())
+        except StopIteration:
+            return Optional.empty(self._spec())
+
+    @property
+    def element_spec(self) -> Any:
+        """What one replica gets in the first step, as the dataset's `element_spec`; nothing is lost by asking.
+
+        Raises:
+            BatchError: There is no batch.
+        """
+        if self._spec() is None and not self._ahead:
+            check_outside_of_programs("element_spec of a distributed iterator was asked for")
+            try:
+                self._ahead.append(self._taken())
+            except StopIteration:
+                raise BatchError(NO_BATCH) from None
+        return self._spec()
+
     def close(self) -> None:
         """Ends the pass early and stops the background thread. May be called twice."""
+        self._ahead.clear()
         self._steps.close()
 
     def __enter__(self) -> DistributedIterator:
@@ -91,14 +123,17 @@ class PassIterator(DistributedIterator):
         open_pass: Opens a pass at a position.
         opened: The pass.
         is_first: Whether it is the dataset's first one, whose first batch may take its time.
+        spec: Returns the dataset's `element_spec`, None as long as no batch has been seen.
     """
 
-    def __init__(self, open_pass: Callable[[Position], OpenPass], opened: OpenPass, is_first: bool):
-        self._open_pass = open_pass
+    def __init__(
+        self, open_pass: Callable[[Position], OpenPass], opened: OpenPass, is_first: bool, spec: Callable[[], Any]
+    ):
+        self._open_pass, self._spec = open_pass, spec
         self._begin(opened, is_first)
 
     def _begin(self, opened: OpenPass, is_first: bool = True) -> None:
-        super().__init__(opened.steps, is_first)
+        super().__init__(opened.steps, is_first, self._spec)
         self._units, self._position = opened.units, opened.position
         # In the thread of the program, where all workers do the same in the same order.
         self._finalizer = weakref.finalize(self, opened.close) if opened.close is not None else None
@@ -141,15 +176,27 @@ class PassIterator(DistributedIterator):
             self._finalizer()
 
 
-def _check_outside_of_programs() -> None:
+def check_outside_of_programs(what: str) -> None:
+    """Checks that no step or compiled function is being traced, where a batch cannot be taken.
+
+    Args:
+        what: What happens, for messages.
+
+    Raises:
+        ContextError: One is.
+    """
     here = context.current()
     if here.replica is not None and here.strategy is not None:
         raise ContextError(
-            "next() of a distributed iterator was called inside strategy.run. Take the batch outside and pass it on: "
+            f"{what} inside strategy.run. Take the batch outside and pass it on: "
             "`strategy.run(step, args=(next(iterator),))`."
         )
     if here.frame is not None and not context.runs_eagerly():
         raise ContextError(
-            "next() of a distributed iterator was called inside a compiled function, where this one batch would become "
-            "a constant of the program. Take the batch outside and pass it to the function as an argument."
+            f"{what} inside a compiled function, whose Python runs once, when it is traced: each batch would become a "
+            "constant of the program. Loop outside, and compile the step; strategy.run does that by itself, so the "
+            "function with the loop needs no @rx.function:\n"
+            "    for batch in dataset:\n"
+            "        loss = strategy.reduce('sum', strategy.run(step, args=(batch,)), axis=None)\n"
+            "An @rx.function takes one batch as an argument; for several steps in one program, pass a list of batches."
         )

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from replicax.errors import BatchError
 
+NO_BATCH = "The dataset has no batch, so what its elements look like is unknown."
+
 _Item = TypeVar("_Item")
 
 
@@ -23,7 +25,7 @@ def peek(items: Generator[_Item], *, keep: bool) -> Generator[_Item] | None:
     """
     first = next(items, None)
     if first is None:
-        raise BatchError("The dataset has no batch, so what its elements look like is unknown.")
+        raise BatchError(NO_BATCH)
     if keep:
         return _resume(first, items)
     items.close()

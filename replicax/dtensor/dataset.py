@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from replicax.data.batches import count_rows, host_batch
-from replicax.data.iterator import DistributedIterator
+from replicax.data.iterator import DistributedIterator, check_outside_of_programs
 from replicax.data.options import InputOptions
 from replicax.data.passes import check_may_be_empty, peek
 from replicax.data.placement import device_dtype, owned_copy
@@ -94,8 +94,10 @@ class DTensorDataset(AdvisedContract, Iterable[Any]):
             self._look_at_first()
 
     def __iter__(self) -> DistributedIterator:
+        check_outside_of_programs("A DTensorDataset was iterated over")
         batches, self._peeked_pass = self._peeked_pass or self._open_pass(), None
-        return DistributedIterator(prefetched(self._place(batches), self._options.prefetch))
+        steps = prefetched(self._place(batches), self._options.prefetch)
+        return DistributedIterator(steps, spec=lambda: self._spec)
 
     def __bool__(self) -> bool:
         return True  # Else Python would ask `__len__`, which not every dataset knows.

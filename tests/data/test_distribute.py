@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from replicax import context
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, InputContext, InputOptions
-from replicax.errors import ArgumentError, BatchError, ContextError
+from replicax.errors import ArgumentError, BatchError, ContextError, EndOfDataError
 from replicax.values import PerReplica
 
 FEW = settings(max_examples=40, deadline=None)
@@ -210,6 +210,59 @@ def test_get_next_and_the_end(distribute, rows_of):
             iterator.get_next()
 
 
+def test_an_optional_has_no_value_at_the_end(distribute, rows_of):
+    iterator = iter(distribute(batches_of([2, 2]), 2))
+    found = []
+    while element := iterator.get_next_as_optional():
+        assert element.has_value()
+        assert element.element_spec == jax.ShapeDtypeStruct((1,), np.int32)
+        found += rows_of(element.get_value()).tolist()
+    assert found == [0, 1, 2, 3]
+    assert not element.has_value()
+    assert element.element_spec == jax.ShapeDtypeStruct((1,), np.int32)
+    with pytest.raises(EndOfDataError, match=r"has_value\(\) first"):
+        element.get_value()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_iterators_element_spec_takes_nothing_from_it(distribute, rows_of, prefetch):
+    for source in (batches_of([4, 4, 2]), lambda: iter(batches_of([4, 4, 2])), iter(batches_of([4, 4, 2]))):
+        iterator = iter(distribute(source, 2, prefetch=prefetch))
+        for _ in range(2):
+            assert iterator.element_spec == jax.ShapeDtypeStruct((2,), np.int32)
+        state = iterator.get_state()
+        assert np.concatenate([rows_of(step) for step in iterator]).tolist() == list(range(10))
+        assert iterator.get_state() != state
+        assert iterator.element_spec.shape == (2,)
+
+
+def test_element_spec_of_an_iterator_over_nothing(distribute):
+    with pytest.raises(BatchError, match="no batch"):
+        _ = iter(distribute([])).element_spec
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["global batches", "function"])
+def test_no_more_than_prefetch_steps_are_read_ahead(distribute, distribute_function, prefetch, kind):
+    read = []
+
+    def source():
+        for i in range(12):
+            read.append(i)
+            yield np.full(2, i)
+
+    if kind == "function":
+        per_step, dataset = 2, distribute_function(lambda context: source(), 2, prefetch=prefetch)
+    else:
+        per_step, dataset = 1, distribute(source, 2, prefetch=prefetch)
+    with iter(dataset) as iterator:
+        for taken in range(1, 4):
+            next(iterator)
+            assert len(read) <= per_step * (taken + prefetch)
+            if not prefetch:
+                assert len(read) == per_step * taken
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_with_block_closes(distribute, prefetch):
     with iter(distribute(batches_of([2] * 50), 2, prefetch=prefetch)) as iterator:
@@ -228,9 +281,27 @@ def test_inside_a_replica_or_program_there_is_no_next(distribute, prefetch):
     iterator = iter(distribute(batches_of([2, 2]), 2, prefetch=prefetch))
     with context.entered(strategy=object(), replica=object()), pytest.raises(ContextError, match=r"strategy\.run"):
         next(iterator)
-    with context.entered(frame=object()), pytest.raises(ContextError, match="constant of the program"):
+    with (
+        context.entered(frame=object()),
+        pytest.raises(ContextError, match=r"(?s)constant of the program.*for batch in"),
+    ):
         next(iterator)
     assert len(list(iterator)) == 2
+
+
+@pytest.mark.parametrize("take", [list, iter, lambda dataset: next(iter(dataset))], ids=["list", "iter", "next"])
+def test_a_loop_over_a_dataset_in_a_program_shows_how_to_write_it(distribute, take):
+    opened = []
+    dataset = distribute(lambda: opened.append(1) or iter(batches_of([2, 2])), 2)
+    with (
+        context.entered(frame=object()),
+        pytest.raises(ContextError, match=r"(?s)iterated over.*\n    for batch in dataset:"),
+    ):
+        take(dataset)
+    with context.entered(strategy=object(), replica=object()), pytest.raises(ContextError, match=r"strategy\.run"):
+        take(dataset)
+    assert not opened
+    assert len(list(dataset)) == 2
 
 
 # Errors.

@@ -131,7 +131,7 @@ def test_the_cross_device_ops_must_be_one(two):
 def test_the_experimental_spellings_of_tensorflow_work(two, per_replica):
     value = two.experimental_distribute_values_from_function(lambda replica: replica.replica_id_in_sync_group)
     assert [int(x) for x in two.experimental_local_results(value)] == [0, 1]
-    (batch,) = two.experimental_distribute_dataset([np.arange(4.0)])
+    (batch,) = two.experimental_distribute_dataset(np.arange(4.0), batch_size=4)
     assert float(two.reduce("sum", batch, axis=0)) == 6.0
     (batch,) = two.experimental_distribute_datasets_from_function(lambda context: [np.ones(1), np.ones(1)])
     assert float(two.reduce("sum", batch, axis=0)) == 2.0
