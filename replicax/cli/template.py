@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,8 @@ Workers = Annotated[int, typer.Option(metavar="N", help="Workers, one on each po
 Devices = Annotated[int, typer.Option(metavar="N", help="Virtual CPU devices in each worker, where it has no GPUs.")]
 Gpus = Annotated[int, typer.Option(metavar="N", help="GPUs for each worker.")]
 Restarts = Annotated[int, typer.Option(metavar="N", help="Failures that are tried again.")]
+_CPUS = "CPU cores for each worker; by default 8 for each GPU, or without GPUs 2 for each device."
+_MEMORY = "Memory for each worker, such as 32G; by default 4 GB for each core."
 
 
 @template.command(context_settings=_SETTINGS)
@@ -36,13 +39,18 @@ def kubernetes(
     devices: Devices = Cluster.devices,
     gpus: Gpus = Cluster.gpus,
     restarts: Restarts = Cluster.restarts,
-    image: Annotated[str, typer.Option(metavar="IMAGE", help="A container image with script and replicax.")] = (
-        Cluster.image
-    ),
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="A container image with script and replicax.  [required]")
+    ] = "",
+    cpus: Annotated[int | None, typer.Option(metavar="N", help=_CPUS)] = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help=_MEMORY)] = None,
+    shm: Annotated[str, typer.Option(metavar="SIZE", help="/dev/shm, a part of that memory.")] = Cluster.shm,
 ) -> None:
     """Prints an Indexed Job with its service and secret, for `kubectl apply`."""
-    cluster = _cluster(command, name=name, workers=workers, devices=devices, gpus=gpus, restarts=restarts, image=image)
-    typer.echo(templates.kubernetes(cluster, secrets.token_hex(_TOKEN_BYTES)), nl=False)
+    options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "restarts": restarts}
+    token = secrets.token_hex(_TOKEN_BYTES)
+    own = {"image": image, "cpus": cpus, "memory": memory, "shm": shm}
+    _print(lambda cluster: templates.kubernetes(cluster, token), command, {**options, **own})
 
 
 @template.command(context_settings=_SETTINGS)
@@ -53,16 +61,26 @@ def slurm(
     devices: Devices = Cluster.devices,
     gpus: Gpus = Cluster.gpus,
     restarts: Restarts = Cluster.restarts,
+    time: Annotated[
+        str, typer.Option(metavar="TIME", help="After how long the job ends: minutes, HH:MM:SS or D-HH:MM:SS.")
+    ] = Cluster.time,
+    cpus_per_task: Annotated[int | None, typer.Option(metavar="N", help=_CPUS)] = None,
+    mem: Annotated[str | None, typer.Option(metavar="SIZE", help=_MEMORY)] = None,
+    partition: Annotated[str | None, typer.Option(metavar="NAME", help="By default Slurm's own.")] = None,
+    setup: Annotated[
+        str, typer.Option(metavar="COMMAND", help="Brings up the environment: 'source .venv/bin/activate'.")
+    ] = "",
 ) -> None:
     """Prints a batch script, for `sbatch`."""
-    cluster = _cluster(command, name=name, workers=workers, devices=devices, gpus=gpus, restarts=restarts)
-    typer.echo(templates.slurm(cluster), nl=False)
+    options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "restarts": restarts}
+    own = {"time": time, "cpus": cpus_per_task, "memory": mem, "partition": partition, "setup": setup}
+    _print(templates.slurm, command, {**options, **own})
 
 
-def _cluster(command: list[str] | None, **options: Any) -> Cluster:
+def _print(written: Callable[[Cluster], str], command: list[str] | None, options: dict[str, Any]) -> None:
     script, *arguments = command or [""]
     try:
-        return Cluster(script, tuple(arguments), **options)
+        typer.echo(written(Cluster(script, tuple(arguments), **options)), nl=False)
     except LaunchError as error:
         typer.echo(f"replicax template: {error}", err=True)
         raise typer.Exit(ExitCode.USAGE) from error

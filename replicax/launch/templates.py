@@ -15,7 +15,11 @@ from replicax.exit_codes import ExitCode
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LONGEST_NAME = 50  # A pod is called "<name>-<index>", which Kubernetes allows 63 characters.
+_MEMORY = re.compile(r"(?P<size>[1-9]\d*[MGT])i?")
+_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")  # What Slurm takes for a time.
 _THREADS_PER_DEVICE = 2
+_CPUS_PER_GPU = 8
+_GB_PER_CPU = 4
 _SECONDS_TO_SAVE = 120
 _INDENT = " " * 14
 
@@ -31,8 +35,14 @@ class Cluster:
         workers: How many workers, one on each pod or node.
         devices: Virtual CPU devices in each, where there are no GPUs.
         gpus: GPUs for each; 0 for CPUs only.
-        image: The container's image (Kubernetes).
+        image: The container's image (Kubernetes, which needs one).
         restarts: How often a worker may fail before the job does.
+        cpus: CPU cores for each worker; None for 8 for each GPU, or without GPUs 2 for each device.
+        memory: Memory for each worker, such as `"32G"`; None for 4 GB for each core.
+        shm: Size of `/dev/shm`, a part of that memory (Kubernetes).
+        time: After how long Slurm ends the job: minutes, `"HH:MM:SS"` or `"D-HH:MM:SS"`.
+        partition: Slurm's partition; None for its default.
+        setup: What brings up the Python environment (Slurm), such as `"source .venv/bin/activate"`.
         port: Where worker 0 is called by the others.
     """
 
@@ -42,8 +52,14 @@ class Cluster:
     workers: int = 2
     devices: int = 1
     gpus: int = 0
-    image: str = "python:3.12"
+    image: str = ""
     restarts: int = 3
+    cpus: int | None = None
+    memory: str | None = None
+    shm: str = "1G"
+    time: str = "24:00:00"
+    partition: str | None = None
+    setup: str = ""
     port: int = 12345
 
     def __post_init__(self) -> None:
@@ -59,11 +75,31 @@ class Cluster:
             ("--devices", self.devices, 1),
             ("--gpus", self.gpus, 0),
             ("--restarts", self.restarts, 0),
+            ("the number of CPUs", self.num_cpus, 1),
         ):
             if number < least:
                 raise LaunchError(f"{option} must be at least {least}, got {number}.")
-        if not self.image or any(character.isspace() for character in self.image):
+        if any(character.isspace() for character in self.image):
             raise LaunchError(f"--image must be the name of a container image, got {self.image!r}.")
+        for what, size in (("The memory", self.memory), ("--shm", self.shm)):
+            if size is not None and not _MEMORY.fullmatch(size):
+                raise LaunchError(f"{what} must be a size such as 32G or 500M, got {size!r}.")
+        if not _TIME.fullmatch(self.time):
+            raise LaunchError(f"--time must be minutes, HH:MM:SS or D-HH:MM:SS, got {self.time!r}.")
+        if self.partition is not None and (not self.partition or any(map(str.isspace, self.partition))):
+            raise LaunchError(f"--partition must be the name of a partition, got {self.partition!r}.")
+
+    @property
+    def num_cpus(self) -> int:
+        """CPU cores for each worker."""
+        if self.cpus is not None:
+            return self.cpus
+        return _CPUS_PER_GPU * self.gpus or _THREADS_PER_DEVICE * self.devices
+
+    @property
+    def memory_size(self) -> str:
+        """Memory for each worker, as Slurm writes it; Kubernetes adds an i."""
+        return _size(self.memory or f"{_GB_PER_CPU * self.num_cpus}G")
 
     @property
     def command(self) -> str:
@@ -79,13 +115,25 @@ class Cluster:
         return {"JAX_NUM_CPU_DEVICES": str(self.devices), "NPROC": str(max(_THREADS_PER_DEVICE * self.devices, 4))}
 
 
+def _size(text: str) -> str:
+    """Returns a size without the i that Kubernetes's sizes have and Slurm's have not."""
+    return text.removesuffix("i")
+
+
 def kubernetes(cluster: Cluster, token: str) -> str:
     """Returns a manifest of an Indexed Job, the service that gives its pods names, and their secret.
 
     Args:
         cluster: What to run.
         token: A secret for the processes of this job.
+
+    Raises:
+        LaunchError: No image is named.
     """
+    if not cluster.image:
+        raise LaunchError(
+            "--image must name a container image with replicax and your script in it; one of Python alone has neither."
+        )
     name, codes = cluster.name, ExitCode
     return f"""\
 # kubectl apply -f this-file.yaml        (Kubernetes 1.29 or newer)
@@ -157,8 +205,14 @@ spec:
           ports:
             - containerPort: {cluster.port}
 {_indented(_resources(cluster), " " * 10)}
-      # Checkpoints must outlive the pods: mount a volume that all workers can write to.
-      # volumes: [{{name: data, persistentVolumeClaim: {{claimName: my-claim}}}}]
+          volumeMounts:
+            - {{name: shm, mountPath: /dev/shm}}
+            # - {{name: data, mountPath: /data}}
+      volumes:
+        # NCCL and loaders of data with several processes share memory there; a pod has 64 MiB of it by default.
+        - {{name: shm, emptyDir: {{medium: Memory, sizeLimit: {_size(cluster.shm)}i}}}}
+        # Checkpoints must outlive the pods: mount a volume that all workers can write to.
+        # - {{name: data, persistentVolumeClaim: {{claimName: my-claim}}}}
 """
 
 
@@ -183,8 +237,9 @@ def _variables(cluster: Cluster) -> str:
 
 
 def _resources(cluster: Cluster) -> str:
-    limits = f"{{nvidia.com/gpu: {cluster.gpus}}}" if cluster.gpus else '{cpu: "2", memory: 4Gi}'
-    return f"resources:\n  limits: {limits}"
+    # No limit on CPU time: a worker that is throttled keeps all others waiting.
+    gpus, memory = f", nvidia.com/gpu: {cluster.gpus}" if cluster.gpus else "", f"memory: {cluster.memory_size}i"
+    return f'resources:\n  requests: {{cpu: "{cluster.num_cpus}", {memory}{gpus}}}\n  limits: {{{memory}{gpus}}}'
 
 
 def _indented(text: str, indent: str = _INDENT) -> str:
@@ -198,6 +253,10 @@ def slurm(cluster: Cluster) -> str:
         cluster: What to run. Slurm starts no containers: the image is left out.
     """
     gpus = f"#SBATCH --gpus-per-node={cluster.gpus}\n" if cluster.gpus else ""
+    partition = f"#SBATCH --partition={cluster.partition}\n" if cluster.partition else ""
+    setup = (
+        cluster.setup or "# source /path/to/.venv/bin/activate   (what brings up the environment with replicax in it)"
+    )
     exports = "".join(f"export {name}={value}\n" for name, value in cluster.device_variables.items())
     return f"""\
 #!/bin/bash
@@ -205,14 +264,21 @@ def slurm(cluster: Cluster) -> str:
 #SBATCH --job-name={cluster.name}
 #SBATCH --nodes={cluster.workers}
 #SBATCH --ntasks-per-node=1
-{gpus}#SBATCH --output={cluster.name}-%j.log
+#SBATCH --cpus-per-task={cluster.num_cpus}
+#SBATCH --mem={cluster.memory_size}
+#SBATCH --time={cluster.time}
+{partition}{gpus}#SBATCH --output={cluster.name}-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
 # {_SECONDS_TO_SAVE} seconds before the time is up the workers save and ask to be resumed.
 #SBATCH --signal=TERM@{_SECONDS_TO_SAVE}
-set -uo pipefail
+
+set -e
+{setup}
+set +e -uo pipefail
 
 export KERAS_BACKEND=jax PYTHONUNBUFFERED=1
+export SRUN_CPUS_PER_TASK={cluster.num_cpus} # srun has not taken it from sbatch since Slurm 22.05.
 {exports}# A secret for the processes of this job.
 REPLICAX_TOKEN=$(head -c 16 /dev/urandom | od -An -v -tx1 | tr -d ' \\n')
 export REPLICAX_TOKEN

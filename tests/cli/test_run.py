@@ -28,6 +28,10 @@ from replicax.cli.app import app
         (["template", "slurm"], "replicax template: No script is named."),
         (["template", "kubernetes", "--name", "My_Job", "train.py"], "replicax template: --name must be a name"),
         (["template", "kubernetes", "--image", "a b", "train.py"], "replicax template: --image must be"),
+        (["template", "kubernetes", "train.py"], "replicax template: --image must name a container image"),
+        (["template", "kubernetes", "--cpus", "0", "train.py"], "replicax template: the number of CPUs must be"),
+        (["template", "slurm", "--time", "soon", "train.py"], "replicax template: --time must be minutes, HH:MM:SS"),
+        (["template", "slurm", "--mem", "x", "train.py"], "replicax template: The memory must be a size such as 32G"),
         (["template", "slurm", "--gpus", "-1", "train.py"], "replicax template: --gpus must be at least 0, got -1."),
     ],
 )
@@ -42,11 +46,13 @@ def test_mistakes(arguments: list[str], message: str, tmp_path: Path, monkeypatc
 
 
 def test_templates_are_printed_ready_for_use():
-    done = CliRunner().invoke(app, ["template", "kubernetes", "--workers", "3", "train.py", "--workers", "x"])
+    done = CliRunner().invoke(
+        app, ["template", "kubernetes", "--image", "me/i", "--workers", "3", "train.py", "--workers", "x"]
+    )
     service, secret, job = yaml.safe_load_all(done.output)
     assert (service["kind"], secret["kind"], job["spec"]["completions"]) == ("Service", "Secret", 3)
     assert "exec python train.py --workers x" in job["spec"]["template"]["spec"]["containers"][0]["args"][0]
-    again = CliRunner().invoke(app, ["template", "kubernetes", "train.py"])
+    again = CliRunner().invoke(app, ["template", "kubernetes", "--image", "me/i", "train.py"])
     assert list(yaml.safe_load_all(again.output))[1]["stringData"] != secret["stringData"]
     done = CliRunner().invoke(app, ["template", "slurm", "train.py"])
     subprocess.run(["bash", "-n"], input=done.output, text=True, check=True)

@@ -27,13 +27,15 @@ CONTAINER = {
     "args": [str],
     "env": [ENV],
     "ports": [{"containerPort": int}],
-    "resources": {"limits": dict},
+    "resources": {"requests": dict, "limits": dict},
+    "volumeMounts": [{"name": str, "mountPath": str}],
 }
 POD = {
     "restartPolicy": {"Never"},  # With a podFailurePolicy nothing else is allowed.
     "subdomain": str,
     "terminationGracePeriodSeconds": int,
     "containers": [CONTAINER],
+    "volumes": [{"name": str, "emptyDir": {"medium": {"Memory"}, "sizeLimit": str}}],
 }
 RULE = {
     "action": {"FailJob", "Ignore", "Count", "FailIndex"},
@@ -80,7 +82,10 @@ def faults(value: Any, schema: Any, where: str = "") -> list[str]:
     return [] if type(value) is schema else [f"{where} is {value!r}"]
 
 
-@pytest.mark.parametrize("cluster", [Cluster("train.py"), Cluster("train.py", ARGUMENTS, "my-job", 4, gpus=8)])
+@pytest.mark.parametrize(
+    "cluster",
+    [Cluster("train.py", image="i"), Cluster("train.py", ARGUMENTS, "my-job", 4, gpus=8, image="i")],
+)
 def test_the_manifest_has_the_fields_of_the_api(cluster: Cluster):
     documents = list(yaml.safe_load_all(kubernetes(cluster, "secret")))
     for document, schema in zip(documents, DOCUMENTS, strict=True):
@@ -89,7 +94,7 @@ def test_the_manifest_has_the_fields_of_the_api(cluster: Cluster):
 
 
 def test_the_check_of_the_fields_finds_faults():
-    good = next(yaml.safe_load_all(kubernetes(Cluster("train.py"), "secret")))
+    good = next(yaml.safe_load_all(kubernetes(Cluster("train.py", image="i"), "secret")))
     assert faults({**good, "kind": "Servant"}, DOCUMENTS[0]) == ["kind is 'Servant'"]
     assert faults({**good, "speck": {}}, DOCUMENTS[0]) == [".speck is unknown"]
 
@@ -105,14 +110,22 @@ def test_what_belongs_together_in_the_manifest():
     assert service["spec"]["ports"][0]["port"] == container["ports"][0]["containerPort"]
     assert (spec["completions"], spec["parallelism"], spec["backoffLimitPerIndex"]) == (4, 4, 5)
     assert container["image"] == "registry/me/train:1"
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert container["resources"] == {
+        "requests": {"cpu": "64", "memory": "256Gi", "nvidia.com/gpu": 8},
+        "limits": {"memory": "256Gi", "nvidia.com/gpu": 8},
+    }
+    (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
+    assert mount == {"name": volume["name"], "mountPath": "/dev/shm"}
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
     assert secret["stringData"] == {"token": "1e9"}  # A string, though it could be read as a number.
     (reference,) = [variable["valueFrom"]["secretKeyRef"] for variable in container["env"] if "valueFrom" in variable]
     assert reference == {"name": secret["metadata"]["name"], "key": "token"}
 
 
 def test_exit_codes_in_the_manifest():
-    rules = list(yaml.safe_load_all(kubernetes(Cluster("train.py"), "")))[2]["spec"]["podFailurePolicy"]["rules"]
+    rules = list(yaml.safe_load_all(kubernetes(Cluster("train.py", image="i"), "")))[2]["spec"]["podFailurePolicy"][
+        "rules"
+    ]
     by_code = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", [])}
     assert by_code == {2: "FailJob", 72: "FailJob", 71: "Ignore", 75: "Ignore"}
     for rule in rules:
@@ -143,7 +156,7 @@ def words(path: Path) -> list[str]:
 
 
 def test_a_pod_starts_the_script_as_the_worker_that_it_is(programs, tmp_path: Path):
-    cluster = Cluster("train.py", ARGUMENTS, "my-job", 3, devices=8)
+    cluster = Cluster("train.py", ARGUMENTS, "my-job", 3, devices=8, image="i")
     (container,) = list(yaml.safe_load_all(kubernetes(cluster, "")))[2]["spec"]["template"]["spec"]["containers"]
     # What the kubelet does with arguments.
     command = [*container["command"], *(argument.replace("$$(", "$(") for argument in container["args"])]
@@ -184,6 +197,9 @@ def test_the_head_of_the_batch_script(programs, tmp_path: Path):
         "job-name=my-job",
         "nodes=4",
         "ntasks-per-node=1",
+        "cpus-per-task=16",
+        "mem=64G",
+        "time=24:00:00",
         "gpus-per-node=2",
         "output=my-job-%j.log",
         "open-mode=append",
@@ -194,6 +210,7 @@ def test_the_head_of_the_batch_script(programs, tmp_path: Path):
     subprocess.run(["bash"], input=script, text=True, env=programs(srun=0), check=True, timeout=30)
     environment = dict(word.split("=", 1) for word in words(tmp_path / "env"))
     assert environment["JAX_LOCAL_DEVICE_IDS"] == "0,1"
+    assert environment["SRUN_CPUS_PER_TASK"] == "16"
     assert environment["REPLICAX_ATTEMPT"] == "0"
     assert len(bytes.fromhex(environment["REPLICAX_TOKEN"])) == 16
 
@@ -210,9 +227,52 @@ def test_the_head_of_the_batch_script(programs, tmp_path: Path):
         ({"devices": 0}, "--devices must be at least 1"),
         ({"gpus": -1}, "--gpus must be at least 0"),
         ({"restarts": -1}, "--restarts must be at least 0"),
-        ({"image": ""}, "--image must be the name"),
+        ({"image": "a b"}, "--image must be the name"),
+        ({"cpus": 0}, "the number of CPUs must be at least 1"),
+        ({"memory": "much"}, "The memory must be a size such as 32G or 500M, got 'much'"),
+        ({"shm": "0G"}, "--shm must be a size"),
+        ({"time": "1 day"}, "--time must be minutes, HH:MM:SS or D-HH:MM:SS, got '1 day'"),
+        ({"partition": ""}, "--partition must be the name"),
     ],
 )
 def test_what_is_no_cluster(options: dict[str, Any], says: str):
     with pytest.raises(LaunchError, match=says):
         Cluster(**{"script": "train.py", **options})
+
+
+def test_kubernetes_needs_an_image():
+    with pytest.raises(LaunchError, match="--image must name a container image with replicax and your script in it"):
+        kubernetes(Cluster("train.py"), "")
+
+
+def test_what_a_worker_gets_on_each_cluster(programs, tmp_path: Path):
+    asked = {"cpus": 12, "memory": "48Gi", "shm": "500M", "image": "i"}
+    cluster = Cluster("train.py", time="2-00:00:00", partition="gpu", setup="export FOUND=it", **asked)
+    pod = list(yaml.safe_load_all(kubernetes(cluster, "")))[2]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"] == {
+        "requests": {"cpu": "12", "memory": "48Gi"},
+        "limits": {"memory": "48Gi"},
+    }
+    assert pod["volumes"][0]["emptyDir"]["sizeLimit"] == "500Mi"
+    script = slurm(cluster)
+    for line in ("--cpus-per-task=12", "--mem=48G", "--time=2-00:00:00", "--partition=gpu"):
+        assert f"#SBATCH {line}\n" in script
+    subprocess.run(["bash"], input=script, text=True, env=programs(srun=0), check=True, timeout=30)
+    assert "FOUND=it" in words(tmp_path / "env")
+
+
+def test_a_job_whose_environment_does_not_come_up_ends_at_once(programs, tmp_path: Path):
+    script = slurm(Cluster("train.py", setup="source no/such/environment"))
+    environment = {**programs(srun=0, scontrol=0), "SLURM_JOB_ID": "12"}
+    done = subprocess.run(
+        ["bash"], input=script, text=True, env=environment, check=False, timeout=30, capture_output=True
+    )
+    assert done.returncode != 0
+    assert "no/such/environment" in done.stderr
+    assert not (tmp_path / "srun.args").exists()
+    assert not (tmp_path / "scontrol.args").exists()
+
+
+@pytest.mark.parametrize("time", ["90", "30:00", "24:00:00", "1-12", "1-12:30", "7-00:00:00"])
+def test_times_as_slurm_writes_them(time: str):
+    assert f"#SBATCH --time={time}\n" in slurm(Cluster("train.py", time=time))
