@@ -37,6 +37,8 @@ SECTIONS = {
     "Variables, losses, checkpoints": VARIABLES,
     "The rest of TensorFlow, and older names": BESIDE,
 }
+# What the note of a row begins with if arguments without names mean something else here.
+_OTHER_ORDER = "Other order of parameters: "
 _LINE = re.compile(r"^(?P<name>[\w.]+)(?P<call>\((?P<arguments>[^)]*)\))?(?P<settable> =)?( : (?P<base>[\w.]+))?$")
 _ATTRIBUTES = re.compile(r"^ +Attributes:\n(?P<listed>.*?)(?=^ *$|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -95,6 +97,7 @@ def faults(name: Name) -> Iterator[str]:
     if there is not None:
         yield from faults_of_keywords(name, row)
     yield from faults_of_setter(name, row)
+    yield from faults_of_base(name, row)
 
 
 def asked(path: str) -> Any:
@@ -151,8 +154,23 @@ def faults_of_keywords(name: Name, row: Row) -> Iterator[str]:
                 yield f"rx.{row.here} does not know what its row says of the keyword {keyword}"
         elif keyword not in own:
             yield f"rx.{row.here} has no keyword {keyword}, and the row says nothing of it"
+    yield from faults_of_order(name, row, own)
     for keyword in row.keywords.keys() - set(name.keywords()):
         yield f"its row has a keyword {keyword}, which TensorFlow has not"
+
+
+def faults_of_order(name: Name, row: Row, own: list[str]) -> Iterator[str]:
+    """Yields what is wrong where arguments without names would be taken for others."""
+    theirs = list(itertools.takewhile(lambda argument: not argument.startswith("*"), name.arguments or ()))
+    if "/" in theirs or row.note.startswith(_OTHER_ORDER):
+        return
+    if row.order:
+        if list(row.order) != theirs:
+            yield f"its row has the order {row.order}, TensorFlow {theirs}"
+        return
+    here = [row.keywords[argument].here if argument in row.keywords else argument for argument in theirs]
+    if own[: len(here)] != here:
+        yield f"TensorFlow has the parameters {theirs}, rx.{row.here} {own}, and the row has no order"
 
 
 def faults_of_setter(name: Name, row: Row) -> Iterator[str]:
@@ -162,6 +180,15 @@ def faults_of_setter(name: Name, row: Row) -> Iterator[str]:
     there = resolved(rx, row)
     if not (isinstance(there, property) and there.fset is not None):
         yield f"it can be set, and rx.{row.here} cannot"
+
+
+def faults_of_base(name: Name, row: Row) -> Iterator[str]:
+    """Yields what is wrong if a class has not the members of what is a base in TensorFlow."""
+    if name.base is None:
+        return
+    base = NAMES[name.base]
+    if base.kind != "absent" and not issubclass(resolved(rx, row), resolved(rx, base)):
+        yield f"rx.{row.here} is no rx.{base.here}"
 
 
 def function_of(row: Row) -> Any:
@@ -177,7 +204,8 @@ def parameters(fn: Callable[..., Any]) -> list[str]:
     if isinstance(fn, property) or not callable(fn):
         return []
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [each.name for each in inspect.signature(fn).parameters.values() if each.kind in kinds]
+    found = [each.name for each in inspect.signature(fn).parameters.values() if each.kind in kinds]
+    return found[1:] if found[:1] in (["self"], ["cls"]) else found
 
 
 def main(arguments: Sequence[str]) -> int:

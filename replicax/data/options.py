@@ -34,7 +34,7 @@ class AutoShardPolicy(enum.Enum):
 
 
 @called_as("tf.distribute.InputOptions")
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class InputOptions(Advised):
     """How a dataset is distributed.
 

@@ -135,7 +135,7 @@ def global_devices(device_type: str) -> list[jax.Device]:
 
 @called_as("tf.experimental.dtensor.initialize_accelerator_system")
 def initialize_accelerator_system(
-    device_type: str | None = None, num_logical_cpu_devices: int | None = None, timeout_s: float = 300.0
+    device_type: str | None = None, *, num_logical_cpu_devices: int | None = None, timeout_s: float = 300.0
 ) -> str:
     """Starts the devices, and connects this client with the others if `DTENSOR_JOBS` names several.
 

@@ -15,6 +15,7 @@ from replicax.dtensor.creation import call_with_layout
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.dtensor.placement import as_array, checked_layout, is_traced, is_tracing, laid_out, layout_of
 from replicax.errors import ContextError, LayoutError, VariableError
+from replicax.migration import called_as
 from replicax.variables import Variable
 
 
@@ -40,6 +41,7 @@ class DVariable(Variable):
         save_as_bf16: Whether checkpoints store it as bfloat16 (see `enable_save_as_bf16`); float32 variables only.
     """
 
+    @called_as("tf.experimental.dtensor.DVariable")
     def __init__(
         self,
         initial_value: Any,

@@ -43,6 +43,10 @@ BESIDE: Rows = {
         experimental_follow_type_hints=refused(
             "Arrays and numbers are inputs, whatever their annotations say. Leave it out.", None, False
         ),
+    ).ordered(
+        "func input_signature autograph jit_compile reduce_retracing experimental_implements "
+        "experimental_autograph_options experimental_attributes experimental_relax_shapes "
+        "experimental_compile experimental_follow_type_hints"
     ),
     # TensorFlow beside tf.distribute: what scripts use in their steps.
     "tf.GradientTape": absent(

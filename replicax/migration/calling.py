@@ -1,10 +1,10 @@
-"""Calls with TensorFlow's keywords: what has another name here is passed on, what is not here is refused."""
+"""Calls with TensorFlow's parameters: what has another name here is passed on, what is not here is refused."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from replicax.errors import ArgumentError
@@ -15,23 +15,29 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def called_as(*tf_names: str) -> Callable[[_F], _F]:
-    """Lets a function, or a class, be called with the keywords in the rows of TensorFlow's names.
+    """Lets a function, or a class, be called with the parameters in the rows of TensorFlow's names.
 
-    Its own signature stays what it is for an editor and a type checker. A call without such a keyword costs one look
-    at the keywords.
+    Its own signature stays what it is for an editor and a type checker. Where a call has more arguments without a name
+    than there are places for, which would be an error, they are read in TensorFlow's order. Any other call costs one
+    look at the keywords.
 
     Args:
         *tf_names: The names whose rows have the keywords.
     """
     keywords = {name: keyword for tf_name in tf_names for name, keyword in NAMES[tf_name].keywords.items()}
+    order = next((NAMES[tf_name].order for tf_name in tf_names if NAMES[tf_name].order), ())
 
     def decorate(fn: _F) -> _F:
         if inspect.isclass(fn):
             setattr(fn, "__init__", decorate(fn.__init__))  # noqa: B010 - a type checker does not let methods be set
             return fn
 
+        places, owners = _places(fn)
+
         @functools.wraps(fn)
         def called(*args: Any, **given: Any) -> Any:
+            if len(args) > places and order:
+                args, given = args[:owners], _named(tf_names[0], order, args[owners:], given)
             if given and not keywords.keys().isdisjoint(given):
                 given = _translated(tf_names[0], keywords, given)
             return fn(*args, **given)
@@ -40,6 +46,28 @@ def called_as(*tf_names: str) -> Callable[[_F], _F]:
         return called  # type: ignore[return-value]
 
     return decorate
+
+
+def _places(fn: Callable[..., Any]) -> tuple[int, int]:
+    """Returns how many arguments without a name a function takes, and how many of them are its owner (`self`)."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = [each.name for each in inspect.signature(fn).parameters.values() if each.kind in kinds]
+    return len(found), int(found[:1] in (["self"], ["cls"]))
+
+
+def _named(tf_name: str, order: Sequence[str], args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments without names as keywords of TensorFlow's, beside those that were given.
+
+    Raises:
+        ArgumentError: There are more than TensorFlow has, or one is given as a keyword too.
+    """
+    if len(args) > len(order):
+        raise ArgumentError(f"{tf_name} takes at most {len(order)} arguments ({', '.join(order)}), got {len(args)}.")
+    named = dict(zip(order, args, strict=False))
+    twice = named.keys() & given.keys()
+    if twice:
+        raise ArgumentError(f"{tf_name} got {', '.join(sorted(twice))} twice: by place and by name.")
+    return {**named, **given}
 
 
 def _translated(tf_name: str, keywords: Mapping[str, Keyword], given: Mapping[str, Any]) -> dict[str, Any]:

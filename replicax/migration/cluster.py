@@ -27,7 +27,7 @@ CLUSTER: Rows = {
         "cluster_resolver.ClusterResolver.num_accelerators",
         "What the source says; no device is asked.",
         config_proto=_CONFIG_PROTO,
-    ),
+    ).ordered("task_type task_id config_proto"),
     f"{_R}.SimpleClusterResolver": same("cluster_resolver.SimpleClusterResolver", "It takes a plain dict too."),
     f"{_R}.TFConfigClusterResolver": same(
         "cluster_resolver.TFConfigClusterResolver", "A malformed TF_CONFIG is an error that names the field."
@@ -63,7 +63,7 @@ CLUSTER: Rows = {
         credentials=refused(_CLOUD, None, "default"),
         service=refused(_CLOUD, None),
         discovery_url=refused(_CLOUD, None),
-    ),
+    ).ordered("tpu zone project job_name coordinator_name coordinator_address credentials service discovery_url"),
     f"{_R}.TPUClusterResolver.connect": absent("Make the resolver: nothing has to be connected. " + _CLOUD),
     f"{_R}.TPUClusterResolver.get_master": renamed("cluster_resolver.TPUClusterResolver.master"),
     f"{_R}.TPUClusterResolver.get_job_name": renamed("cluster_resolver.TPUClusterResolver.task_type", "A property."),
@@ -92,7 +92,7 @@ CLUSTER: Rows = {
         protocol=refused("Tasks speak Ray's protocol.", None, "grpc"),
         config=refused(_NO_SESSION, None),
         start=refused("A server runs from when it is made.", True),
-    ),
+    ).ordered("server_or_cluster_def job_name task_index protocol config start"),
     f"{_D}.Server.create_local_server": absent(
         "`rx.ParameterServerStrategy(workers=..., servers=...)` starts local processes by itself."
     ),
@@ -127,7 +127,7 @@ CLUSTER: Rows = {
     f"{_XC}.RemoteValue": renamed("coordinator.RemoteValue"),
     f"{_XC}.PerWorkerValues": renamed(
         "coordinator.PerWorkerValues",
-        "Made by `coordinator.create_per_worker_resource(fn)`.",
+        "Other order of parameters: `coordinator.create_per_worker_resource(fn)` makes it.",
         values=refused("`coordinator.create_per_worker_resource(fn)` makes it."),
     ),
     # Partitioners.

@@ -15,6 +15,7 @@ from replicax.migration.rows import (
     to,
     unused,
 )
+from replicax.migration.variables import VARIABLES
 
 _T = "tf.experimental.dtensor"
 _MESH = "tf.experimental.dtensor.Mesh"
@@ -25,6 +26,7 @@ _XLA_SPMD = refused("XLA's partitioner is the only one here, on every platform."
 _NO_PROTO = "Use `to_string` and `from_string`, or `pickle`."
 _MAKE = "Make a mesh with `rx.dtensor.create_mesh`, or give `Mesh` an array of devices."
 _TRANSFORM = "It is no `tf.data.Dataset`: transform what you give to `rx.dtensor.DTensorDataset`."
+_OF_VARIABLES = ("validate_shape", "caching_device", "variable_def", "import_scope", "constraint", "shape")
 _DIRECTORY = to("directory")
 
 
@@ -35,6 +37,9 @@ def _started(note: str = "") -> Row:
         enable_coordination_service=refused("Clients always meet at JAX's coordination service.", True),
         experimental_reset_context=refused("JAX cannot start its devices again in one process.", False),
         experimental_enable_megcore=refused("XLA decides about it; see its flags.", False),
+    ).ordered(
+        "device_type enable_coordination_service num_logical_cpu_devices experimental_reset_context "
+        "experimental_enable_megcore"
     )
 
 
@@ -49,11 +54,17 @@ DTENSOR: Rows = {
         _T,
     ),
     f"{_T}.pack": same("dtensor.pack", "`check_replicas=True` also looks at parts that should be equal."),
-    f"{_T}.relayout": same("dtensor.relayout", "", name=_GRAPH_LABEL),
-    f"{_T}.relayout_like": same("dtensor.relayout_like", "", name=_GRAPH_LABEL),
-    f"{_T}.copy_to_mesh": same("dtensor.copy_to_mesh", "", source_layout=unused("TensorFlow ignores it too.")),
-    f"{_T}.create_mesh": differs("dtensor.create_mesh", "Names of dimensions must differ.", use_xla_spmd=_XLA_SPMD),
-    f"{_T}.create_distributed_mesh": same("dtensor.create_distributed_mesh", "", use_xla_spmd=_XLA_SPMD),
+    f"{_T}.relayout": same("dtensor.relayout", "", name=_GRAPH_LABEL).ordered("tensor layout name"),
+    f"{_T}.relayout_like": same("dtensor.relayout_like", "", name=_GRAPH_LABEL).ordered("tensor layout_tensor name"),
+    f"{_T}.copy_to_mesh": same("dtensor.copy_to_mesh", "", source_layout=unused("TensorFlow ignores it too.")).ordered(
+        "tensor layout source_layout"
+    ),
+    f"{_T}.create_mesh": differs(
+        "dtensor.create_mesh", "Names of dimensions must differ.", use_xla_spmd=_XLA_SPMD
+    ).ordered("mesh_dims mesh_name devices device_type use_xla_spmd"),
+    f"{_T}.create_distributed_mesh": same("dtensor.create_distributed_mesh", "", use_xla_spmd=_XLA_SPMD).ordered(
+        "mesh_dims mesh_name local_devices device_type use_xla_spmd"
+    ),
     f"{_T}.create_tpu_mesh": absent(
         "`rx.dtensor.create_mesh` orders the devices as JAX does; give it `devices=` in another order."
     ),
@@ -71,7 +82,7 @@ DTENSOR: Rows = {
         "Each process writes what its devices hold; there are no slices to name.",
         file_prefix=_DIRECTORY,
         shape_and_slices=refused("Whole tensors are saved: leave it out.", None),
-    ),
+    ).ordered("mesh file_prefix tensor_names shape_and_slices tensors"),
     # Mesh.
     _MESH: differs(
         "dtensor.Mesh",
@@ -82,7 +93,7 @@ DTENSOR: Rows = {
         mesh_name=to("name"),
         global_devices=refused(_MAKE, None),
         use_xla_spmd=_XLA_SPMD,
-    ),
+    ).ordered("dim_names global_device_ids local_device_ids local_devices mesh_name global_devices use_xla_spmd"),
     **members(
         "dtensor.Mesh",
         "contains_dim device_location device_type dim_names dim_size global_devices host_mesh is_remote "
@@ -117,7 +128,13 @@ DTENSOR: Rows = {
     f"{_LAYOUT}.as_proto": absent(_NO_PROTO),
     f"{_LAYOUT}.from_proto": absent(_NO_PROTO),
     # Variables, checkpoints, datasets.
-    f"{_T}.DVariable": differs("dtensor.DVariable", "It belongs to no strategy."),
+    f"{_T}.DVariable": differs(
+        "dtensor.DVariable",
+        "It belongs to no strategy.",
+        synchronization=refused("There is one value over the mesh: nothing to synchronize.", None),
+        aggregation=refused("There is one value over the mesh: nothing to combine.", None),
+        **{name: VARIABLES["tf.Variable"].keywords[name] for name in _OF_VARIABLES},
+    ),
     f"{_T}.DVariable.layout": same("dtensor.DVariable.layout"),
     f"{_T}.DVariable.save_as_bf16": same("dtensor.DVariable.save_as_bf16"),
     f"{_T}.DVariable.numpy": differs("dtensor.DVariable.numpy", "Also of a sharded one, if it is all here."),

@@ -31,12 +31,18 @@ class Row(NamedTuple):
         here: Its name below `replicax`, such as `"Strategy.run"`; empty for what is absent.
         note: A sentence or two in Markdown, with a full stop; may be empty for `"same"` and `"renamed"`.
         keywords: TensorFlow's keywords that are not parameters of that name.
+        order: TensorFlow's parameters in their order, where it is not the order here; empty where it is.
     """
 
     kind: Kind
     here: str = ""
     note: str = ""
     keywords: Mapping[str, Keyword] = {}
+    order: tuple[str, ...] = ()
+
+    def ordered(self, names: str) -> Row:
+        """Returns the row with TensorFlow's order of parameters; the names are separated by spaces."""
+        return self._replace(order=tuple(names.split()))
 
 
 Rows = Mapping[str, Row]

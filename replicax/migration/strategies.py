@@ -34,7 +34,7 @@ STRATEGIES: Rows = {
     ),
     f"{_X}.MultiWorkerMirroredStrategy": differs(
         "MultiWorkerMirroredStrategy",
-        "The resolver comes first, as in the class that is not experimental.",
+        "Other order of parameters: the resolver comes first, as in the class that is not experimental.",
         communication=refused("Give `communication_options=rx.CommunicationOptions(implementation=...)`.", None),
     ),
     f"{_D}.CollectiveAllReduceStrategy": renamed("MultiWorkerMirroredStrategy"),
@@ -49,8 +49,10 @@ STRATEGIES: Rows = {
         "The engine of `MultiWorkerMirroredStrategy`; tested on virtual devices only.",
         experimental_device_assignment=_NO_ASSIGNMENT,
         experimental_spmd_xla_partitioning=refused(_ONE_CORE, False, None),
+    ).ordered("tpu_cluster_resolver experimental_device_assignment experimental_spmd_xla_partitioning"),
+    f"{_X}.TPUStrategy": renamed("TPUStrategy", "", device_assignment=_NO_ASSIGNMENT).ordered(
+        "tpu_cluster_resolver device_assignment"
     ),
-    f"{_X}.TPUStrategy": renamed("TPUStrategy", "", device_assignment=_NO_ASSIGNMENT),
     f"{_D}.TPUStrategy.experimental_assign_to_logical_device": absent(_ONE_CORE),
     f"{_D}.TPUStrategy.experimental_replicate_to_logical_devices": absent(_ONE_CORE),
     f"{_D}.TPUStrategy.experimental_split_to_logical_devices": absent(_ONE_CORE),
@@ -63,7 +65,7 @@ STRATEGIES: Rows = {
     f"{_S}.scope": same("Strategy.scope"),
     f"{_S}.run": differs(
         "Strategy.run", "Python runs once for all replicas; equal results are `Mirrored`.", options=_RUN_OPTIONS
-    ),
+    ).ordered("fn args kwargs options"),
     f"{_S}.reduce": same(
         "Strategy.reduce", "`axis` may be left out; the result is on every device.", reduce_op=to("op")
     ),
@@ -116,7 +118,9 @@ STRATEGIES: Rows = {
     _E: absent("There is one object for each strategy: its methods are the strategy's."),
     f"{_E}.reduce_to": absent("`strategy.reduce(op, value, axis=None)` puts the result on every device."),
     f"{_E}.batch_reduce_to": absent("`strategy.reduce(op, nest, axis=None)` takes a nest of values and packs them."),
-    f"{_E}.update": renamed("Strategy.update", "On the strategy itself.", var=to("variable")),
+    f"{_E}.update": renamed("Strategy.update", "On the strategy itself.", var=to("variable")).ordered(
+        "var fn args kwargs group"
+    ),
     f"{_E}.update_non_slot": absent("Use `strategy.update`."),
     f"{_E}.non_slot_devices": absent("The strategy places variables; `strategy.explain(variables)` says where."),
     f"{_E}.colocate_vars_with": absent(
@@ -141,7 +145,7 @@ STRATEGIES: Rows = {
     # The replica context.
     f"{_D}.ReplicaContext": differs(
         "ReplicaContext",
-        "Made by `run`; `rx.get_replica_context()` returns it.",
+        "Other order of parameters: `run` makes it, `rx.get_replica_context()` returns it.",
         replica_id_in_sync_group=refused("`rx.get_replica_context()` returns the running replica's context."),
     ),
     **members(

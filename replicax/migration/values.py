@@ -47,6 +47,9 @@ VALUES: Rows = {
         experimental_replication_mode=refused(_ONE_PIPELINE),
         experimental_place_dataset_on_device=refused("A dataset is read on the host.", False),
         experimental_per_replica_buffer_size=to("prefetch"),
+    ).ordered(
+        "experimental_fetch_to_device experimental_replication_mode experimental_place_dataset_on_device "
+        "experimental_per_replica_buffer_size"
     ),
     f"{_D}.InputOptions.experimental_fetch_to_device": absent(_ALWAYS_PLACED),
     f"{_D}.InputOptions.experimental_replication_mode": absent(_ONE_PIPELINE),

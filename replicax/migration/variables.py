@@ -27,12 +27,19 @@ VARIABLES: Rows = {
         constraint=refused("Set `variable.constraint`: Keras's optimizers apply it.", None),
         shape=refused("The shape is the initial value's, and fixed.", None),
         experimental_enable_variable_lifting=unused("Variables are lifted out of every `rx.function`."),
+    ).ordered(
+        "initial_value trainable validate_shape caching_device name variable_def dtype import_scope "
+        "constraint synchronization aggregation shape experimental_enable_variable_lifting"
     ),
     **members("Variable", "aggregation constraint dtype name shape synchronization trainable read_value", _V),
     f"{_V}.value": differs("Variable.value", "A property: `v.value`, not `v.value()`."),
-    f"{_V}.assign": same("Variable.assign", "", **_ASSIGN),
-    f"{_V}.assign_add": same("Variable.assign_add", "", delta=to("value"), **_ASSIGN),
-    f"{_V}.assign_sub": same("Variable.assign_sub", "", delta=to("value"), **_ASSIGN),
+    f"{_V}.assign": same("Variable.assign", "", **_ASSIGN).ordered("value use_locking name read_value"),
+    f"{_V}.assign_add": same("Variable.assign_add", "", delta=to("value"), **_ASSIGN).ordered(
+        "delta use_locking name read_value"
+    ),
+    f"{_V}.assign_sub": same("Variable.assign_sub", "", delta=to("value"), **_ASSIGN).ordered(
+        "delta use_locking name read_value"
+    ),
     **absent_members(
         "batch_scatter_update scatter_add scatter_div scatter_max scatter_min scatter_mul scatter_sub "
         "scatter_update scatter_nd_add scatter_nd_sub scatter_nd_update",

@@ -29,6 +29,7 @@ class TPUStrategy(MultiWorkerMirroredStrategy):
     def __init__(
         self,
         tpu_cluster_resolver: ClusterResolver | None = None,
+        *,
         communication_options: CommunicationOptions | None = None,
         platform: str = "tpu",
     ):

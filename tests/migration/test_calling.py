@@ -17,8 +17,8 @@ def reduce(op, value, *, axis=None):
 
 @called_as("tf.distribute.TPUStrategy")
 class Strategy:
-    def __init__(self, resolver=None):
-        self.resolver = resolver
+    def __init__(self, tpu_cluster_resolver=None):
+        self.resolver = tpu_cluster_resolver
 
 
 def test_a_keyword_with_another_name_is_passed_on():
@@ -52,3 +52,22 @@ def test_signature_and_words_stay():
     assert list(inspect.signature(reduce).parameters) == ["op", "value", "axis"]
     assert reduce.__doc__ == "Says what it was given."
     assert isinstance(Strategy, type)
+
+
+def test_more_arguments_than_places_are_read_in_tensorflows_order():
+    made = Strategy("resolver", None, False)
+    assert made.resolver == "resolver"
+    with pytest.raises(ArgumentError, match=r"`experimental_spmd_xla_partitioning`.*rx.LayoutStrategy"):
+        Strategy("resolver", None, True)
+
+
+def test_arguments_by_place_are_not_given_by_name_too_and_not_more_than_tensorflow_has():
+    with pytest.raises(ArgumentError, match="experimental_device_assignment twice: by place and by name"):
+        Strategy("resolver", None, experimental_device_assignment=None)
+    with pytest.raises(ArgumentError, match="at most 3 arguments"):
+        Strategy("resolver", None, False, 4)
+
+
+def test_without_an_order_too_many_arguments_are_an_ordinary_error():
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
+        reduce("sum", 1, 0)

@@ -33,7 +33,7 @@ class TPUClusterResolver(ClusterResolver):
     name = "TPU"
 
     @called_as("tf.distribute.cluster_resolver.TPUClusterResolver")
-    def __init__(self, tpu: str | None = None, job_name: str = "worker", environ: Environ | None = None):
+    def __init__(self, tpu: str | None = None, *, job_name: str = "worker", environ: Environ | None = None):
         super().__init__(rpc_layer="grpc", environ=environ)
         self._tpu = tpu
         self._job = job_name
