@@ -17,17 +17,16 @@ import numpy as np
 
 import replicax.context as context
 from replicax.array_like import not_an_array
-from replicax.compat import refuse_as_argument, vary
+from replicax.compat import refuse_as_argument
 from replicax.equality import difference
 from replicax.errors import ReplicaDivergenceError
 from replicax.program.frames import variable_name
-from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.variables import VariableAggregation
 
 
 @functools.cache
 def install_keras_hooks() -> None:
-    """Wraps the `apply` of optimizers, `RNN.get_initial_state`, and how variables are made."""
+    """Wraps the `apply` of optimizers, and how variables are made."""
     import keras
 
     base = next(base for base in keras.optimizers.Optimizer.__mro__ if base.__name__ == "BaseOptimizer")
@@ -36,7 +35,6 @@ def install_keras_hooks() -> None:
     optimizer_class.apply = _with_equal_gradients(_with_loss_scale(optimizer_class.apply))
     variable_class: Any = next(base for base in keras.Variable.__mro__ if "__init__" in vars(base))
     variable_class.__init__ = _with_late_values(variable_class.__init__)
-    keras.layers.RNN.get_initial_state = _with_varying_state(keras.layers.RNN.get_initial_state)
     explain_variables_to_jax()
 
 
@@ -124,22 +122,6 @@ def _with_loss_scale(original: Any) -> Any:
             variable.assign(value)
 
     return apply
-
-
-def _with_varying_state(original: Any) -> Any:
-    """A recurrent layer's loop starts from zeros, equal on all replicas, and goes on with values that are not.
-
-    JAX wants a loop's state to have one type, so it must start as a value that may differ.
-    """
-
-    @functools.wraps(original)
-    def get_initial_state(self: Any, batch_size: Any) -> Any:
-        state = original(self, batch_size)
-        if context.current().replica is None:
-            return state
-        return jax.tree_util.tree_map(lambda zeros: vary(zeros, REPLICA_AXIS), state)
-
-    return get_initial_state
 
 
 def _with_late_values(original: Any) -> Any:

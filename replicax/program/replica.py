@@ -22,6 +22,7 @@ from replicax.errors import ContextError, ReplicaDivergenceError, ReplicaShapeEr
 from replicax.program.accesses import Accesses
 from replicax.program.accumulators import find_not_summable
 from replicax.program.advice import advise_of_local_mean, advise_of_total, advise_of_zeros
+from replicax.program.control_flow import install_control_flow
 from replicax.program.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
 from replicax.program.frames import (
     OverrideFrame,
@@ -276,6 +277,7 @@ class ReplicaCall:
         rows = frozenset(size for size in self._batch_rows() if size is not None)
         replica = self.strategy.replica_context(self.replicas, rows) if self.in_replica_context else None
         with context.entered(strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas):
+            install_control_flow()
             with types_explained():
                 result = self.fn(*args, **kwargs)
             frame.aggregate_deferred()

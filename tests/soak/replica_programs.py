@@ -184,29 +184,25 @@ class World:
         return jnp.abs(10 * jnp.sum(a)).astype(jnp.int32) % below
 
     def do_cond(self, limit: float, inner: Any, a: Any, b: Any, c: Any) -> Any:
-        return jax.lax.cond(self.predicate(jnp.sum(a) > limit), *self.alike(inner, b), b)
+        return jax.lax.cond(self.predicate(jnp.sum(a) > limit), *inner, b)
 
     def do_switch(self, _: Any, inner: Any, a: Any, b: Any, c: Any) -> Any:
-        return jax.lax.switch(self.predicate(self.number(a, 3)), self.alike(inner, b), b)
+        return jax.lax.switch(self.predicate(self.number(a, 3)), inner, b)
 
     def do_fori(self, _: Any, inner: Any, a: Any, b: Any, c: Any) -> Any:
         trips = self.predicate(self.number(a, 4))
-        start, body = self.loop(b, inner[0])
-        return jax.lax.fori_loop(0, trips, lambda i, x: jnp.tanh(body(x)), start)
+        return jax.lax.fori_loop(0, trips, lambda i, x: jnp.tanh(inner[0](x)), b)
 
     def do_while(self, _: Any, inner: Any, a: Any, b: Any, c: Any) -> Any:
         trips = self.predicate(self.number(a, 4))
-        start, body = self.loop(b, inner[0])
-        both = (jnp.int32(0), start)
-        return jax.lax.while_loop(lambda s: s[0] < trips, lambda s: (s[0] + 1, jnp.tanh(body(s[1]))), both)[1]
+        both = (jnp.int32(0), b)
+        return jax.lax.while_loop(lambda s: s[0] < trips, lambda s: (s[0] + 1, jnp.tanh(inner[0](s[1]))), both)[1]
 
     def do_scan(self, _: Any, inner: Any, a: Any, b: Any, c: Any) -> Any:
-        start, body = self.loop(b, inner[0])
-
         def step(carry: Any, row: Any) -> Any:
-            return jnp.tanh(body(carry)), row + carry[0]
+            return jnp.tanh(inner[0](carry)), row + carry[0]
 
-        carry, rows = jax.lax.scan(step, start, jnp.arange(2.0))
+        carry, rows = jax.lax.scan(step, b, jnp.arange(2.0))
         return carry + rows
 
     def do_jit(self, _: Any, inner: Any, a: Any, b: Any, c: Any) -> Any:
@@ -265,14 +261,6 @@ class World:
     def own(self, a: Any) -> Any:
         """Returns `a` as a value of this replica."""
         return a
-
-    def alike(self, branches: list[Any], a: Any) -> list[Any]:
-        """Returns branches for the argument `a` so that all return one type."""
-        return branches
-
-    def loop(self, a: Any, body: Any) -> tuple[Any, Any]:
-        """Returns the start and the body of a loop so that all rounds have one type."""
-        return a, body
 
     def assign(self, name: str, value: Any) -> None:
         """Assigns a variable."""

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
-from replicax.compat import axes_of_type, varying_axes
+from replicax.compat import varying_axes
 from replicax.errors import ProgramError, ReduceError, ReplicaDivergenceError, VariableError
 from tests.soak.replica_programs import AXIS, SHAPE, VARIABLES, Program, World, all_steps, generated
 
@@ -48,16 +48,6 @@ class Replicas(World):
 
     def own(self, a: Any) -> Any:
         return a if AXIS in varying_axes(a) else jax.lax.pcast(a, (AXIS,), to="varying")
-
-    def alike(self, branches: list[Any], a: Any) -> list[Any]:
-        if not any(AXIS in axes_of_type(jax.eval_shape(branch, a)) for branch in branches):
-            return branches
-        return [lambda x, branch=branch: self.own(branch(x)) for branch in branches]
-
-    def loop(self, a: Any, body: Any) -> tuple[Any, Any]:
-        if AXIS not in varying_axes(a) and AXIS not in axes_of_type(jax.eval_shape(body, a)):
-            return a, body
-        return self.own(a), lambda x: self.own(body(x))
 
     def do_read(self, _: Any, inner: Any, a: Any, b: Any, c: Any) -> Any:
         return self.variables["plain"].value + a

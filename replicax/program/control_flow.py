@@ -1,0 +1,170 @@
+"""JAX's loops and branches in a replica function: values that start from a constant get the type of what follows.
+
+In a replica function JAX types a value as varying over the replicas or not, and wants equal types of what goes into a
+loop and what comes out of a round, and of the results of all branches. So a sum that starts from the constant 0.0 and
+adds up a replica's rows is a `TypeError`, though any program for one device may be written like that. Where JAX refuses
+one for this reason alone it is traced once more, with those values typed as varying that have to be. A value that
+varies by its type only is none that differs: `program/divergence.py` goes by the data.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+import replicax.context as context
+from replicax.compat import vary, varying_axes
+from replicax.program.unequal_types import differ_in_replicas_only
+from replicax.runtime.mesh import REPLICA_AXIS
+
+
+@functools.cache
+def install_control_flow() -> None:
+    """Wraps `scan`, `while_loop`, `fori_loop`, `cond` and `switch` of `jax.lax`; they change in replicas only."""
+    lax: Any = jax.lax
+    lax.scan = _loop(lax.scan, _scan)
+    lax.while_loop = _loop(lax.while_loop, _while_loop)
+    lax.fori_loop = _loop(lax.fori_loop, _fori_loop)
+    lax.cond = _branches(lax.cond, _cond)
+    lax.switch = _branches(lax.switch, _switch)
+
+
+# Which arguments are the functions, by name or position.
+
+
+def _scan(call: Callable[..., Any], f: Any, init: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(retyped: Callable[[Any], Any], start: Any) -> Any:
+        def body(carry: Any, x: Any) -> Any:
+            carry, y = f(carry, x)
+            return retyped(carry), y
+
+        return call(functools.wraps(f)(body), start, *args, **kwargs)
+
+    return run, init
+
+
+def _while_loop(call: Callable[..., Any], cond_fun: Any, body_fun: Any, init_val: Any) -> Any:
+    def run(retyped: Callable[[Any], Any], start: Any) -> Any:
+        return call(cond_fun, functools.wraps(body_fun)(lambda carry: retyped(body_fun(carry))), start)
+
+    return run, init_val
+
+
+def _fori_loop(
+    call: Callable[..., Any], lower: Any, upper: Any, body_fun: Any, init_val: Any, *args: Any, **kwargs: Any
+) -> Any:
+    def run(retyped: Callable[[Any], Any], start: Any) -> Any:
+        body = functools.wraps(body_fun)(lambda i, carry: retyped(body_fun(i, carry)))
+        return call(lower, upper, body, start, *args, **kwargs)
+
+    return run, init_val
+
+
+def _cond(
+    call: Callable[..., Any], pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **kwargs: Any
+) -> tuple[Callable[..., Any], list[Any]]:
+    if not callable(true_fun) and len(operands) == 2:  # JAX's old order: each branch after its operand
+        (first, second), (true_fun, false_fun) = (true_fun, operands[0]), (false_fun, operands[1])
+        operands = (first, second)
+        branches = [lambda x, _: true_fun(x), lambda _, x: false_fun(x)]
+    else:
+        branches = [true_fun, false_fun]
+    return lambda branches: call(pred, *branches, *operands, **kwargs), branches
+
+
+def _switch(
+    call: Callable[..., Any], index: Any, branches: Sequence[Any], *operands: Any, **kwargs: Any
+) -> tuple[Callable[..., Any], list[Any]]:
+    return lambda branches: call(index, branches, *operands, **kwargs), list(branches)
+
+
+# Tracing once more.
+
+
+class _Types:
+    """Which leaves of a carry, or of a result, have to vary."""
+
+    def __init__(self) -> None:
+        self.vary: list[bool] = []
+
+    def note(self, nest: Any) -> bool:
+        """Notes which leaves vary; returns whether one does that was not known to."""
+        found = [REPLICA_AXIS in varying_axes(leaf) for leaf in jax.tree_util.tree_leaves(nest)]
+        before = self.vary if len(self.vary) == len(found) else [False] * len(found)
+        self.vary = [a or b for a, b in zip(before, found, strict=True)]
+        return self.vary != before
+
+    def retyped(self, nest: Any) -> Any:
+        """Returns a nest with those leaves typed as varying."""
+        leaves, treedef = jax.tree_util.tree_flatten(nest)
+        if len(leaves) != len(self.vary):
+            return nest  # JAX says what is wrong with its structure.
+        pairs = zip(leaves, self.vary, strict=True)
+        return treedef.unflatten([vary(leaf, REPLICA_AXIS) if varies else leaf for leaf, varies in pairs])
+
+
+def _loop(original: Callable[..., Any], take_apart: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def loop(*args: Any, **kwargs: Any) -> Any:
+        def again() -> Any:
+            run, start = take_apart(original, *args, **kwargs)
+            types = _Types()
+            types.note(start)
+            while True:
+                grown: list[bool] = []
+
+                def retyped(carry: Any, grown: list[bool] = grown) -> Any:
+                    grown.append(types.note(carry))
+                    return types.retyped(carry)
+
+                try:
+                    return run(retyped, types.retyped(start))
+                except (TypeError, ValueError):
+                    if not any(grown):
+                        raise
+
+        return _or_again(original, args, kwargs, again)
+
+    return loop
+
+
+def _branches(original: Callable[..., Any], take_apart: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def branch(*args: Any, **kwargs: Any) -> Any:
+        def again() -> Any:
+            run, branches = take_apart(original, *args, **kwargs)
+            types = _Types()
+
+            def noting(fn: Callable[..., Any]) -> Callable[..., Any]:
+                @functools.wraps(fn)
+                def noted(*operands: Any) -> Any:
+                    result = fn(*operands)
+                    types.note(result)
+                    return types.retyped(result)
+
+                return noted
+
+            try:
+                return run([noting(fn) for fn in branches])
+            except (TypeError, ValueError):
+                # By now all of them have been looked at.
+                return run([noting(fn) for fn in branches])
+
+        return _or_again(original, args, kwargs, again)
+
+    return branch
+
+
+def _or_again(original: Callable[..., Any], args: Any, kwargs: Any, again: Callable[[], Any]) -> Any:
+    """Calls a function of JAX's; where it refuses types that differ in nothing else, it is called in another way."""
+    if context.current().manual_replicas is None:
+        return original(*args, **kwargs)
+    try:
+        return original(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        if not differ_in_replicas_only(str(error)):
+            raise
+    return again()
