@@ -103,7 +103,9 @@ class _Types:
         if len(leaves) != len(self.vary):
             return nest  # JAX says what is wrong with its structure.
         pairs = zip(leaves, self.vary, strict=True)
-        return treedef.unflatten([vary(leaf, REPLICA_AXIS) if varies else leaf for leaf, varies in pairs])
+        return jax.tree_util.tree_unflatten(
+            treedef, [vary(leaf, REPLICA_AXIS) if flag else leaf for leaf, flag in pairs]
+        )
 
 
 def _loop(original: Callable[..., Any], take_apart: Callable[..., Any]) -> Callable[..., Any]:
