@@ -52,6 +52,8 @@ class Context:
         cross_replica: Whether the default strategy runs a cross-replica function; elsewhere it has none.
         default_mesh: The `dtensor.Mesh` that layouts made without one are for, or None.
         opened_by_set_strategy: What to close again if `rx.set_strategy` made `strategy` current, otherwise None.
+        scope: The scope object that made `strategy` current: it is kept as long as that is so, also where nobody else
+            keeps it (`strategy.scope().__enter__()`).
     """
 
     strategy: Any = None
@@ -61,6 +63,7 @@ class Context:
     cross_replica: bool = False
     default_mesh: Any = None
     opened_by_set_strategy: contextlib.ExitStack | None = None
+    scope: Any = None
 
 
 _current: ContextVar[Context] = ContextVar("replicax_context", default=Context())

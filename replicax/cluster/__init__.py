@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicax.cluster.addresses import Address, parse_address
 from replicax.cluster.config import ROLES, ClusterConfig, check_roles, check_synchronous
-from replicax.cluster.detect import PRECEDENCE, Candidate, Detection, detect_cluster, found_cluster
+from replicax.cluster.detect import PRECEDENCE, Candidate, Detection, detect_cluster, find_cluster, found_cluster
 from replicax.cluster.resolvers import (
     ClusterResolver,
     GCEClusterResolver,
@@ -58,6 +58,7 @@ __all__ = [
     "detect_cluster",
     "expand_hostlist",
     "expand_tasks_per_node",
+    "find_cluster",
     "found_cluster",
     "parse_address",
 ]

@@ -47,12 +47,14 @@ class Candidate:
         applies: Whether the environment is one of its kind.
         because: Why, or why not.
         config: What it tells; None if it does not apply or is malformed.
+        resolver: The resolver that read it; None likewise.
     """
 
     name: str
     applies: bool
     because: str
     config: ClusterConfig | None = None
+    resolver: ClusterResolver | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +72,12 @@ class Detection:
     winner: str | None
     candidates: tuple[Candidate, ...]
     conflicts: tuple[str, ...] = ()
+
+    @property
+    def resolver(self) -> ClusterResolver:
+        """The resolver that told it. If none applies, one for `TF_CONFIG`, which then names no cluster and no task."""
+        told = next((each.resolver for each in self.candidates if each.name == self.winner), None)
+        return told or TFConfigClusterResolver()
 
     def __str__(self) -> str:
         if self.winner is None:
@@ -122,24 +130,34 @@ def found_cluster() -> ClusterConfig:
     Raises:
         ClusterError: As `detect_cluster`.
     """
+    return find_cluster().config
+
+
+def find_cluster() -> Detection:
+    """Does what `found_cluster` does; returns with who this process is also how that was found, and by which resolver.
+
+    Raises:
+        ClusterError: As `detect_cluster`.
+    """
     found = detect_cluster()
     for conflict in found.conflicts:
         _log.warning("The environment tells of more than one cluster. %s", conflict)
-    return found.config
+    return found
 
 
 def _look(kind: type[ClusterResolver], variables: Environ, winner: Candidate | None) -> Candidate:
     applies, because = kind.applies(variables)
     if not applies:
         return Candidate(kind.name, False, because)
+    resolver = kind(environ=variables)
     try:
-        config = kind(environ=variables).config()
+        config = resolver.config()
     except ClusterError as error:
         if winner is None:
             raise
         return Candidate(kind.name, True, f"{because}, but cannot be read: {error}")
     rest = f"comes after {winner.name}; it says: {config}" if winner else str(config)
-    return Candidate(kind.name, True, f"{because}; {rest}", config)
+    return Candidate(kind.name, True, f"{because}; {rest}", config, resolver)
 
 
 def _contradictions(winner: Candidate, other: Candidate) -> list[str]:

@@ -73,6 +73,7 @@ class ParameterServerStrategy(Strategy):
 
     Attributes:
         cluster: The Ray cluster.
+        cluster_resolver: The resolver that told of its tasks, given or found; None if numbers or an address did.
         max_staleness: As given.
         stall_timeout: As given.
         start_timeout: As given.
@@ -100,7 +101,7 @@ class ParameterServerStrategy(Strategy):
         _check_options(variable_partitioner, max_staleness, stall_timeout)
         if workers is None and address is None:
             serve_if_task(cluster_resolver)
-        self.cluster_resolver, self._partitioner = cluster_resolver, variable_partitioner
+        self._partitioner = variable_partitioner
         self.max_staleness, self.stall_timeout, self.lazy_rows = max_staleness, stall_timeout, lazy_rows
         self.start_timeout = start_timeout
         self.cluster = connect(
@@ -111,6 +112,7 @@ class ParameterServerStrategy(Strategy):
             start_timeout=start_timeout,
             dashboard=dashboard,
         )
+        self.cluster_resolver = self.cluster.resolver
         self._ending = contextlib.ExitStack()
         self._ending.callback(self.cluster.close)
         # Before the connection is: a thread that goes on would have Ray start another cluster.

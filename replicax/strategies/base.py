@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
+from replicax.cluster import ClusterResolver
 from replicax.data import (
     DistributedDataset,
     DistributedDatasetFromFunction,
@@ -29,6 +30,7 @@ from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
 from replicax.runtime import turns
 from replicax.strategies.combining import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
+from replicax.strategies.scope import Scope
 from replicax.strategies.tf_spellings import TFSpellings
 from replicax.tracebacks import entry_point
 from replicax.values import is_per_replica
@@ -47,11 +49,13 @@ class Strategy(TFSpellings, AdvisedContract):
         devices: The devices, one for each replica.
         mesh: The devices as a mesh with the axis `"replica"`; None for the default strategy, which places nothing.
         placement: Where values live on the mesh.
+        cluster_resolver: What tells the strategy who this process is; None for those of one process.
     """
 
     devices: tuple[jax.Device, ...]
     mesh: jax.sharding.Mesh | None
     placement: Any
+    cluster_resolver: ClusterResolver | None = None
     #: Whether the update by the gradients is no part of what the replicas run together.
     cuts_steps = False
 
@@ -62,16 +66,20 @@ class Strategy(TFSpellings, AdvisedContract):
 
     # Contexts.
 
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[Strategy]:
+    def scope(self) -> Scope:
         """Makes this strategy the current one: variables created in the `with` block belong to it.
 
-        Yields:
-            The strategy itself.
+        The block gets the strategy itself (`with MirroredStrategy().scope() as strategy:`). A scope may be opened
+        inside a scope of the same strategy.
 
         Raises:
-            ContextError: Another strategy is current, or the call is made inside `run`.
+            ContextError: Another strategy is current, or the call is made inside `run`; the object that this returned
+                is used for a second block; or scopes are not closed in the reverse order of their opening.
         """
+        return Scope(self, self._in_scope)
+
+    @contextlib.contextmanager
+    def _in_scope(self, scope: Scope) -> Iterator[None]:
         current = context.current()
         if current.replica is not None:
             raise ContextError(
@@ -79,8 +87,8 @@ class Strategy(TFSpellings, AdvisedContract):
             )
         if current.strategy is not None and current.strategy is not self:
             raise ContextError(f"Scopes of two strategies cannot be mixed: {current.strategy!r} is open, got {self!r}.")
-        with context.entered(strategy=self, opened_by_set_strategy=None), keras_entered(self):
-            yield self
+        with context.entered(strategy=self, opened_by_set_strategy=None, scope=scope), keras_entered(self):
+            yield
 
     # Running.
 

@@ -41,13 +41,14 @@ class DefaultStrategy(Strategy):
         return 1
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[Strategy]:
+    def _in_scope(self, scope: Any) -> Iterator[None]:
         """Does nothing; fails inside the scope of a strategy."""
         if context.current().strategy is not None:
             raise ContextError(
                 f"The default strategy's scope was opened inside that of {context.current().strategy!r}."
             )
-        yield self
+        with context.entered(scope=scope):
+            yield
 
     def _run(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]

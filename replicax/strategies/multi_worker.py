@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from replicax.cluster import ClusterConfig, ClusterResolver, found_cluster
+from replicax.cluster import ClusterConfig, ClusterResolver, find_cluster
 from replicax.cluster.runtime import Peer
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
@@ -42,7 +42,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         ContextError: JAX has already started in this process.
 
     Attributes:
-        cluster_resolver: The resolver that was given, or None.
+        cluster_resolver: The resolver that was given, or the one that was found; without any cluster it names no task.
         cluster: The `ClusterConfig`: who this process is.
         workers: The names of all workers, such as `("worker:0", "worker:1")`.
 
@@ -65,8 +65,9 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
     ):
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise ArgumentError(f"`cluster_resolver` is a ClusterResolver, got {cluster_resolver!r:.100}.")
-        self.cluster_resolver = cluster_resolver
-        self.cluster: ClusterConfig = found_cluster() if cluster_resolver is None else cluster_resolver.config()
+        found = find_cluster() if cluster_resolver is None else None
+        self.cluster_resolver = found.resolver if found else cluster_resolver
+        self.cluster: ClusterConfig = found.config if found else cluster_resolver.config()  # type: ignore[union-attr]
         stall_timeout = _patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
         self._peers: list[Peer] = start(self.cluster, start_timeout, stall_timeout_from(stall_timeout))
         self.workers = tuple(peer.name for peer in self._peers) or ("worker:0",)

@@ -77,6 +77,33 @@ def test_a_union_may_be_told_who_it_is():
     assert (found.master(), found.config().process_id) == ("http://b:1", 1)
 
 
+def test_a_union_asks_its_first_resolver_where_no_task_is_named():
+    found = UnionResolver(simple({"worker": ["a:1"]}, master="m:1", rpc_layer="grpc"), simple({"ps": ["b:1"]}))
+    assert (found.master(), found.master("ps", 0), found.master(rpc_layer="http")) == (
+        "grpc://m:1",
+        "grpc://b:1",
+        "http://m:1",
+    )
+
+
+@pytest.mark.parametrize(
+    "resolver",
+    [
+        simple({"worker": ["a:1"]}),
+        UnionResolver(simple({"worker": ["a:1"]})),
+        TFConfigClusterResolver(environ={"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}),
+    ],
+    ids=lambda resolver: type(resolver).__name__,
+)
+def test_task_and_rpc_layer_may_be_assigned(resolver):
+    resolver.task_type, resolver.task_id, resolver.rpc_layer = "worker", 0, "http"
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 0, "http")
+    assert resolver.master("worker", 0) == "http://a:1"
+    for name in ("task_type", "rpc_layer"):
+        with pytest.raises(ArgumentError, match=name):
+            setattr(resolver, name, 5)
+
+
 def test_a_union_of_one_that_does_not_list_all():
     alone = TorchrunClusterResolver("h:1", environ={"RANK": "2", "WORLD_SIZE": "3"})
     assert UnionResolver(alone).config().process_id == 2

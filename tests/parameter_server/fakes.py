@@ -177,7 +177,7 @@ class FakeCluster:
     is_local = True
 
     def __init__(self, workers: int, servers: int):
-        self.workers, self.servers = workers, servers
+        self.workers, self.servers, self.resolver = workers, servers, None
 
     def actor_options(self, job: str, index: int) -> dict[str, Any]:
         del job, index

@@ -303,3 +303,8 @@ def test_what_is_computed_from_a_combined_value_counts_as_an_array_of_ones_own(t
     assert float(two.reduce("sum", np.asarray(gathered), axis=0)) == 8.0
     with pytest.raises(ReduceError):
         two.reduce("sum", gathered * 1, axis=None)
+
+
+def test_strategies_of_one_process_have_no_cluster_resolver(any_strategy):
+    assert any_strategy.cluster_resolver is None
+    assert rx.CentralStorageStrategy(["cpu:0"]).cluster_resolver is None

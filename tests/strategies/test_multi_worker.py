@@ -54,3 +54,18 @@ def test_a_single_call_has_no_timeout(mirrored):
 
     with pytest.raises(ArgumentError, match="single call"):
         jax.block_until_ready(mirrored(2).run(step))
+
+
+def test_the_resolver_that_was_found_can_be_asked(started, monkeypatch):
+    cluster = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
+    monkeypatch.setenv("TF_CONFIG", cluster)
+    resolver = rx.MultiWorkerMirroredStrategy().cluster_resolver
+    assert isinstance(resolver, rx.cluster_resolver.TFConfigClusterResolver)
+    assert (resolver.task_type, resolver.task_id, resolver.cluster_spec().num_tasks("worker")) == ("worker", 0, 1)
+    given = rx.cluster_resolver.SimpleClusterResolver({"worker": ["a:1"]}, task_type="worker", task_id=0)
+    assert rx.MultiWorkerMirroredStrategy(given).cluster_resolver is given
+
+
+def test_without_a_cluster_the_resolver_names_no_task(started):
+    resolver = rx.MultiWorkerMirroredStrategy().cluster_resolver
+    assert (resolver.task_type, resolver.task_id, bool(resolver.cluster_spec())) == (None, None, False)

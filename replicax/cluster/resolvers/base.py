@@ -44,13 +44,10 @@ class ClusterResolver(AdvisedContract):
         environment: str | None = None,
         environ: Environ | None = None,
     ):
-        for argument, value in (("task_type", task_type), ("rpc_layer", rpc_layer), ("environment", environment)):
-            if value is not None and not isinstance(value, str):
-                raise ArgumentError(f"`{argument}` is a string or None, got {value!r}.")
-        self._given_type = task_type
+        self._given_type = _check_text("task_type", task_type)
         self._given_id = _check_id(task_id)
-        self._given_rpc_layer = rpc_layer
-        self._environment = environment
+        self._given_rpc_layer = _check_text("rpc_layer", rpc_layer)
+        self._environment = _check_text("environment", environment)
         self._environ: Environ = os.environ if environ is None else environ
 
     @classmethod
@@ -82,7 +79,7 @@ class ClusterResolver(AdvisedContract):
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
-        self._given_type = task_type
+        self._given_type = _check_text("task_type", task_type)
 
     @property
     def task_id(self) -> int | None:
@@ -95,8 +92,12 @@ class ClusterResolver(AdvisedContract):
 
     @property
     def rpc_layer(self) -> str | None:
-        """Prefix of addresses for `master`; None if there is none."""
+        """Prefix of addresses for `master`; None if there is none. May be assigned."""
         return self._given_rpc_layer if self._given_rpc_layer is not None else self._told_rpc_layer()
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._given_rpc_layer = _check_text("rpc_layer", rpc_layer)
 
     @property
     def environment(self) -> str | None:
@@ -180,6 +181,12 @@ class ClusterResolver(AdvisedContract):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _check_text(argument: str, value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ArgumentError(f"`{argument}` is a string or None, got {value!r}.")
+    return value
 
 
 def _check_id(task_id: Any) -> int | None:

@@ -52,6 +52,13 @@ class UnionResolver(ClusterResolver):
     def environment(self) -> str | None:
         return self._resolvers[0].environment
 
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """Returns the address of a task in the joined cluster; if none is named anywhere, what the first resolver says."""
+        named = (task_type, task_id) != (None, None) or (self._given_type, self._given_id) != (None, None)
+        if named:
+            return super().master(task_type, task_id, rpc_layer)
+        return self._resolvers[0].master(rpc_layer=rpc_layer or self.rpc_layer)
+
     @called_as("tf.distribute.cluster_resolver.ClusterResolver.num_accelerators")
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
         return self._resolvers[0].num_accelerators(task_type, task_id)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from replicax.cluster import ClusterConfig, ClusterResolver, found_cluster
+from replicax.cluster import ClusterConfig, ClusterResolver, find_cluster
 from replicax.cluster.environment import text
 from replicax.errors import ClusterError
 from replicax.parameter_server.cluster import processes
@@ -36,17 +36,25 @@ class Cluster:
         placement: Where their actors go.
         is_local: Whether it is one that this process has started for itself.
         ending: What `close` does.
+        resolver: What told of the tasks.
 
     Attributes:
+        resolver: The resolver that told of the tasks; None if numbers did.
         workers: How many workers there are.
         servers: How many parameter servers.
         is_local: Whether all of it is on this machine and ends with this process.
     """
 
     def __init__(
-        self, counts: Counts, placement: Placement, is_local: bool = False, ending: contextlib.ExitStack | None = None
+        self,
+        counts: Counts,
+        placement: Placement,
+        is_local: bool = False,
+        ending: contextlib.ExitStack | None = None,
+        resolver: ClusterResolver | None = None,
     ):
         self.workers, self.servers = counts
+        self.resolver = resolver
         self.is_local = is_local
         self._placement = placement
         self._ending = ending or contextlib.ExitStack()
@@ -147,9 +155,9 @@ def connect(
         address = text(os.environ, "RAY_ADDRESS")
     counts = counts or told_counts(os.environ)
     if counts is None and address is None:
-        config = found_cluster()
-        if SERVER in config.spec.jobs:
-            return _by_tasks(config, deadline)
+        found = find_cluster()
+        if SERVER in found.config.spec.jobs:
+            return _by_tasks(found.resolver, deadline)
     if counts is None:
         problem = "was not found" if address is None else "does not tell how many workers to use"
         raise ClusterError("The cluster", address, problem, _WAYS if address is None else _NUMBERS)
@@ -169,7 +177,8 @@ def _by_tasks(config: ClusterResolver | ClusterConfig, deadline: Deadline) -> Cl
     check_cluster(spec)
     check_coordinator(spec, job, index)
     ending = attach_to_tasks(spec, deadline, connected=_is_connected())
-    return Cluster(Counts(spec.num_tasks(WORKER), spec.num_tasks(SERVER)), ByTask(), ending=ending)
+    resolver = config if isinstance(config, ClusterResolver) else None
+    return Cluster(Counts(spec.num_tasks(WORKER), spec.num_tasks(SERVER)), ByTask(), ending=ending, resolver=resolver)
 
 
 def _is_connected() -> bool:

@@ -1,0 +1,78 @@
+"""What `strategy.scope()` returns: a context manager that says so when it is used in another way than `with` does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import replicax.context as context
+from replicax.errors import ContextError
+
+
+class Scope(contextlib.ContextDecorator):
+    """Makes a strategy the current one for one `with` block; inside that block the same object may be opened again.
+
+    Args:
+        strategy: The strategy.
+        entered: Makes the context manager that does it, for this object.
+    """
+
+    def __init__(self, strategy: Any, entered: Callable[[Any], contextlib.AbstractContextManager[Any]]):
+        self._strategy, self._entered = strategy, entered
+        self._open: list[tuple[contextlib.AbstractContextManager[Any], context.Context]] = []
+        self._is_over = False
+
+    def _recreate_cm(self) -> Scope:
+        # As a decorator, it opens a scope of its own for each call.
+        return Scope(self._strategy, self._entered)
+
+    def __enter__(self) -> Any:
+        """Opens the scope and returns the strategy.
+
+        Raises:
+            ContextError: It has been closed, another strategy is current, or the call is made inside `run`.
+        """
+        if self._is_over:
+            raise ContextError(
+                f"This scope of {self._strategy!r} was opened and closed before. A scope object is for one `with` "
+                "block: call strategy.scope() for each."
+            )
+        manager = self._entered(self)
+        manager.__enter__()
+        self._open.append((manager, context.current()))
+        return self._strategy
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the scope.
+
+        Raises:
+            ContextError: It is not open, or a scope that was opened inside it still is.
+        """
+        if not self._open:
+            raise ContextError(f"A scope of {self._strategy!r} was closed that is not open. Use it in a `with` statement.")
+        _, installed = self._open[-1]
+        if error is not None:
+            self._close_inner(installed)
+        elif context.current() is not installed:
+            raise ContextError(
+                f"A scope of {self._strategy!r} was closed while {context.current().strategy!r} is current, by what "
+                "was opened inside it (or in another thread). Close scopes in the thread that opened them, the inner "
+                "one first, as nested `with` statements do."
+            )
+        self._close(kind, error, trace)
+
+    def _close(self, *error: Any) -> None:
+        manager, _ = self._open.pop()
+        self._is_over = not self._open
+        manager.__exit__(*error)
+
+    def _close_inner(self, installed: context.Context) -> None:
+        """Closes what was opened inside: the block has ended with an error before that was done, which it shall tell."""
+        inner = context.current().scope
+        while context.current() is not installed and inner not in (None, self):
+            inner._close(None, None, None)
+            inner = context.current().scope
