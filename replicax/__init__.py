@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicax import cluster as cluster_resolver
 from replicax import config, coordinator, data, dtensor, errors, health
+from replicax.aggregation import VariableAggregation, VariableSynchronization
 from replicax.checkpoint import Checkpoint, CheckpointManager, PreemptionCheckpointHandler, TerminationConfig
 from replicax.collectives import (
     CommunicationImplementation,
@@ -32,6 +33,7 @@ from replicax.parameter_server import (
 from replicax.program import function, grad, value_and_grad
 from replicax.program.keras_backend import choose_jax_for_keras
 from replicax.reduce_op import ReduceOp
+from replicax.scattering import IndexedSlices
 from replicax.strategies import (
     CentralStorageStrategy,
     FullyShardedStrategy,
@@ -49,7 +51,7 @@ from replicax.strategies import (
     set_strategy,
 )
 from replicax.values import DistributedValues, Mirrored, PerReplica
-from replicax.variables import Variable, VariableAggregation, VariableSynchronization
+from replicax.variables import Variable
 
 choose_jax_for_keras()  # The one thing that importing replicax does: it can be done before Keras is imported only.
 
@@ -68,6 +70,7 @@ __all__ = [
     "FixedShardsPartitioner",
     "FullyShardedStrategy",
     "HierarchicalCopyAllReduce",
+    "IndexedSlices",
     "InputContext",
     "InputOptions",
     "LayoutStrategy",

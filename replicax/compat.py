@@ -129,6 +129,15 @@ def is_kept_by_jax() -> bool:
     return False
 
 
+def outside_traces() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which operations on known values are done at once, whatever function is being traced.
+
+    That is what `jax.ensure_compile_time_eval` is for; but where `jax.shard_map` runs op by op it keeps to its devices.
+    """
+    trace = current_trace()
+    return jax_core.eval_context() if type(trace).__name__ == "ShardMapTrace" else jax.ensure_compile_time_eval()
+
+
 def current_trace() -> Any:
     """Returns JAX's innermost trace, for `within_trace`."""
     with jex_core.take_current_trace() as trace:

@@ -22,7 +22,7 @@ import numpy as np
 
 import replicax.context as context
 from replicax.compat import vary
-from replicax.errors import ContextError, ReduceError, ReplicaShapeError
+from replicax.errors import ContextError, ReduceError, ReplicaShapeError, VariableError
 from replicax.no_array import NoArray
 from replicax.reduce_op import ReduceOp, mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -276,6 +276,23 @@ ANY_PER_REPLICA = (PerReplica, UnevenPerReplica, ManualPerReplica)
 def is_per_replica(value: Any) -> bool:
     """Returns whether `value` is a per-replica value: one leaf of a nest, for JAX's tree functions."""
     return isinstance(value, ANY_PER_REPLICA)
+
+
+def component_here(value: Any, name: str) -> Any:
+    """Returns the running replica's component of a per-replica value that variable `name` is given; others as they are.
+
+    Raises:
+        VariableError: No replica runs.
+        ReplicaShapeError: The value has not one component for each replica that runs, all of one shape.
+    """
+    if not is_per_replica(value):
+        return value
+    if context.current().manual_replicas is None:
+        raise VariableError(
+            f"Variable {name!r} was assigned a per-replica value outside of a replica, which would make its copies "
+            "differ. Reduce it first: strategy.reduce('sum', value, axis=None)."
+        )
+    return value.own()
 
 
 def normalize_axes(axis: int | Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:

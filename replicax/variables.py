@@ -6,7 +6,6 @@ variable a value that may differ between replicas is refused at trace time inste
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -15,44 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
+from replicax.aggregation import VariableAggregation, VariableSynchronization, aggregate, check_aggregation
 from replicax.array_like import ArrayLike
-from replicax.compat import assert_equal_over_axis, is_tracing, strongly_typed, vary
-from replicax.equality import Difference, difference
-from replicax.errors import ProgramError, ReplicaDivergenceError, StrategyMismatchError, VariableError
+from replicax.compat import is_random_key, is_tracing, outside_traces, strongly_typed, vary
+from replicax.errors import ProgramError, StrategyMismatchError, VariableError
 from replicax.migration import Advised, called_as
-from replicax.named import member_of
-from replicax.reduce_op import mean_over, terms_of
+from replicax.reduce_op import terms_of
 from replicax.runtime import turns
+from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.values import is_per_replica
+from replicax.scattering import Entries, Scattered, aggregate_entries, scattered
+from replicax.values import component_here
+
+_MOST_SHOWN = 24  # entries of a value that are printed all
 
 
-class _Named(enum.Enum):
-    @classmethod
-    def of(cls, value: Any) -> Any:
-        """Returns the member that `value` is or names (any case; None is the default member)."""
-        return member_of(cls, "none" if value is None else value, cls.__name__, VariableError)
-
-
-class VariableSynchronization(_Named):
-    """When the copies of a variable are made consistent: at every write, or only when read from outside a replica."""
-
-    AUTO = "auto"
-    NONE = "none"
-    ON_WRITE = "on_write"
-    ON_READ = "on_read"
-
-
-class VariableAggregation(_Named):
-    """How values that replicas assign are combined."""
-
-    NONE = "none"
-    SUM = "sum"
-    MEAN = "mean"
-    ONLY_FIRST_REPLICA = "only_first_replica"
-
-
-class Variable(Advised, ArrayLike):  # type: ignore[metaclass] # NumPy's stubs have an ABC there
+class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumPy's stubs have an ABC there
     """A value that outlives the function that assigns it.
 
     Under a strategy's scope the variable is *mirrored*: each device holds a copy, and all copies stay equal. With
@@ -74,6 +51,7 @@ class Variable(Advised, ArrayLike):  # type: ignore[metaclass] # NumPy's stubs h
         aggregation: How values that differ between replicas are combined: `"none"` (they are refused), `"sum"`,
             `"mean"` or `"only_first_replica"`.
         name: Name for messages.
+        constraint: A function that Keras optimizers apply to the value after each update.
 
     Attributes:
         strategy: The strategy in whose scope the variable was made, or None.
@@ -97,10 +75,11 @@ class Variable(Advised, ArrayLike):  # type: ignore[metaclass] # NumPy's stubs h
         dtype: Any = None,
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
-        name: str = "Variable",
+        name: str | None = None,
+        constraint: Callable[[Any], Any] | None = None,
     ):
-        self.name = name
-        self.constraint: Callable[[Any], Any] | None = None
+        self.name = name = name or "Variable"
+        self.constraint = constraint
         self.synchronization = VariableSynchronization.of(synchronization)
         self.aggregation = VariableAggregation.of(aggregation)
         on_read = self.synchronization is VariableSynchronization.ON_READ
@@ -166,17 +145,24 @@ class Variable(Advised, ArrayLike):  # type: ignore[metaclass] # NumPy's stubs h
 
     # Writing.
 
-    @called_as("tf.Variable.assign")
-    def assign(self, value: Any) -> jax.Array:
+    def assign(self, value: Any, use_locking: Any = False, name: Any = None, read_value: bool = True) -> Any:
         """Replaces the value and returns the new one.
 
         Args:
-            value: Shape and dtype of the variable (or what broadcasting-free conversion to its dtype gives).
+            value: Shape and dtype of the variable (or what broadcasting-free conversion to its dtype gives). Of a
+                per-replica value each replica of a `strategy.run` takes its component.
+            use_locking: Accepted as in TensorFlow, without effect: assignments are never torn apart.
+            name: Accepted as in TensorFlow, without effect.
+            read_value: Whether to return the new value; otherwise None.
 
         Raises:
             ReplicaDivergenceError: The value may differ between replicas and the variable has no aggregation.
             VariableError: Shape mismatch, or an assignment that its aggregation gives no meaning to.
         """
+        new = self._assign_in_turn(value)
+        return new if read_value else None
+
+    def _assign_in_turn(self, value: Any) -> jax.Array:
         if context.current().frame is None and not lives_elsewhere(self):
             with turns.of_thread(), turns.DISPATCH: return self._assign(value)  # noqa: E701  # fmt: skip
         return self._assign(value)
@@ -192,14 +178,16 @@ class Variable(Advised, ArrayLike):  # type: ignore[metaclass] # NumPy's stubs h
         return self._store(new)
 
     @called_as("tf.Variable.assign_add")
-    def assign_add(self, value: Any) -> jax.Array:
+    def assign_add(self, value: Any, use_locking: Any = False, name: Any = None, read_value: bool = True) -> Any:
         """Adds `value`; otherwise like `assign`."""
-        return self._changed(value, jnp.add)
+        new = self._changed(value, jnp.add)
+        return new if read_value else None
 
     @called_as("tf.Variable.assign_sub")
-    def assign_sub(self, value: Any) -> jax.Array:
+    def assign_sub(self, value: Any, use_locking: Any = False, name: Any = None, read_value: bool = True) -> Any:
         """Subtracts `value`; otherwise like `assign`."""
-        return self._changed(value, jnp.subtract)
+        new = self._changed(value, jnp.subtract)
+        return new if read_value else None
 
     def _changed(self, value: Any, combine: Callable[[Any, Any], jax.Array]) -> jax.Array:
         if context.current().frame is None and not lives_elsewhere(self):
@@ -216,7 +204,7 @@ class Variable(Advised, ArrayLike):  # type: ignore[metaclass] # NumPy's stubs h
             change = aggregate(change, self.aggregation, current.manual_replicas or 1, self.name)
             check_owner(self.strategy, current.strategy, self.name)
             return self._store(combine(self._read(), change))
-        return self.assign(combine(self._read(), change))
+        return self._assign_in_turn(combine(self._read(), change))
 
     def _assign_in_replica(self, new: jax.Array, current: context.Context) -> jax.Array:
         if self.per_replica:
@@ -246,13 +234,28 @@ class Variable(Advised, ArrayLike):  # type: ignore[metaclass] # NumPy's stubs h
         self._store(combine(self._read(), self._as_array(value)))
         return self.value
 
-    def _as_array(self, value: Any) -> jax.Array:
-        if is_per_replica(value):
+    def _scatter(self, op: str, entries: Entries) -> jax.Array:
+        if context.current().frame is None and not lives_elsewhere(self):
+            with turns.of_thread(), turns.DISPATCH: return self._change_entries(op, entries)  # noqa: E701  # fmt: skip
+        return self._change_entries(op, entries)
+
+    def _change_entries(self, op: str, entries: Entries) -> jax.Array:
+        if self.per_replica:
             raise VariableError(
-                f"Variable {self.name!r} was assigned a per-replica value outside of a replica, which would make its "
-                "copies differ. Reduce it first: strategy.reduce('sum', value, axis=None)."
+                f"Variable {self.name!r} keeps a component for each replica (synchronization 'on_read'), and has no "
+                "scatter methods. Inside strategy.run, assign the whole: v.assign(v.value.at[indices].add(updates))."
             )
-        return strongly_typed(value, self._dtype)
+        current = context.current()
+        replicas = current.manual_replicas or 1
+        if current.replica is not None and replicas > 1:
+            entries = aggregate_entries(op, entries, self.aggregation, replicas, self.name)
+        new = scattered(op, self._read(), entries)
+        if current.manual_replicas is not None:
+            new = aggregate(new, VariableAggregation.NONE, replicas, self.name)
+        return self._store(new)
+
+    def _as_array(self, value: Any) -> jax.Array:
+        return strongly_typed(component_here(value, self.name), self._dtype)
 
     def _converted(self, value: Any) -> jax.Array:
         new = self._as_array(value)
@@ -278,7 +281,7 @@ class Variable(Advised, ArrayLike):  # type: ignore[metaclass] # NumPy's stubs h
 
     def _initialize(self, value: jax.Array) -> None:
         # Also where a function is being traced: the variable outlives the trace.
-        with jax.ensure_compile_time_eval():
+        with outside_traces():
             if self.strategy is None:
                 self._value = jnp.copy(value)
                 return
@@ -296,9 +299,27 @@ class Variable(Advised, ArrayLike):  # type: ignore[metaclass] # NumPy's stubs h
         """Dtype of the value."""
         return self._dtype
 
+    @property
+    def device(self) -> str:
+        """Name of the device that has the value, such as `"cpu:0"`; of several, the first of this process."""
+        devices: Any = self._value.sharding.addressable_devices
+        return device_name(min(devices, key=lambda device: device.id))
+
     def __repr__(self) -> str:
         copies = f", replicas={self.strategy.num_replicas_in_sync}" if self.strategy is not None else ""
-        return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype}{copies}>"
+        return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype}{copies}{self._shown_value()}>"
+
+    def _shown_value(self) -> str:
+        """Returns the value for messages; nothing where it would have to be fetched or is known only later."""
+        value = self.__dict__.get("_value")  # That of a variable of the servers is not here.
+        if context.current().frame is not None or not isinstance(value, jax.Array) or is_random_key(value):
+            return ""
+        if value.is_deleted() or not (value.is_fully_addressable or value.is_fully_replicated):
+            return ""
+        what = "components" if self.per_replica else "value"
+        with turns.DISPATCH: shown = np.asarray(value)  # noqa: E701  # fmt: skip
+        text = np.array2string(shown, separator=", ", threshold=_MOST_SHOWN, edgeitems=2)
+        return f", {what}={text}"
 
 
 def lives_elsewhere(variable: Any) -> bool:
@@ -323,76 +344,11 @@ def check_owner(owner: Any, current: Any, name: str) -> None:
         )
 
 
-def check_aggregation(aggregation: VariableAggregation, dtype: Any, name: str) -> None:
-    """Checks that a variable's values, combined, are of its dtype.
-
-    Raises:
-        VariableError: A mean of integers or bools, or a sum of bools.
-    """
-    if aggregation is VariableAggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
-        raise VariableError(f"Variable {name!r}: a mean of {dtype} values is not {dtype}; use a float dtype.")
-    if aggregation is VariableAggregation.SUM and not jnp.issubdtype(dtype, jnp.number):
-        raise VariableError(
-            f"Variable {name!r}: a sum of {dtype} values is not {dtype}. To count, use dtype='int32'; to ask whether "
-            "any replica has it, count and compare with 0."
-        )
-
-
-def aggregate(value: jax.Array, aggregation: VariableAggregation, replicas: int, name: str) -> jax.Array:
-    """Makes a value that replicas assign to a mirrored variable equal on all of them.
-
-    Args:
-        value: This replica's value, inside `shard_map`.
-        aggregation: The variable's aggregation.
-        replicas: Number of replicas.
-        name: The variable's name, for messages.
-
-    Returns:
-        The value to store, typed as equal on all replicas.
-
-    Raises:
-        ReplicaDivergenceError: The value may differ and `aggregation` is NONE.
-        VariableError: The value is equal already and would be summed, that is, multiplied by the number of replicas.
-    """
-    sums = aggregation is VariableAggregation.SUM and replicas > 1
-    value, why = difference(value, refused_if_equal=sums)
-    if why is None:
-        if sums:
-            raise VariableError(
-                f"Variable {name!r} sums what its replicas assign, but this value is the same on all {replicas} "
-                f"replicas, so the sum would be {replicas} times the value. Assign a value that differs per replica, "
-                "or create the variable with aggregation='mean' or 'only_first_replica'."
-            )
-        return value
-    return combine(value, why, aggregation, replicas, name)
-
-
-def combine(value: jax.Array, why: Difference, aggregation: VariableAggregation, replicas: int, name: str) -> jax.Array:
-    """Makes a value equal on all replicas that may differ for the reason `why`; otherwise like `aggregate`."""
-    if replicas == 1:
-        return assert_equal_over_axis(value, REPLICA_AXIS)
-    if aggregation is VariableAggregation.SUM:
-        return jax.lax.psum(value, REPLICA_AXIS)
-    if aggregation is VariableAggregation.MEAN:
-        return mean_over(REPLICA_AXIS, value)
-    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return first_replica(value)
-    raise ReplicaDivergenceError(name, why.reason)
-
-
-def first_replica(value: jax.Array) -> jax.Array:
-    """Returns replica 0's `value` on every replica."""
-    mine = jax.lax.axis_index(REPLICA_AXIS) == 0
-    if jnp.issubdtype(value.dtype, jnp.bool_):
-        return first_replica(value.astype(jnp.uint8)).astype(bool)
-    return jax.lax.psum(jnp.where(mine, value, jnp.zeros_like(value)), REPLICA_AXIS)
-
-
 def _initial(initial_value: Any, dtype: Any, name: str) -> jax.Array:
     # A variable may be created while a function is traced; its first value must be a real one even there.
-    with jax.ensure_compile_time_eval():
+    with outside_traces():
         value = initial_value() if callable(initial_value) else initial_value
-        array = strongly_typed(value, dtype)
+        array = value if isinstance(value, jax.core.Tracer) else strongly_typed(value, dtype)
     if isinstance(array, jax.core.Tracer):
         raise ProgramError(
             f"The initial value of variable {name!r} depends on values that are only known when the program runs. "

@@ -416,6 +416,115 @@ def test_variables_are_told_apart_by_identity_as_keys():
 
 
 def test_printing_a_variable_does_not_read_it(two):
-    v = variable_of(two, synchronization="on_read")
-    assert repr(v) == "<Variable 'v' shape=() dtype=float32, replicas=2>"
-    assert repr(rx.Variable([1])) == "<Variable 'Variable' shape=(1,) dtype=int32>"
+    v = variable_of(two, synchronization="on_read")  # without aggregation it could not be read here
+    assert repr(v) == "<Variable 'v' shape=() dtype=float32, replicas=2, components=[10., 10.]>"
+    seen = []
+    rx.function(lambda: seen.append(repr(v)))()
+    assert set(seen) == {"<Variable 'v' shape=() dtype=float32, replicas=2>"}
+
+
+def test_a_variable_shows_its_value():
+    assert repr(rx.Variable([1, 2])) == "<Variable 'Variable' shape=(2,) dtype=int32, value=[1, 2]>"
+    assert str(rx.Variable(True, name="flag")) == "<Variable 'flag' shape=() dtype=bool, value=True>"
+    large = repr(rx.Variable(np.zeros((1000, 1000), np.float32)))
+    assert "..." in large
+    assert len(large) < 200
+    assert "value" not in repr(rx.Variable(jax.random.key(0)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("make", [lambda: rx.Variable(1.0), lambda: rx.dtensor.DVariable(1.0, layout=_replicated())])
+def test_tensorflows_keywords_of_assignments_are_accepted(make, method):
+    v = make()
+    assert float(getattr(v, method)(1.0, use_locking=True, name="step")) == v.numpy()
+    assert getattr(v, method)(1.0, read_value=False) is None
+    assert getattr(v, method)(1.0, False, None, False) is None
+    assert float(v.value) == {"assign": 1.0, "assign_add": 4.0, "assign_sub": -2.0}[method]
+
+
+def _replicated():
+    return rx.dtensor.Layout([], rx.dtensor.create_mesh([("x", 2)], devices=["cpu:0", "cpu:1"]))
+
+
+def test_a_variable_knows_its_device(two):
+    assert rx.Variable(1.0).device == "cpu:0"
+    with rx.OneDeviceStrategy("cpu:3").scope():
+        v = rx.Variable(1.0)
+    assert v.device == "cpu:3"
+    assert variable_of(two).device == "cpu:0"
+    assert rx.OneDeviceStrategy(v.device).devices == rx.OneDeviceStrategy("cpu:3").devices
+
+
+# Per-replica values that a replica function has captured: each replica takes its component, as in tf.distribute.
+
+
+@pytest.mark.parametrize("how", ["run", "function", "eager"])
+def test_a_captured_per_replica_value_can_be_assigned(two, per_replica, how):
+    captured = per_replica(two, 1.0, 2.0)
+    mean, own = variable_of(two, aggregation="mean"), variable_of(two, synchronization="on_read", aggregation="sum")
+
+    def step():
+        mean.assign_add(captured)
+        own.assign(captured)
+
+    rx.config.run_eagerly(how == "eager")
+    try:
+        rx.function(lambda: two.run(step))() if how == "function" else two.run(step)
+    finally:
+        rx.config.run_eagerly(False)
+    assert float(mean.value) == 11.5
+    assert components(two, own) == [1.0, 2.0]
+
+
+def test_a_captured_value_that_differs_needs_an_aggregation(two, mirrored, per_replica):
+    captured = per_replica(two, 1.0, 2.0)
+    v = variable_of(two)
+    with pytest.raises(ReplicaDivergenceError):
+        two.run(lambda: v.assign(captured))
+    three = variable_of(mirrored(3), aggregation="sum")
+    with pytest.raises(rx.errors.ReplicaShapeError, match="on 3 replicas"):
+        mirrored(3).run(lambda: three.assign(captured))
+
+
+# Operation by operation.
+
+
+@pytest.fixture
+def eagerly():
+    rx.config.run_eagerly(True)
+    yield
+    rx.config.run_eagerly(False)
+
+
+@pytest.mark.parametrize("declaration", [{}, {"synchronization": "on_read", "aggregation": "sum"}], ids=str)
+def test_run_eagerly_indexes_a_variables_value(two, eagerly, declaration):
+    v = variable_of(two, [1.0, 2.0, 3.0], **declaration)
+
+    def step():
+        v.assign(v.value.at[1].add(5.0))
+        return v.value[1], v[-1], v.value[:2], jnp.sum(v.value)
+
+    second, last, first_two, total = two.run(step)
+    assert [float(two.local_results(x)[0]) for x in (second, last, total)] == [7.0, 3.0, 11.0]
+    np.testing.assert_array_equal(two.local_results(first_two)[1], [1.0, 7.0])
+
+
+@pytest.mark.parametrize("first", [1.0, lambda: jnp.ones(())], ids=["number", "function"])
+def test_run_eagerly_a_step_may_make_a_variable_once(two, eagerly, first):
+    kept = []
+
+    def step():
+        if not kept:
+            kept.append(rx.Variable(first))
+        return kept[0].assign_add(1.0)
+
+    two.run(step)
+    two.run(step)
+    assert float(kept[0].value) == 3.0
+    assert kept[0].strategy is two
+    assert len(kept[0]._value.sharding.device_set) == 2
+
+
+def test_run_eagerly_the_first_value_is_no_replicas_own(two, eagerly, per_replica):
+    with pytest.raises(ProgramError, match="initial value"):
+        two.run(rx.Variable, args=(per_replica(two, 1.0, 2.0),))

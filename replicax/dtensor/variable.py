@@ -80,7 +80,7 @@ class DVariable(Variable):
     def save_as_bf16(self, enable: bool) -> None:
         self._save_as_bf16 = bool(enable)
 
-    def assign(self, value: Any) -> jax.Array:
+    def assign(self, value: Any, use_locking: Any = False, name: Any = None, read_value: bool = True) -> Any:
         """Replaces the value and returns the new one, in the variable's layout.
 
         Args:
@@ -94,7 +94,7 @@ class DVariable(Variable):
             LayoutError: The value lives on another mesh, or was put on one device on purpose. Move it first, with
                 `copy_to_mesh(value, variable.layout)`: that costs a transfer, which should be visible.
         """
-        return super().assign(value)
+        return super().assign(value, use_locking, name, read_value)
 
     def _check_context(self) -> None:
         current = context.current()

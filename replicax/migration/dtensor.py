@@ -26,7 +26,7 @@ _XLA_SPMD = refused("XLA's partitioner is the only one here, on every platform."
 _NO_PROTO = "Use `to_string` and `from_string`, or `pickle`."
 _MAKE = "Make a mesh with `rx.dtensor.create_mesh`, or give `Mesh` an array of devices."
 _TRANSFORM = "It is no `tf.data.Dataset`: transform what you give to `rx.dtensor.DTensorDataset`."
-_OF_VARIABLES = ("validate_shape", "caching_device", "variable_def", "import_scope", "constraint", "shape")
+_OF_VARIABLES = ("validate_shape", "caching_device", "variable_def", "import_scope", "shape")
 _DIRECTORY = to("directory")
 
 
@@ -133,6 +133,7 @@ DTENSOR: Rows = {
         "It belongs to no strategy.",
         synchronization=refused("There is one value over the mesh: nothing to synchronize.", None),
         aggregation=refused("There is one value over the mesh: nothing to combine.", None),
+        constraint=refused("Set `variable.constraint`: Keras's optimizers apply it.", None),
         **{name: VARIABLES["tf.Variable"].keywords[name] for name in _OF_VARIABLES},
     ),
     f"{_T}.DVariable.layout": same("dtensor.DVariable.layout"),

@@ -9,11 +9,7 @@ _DV = "tf.experimental.dtensor.DVariable"
 _K = "tf.train.Checkpoint"
 _M = "tf.train.CheckpointManager"
 _V1 = "It belongs to TensorFlow 1's sessions and graphs."
-_ROWS = "Update rows with `v.assign(v.value.at[indices].add(rows))`, and `set`, `max`, `min`, `multiply`, `divide`."
-_LOCK = unused("An assignment is a step of the program: there is nothing to lock.")
-_GRAPH_LABEL = unused("A label in TensorFlow's graph.")
-_READ_VALUE = unused("The new value is returned in any case.")
-_ASSIGN = {"use_locking": _LOCK, "name": _GRAPH_LABEL, "read_value": _READ_VALUE}
+_ARRAY = "It returns the new value, an array, and not the variable."
 _OPTIONS = refused("`rx.Checkpoint` and `rx.CheckpointManager` have parameters of their own.", None)
 
 VARIABLES: Rows = {
@@ -24,7 +20,6 @@ VARIABLES: Rows = {
         caching_device=refused("The strategy places variables.", None),
         variable_def=refused(_V1, None),
         import_scope=refused(_V1, None),
-        constraint=refused("Set `variable.constraint`: Keras's optimizers apply it.", None),
         shape=refused("The shape is the initial value's, and fixed.", None),
         experimental_enable_variable_lifting=unused("Variables are lifted out of every `rx.function`."),
     ).ordered(
@@ -33,24 +28,19 @@ VARIABLES: Rows = {
     ),
     **members("Variable", "aggregation constraint dtype name shape synchronization trainable read_value", _V),
     f"{_V}.value": differs("Variable.value", "A property: `v.value`, not `v.value()`."),
-    f"{_V}.assign": same("Variable.assign", "", **_ASSIGN).ordered("value use_locking name read_value"),
-    f"{_V}.assign_add": same("Variable.assign_add", "", delta=to("value"), **_ASSIGN).ordered(
-        "delta use_locking name read_value"
-    ),
-    f"{_V}.assign_sub": same("Variable.assign_sub", "", delta=to("value"), **_ASSIGN).ordered(
-        "delta use_locking name read_value"
-    ),
-    **absent_members(
+    f"{_V}.assign": differs("Variable.assign", _ARRAY),
+    f"{_V}.assign_add": differs("Variable.assign_add", _ARRAY, delta=to("value")),
+    f"{_V}.assign_sub": differs("Variable.assign_sub", _ARRAY, delta=to("value")),
+    **members(
+        "Variable",
         "batch_scatter_update scatter_add scatter_div scatter_max scatter_min scatter_mul scatter_sub "
         "scatter_update scatter_nd_add scatter_nd_sub scatter_nd_update",
         _V,
-        _ROWS,
     ),
-    f"{_DV}.scatter_nd_max": absent(_ROWS),
-    f"{_DV}.scatter_nd_min": absent(_ROWS),
+    **members("dtensor.DVariable", "scatter_nd_max scatter_nd_min", _DV),
     f"{_V}.gather_nd": absent("Index the value: `v.value[indices]`."),
     f"{_V}.sparse_read": absent("Index the value: `v.value[indices]`; an `rx.ShardedVariable` has `sparse_read`."),
-    f"{_V}.device": absent("Ask the value: `v.value.sharding`, or `strategy.explain([v])`."),
+    f"{_V}.device": differs("Variable.device", "A name such as `cpu:0`; `strategy.explain([v])` tells more."),
     f"{_V}.get_shape": absent("Use `v.shape`."),
     f"{_V}.set_shape": absent("The shape is the initial value's, and fixed."),
     f"{_V}.ref": absent("Use `id(v)`, or the variable itself as a key of a dict."),

@@ -41,6 +41,8 @@ class EagerReplicaFrame(ReplicaFrame):
         value = variable._value
         if value.sharding != self._strategy.placement.replica_sharding(variable, self._replicas):
             value = jnp.asarray(np.asarray(value))  # Inside the map nothing can be moved, but a constant can be used.
+        # The copy is a value of the map; operations on a part of the array itself would look for it on another mesh.
+        value = jnp.copy(value)
         return own_row(value) if variable_is_stacked(variable) else value
 
     def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:

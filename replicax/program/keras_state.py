@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
+from replicax.aggregation import VariableAggregation, check_aggregation, combine
 from replicax.compat import vary
 from replicax.equality import difference
 from replicax.errors import ContextError, ProgramError
@@ -31,7 +32,7 @@ from replicax.program.keras_hooks import (
 )
 from replicax.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variables import VariableAggregation, check_aggregation, check_owner, combine
+from replicax.variables import check_owner
 
 _MAX_PASSES = 5
 _RECURRENT_STATE = "rnn_state"  # what Keras calls the variables of a stateful recurrent layer

@@ -53,7 +53,9 @@ class Scope(contextlib.ContextDecorator):
             ContextError: It is not open, or a scope that was opened inside it still is.
         """
         if not self._open:
-            raise ContextError(f"A scope of {self._strategy!r} was closed that is not open. Use it in a `with` statement.")
+            raise ContextError(
+                f"A scope of {self._strategy!r} was closed that is not open. Use it in a `with` statement."
+            )
         _, installed = self._open[-1]
         if error is not None:
             self._close_inner(installed)
@@ -71,7 +73,7 @@ class Scope(contextlib.ContextDecorator):
         manager.__exit__(*error)
 
     def _close_inner(self, installed: context.Context) -> None:
-        """Closes what was opened inside: the block has ended with an error before that was done, which it shall tell."""
+        """Closes what was opened inside, since the block has ended with an error before that was done."""
         inner = context.current().scope
         while context.current() is not installed and inner not in (None, self):
             inner._close(None, None, None)

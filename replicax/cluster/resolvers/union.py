@@ -53,7 +53,7 @@ class UnionResolver(ClusterResolver):
         return self._resolvers[0].environment
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Returns the address of a task in the joined cluster; if none is named anywhere, what the first resolver says."""
+        """Returns the address of a task in the joined cluster; if none is named, what the first resolver says."""
         named = (task_type, task_id) != (None, None) or (self._given_type, self._given_id) != (None, None)
         if named:
             return super().master(task_type, task_id, rpc_layer)

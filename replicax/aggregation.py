@@ -1,0 +1,106 @@
+"""How values that replicas assign to one variable are combined."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.compat import assert_equal_over_axis
+from replicax.equality import Difference, difference
+from replicax.errors import ReplicaDivergenceError, VariableError
+from replicax.named import member_of
+from replicax.reduce_op import mean_over
+from replicax.runtime.mesh import REPLICA_AXIS
+
+
+class _Named(enum.Enum):
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        """Returns the member that `value` is or names (any case; None is the default member)."""
+        return member_of(cls, "none" if value is None else value, cls.__name__, VariableError)
+
+
+class VariableSynchronization(_Named):
+    """When the copies of a variable are made consistent: at every write, or only when read from outside a replica."""
+
+    AUTO = "auto"
+    NONE = "none"
+    ON_WRITE = "on_write"
+    ON_READ = "on_read"
+
+
+class VariableAggregation(_Named):
+    """How values that replicas assign are combined."""
+
+    NONE = "none"
+    SUM = "sum"
+    MEAN = "mean"
+    ONLY_FIRST_REPLICA = "only_first_replica"
+
+
+def check_aggregation(aggregation: VariableAggregation, dtype: Any, name: str) -> None:
+    """Checks that a variable's values, combined, are of its dtype.
+
+    Raises:
+        VariableError: A mean of integers or bools, or a sum of bools.
+    """
+    if aggregation is VariableAggregation.MEAN and not jnp.issubdtype(dtype, jnp.inexact):
+        raise VariableError(f"Variable {name!r}: a mean of {dtype} values is not {dtype}; use a float dtype.")
+    if aggregation is VariableAggregation.SUM and not jnp.issubdtype(dtype, jnp.number):
+        raise VariableError(
+            f"Variable {name!r}: a sum of {dtype} values is not {dtype}. To count, use dtype='int32'; to ask whether "
+            "any replica has it, count and compare with 0."
+        )
+
+
+def aggregate(value: jax.Array, aggregation: VariableAggregation, replicas: int, name: str) -> jax.Array:
+    """Makes a value that replicas assign to a mirrored variable equal on all of them.
+
+    Args:
+        value: This replica's value, inside `shard_map`.
+        aggregation: The variable's aggregation.
+        replicas: Number of replicas.
+        name: The variable's name, for messages.
+
+    Returns:
+        The value to store, typed as equal on all replicas.
+
+    Raises:
+        ReplicaDivergenceError: The value may differ and `aggregation` is NONE.
+        VariableError: The value is equal already and would be summed, that is, multiplied by the number of replicas.
+    """
+    sums = aggregation is VariableAggregation.SUM and replicas > 1
+    value, why = difference(value, refused_if_equal=sums)
+    if why is None:
+        if sums:
+            raise VariableError(
+                f"Variable {name!r} sums what its replicas assign, but this value is the same on all {replicas} "
+                f"replicas, so the sum would be {replicas} times the value. Assign a value that differs per replica, "
+                "or create the variable with aggregation='mean' or 'only_first_replica'."
+            )
+        return value
+    return combine(value, why, aggregation, replicas, name)
+
+
+def combine(value: jax.Array, why: Difference, aggregation: VariableAggregation, replicas: int, name: str) -> jax.Array:
+    """Makes a value equal on all replicas that may differ for the reason `why`; otherwise like `aggregate`."""
+    if replicas == 1:
+        return assert_equal_over_axis(value, REPLICA_AXIS)
+    if aggregation is VariableAggregation.SUM:
+        return jax.lax.psum(value, REPLICA_AXIS)
+    if aggregation is VariableAggregation.MEAN:
+        return mean_over(REPLICA_AXIS, value)
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return first_replica(value)
+    raise ReplicaDivergenceError(name, why.reason)
+
+
+def first_replica(value: jax.Array) -> jax.Array:
+    """Returns replica 0's `value` on every replica."""
+    mine = jax.lax.axis_index(REPLICA_AXIS) == 0
+    if jnp.issubdtype(value.dtype, jnp.bool_):
+        return first_replica(value.astype(jnp.uint8)).astype(bool)
+    return jax.lax.psum(jnp.where(mine, value, jnp.zeros_like(value)), REPLICA_AXIS)

@@ -1,0 +1,238 @@
+"""Changing some rows of a variable: `scatter_add` and the like of `tf.Variable`, and `IndexedSlices`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.aggregation import VariableAggregation, first_replica
+from replicax.compat import strongly_typed, vary
+from replicax.errors import ArgumentError, VariableError
+from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.values import component_here
+
+
+class IndexedSlices(NamedTuple):
+    """Rows of an array by their numbers; TensorFlow's class of that name.
+
+    Attributes:
+        values: The rows, shape `(*indices.shape, *row shape)`.
+        indices: Their numbers, integers of any shape.
+        dense_shape: Shape of the array; accepted as in TensorFlow, not used.
+    """
+
+    values: Any
+    indices: Any
+    dense_shape: Any = None
+
+
+class Entries(NamedTuple):
+    """Which entries of a variable are changed, and by what.
+
+    Attributes:
+        indices: Shape `(number, dimensions)`: the first indices of each entry.
+        updates: Shape `(number, *variable.shape[dimensions:])`, dtype of the variable.
+    """
+
+    indices: jax.Array
+    updates: jax.Array
+
+
+_OVERWRITE = ("max", "min", "update")  # What several replicas would do one after the other depends on their order.
+
+
+class Scattered:
+    """The scatter methods of `tf.Variable`, for what has a shape, a dtype and `_scatter`.
+
+    Each takes `IndexedSlices` (ours, TensorFlow's or anything with `values` and `indices`), or indices and updates. If
+    one index comes several times, all its updates count. Updates may be one number, for all indices. Indices out of
+    range are an error; in a step they are known too late for that, and nothing is changed there.
+
+    In `strategy.run`, the replicas' slices are combined by the variable's aggregation, as in tf.distribute: under
+    `"sum"` all of them are applied, under `"mean"` all of them with the updates divided by the number of replicas,
+    under `"only_first_replica"` those of replica 0. `scatter_max`, `scatter_min` and `scatter_update` take `"none"`
+    and `"only_first_replica"` only. Each method returns the new value.
+
+    Raises:
+        ArgumentError: The arguments are neither slices nor indices and updates.
+        VariableError: Indices or updates of another shape or dtype, or out of range; a variable without dimensions, or
+            one that keeps a component for each replica; or an aggregation that gives the call no meaning.
+        ReplicaDivergenceError: The slices may differ between replicas and the variable has no aggregation.
+    """
+
+    name: str
+
+    def _scatter(self, op: str, entries: Entries) -> Any:
+        raise NotImplementedError
+
+    def scatter_add(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+        """Adds updates to rows."""
+        return self._scatter("add", self._rows(sparse_delta, updates))
+
+    def scatter_sub(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+        """Subtracts updates from rows."""
+        return self._scatter("sub", self._rows(sparse_delta, updates))
+
+    def scatter_mul(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+        """Multiplies rows by updates."""
+        return self._scatter("mul", self._rows(sparse_delta, updates))
+
+    def scatter_div(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+        """Divides rows by updates; integers towards zero."""
+        return self._scatter("div", self._rows(sparse_delta, updates))
+
+    def scatter_max(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+        """Makes rows the larger of themselves and updates, element by element."""
+        return self._scatter("max", self._rows(sparse_delta, updates))
+
+    def scatter_min(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+        """Makes rows the smaller of themselves and updates, element by element."""
+        return self._scatter("min", self._rows(sparse_delta, updates))
+
+    def scatter_update(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+        """Replaces rows; of several updates to one row, some one stays."""
+        return self._scatter("update", self._rows(sparse_delta, updates))
+
+    def batch_scatter_update(
+        self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None
+    ) -> Any:
+        """Replaces rows in each part of a batch.
+
+        All dimensions of the indices but the last are those of a batch, which the variable and the updates begin with
+        too: `variable[b, indices[b, i]] = updates[b, i]`.
+        """
+        return self._scatter("update", self._rows(sparse_delta, updates, batched=True))
+
+    def scatter_nd_add(self, indices: Any, updates: Any, name: Any = None) -> Any:
+        """Adds updates to the entries that the last dimension of the indices names."""
+        return self._scatter("add", self._entries(indices, updates))
+
+    def scatter_nd_sub(self, indices: Any, updates: Any, name: Any = None) -> Any:
+        """Subtracts updates from the entries that the last dimension of the indices names."""
+        return self._scatter("sub", self._entries(indices, updates))
+
+    def scatter_nd_update(self, indices: Any, updates: Any, name: Any = None) -> Any:
+        """Replaces the entries that the last dimension of the indices names."""
+        return self._scatter("update", self._entries(indices, updates))
+
+    def scatter_nd_max(self, indices: Any, updates: Any, name: Any = None) -> Any:
+        """Makes the entries that the last dimension of the indices names the larger of themselves and updates."""
+        return self._scatter("max", self._entries(indices, updates))
+
+    def scatter_nd_min(self, indices: Any, updates: Any, name: Any = None) -> Any:
+        """Makes the entries that the last dimension of the indices names the smaller of themselves and updates."""
+        return self._scatter("min", self._entries(indices, updates))
+
+    def _rows(self, sparse_delta: Any, updates: Any, batched: bool = False) -> Entries:
+        indices, updates = _taken_apart(sparse_delta, updates)
+        indices = self._checked(indices)
+        if not batched:
+            return self._entries(indices[..., None], updates)
+        shape: tuple[int, ...] = tuple(self._shape)  # type: ignore[attr-defined]
+        batch = indices.shape[:-1]
+        if shape[: len(batch)] != batch:
+            raise self._unfit(
+                "indices", indices.shape, f"shape {shape[: indices.ndim - 1]} before their last dimension"
+            )
+        places = [jnp.broadcast_to(each[..., None], indices.shape) for each in np.indices(batch)]
+        return self._entries(jnp.stack([*places, indices], axis=-1), updates)
+
+    def _entries(self, indices: Any, updates: Any) -> Entries:
+        shape: tuple[int, ...] = tuple(self._shape)  # type: ignore[attr-defined]
+        indices, dtype = self._checked(indices), self._dtype  # type: ignore[attr-defined]
+        if not indices.ndim or not 0 < indices.shape[-1] <= len(shape):
+            raise self._unfit("indices", indices.shape, f"at most {len(shape)} index(es) in their last dimension")
+        dimensions = indices.shape[-1]
+        self._check_range(indices, shape[:dimensions])
+        wanted = (*indices.shape[:-1], *shape[dimensions:])
+        updates = strongly_typed(component_here(updates, self.name), dtype)
+        if updates.ndim and updates.shape != wanted:
+            raise self._unfit("updates", updates.shape, f"shape {wanted}, or are one number")
+        updates = jnp.broadcast_to(updates, wanted)
+        return Entries(indices.reshape(-1, dimensions), updates.reshape(-1, *shape[dimensions:]))
+
+    def _checked(self, indices: Any) -> jax.Array:
+        indices = jnp.asarray(component_here(indices, self.name))
+        if not jnp.issubdtype(indices.dtype, jnp.integer):
+            raise VariableError(f"Rows of variable {self.name!r} are named by integers, got {indices.dtype} indices.")
+        return indices
+
+    def _check_range(self, indices: jax.Array, shape: tuple[int, ...]) -> None:
+        if isinstance(indices, jax.core.Tracer) or not indices.is_fully_addressable:
+            return
+        known = np.asarray(indices)
+        wrong = ((known < 0) | (known >= np.asarray(shape))).any(axis=-1)
+        if wrong.any():
+            raise VariableError(
+                f"Variable {self.name!r} has entries from 0 to {[size - 1 for size in shape]}, got the index "
+                f"{known[wrong][0].tolist()}."
+            )
+
+    def _unfit(self, what: str, shape: tuple[int, ...], wanted: str) -> VariableError:
+        own = tuple(self._shape)  # type: ignore[attr-defined]
+        return VariableError(f"The {what} for variable {self.name!r} of shape {own} have {wanted}; got shape {shape}.")
+
+
+def _taken_apart(sparse_delta: Any, updates: Any) -> tuple[Any, Any]:
+    """Returns indices and updates; as in TensorFlow, `use_locking` may come second after `IndexedSlices`."""
+    if hasattr(sparse_delta, "indices") and hasattr(sparse_delta, "values"):
+        if updates is None or isinstance(updates, bool):
+            return sparse_delta.indices, sparse_delta.values
+    elif updates is not None and not isinstance(updates, bool):
+        return sparse_delta, updates
+    raise ArgumentError(
+        "A scatter method takes rx.IndexedSlices(values, indices), or indices and updates: "
+        f"scatter_add(indices, updates). Got {type(sparse_delta).__name__} and {type(updates).__name__}."
+    )
+
+
+def scattered(op: str, value: jax.Array, entries: Entries) -> jax.Array:
+    """Returns `value` with changed entries; those whose indices are out of range are left out.
+
+    Args:
+        op: `"add"`, `"sub"`, `"mul"`, `"div"`, `"max"`, `"min"` or `"update"`.
+        value: The array.
+        entries: Which entries, and by what.
+    """
+    where = tuple(entries.indices[:, i] for i in range(entries.indices.shape[1]))
+    how: dict[str, Any] = {"mode": "drop", "wrap_negative_indices": False}
+    if op == "div":
+        divisor = jnp.ones_like(value).at[where].multiply(entries.updates, **how)
+        return jax.lax.div(value, divisor)
+    if op == "sub":
+        return value.at[where].add(-entries.updates, **how)
+    return getattr(value.at[where], {"mul": "multiply", "update": "set"}.get(op, op))(entries.updates, **how)
+
+
+def aggregate_entries(op: str, entries: Entries, aggregation: VariableAggregation, replicas: int, name: str) -> Entries:
+    """Combines the entries that each replica changes in a mirrored variable; without aggregation they stay its own.
+
+    Args:
+        op: As for `scattered`.
+        entries: This replica's, inside `shard_map`.
+        aggregation: The variable's aggregation.
+        replicas: Number of replicas, more than one.
+        name: The variable's name, for messages.
+
+    Raises:
+        VariableError: The order of the replicas would count.
+    """
+    if aggregation is VariableAggregation.NONE:
+        return entries
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return Entries(*map(first_replica, entries))
+    if op in _OVERWRITE:
+        raise VariableError(
+            f"Variable {name!r} (aggregation {aggregation.value!r}) would be changed by scatter_{op} of each replica, "
+            "and there is no sum or mean of that. Create it with aggregation='only_first_replica', or make the slices "
+            "equal on all replicas and create it without aggregation."
+        )
+    indices, updates = (_gathered(array) for array in entries)
+    return Entries(indices, updates / replicas if aggregation is VariableAggregation.MEAN else updates)
+
+
+def _gathered(array: jax.Array) -> jax.Array:
+    return jax.lax.all_gather(vary(array, REPLICA_AXIS), REPLICA_AXIS, axis=0, tiled=True, to="invarying")
