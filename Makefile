@@ -8,16 +8,19 @@ STAMP := .venv/.stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs bench clean
+.PHONY: help demo test test-all lint format docs bench clean
 
 help:            ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
 
 demo: $(DEMO)    ## train a small network on eight virtual devices (or all GPUs); ARGS="--data mnist ..." passes options
 	@echo "== The demo. JAX and Keras take some seconds to load, at first more."
 	$(BIN)/replicax demo $(ARGS)
 
-test: $(STAMP)   ## run every test; ARGS="-k name" selects
+test: $(STAMP)   ## run the tests; ARGS="-k name" selects
+	$(BIN)/pytest -n 2 -m "not outside" $(ARGS)
+
+test-all: $(STAMP)   ## the same, and all public programs under tests/outside
 	$(BIN)/pytest -n 2 $(ARGS)
 
 lint: $(STAMP)   ## style, types, floors, and the documentation's links

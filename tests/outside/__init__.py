@@ -1,0 +1,1 @@
+"""Public programs, ported: each is compared with one device."""

@@ -1,0 +1,51 @@
+"""The table of programs: in which style each is written, and how equal it has to be."""
+
+from __future__ import annotations
+
+import dataclasses
+
+FLOAT32_TOLERANCE = 1e-6
+FLOAT64_TOLERANCE = 1e-10
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One program.
+
+    Attributes:
+      name: its file under `programs`.
+      style: how its training is written.
+      float64: why it is compared in float64; empty if float32 shows what is to be shown.
+    """
+
+    name: str
+    style: str
+    float64: str = ""
+
+    @property
+    def tolerance(self) -> float:
+        """How far the parameters may be apart: the norm of the difference, relative to their norm."""
+        return FLOAT64_TOLERANCE if self.float64 else FLOAT32_TOLERANCE
+
+
+CASES = (
+    Case("character_model", "Model.fit"),
+    Case("collaborative_filtering", "Model.fit"),
+    Case("deep_q", "tf.distribute"),
+    Case("distillation", "Model.fit"),
+    Case("forecast", "Model.fit"),
+    Case("gan", "tf.distribute"),
+    Case("maml", "optax"),
+    Case("mixture_of_experts", "Model.fit"),
+    Case("neural_ode", "optax"),
+    Case("normalizing_flow", "tf.distribute"),
+    Case("reinforce", "optax"),
+    Case("resnet_pmap", "pmap"),
+    Case("segmentation", "Model.fit"),
+    Case("siamese", "Model.fit"),
+    Case("simclr", "optax"),
+    Case("super_resolution", "Model.fit"),
+    Case("tabular", "Model.fit"),
+    Case("translation", "tf.distribute"),
+    Case("vae", "Keras train_step"),
+)
