@@ -47,7 +47,8 @@ _OVERWRITE = ("max", "min", "update")  # What several replicas would do one afte
 class Scattered:
     """The scatter methods of `tf.Variable`, for what has a shape, a dtype and `_scatter`.
 
-    Each takes `IndexedSlices` (ours, TensorFlow's or anything with `values` and `indices`), or indices and updates. If
+    Each takes `IndexedSlices` (ours, TensorFlow's or anything with `values` and `indices`), or indices and updates in
+    this order (`use_locking`, which TensorFlow has in second place, changes nothing and is always a bool). If
     one index comes several times, all its updates count. Updates may be one number, for all indices. Indices out of
     range are an error; in a step they are known too late for that, and nothing is changed there.
 
@@ -68,43 +69,45 @@ class Scattered:
     def _scatter(self, op: str, entries: Entries) -> Any:
         raise NotImplementedError
 
-    def scatter_add(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+    def scatter_add(self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None) -> Any:
         """Adds updates to rows."""
-        return self._scatter("add", self._rows(sparse_delta, updates))
+        return self._scatter("add", self._rows(sparse_delta, use_locking, updates))
 
-    def scatter_sub(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+    def scatter_sub(self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None) -> Any:
         """Subtracts updates from rows."""
-        return self._scatter("sub", self._rows(sparse_delta, updates))
+        return self._scatter("sub", self._rows(sparse_delta, use_locking, updates))
 
-    def scatter_mul(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+    def scatter_mul(self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None) -> Any:
         """Multiplies rows by updates."""
-        return self._scatter("mul", self._rows(sparse_delta, updates))
+        return self._scatter("mul", self._rows(sparse_delta, use_locking, updates))
 
-    def scatter_div(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+    def scatter_div(self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None) -> Any:
         """Divides rows by updates; integers towards zero."""
-        return self._scatter("div", self._rows(sparse_delta, updates))
+        return self._scatter("div", self._rows(sparse_delta, use_locking, updates))
 
-    def scatter_max(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+    def scatter_max(self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None) -> Any:
         """Makes rows the larger of themselves and updates, element by element."""
-        return self._scatter("max", self._rows(sparse_delta, updates))
+        return self._scatter("max", self._rows(sparse_delta, use_locking, updates))
 
-    def scatter_min(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+    def scatter_min(self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None) -> Any:
         """Makes rows the smaller of themselves and updates, element by element."""
-        return self._scatter("min", self._rows(sparse_delta, updates))
+        return self._scatter("min", self._rows(sparse_delta, use_locking, updates))
 
-    def scatter_update(self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None) -> Any:
+    def scatter_update(
+        self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None
+    ) -> Any:
         """Replaces rows; of several updates to one row, some one stays."""
-        return self._scatter("update", self._rows(sparse_delta, updates))
+        return self._scatter("update", self._rows(sparse_delta, use_locking, updates))
 
     def batch_scatter_update(
-        self, sparse_delta: Any, updates: Any = None, use_locking: Any = False, name: Any = None
+        self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None
     ) -> Any:
         """Replaces rows in each part of a batch.
 
         All dimensions of the indices but the last are those of a batch, which the variable and the updates begin with
         too: `variable[b, indices[b, i]] = updates[b, i]`.
         """
-        return self._scatter("update", self._rows(sparse_delta, updates, batched=True))
+        return self._scatter("update", self._rows(sparse_delta, use_locking, updates, batched=True))
 
     def scatter_nd_add(self, indices: Any, updates: Any, name: Any = None) -> Any:
         """Adds updates to the entries that the last dimension of the indices names."""
@@ -126,8 +129,8 @@ class Scattered:
         """Makes the entries that the last dimension of the indices names the smaller of themselves and updates."""
         return self._scatter("min", self._entries(indices, updates))
 
-    def _rows(self, sparse_delta: Any, updates: Any, batched: bool = False) -> Entries:
-        indices, updates = _taken_apart(sparse_delta, updates)
+    def _rows(self, sparse_delta: Any, second: Any, updates: Any, batched: bool = False) -> Entries:
+        indices, updates = _taken_apart(sparse_delta, second if updates is None else updates)
         indices = self._checked(indices)
         if not batched:
             return self._entries(indices[..., None], updates)
@@ -177,7 +180,7 @@ class Scattered:
 
 
 def _taken_apart(sparse_delta: Any, updates: Any) -> tuple[Any, Any]:
-    """Returns indices and updates; as in TensorFlow, `use_locking` may come second after `IndexedSlices`."""
+    """Returns indices and updates; a bool in their place is `use_locking`, which comes second in TensorFlow."""
     if hasattr(sparse_delta, "indices") and hasattr(sparse_delta, "values"):
         if updates is None or isinstance(updates, bool):
             return sparse_delta.indices, sparse_delta.values
