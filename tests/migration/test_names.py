@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
-import sys
-from pathlib import Path
 
 import pytest
 
 from replicax.errors import ArgumentError
 from replicax.migration import NAMES
+from tests.migration import test_calls_checkpoints as _checkpoints
+from tests.migration import test_calls_cluster as _cluster
+from tests.migration import test_calls_dtensor as _dtensor
+from tests.migration import test_calls_strategies as _strategies
+from tests.migration import test_calls_variables as _variables
+from tests.migration.calls import LISTED, TRIED, load_check_table
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+CALLS = (_checkpoints, _cluster, _dtensor, _strategies, _variables)  # They say what they try when they are imported.
 
-
-def _check_table():
-    """`docs/check_table.py`, which is a program and in no package."""
-    specification = importlib.util.spec_from_file_location("check_table", ROOT / "docs" / "check_table.py")
-    module = sys.modules["check_table"] = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-check_table = _check_table()
-LISTED = check_table.names()
+check_table = load_check_table()
+NAMES_THERE = list(LISTED.values())
+MADE_BY_REPLICAX = {
+    "tf.distribute.ReplicaContext",
+    "tf.distribute.Strategy",
+    "tf.distribute.cluster_resolver.ClusterResolver",
+    "tf.distribute.experimental.coordinator.PerWorkerValues",
+}
 REFUSED = [
     (tf_name, keyword)
     for tf_name, row in NAMES.items()
@@ -33,7 +33,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("name", LISTED, ids=lambda name: name.name)
+@pytest.mark.parametrize("name", NAMES_THERE, ids=lambda name: name.name)
 def test_a_public_name_of_tensorflow_resolves_with_its_keywords_or_gives_advice(name):
     assert list(check_table.faults(name)) == []
 
@@ -45,6 +45,19 @@ def test_the_guide_shows_the_rows_and_no_name_is_without_one(capsys):
     assert shown.endswith("RESULT names_without_row 0\n"), shown
     assert code == 0, shown
     assert len(LISTED) > 400
+
+
+def test_every_name_that_is_called_is_tried_with_all_its_keywords():
+    """The fixture `call` sees to the keywords."""
+    called = {
+        name.name
+        for name in NAMES_THERE
+        if name.arguments is not None
+        and NAMES[name.name].kind != "absent"
+        and check_table.asked(check_table.asked_as(name.name)) is not None
+    }
+    assert called - TRIED == MADE_BY_REPLICAX
+    assert called >= TRIED
 
 
 @pytest.mark.parametrize("tf_name", NAMES)
@@ -75,8 +88,8 @@ def test_a_keyword_that_is_not_here_is_refused_with_the_advice_of_its_row(tf_nam
 
 def test_a_wrong_row_is_found(monkeypatch):
     """So that a check that cannot fail would be noticed."""
-    run = next(name for name in LISTED if name.name == "tf.distribute.Strategy.run")
-    extended = next(name for name in LISTED if name.name == "tf.distribute.Strategy.extended")
+    run = next(name for name in NAMES_THERE if name.name == "tf.distribute.Strategy.run")
+    extended = next(name for name in NAMES_THERE if name.name == "tf.distribute.Strategy.extended")
 
     def row_of(name, row):
         monkeypatch.setattr(check_table, "NAMES", {**NAMES, name.name: row})

@@ -1,0 +1,1 @@
+"""TensorFlow's keywords of checkpoints do here what they do there."""
