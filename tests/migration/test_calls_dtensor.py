@@ -160,7 +160,8 @@ def test_tensors(call, mesh):
 @tries(
     *members(
         _T,
-        "DVariable DVariable.numpy enable_save_as_bf16 name_based_save name_based_restore sharded_save DTensorCheckpoint",
+        "DVariable DVariable.numpy enable_save_as_bf16 name_based_save name_based_restore sharded_save "
+        "DTensorCheckpoint",
     )
 )
 def test_variables_and_checkpoints(call, mesh, tmp_path):

@@ -134,7 +134,7 @@ def test_run_reduce_and_gather(call, two, per_replica):
     assert call(f"{_D}.Strategy.gather", two.gather, value=values, axis=0).tolist() == [1.0, 2.0, 3.0, 4.0]
     # As it would be written without names.
     assert two.run(lambda x: x, (values,), None, None).num_replicas == 2
-    with pytest.raises(ArgumentError, match="`options`.*nothing to set"):
+    with pytest.raises(ArgumentError, match=r"`options`.*nothing to set"):
         two.run(lambda x: x, (values,), None, object())
 
 
