@@ -55,6 +55,46 @@ def test_variables(call, mirrored, replicas):
     assert float(call(f"{_V}.value", lambda: variable.value)) == 5.0
 
 
+_ROWS = {  # Rows 0 and 2 of [[1, 2], [3, 4], [5, 6]] with updates [[2, 2], [8, 8]]
+    "scatter_add": [[3, 4], [3, 4], [13, 14]],
+    "scatter_sub": [[-1, 0], [3, 4], [-3, -2]],
+    "scatter_mul": [[2, 4], [3, 4], [40, 48]],
+    "scatter_div": [[0.5, 1], [3, 4], [0.625, 0.75]],
+    "scatter_max": [[2, 2], [3, 4], [8, 8]],
+    "scatter_min": [[1, 2], [3, 4], [5, 6]],
+    "scatter_update": [[2, 2], [3, 4], [8, 8]],
+    "scatter_nd_add": [[3, 4], [3, 4], [13, 14]],
+    "scatter_nd_sub": [[-1, 0], [3, 4], [-3, -2]],
+    "scatter_nd_update": [[2, 2], [3, 4], [8, 8]],
+    "scatter_nd_max": [[2, 2], [3, 4], [8, 8]],
+    "scatter_nd_min": [[1, 2], [3, 4], [5, 6]],
+}
+_ONLY_THERE = ("scatter_nd_max", "scatter_nd_min")  # of DVariable
+
+
+def _full_name(name: str) -> str:
+    return f"tf.experimental.dtensor.DVariable.{name}" if name in _ONLY_THERE else f"{_V}.{name}"
+
+
+@tries(*map(_full_name, _ROWS), f"{_V}.batch_scatter_update")
+def test_scatter_methods(call):
+    updates = np.array([[2.0, 2.0], [8.0, 8.0]], np.float32)
+    for name, expected in _ROWS.items():
+        variable = rx.Variable([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        method = getattr(variable, name)
+        if "_nd_" in name:
+            call(_full_name(name), method, indices=[[0], [2]], updates=updates, name="label")
+        else:
+            delta = rx.IndexedSlices(values=updates, indices=[0, 2])
+            call(_full_name(name), method, sparse_delta=delta, use_locking=False, name="label")
+        assert variable.numpy().tolist() == expected, name
+    variable = rx.Variable([[1.0, 2.0], [3.0, 4.0]])
+    delta = rx.IndexedSlices(values=np.array([[5.0], [6.0]], np.float32), indices=[[0], [1]])
+    of = f"{_V}.batch_scatter_update"
+    call(of, variable.batch_scatter_update, sparse_delta=delta, use_locking=True, name=None)
+    assert variable.numpy().tolist() == [[5.0, 2.0], [3.0, 6.0]]
+
+
 @pytest.mark.parametrize(
     ("keyword", "value", "way_out"),
     [
