@@ -32,7 +32,7 @@ def test_variables(call, mirrored, replicas):
             variable_def=None,
             dtype="float32",
             import_scope=None,
-            constraint=None,
+            constraint=abs,
             synchronization=rx.VariableSynchronization.ON_WRITE,
             aggregation=rx.VariableAggregation.MEAN,
             shape=None,
@@ -40,6 +40,7 @@ def test_variables(call, mirrored, replicas):
         )
         by_place = rx.Variable(1.0, False, True, None, "p", None, "float32")
     assert (variable.name, variable.trainable, variable.dtype) == ("v", False, np.float32)
+    assert variable.constraint is abs
     assert (by_place.name, by_place.trainable) == ("p", False)
 
     def step():
@@ -100,7 +101,6 @@ def test_scatter_methods(call):
     [
         ("validate_shape", False, "fixed shape"),
         ("caching_device", "cpu:0", "strategy places"),
-        ("constraint", abs, r"`variable.constraint`"),
         ("shape", (2,), "initial value's"),
     ],
 )
