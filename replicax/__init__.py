@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Any
 from replicax import cluster as cluster_resolver
 from replicax import config, coordinator, data, dtensor, errors, health
 from replicax.aggregation import VariableAggregation, VariableSynchronization
-from replicax.checkpoint import Checkpoint, CheckpointManager, PreemptionCheckpointHandler, TerminationConfig
+from replicax.checkpoint import (
+    Checkpoint,
+    CheckpointManager,
+    PreemptionCheckpointHandler,
+    TerminationConfig,
+    latest_checkpoint,
+)
 from replicax.collectives import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -118,6 +124,7 @@ __all__ = [
     "has_strategy",
     "health",
     "in_cross_replica_context",
+    "latest_checkpoint",
     "load",
     "scale_regularization_loss",
     "set_strategy",

@@ -3,10 +3,12 @@
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.manager import CheckpointManager
 from replicax.checkpoint.metadata import Entry, Metadata, read_metadata
+from replicax.checkpoint.numbered import Numbered, latest_checkpoint, newest, numbered
 from replicax.checkpoint.objects import variables_of
 from replicax.checkpoint.preemption import PreemptionCheckpointHandler, TerminationConfig
 from replicax.checkpoint.reading import damaged_files, entries, read_arrays, read_state
 from replicax.checkpoint.state import restore_variables, write_variables
+from replicax.checkpoint.status import LoadStatus
 from replicax.checkpoint.store import Contents, write, write_arrays
 
 __all__ = [
@@ -14,11 +16,16 @@ __all__ = [
     "CheckpointManager",
     "Contents",
     "Entry",
+    "LoadStatus",
     "Metadata",
+    "Numbered",
     "PreemptionCheckpointHandler",
     "TerminationConfig",
     "damaged_files",
     "entries",
+    "latest_checkpoint",
+    "newest",
+    "numbered",
     "read_arrays",
     "read_metadata",
     "read_state",

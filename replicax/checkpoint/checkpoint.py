@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+import replicax.context as context
 from replicax.checkpoint.deferred import Deferred, deferred
 from replicax.checkpoint.meeting import Meeting
-from replicax.checkpoint.metadata import Metadata
+from replicax.checkpoint.metadata import FILE, Metadata
 from replicax.checkpoint.parts import Parts, is_value, parts_of, rebuilt
 from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
 from replicax.checkpoint.state import (
@@ -28,17 +31,25 @@ from replicax.checkpoint.state import (
 )
 from replicax.checkpoint.states import current_state, restored_state, saved_state, set_state
 from replicax.checkpoint.status import LoadStatus
-from replicax.checkpoint.store import TIMEOUT_S, Contents, Directory, absolute, write
+from replicax.checkpoint.store import TIMEOUT_S, Contents, Directory, absolute, write, write_in_place
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.migration import Advised, called_as
+from replicax.variables import Variable
 
 _SECONDS_BETWEEN_LOOKS = 0.05
+_SAVES = "save_counter"
+_OVERWRITES = (
+    "{path} is there already, and this Checkpoint has neither saved to its folder nor restored from it: it is "
+    "replaced. Save each training to a folder of its own. If this one goes on from there, first call "
+    "restore(rx.latest_checkpoint(folder))."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
     """What a checkpoint has for some objects: the names in it and in them, values and states, and what waits."""
 
+    path: Path
     names: list[str]
     expected: list[str]
     parts: Parts
@@ -61,7 +72,8 @@ class Checkpoint(Advised):
             all these.
 
     Attributes:
-        objects: The objects by name. Values cannot change: put new ones here, or pass them to `write`.
+        objects: The objects by name. Values cannot change: put new ones here, or pass them to `write`. An object is an
+            attribute of its name, too, that can be read and set: `checkpoint.model`.
 
     Raises:
         CheckpointError: There is nothing to save in an object, or a keyword is also an attribute of `root`.
@@ -81,8 +93,22 @@ class Checkpoint(Advised):
             raise CheckpointError(f"{clashes} are attributes of `root` as well as keywords: rename the keywords.")
         self._notes: dict[str, Callable[[], Any]] = {}
         self._waiting: list[Deferred] = []
+        self._saves: Variable | None = None
+        self._folders: set[Path] = set()  # that it was restored from, or saved to
         self.objects: dict[str, Any] = {**({} if root is None else root if is_dict else {"": root}), **objects}
         self._parts(allow_unbuilt=True)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["objects"][name]
+        except KeyError:
+            return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "objects" not in self.__dict__ or name in self.__dict__ or name.startswith("_") or hasattr(type(self), name):
+            super().__setattr__(name, value)
+        else:
+            self.objects[name] = value
 
     def variables(self) -> dict[str, Any]:
         """Returns the variables by the names that they have in the checkpoint.
@@ -110,6 +136,48 @@ class Checkpoint(Advised):
         """
         return write(directory, self.contents(step, objects))
 
+    @called_as("tf.train.Checkpoint.save")
+    def save(self, file_prefix: Directory) -> str:
+        """Writes the objects to a new directory called `file_prefix`, `-` and a number, and returns its path.
+
+        The number is that of the saves of this training: `save_counter`, which is saved and restored too. A directory
+        that has the name already is replaced when the new one is complete; if it is not known to be this training's
+        (because it was restored from the same folder), a warning says so. With several processes all of them call this.
+
+        Args:
+            file_prefix: Such as `"training/ckpt"`, which makes `training/ckpt-1`, `training/ckpt-2` and so on.
+
+        Raises:
+            ArgumentError: `file_prefix` is no path.
+            CheckpointError: It cannot be written.
+
+        Example:
+            >>> import tempfile
+            >>> folder = tempfile.mkdtemp()
+            >>> checkpoint = Checkpoint(w=Variable(1.0))
+            >>> for _ in range(2):
+            ...     path = checkpoint.save(folder + "/ckpt")
+            >>> path == folder + "/ckpt-2" == latest_checkpoint(folder)
+            True
+        """
+        absolute(file_prefix)
+        self.save_counter.assign_add(1)
+        path = absolute(f"{os.fspath(file_prefix)}-{int(self.save_counter.numpy())}")
+        meeting = Meeting(f"Writing the checkpoint {path}", TIMEOUT_S)
+        if meeting.is_chief and path.parent not in self._folders and (path / FILE).is_file():
+            warnings.warn(_OVERWRITES.format(path=path), stacklevel=2)
+        self._folders.add(path.parent)
+        return str(write_in_place(path, self.contents(), meeting))
+
+    @property
+    def save_counter(self) -> Variable:
+        """How often the training was saved by `save` or a manager: an `rx.Variable`, restored with the rest."""
+        if self._saves is None:
+            with context.entered(strategy=None):
+                self._saves = Variable(0, dtype="int32", trainable=False, name="save_counter")
+            self.add_note(_SAVES, lambda: int(self.save_counter.numpy()))
+        return self._saves
+
     def contents(self, step: int | None = None, objects: Mapping[str, Any] | None = None) -> Contents:
         """Returns what is to be written now; the arguments are those of `write`."""
         self._update(step, objects or {})
@@ -120,9 +188,8 @@ class Checkpoint(Advised):
         state = {name: saved_state(name, part) for name, part in parts.states.items()}
         return Contents(arrays, state, step, {name: note() for name, note in self._notes.items()})
 
-    def restore(
-        self, save_path: Directory | None, partial: bool = False, verify: bool = True, *, options: None = None
-    ) -> LoadStatus:
+    @called_as("tf.train.Checkpoint.restore")
+    def restore(self, save_path: Directory | None, partial: bool = False, verify: bool = True) -> LoadStatus:
         """Gives the objects the state in a checkpoint: all of them, or none if anything is wrong.
 
         Keras models and optimizers that are not built have no variables yet. What the checkpoint has for them is read
@@ -134,7 +201,6 @@ class Checkpoint(Advised):
                 leaves all objects as they are.
             partial: Whether the checkpoint and the objects may have names that the other lacks. A warning lists them.
             verify: Whether to compare the checksums of what is read, beside the reading.
-            options: TensorFlow's; has to be None.
 
         Returns:
             The objects that have values in them, by name, with the restored values: a dict. They are in `objects` as
@@ -145,7 +211,8 @@ class Checkpoint(Advised):
             CheckpointError: There is no complete checkpoint, it is damaged, a name is missing on either side, or a
                 shape differs. An object's `build` raises it if it turns out then that it is another object.
         """
-        check_no_options(options)
+        if not isinstance(partial, bool):
+            raise ArgumentError(f"`partial` is True or False, got {partial!r:.100}.")
         if save_path is None:
             return LoadStatus({}, None)
         path = absolute(save_path)
@@ -171,6 +238,14 @@ class Checkpoint(Advised):
         matched = len(found.values) + len(states)
         return LoadStatus(self._take_values(found), path, matched, unused, unmatched, found.waiting)
 
+    @called_as("tf.train.Checkpoint.read")
+    def read(self, save_path: Directory) -> LoadStatus:
+        """Restores a checkpoint, but leaves `save_counter` as it is; otherwise like `restore`."""
+        counter = int(self.save_counter.numpy())
+        status = self.restore(absolute(save_path))
+        self.save_counter.assign(counter)
+        return status
+
     def _read(self, path: Path, partial: bool, verify: bool) -> _Found:
         """Returns what a checkpoint has for the objects, in this process."""
         parts, metadata = self._parts(allow_unbuilt=True), checked_metadata(path)
@@ -195,10 +270,14 @@ class Checkpoint(Advised):
         values = read_arrays(path, known | later, metadata, verify)
         for each in waiting:
             each.values = {name: values.pop(name) for name in each.wanted}
-        return _Found(names, expected, parts, values, states, waiting, metadata)
+        return _Found(path, names, expected, parts, values, states, waiting, metadata)
 
     def _restored(self, found: _Found) -> None:
         """Takes note of what a checkpoint says of itself."""
+        count = found.metadata.notes.get(_SAVES)
+        if isinstance(count, int):
+            self.save_counter.assign(count)
+        self._folders.add(found.path.parent)
 
     def _still_waiting(self) -> dict[str, Any]:
         """Returns the restored values that no object has yet: they are written again.
@@ -240,20 +319,6 @@ class Checkpoint(Advised):
             if any(path == name or path.startswith(f"{name}/") for path in names):
                 restored[name] = self.objects[name] = rebuilt(value, name, new)
         return restored
-
-
-def check_no_options(options: Any) -> None:
-    """Refuses TensorFlow's `CheckpointOptions`.
-
-    Raises:
-        ArgumentError: `options` is not None.
-    """
-    if options is not None:
-        raise ArgumentError(
-            f"`options` has to be None, got {options!r:.100}. TensorFlow's CheckpointOptions say which device writes, "
-            "and whether in the background: here each device's part is written by the process that owns it, and an "
-            "rx.CheckpointManager writes in the background."
-        )
 
 
 def _check_kinds(directory: Directory, parts: Parts, metadata: Metadata, state: Mapping[str, Any]) -> None:

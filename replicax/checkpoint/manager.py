@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import logging
 import shutil
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
+import replicax.checkpoint.background as background
 import replicax.health as health
 from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.copies import copied
+from replicax.checkpoint.manager_arguments import (
+    checked_name,
+    checkpoint_of,
+    kept_for_good,
+    positional,
+    whole_number,
+)
 from replicax.checkpoint.meeting import Meeting
 from replicax.checkpoint.metadata import FILE
+from replicax.checkpoint.numbered import Numbered, name_of, numbered
+from replicax.checkpoint.status import LoadStatus
 from replicax.checkpoint.store import TIMEOUT_S, UNFINISHED, Contents, Directory, absolute, delete, write_in_place
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.migration import Advised, called_as
@@ -27,9 +35,7 @@ _OVERWRITES = (
     "it restored: it is replaced. If another training writes there, one of them loses its checkpoints: give each a "
     "directory of its own. If this one goes on from there, call restore_or_initialize() first."
 )
-_NAME = re.compile(r"\d{8,}")
-# What is being written, by directory: also by a manager that an error has left alone, and that nobody can ask any more.
-_running: dict[Path, threading.Thread] = {}
+_log = logging.getLogger(__name__)
 
 
 class CheckpointManager(Advised):
@@ -43,15 +49,26 @@ class CheckpointManager(Advised):
     A directory belongs to one training. A `save` that replaces a step which this manager has neither written nor found
     there when it restored warns of it (`UserWarning`).
 
+    Without keywords it takes the directory, or what TensorFlow's takes: the checkpoint, the directory and
+    `max_to_keep`.
+
     Args:
+        *what_and_where: `directory`; or `checkpoint`, `directory`, `max_to_keep`.
+        checkpoint: What to save, as an `rx.Checkpoint`.
         directory: Where the checkpoints are; it is made by the first save.
         max_to_keep: Number of checkpoints to keep; None for all.
         save_interval_steps: `save` does nothing at a step that is no multiple of this, unless it is forced.
         async_: Whether `save` returns while the checkpoint is being written. The values are copied first, so training
             may go on. On an accelerator they are copied to host memory.
-        objects: What to save, by name, as for `rx.Checkpoint`.
-        checkpoint: What to save, as an `rx.Checkpoint`; instead of `objects`.
+        objects: What to save, by name, as for `rx.Checkpoint`; instead of `checkpoint`.
         timeout: How long to wait for the other processes when they save, in seconds.
+        keep_checkpoint_every_n_hours: Of the checkpoints that are not among the newest any more, one is kept for good
+            if it was written so many hours after the last that was (or after the manager was made).
+        checkpoint_name: What the directories' names begin with: `"ckpt"` makes `ckpt-1`. By default they are the
+            number, in eight digits.
+        step_counter: An integer variable that counts the training's steps, for `checkpoint_interval`.
+        checkpoint_interval: `save` does nothing before `step_counter` has grown by this since the last save.
+        init_fn: Called by `restore_or_initialize` if there is nothing to restore.
 
     Attributes:
         directory: Where the checkpoints are.
@@ -65,7 +82,7 @@ class CheckpointManager(Advised):
         >>> w = Variable(0.0)
         >>> with CheckpointManager(tempfile.mkdtemp(), max_to_keep=2, objects={"w": w}) as manager:
         ...     for step in range(1, 6):
-        ...         saved = manager.save(step)
+        ...         path = manager.save(step)
         >>> manager.all_steps()
         [4, 5]
     """
@@ -73,74 +90,135 @@ class CheckpointManager(Advised):
     @called_as("tf.train.CheckpointManager")
     def __init__(
         self,
-        directory: Directory,
+        *what_and_where: Any,
+        checkpoint: Checkpoint | None = None,
+        directory: Directory | None = None,
         max_to_keep: int | None = 3,
         save_interval_steps: int = 1,
         async_: bool = True,
         objects: Mapping[str, Any] | None = None,
-        checkpoint: Checkpoint | None = None,
         timeout: float = TIMEOUT_S,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str | None = None,
+        step_counter: Any = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], Any] | None = None,
     ):
-        for name, number in (("max_to_keep", max_to_keep), ("save_interval_steps", save_interval_steps)):
+        checkpoint, directory, max_to_keep = positional(what_and_where, checkpoint, directory, max_to_keep)
+        for name, number in (
+            ("max_to_keep", max_to_keep),
+            ("save_interval_steps", save_interval_steps),
+            ("checkpoint_interval", checkpoint_interval),
+        ):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
                 raise ArgumentError(f"`{name}` is a whole number of at least 1, got {number!r}.")
-        if (objects is None) == (checkpoint is None):
-            raise ArgumentError("Pass either `objects` or a `checkpoint`, and not both.")
-        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-            raise ArgumentError(f"`checkpoint` is an rx.Checkpoint, got {checkpoint!r:.100}.")
         self.directory = absolute(directory)
-        self.checkpoint = Checkpoint(dict(objects or {})) if checkpoint is None else checkpoint
+        self.checkpoint = checkpoint_of(checkpoint, objects)
+        self._prefix = checked_name(checkpoint_name)
         self._max_to_keep, self._interval, self._async, self._timeout = (
             max_to_keep,
             save_interval_steps,
             async_,
             timeout,
         )
+        if checkpoint_interval is not None and (step_counter is None or save_interval_steps != 1):
+            raise ArgumentError(
+                "`checkpoint_interval` counts what `step_counter` has grown by, so it needs one, and excludes "
+                "`save_interval_steps`."
+            )
+        self._counter, self._counter_interval = step_counter, checkpoint_interval
+        self._last_count: int | None = None  # what the counter was at the last save or restore
+        self._kept = kept_for_good(self.directory, keep_checkpoint_every_n_hours)
+        if init_fn is not None and not callable(init_fn):
+            raise ArgumentError(f"`init_fn` is a function or None, got {init_fn!r:.100}.")
+        self._init_fn = init_fn
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._saved: set[int] = set()  # by this manager
         self._known: set[int] = set()  # written by this manager, or there when it restored
         self._has_cleaned = False
 
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest checkpoint, None if there is none; waits for a save that is under way."""
+        self.wait_until_finished()
+        step = self.latest_step()
+        return None if step is None else str(self.path(step))
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of the checkpoints, the oldest first, without those that are kept for good; waits like that."""
+        self.wait_until_finished()
+        return [str(each.path) for each in self._passing()]
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        """By how much `step_counter` grows between saves."""
+        return self._counter_interval
+
     @called_as("tf.train.CheckpointManager.save")
-    def save(self, step: int, force: bool = False, **objects: Any) -> bool:
+    def save(
+        self,
+        step: Any = None,
+        check_interval: bool = True,
+        *,
+        force: bool = False,
+        **objects: Any,
+    ) -> str | None:
         """Saves the state at a step; waits for a save that is still under way.
 
         Args:
-            step: The number of the step: of the steps that have been made.
-            force: Whether to save also at a step that is no multiple of `save_interval_steps`.
+            step: The number of the step: of the steps that have been made; a whole number, or a variable with one. By
+                default the number of saves, the checkpoint's `save_counter`.
+            check_interval: Whether it counts if it is time by `save_interval_steps` or `checkpoint_interval`.
+            force: Whether to save whatever they say; the same as `check_interval=False`.
             **objects: New values for the checkpoint's objects of these names.
 
         Returns:
-            Whether it is saved; False also for a step that this manager has saved before.
+            Where it is, or will be when it has been written; None if it was not saved, because it was not time, or this
+            manager has saved that step before.
 
         Raises:
+            ArgumentError: `step` is no whole number of at least 0.
             CheckpointError: This or the last background save failed: the disk is full, or another process failed or
                 did not come.
         """
-        if isinstance(step, bool) or not isinstance(step, (int, np.integer)) or step < 0:
-            raise ArgumentError(f"`step` is a whole number of at least 0, got {step!r}.")
+        number = None if step is None else whole_number(step, "step")
         self._raise_failure()
-        if step in self._saved or not (force or step % self._interval == 0):
-            return False
+        if number in self._saved or not (force or not check_interval or self._is_time(number)):
+            return None
         self.wait_until_finished()
-        contents = self.checkpoint.contents(int(step), objects)
+        self.checkpoint.save_counter.assign_add(1)
+        contents = self.checkpoint.contents(number, objects)
+        if self._counter_interval is not None:
+            self._last_count = whole_number(self._counter, "step_counter")
+        if number is None:
+            number = int(self.checkpoint.save_counter.numpy())
+        self._begin(number, contents)
+        return str(self.path(number))
+
+    def _is_time(self, number: int | None) -> bool:
+        if self._counter_interval is not None:
+            count = whole_number(self._counter, "step_counter")
+            return self._last_count is None or count >= self._last_count + self._counter_interval
+        return number is None or number % self._interval == 0
+
+    def _begin(self, step: int, contents: Contents) -> None:
+        """Writes a checkpoint, or has a thread write it."""
         if self._async:
-            contents = Contents(_copied(contents.arrays), contents.state, contents.step, contents.notes)
+            contents = Contents(copied(contents.arrays), contents.state, contents.step, contents.notes)
         meeting = Meeting(f"Saving step {step} to {self.directory}", self._timeout)
-        if meeting.is_chief and step not in self._known and (self.path(int(step)) / FILE).is_file():
-            warnings.warn(_OVERWRITES.format(step=step, directory=self.directory), stacklevel=2)
-        self._known.add(int(step))
-        self._saved.add(int(step))
+        if meeting.is_chief and step not in self._known and (self.path(step) / FILE).is_file():
+            warnings.warn(_OVERWRITES.format(step=step, directory=self.directory), stacklevel=3)
+        self._known.add(step)
+        self._saved.add(step)
         if self._async:
             self._thread = threading.Thread(
-                target=self._save_in_background, args=(int(step), contents, meeting), name="replicax-checkpoint"
+                target=self._save_in_background, args=(step, contents, meeting), name="replicax-checkpoint"
             )
-            _running[self.directory] = self._thread
-            self._thread.start()
+            background.begin(self.directory, self._thread)
         else:
-            self._save(int(step), contents, meeting)
-        return True
+            self._save(step, contents, meeting)
 
     @health.phase(health.CHECKPOINT)
     def wait_until_finished(self) -> None:
@@ -149,9 +227,7 @@ class CheckpointManager(Advised):
         Raises:
             CheckpointError: The background save failed.
         """
-        thread = _running.pop(self.directory, None)
-        if thread is not None:
-            thread.join()
+        background.wait_for(self.directory)
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -159,10 +235,15 @@ class CheckpointManager(Advised):
 
     def all_steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints in the directory, in ascending order."""
-        if not self.directory.is_dir():
-            return []
-        names = [path.name for path in self.directory.iterdir() if _NAME.fullmatch(path.name)]
-        return sorted(int(name) for name in names if (self.directory / name / FILE).is_file())
+        return [each.number for each in self._found()]
+
+    def _found(self) -> list[Numbered]:
+        return [each for each in numbered(self.directory) if each.prefix == self._prefix]
+
+    def _passing(self) -> list[Numbered]:
+        """Returns the checkpoints that are not kept for good."""
+        kept = self._kept.names() if self._kept is not None else ()
+        return [each for each in self._found() if each.path.name not in kept]
 
     def latest_step(self) -> int | None:
         """Returns the step of the newest complete checkpoint; None if there is none."""
@@ -170,9 +251,9 @@ class CheckpointManager(Advised):
 
     def path(self, step: int) -> Path:
         """Returns where the checkpoint of a step is, or will be."""
-        return self.directory / f"{step:08d}"
+        return self.directory / name_of(step, self._prefix)
 
-    def restore(self, step: int | None = None, partial: bool = False, verify: bool = True) -> dict[str, Any]:
+    def restore(self, step: int | None = None, partial: bool = False, verify: bool = True) -> LoadStatus:
         """Restores a checkpoint and returns the values in it, as `rx.Checkpoint.restore` does.
 
         Args:
@@ -188,18 +269,28 @@ class CheckpointManager(Advised):
             step = self._agreed_latest()
         if step is None:
             raise CheckpointError(f"There is no complete checkpoint in {self.directory}.")
-        restored = self.checkpoint.restore(self.path(step), partial, verify)
-        self._known.update(self.all_steps())
-        return restored
+        return self._restore(step, partial, verify)
 
     def restore_or_initialize(self) -> int | None:
-        """Restores the newest checkpoint if there is one; returns its step, or None."""
+        """Restores the newest checkpoint if there is one; otherwise calls `init_fn`.
+
+        Returns:
+            The step that was restored, or None. (`latest_checkpoint` is its path, which TensorFlow returns here.)
+        """
         self.wait_until_finished()
         step = self._agreed_latest()
         if step is not None:
-            self.checkpoint.restore(self.path(step))
-            self._known.update(self.all_steps())
+            self._restore(step)
+        elif self._init_fn is not None:
+            self._init_fn()
         return step
+
+    def _restore(self, step: int, partial: bool = False, verify: bool = True) -> LoadStatus:
+        status = self.checkpoint.restore(self.path(step), partial, verify)
+        self._known.update(self.all_steps())
+        if self._counter_interval is not None:
+            self._last_count = whole_number(self._counter, "step_counter")
+        return status
 
     def close(self) -> None:
         """Waits until nothing is being written any more; see `wait_until_finished`. May be called twice."""
@@ -234,6 +325,8 @@ class CheckpointManager(Advised):
             self._save(step, contents, meeting)
         except BaseException as error:
             self._failure = error
+            # Raised by the next call; but this may have been the last one of the program.
+            _log.error("%s", error)
 
     def _save(self, step: int, contents: Contents, meeting: Meeting) -> None:
         try:
@@ -255,22 +348,8 @@ class CheckpointManager(Advised):
     def _delete_old(self, newest: int) -> None:
         if self._max_to_keep is None:
             return
-        others = [step for step in self.all_steps() if step != newest]
-        for step in others[: max(0, len(others) + 1 - self._max_to_keep)]:
+        others = [each for each in self._passing() if each.number != newest]
+        old = others[: max(0, len(others) + 1 - self._max_to_keep)]
+        for each in old if self._kept is None else self._kept.rest(old):
             with contextlib.suppress(OSError):  # It cannot be deleted, or was: no reason to call the new one failed.
-                delete(self.path(step))
-
-
-def _copied(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns copies of arrays: training overwrites the buffers of its state in place."""
-    return {name: _copy(array) for name, array in arrays.items()}
-
-
-def _copy(array: Any) -> Any:
-    if not isinstance(array, jax.Array):
-        return np.array(array)
-    device: Any = next(iter(array.sharding.addressable_devices))
-    if device.platform != "cpu" and "pinned_host" in {memory.kind for memory in device.addressable_memories()}:
-        # Not to the device's memory, where there may be no room for another copy.
-        return jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
-    return jax.numpy.copy(array)
+                delete(each.path)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from replicax.checkpoint import Metadata, damaged_files, read_arrays, read_metadata, read_state
+from replicax.checkpoint import Metadata, damaged_files, newest, read_arrays, read_metadata, read_state
 from replicax.errors import CheckpointError
 
 ckpt = typer.Typer(help="Look into checkpoints: `inspect`, `verify`, `diff`.", no_args_is_help=True)
@@ -128,9 +128,9 @@ def _read(path: Path, metadata: Metadata, name: str) -> np.ndarray:
 
 
 def _opened(path: Path) -> tuple[Path, Metadata]:
-    steps = [child for child in path.iterdir() if child.name.isdigit()] if path.is_dir() else []
-    if steps and not (path / "metadata.json").exists():
-        path = max(steps, key=lambda child: int(child.name))
+    found = None if (path / "metadata.json").exists() else newest(path)
+    if found is not None:
+        path = found.path
     try:
         return path, read_metadata(path)
     except CheckpointError as error:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from replicax.checkpoint import Checkpoint, CheckpointManager, read_metadata, restore_variables
+from replicax.checkpoint import Checkpoint, numbered, read_metadata, restore_variables
 from replicax.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Found:
 
 
 class Watched:
-    """A folder with checkpoints of `rx.CheckpointManager`, or files of `ModelCheckpoint`, or both.
+    """A folder with checkpoints of `rx.CheckpointManager` or `rx.Checkpoint.save`, files of `ModelCheckpoint`, or both.
 
     Args:
         directory: The folder; it need not exist yet.
@@ -81,10 +81,7 @@ class Watched:
         return True
 
     def _checkpoints(self) -> list[Found]:
-        if not self.directory.is_dir():
-            return []
-        manager = CheckpointManager(self.directory, objects={"": 0})  # only asked what is there
-        return [Found(manager.path(step), step) for step in manager.all_steps()]
+        return [Found(found.path, found.number) for found in numbered(self.directory)]
 
     def _files(self) -> list[Found]:
         found = []

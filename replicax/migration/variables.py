@@ -10,7 +10,11 @@ _K = "tf.train.Checkpoint"
 _M = "tf.train.CheckpointManager"
 _V1 = "It belongs to TensorFlow 1's sessions and graphs."
 _ARRAY = "It returns the new value, an array, and not the variable."
-_OPTIONS = refused("`rx.Checkpoint` and `rx.CheckpointManager` have parameters of their own.", None)
+_OPTIONS = refused(
+    "TensorFlow's say which device writes, and whether in the background: here each process writes what its devices "
+    "hold, and a manager writes in the background.",
+    None,
+)
 
 VARIABLES: Rows = {
     _V: differs(
@@ -67,38 +71,46 @@ VARIABLES: Rows = {
     "tf.nn.scale_regularization_loss": renamed("scale_regularization_loss"),
     # Checkpoints.
     "tf.train": absent("`rx.Checkpoint` and `rx.CheckpointManager` stand in `replicax` itself."),
-    _K: differs("Checkpoint", "Stores whole arrays by name, on Orbax; TensorFlow's files are not read."),
-    f"{_K}.write": differs("Checkpoint.write", "To a new directory.", file_prefix=to("directory"), options=_OPTIONS),
-    f"{_K}.restore": differs(
-        "Checkpoint.restore", "It returns the restored values too: a dict with TensorFlow's assertions."
+    _K: differs(
+        "Checkpoint",
+        "Stores whole arrays by name, on Orbax; TensorFlow's files are not read. What is not built gets its "
+        "values later.",
     ),
-    f"{_K}.save": absent("Use `rx.CheckpointManager`, or `write`."),
-    f"{_K}.read": renamed("Checkpoint.restore", "", save_path=to("directory"), options=_OPTIONS),
-    f"{_K}.save_counter": absent("`rx.CheckpointManager` numbers checkpoints by step: `manager.latest_step()`."),
+    f"{_K}.write": differs(
+        "Checkpoint.write", "To a new directory.", file_prefix=to("directory"), options=_OPTIONS
+    ).ordered("file_prefix options"),
+    f"{_K}.restore": differs(
+        "Checkpoint.restore",
+        "Names that one side lacks are an error at once, unless `partial=True`. It returns the restored values too: a "
+        "dict with TensorFlow's assertions.",
+        options=_OPTIONS,
+    ).ordered("save_path options"),
+    f"{_K}.save": same("Checkpoint.save", "", options=_OPTIONS).ordered("file_prefix options"),
+    f"{_K}.read": same("Checkpoint.read", "", options=_OPTIONS).ordered("save_path options"),
+    f"{_K}.save_counter": same("Checkpoint.save_counter"),
     f"{_K}.sync": absent("`manager.wait_until_finished()` waits for a save that is under way."),
-    "tf.train.latest_checkpoint": absent("`rx.CheckpointManager(directory, ...).latest_step()`."),
+    "tf.train.latest_checkpoint": differs(
+        "latest_checkpoint",
+        "The highest number, not the last one written.",
+        latest_filename=refused("No file says which is the latest: the folder is looked into.", None),
+    ).ordered("checkpoint_dir latest_filename"),
     _M: differs(
         "CheckpointManager",
-        "The directory comes first. It saves in the background.",
-        keep_checkpoint_every_n_hours=refused("Keep more with `max_to_keep`.", None),
-        checkpoint_name=refused("Checkpoints are called by their step.", "ckpt"),
-        step_counter=refused("Give the step to `save`.", None),
-        checkpoint_interval=to("save_interval_steps"),
-        init_fn=refused("`restore_or_initialize` returns None if there is nothing: initialize then.", None),
+        "Other order of parameters: behind `max_to_keep` by keyword. It saves in the background. Checkpoints are called "
+        "by a number of eight digits, unless there is a `checkpoint_name`.",
         last_checkpoint_step=refused("It reads the directory.", None),
     ),
     f"{_M}.save": differs(
         "CheckpointManager.save",
-        "The step is given, and comes first.",
+        "A number that was saved before is not saved again. It returns before the checkpoint is written.",
         checkpoint_number=to("step"),
-        check_interval=refused("`force=True` saves at any step.", True),
         options=_OPTIONS,
-    ),
+    ).ordered("checkpoint_number check_interval options"),
     f"{_M}.restore_or_initialize": differs("CheckpointManager.restore_or_initialize", "It returns the step, or None."),
     f"{_M}.checkpoint": same("CheckpointManager.checkpoint"),
     f"{_M}.directory": same("CheckpointManager.directory"),
-    f"{_M}.latest_checkpoint": renamed("CheckpointManager.latest_step", "A method; `path(step)` is where it is."),
-    f"{_M}.checkpoints": renamed("CheckpointManager.all_steps", "A method; `path(step)` is where each is."),
-    f"{_M}.checkpoint_interval": absent("The parameter is `save_interval_steps`."),
+    f"{_M}.latest_checkpoint": same("CheckpointManager.latest_checkpoint"),
+    f"{_M}.checkpoints": same("CheckpointManager.checkpoints"),
+    f"{_M}.checkpoint_interval": same("CheckpointManager.checkpoint_interval"),
     f"{_M}.sync": renamed("CheckpointManager.wait_until_finished"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 import replicax as rx
 from replicax.checkpoint import read_metadata
-from replicax.errors import CheckpointError
+from replicax.errors import ArgumentError, CheckpointError
 
 
 class Reader:
@@ -209,3 +210,48 @@ def test_fit_continues_under_any_strategy(tmp_path: Path):
         for restorer in (makers[(i + 1) % 5], makers[(i + 2) % 5]):
             for found, expected in zip(fitted(restorer(), 1, path)[0], whole, strict=True):
                 np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+
+
+# `save`, `read` and what else is written as in TensorFlow.
+
+
+def test_saves_are_numbered_and_the_number_is_restored(tmp_path: Path):
+    w = rx.Variable(1.0)
+    checkpoint = rx.Checkpoint(w=w)
+    prefix = str(tmp_path / "training" / "ckpt")
+    assert [checkpoint.save(prefix) for _ in range(2)] == [f"{prefix}-1", f"{prefix}-2"]
+    assert int(checkpoint.save_counter) == 2
+    w.assign(5.0)
+    again = rx.Checkpoint(w=w)
+    again.read(f"{prefix}-2")
+    assert (float(w.numpy()), int(again.save_counter)) == (1.0, 0)
+    again.restore(rx.latest_checkpoint(tmp_path / "training")).assert_consumed()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert again.save(prefix) == f"{prefix}-3"
+    # A training that has not gone on from there replaces what it does not know.
+    with pytest.warns(UserWarning, match="ckpt-1 is there already.*restore"):
+        assert rx.Checkpoint(w=w).save(tmp_path / "training" / "ckpt") == f"{prefix}-1"
+    with pytest.raises(ArgumentError, match="has `options`, which is not in replicax"):
+        again.restore(prefix, options=1)
+
+
+def test_a_counter_that_the_user_set_is_the_one_that_counts(tmp_path: Path):
+    with rx.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        checkpoint = rx.Checkpoint(w=rx.Variable(1.0))
+        checkpoint.save_counter.assign(6)
+        assert checkpoint.save(tmp_path / "c").endswith("c-7")
+
+
+def test_objects_are_attributes(tmp_path: Path):
+    step, w = rx.Variable(1), rx.Variable(0.0)
+    checkpoint = rx.Checkpoint(step=step, n=1)
+    checkpoint.step.assign_add(1)
+    assert int(checkpoint.step) == 2
+    checkpoint.n = 5
+    checkpoint.later = w
+    assert checkpoint.objects == {"step": step, "n": 5, "later": w}
+    path = checkpoint.write(tmp_path / "c")
+    assert rx.Checkpoint(step=step, n=0, later=w).restore(path) == {"n": 5}
+    with pytest.raises(AttributeError, match="no attribute 'model'"):
+        _ = checkpoint.model

@@ -23,7 +23,7 @@ def test_the_newest_are_kept(tmp_path: Path):
     with rx.CheckpointManager(tmp_path / "c", max_to_keep=2, save_interval_steps=2, objects={"w": w}) as kept:
         for step in range(1, 8):
             w.assign(float(step))
-            assert kept.save(step) == (step % 2 == 0)
+            assert kept.save(step) == (str(tmp_path / "c" / f"{step:08d}") if step % 2 == 0 else None)
         assert kept.save(7, force=True)
         assert not kept.save(7, force=True)
     assert kept.all_steps() == [6, 7]
@@ -235,3 +235,106 @@ def test_a_directory_is_a_path(directory: object):
     for call in (checkpoint.write, checkpoint.restore, lambda d: rx.CheckpointManager(d, checkpoint=checkpoint)):
         with pytest.raises(ArgumentError, match="a string or a pathlib"):
             call(directory)
+
+
+# As TensorFlow's manager is called.
+
+
+def test_the_call_of_tensorflow(tmp_path: Path):
+    w, step = rx.Variable(0.0), rx.Variable(0)
+    checkpoint = rx.Checkpoint(w=w, step=step)
+    kept = rx.CheckpointManager(checkpoint, tmp_path / "c", 2, checkpoint_name="ckpt")
+    assert kept.latest_checkpoint is None
+    for number in range(1, 4):
+        step.assign_add(1)
+        assert kept.save() == str(tmp_path / "c" / f"ckpt-{number}")
+        assert kept.latest_checkpoint == str(tmp_path / "c" / f"ckpt-{number}")
+    assert kept.checkpoints == [str(tmp_path / "c" / name) for name in ("ckpt-2", "ckpt-3")]
+    assert kept.save(checkpoint_number=step, check_interval=False) is None  # it has saved 3 before
+    step.assign(9)
+    assert kept.save(step) == str(tmp_path / "c" / "ckpt-9")
+    assert kept.save(checkpoint_number=np.int64(12)) == str(tmp_path / "c" / "ckpt-12")
+    assert rx.latest_checkpoint(kept.directory) == kept.latest_checkpoint
+    step.assign(0)
+    again = rx.CheckpointManager(
+        rx.Checkpoint(w=w, step=step), directory=tmp_path / "c", max_to_keep=None, checkpoint_name="ckpt"
+    )
+    assert again.checkpoint.restore(again.latest_checkpoint).assert_consumed() == {}
+    assert step.numpy() == 9
+    assert again.checkpoint.save_counter.numpy() == 5
+    with pytest.raises(ArgumentError, match="name for `step`"):
+        again.save(1, checkpoint_number=1)
+    with pytest.raises(ArgumentError, match="has `options`, which is not in replicax"):
+        again.save(options=object())
+
+
+@pytest.mark.parametrize("number", [1.5, -1, True, "1", [1]])
+def test_a_number_is_a_whole_one(tmp_path: Path, number: object):
+    with pytest.raises(ArgumentError, match="`step` is a whole number"):
+        rx.CheckpointManager(tmp_path, objects={"n": 1}).save(number)
+
+
+def test_an_interval_counts_what_a_counter_has_grown_by(tmp_path: Path):
+    step = rx.Variable(3)
+    kept = rx.CheckpointManager(
+        rx.Checkpoint(step=step), tmp_path, step_counter=step, checkpoint_interval=4, max_to_keep=None
+    )
+    assert kept.checkpoint_interval == 4
+    saved = []
+    for _ in range(10):
+        if kept.save() is not None:
+            saved.append(int(step.numpy()))
+        step.assign_add(1)
+    assert saved == [3, 7, 11]
+    assert kept.save(check_interval=False)
+    assert kept.save() is None
+    again = rx.CheckpointManager(rx.Checkpoint(step=step), tmp_path, step_counter=step, checkpoint_interval=4)
+    again.restore_or_initialize()
+    assert step.numpy() == 13
+    assert again.save() is None
+    step.assign(17)
+    assert again.save()
+
+
+def test_without_a_checkpoint_the_training_is_initialized(tmp_path: Path):
+    w, calls = rx.Variable(0.0), []
+    kept = rx.CheckpointManager(rx.Checkpoint(w=w), tmp_path, init_fn=lambda: calls.append(1))
+    assert kept.restore_or_initialize() is None
+    assert calls == [1]
+    kept.save(1)
+    assert kept.restore_or_initialize() == 1
+    assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"checkpoint_interval": 2}, "needs one"),
+        ({"checkpoint_interval": 2, "step_counter": 1, "save_interval_steps": 2}, "excludes"),
+        ({"checkpoint_name": "a/b"}, "begin with '.'"),
+        ({"checkpoint_name": ".a"}, "begin with '.'"),
+        ({"init_fn": 3}, "`init_fn` is a function"),
+        ({"directory": "twice"}, "given twice"),
+        ({"max_to_keep": 1.5}, "`max_to_keep`"),
+    ],
+)
+def test_bad_arguments_as_of_tensorflow(tmp_path: Path, arguments: dict, says: str):
+    with pytest.raises(ArgumentError, match=says):
+        rx.CheckpointManager(rx.Checkpoint(n=1), tmp_path, **arguments)
+
+
+def test_where_is_the_directory(tmp_path: Path):
+    with pytest.raises(ArgumentError, match="`directory` is missing"):
+        rx.CheckpointManager(rx.Checkpoint(n=1))
+    with pytest.raises(ArgumentError, match="all else by keyword"):
+        rx.CheckpointManager(tmp_path, 3)
+
+
+def test_a_failure_that_nobody_waits_for_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(store, "save_files", lambda *args: 1 / 0)
+    kept = rx.CheckpointManager(tmp_path, objects={"w": rx.Variable(1.0)})
+    kept.save(1)
+    kept._thread.join()
+    assert "division by zero" in caplog.text

@@ -1,0 +1,88 @@
+"""Numbered checkpoints in a folder: `00000010` as a manager names them, `ckpt-10` as `Checkpoint.save` does."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import replicax.checkpoint.background as background
+from replicax.checkpoint.metadata import FILE
+from replicax.checkpoint.store import Directory, absolute
+from replicax.migration import called_as
+
+_NAME = re.compile(r"(?:(?P<prefix>.*)-)?(?P<number>\d+)", re.DOTALL)
+_DIGITS = 8  # At least so many without a prefix: other folders may be called by a number.
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbered:
+    """A complete checkpoint.
+
+    Attributes:
+        path: Where it is.
+        number: Its number.
+        prefix: What its name begins with, before the `-`; None if the name is the number.
+    """
+
+    path: Path
+    number: int
+    prefix: str | None
+
+    @property
+    def written_at(self) -> float:
+        """When it was completed, in seconds since the epoch."""
+        return (self.path / FILE).stat().st_mtime
+
+
+def name_of(number: int, prefix: str | None) -> str:
+    """Returns how a checkpoint is called."""
+    return f"{number:0{_DIGITS}d}" if prefix is None else f"{prefix}-{number}"
+
+
+def numbered(directory: Path) -> list[Numbered]:
+    """Returns the complete checkpoints in a folder, in the order of their numbers; none if there is no such folder."""
+    if not directory.is_dir():
+        return []
+    found = []
+    for path in directory.iterdir():
+        name = _NAME.fullmatch(path.name)
+        if name is None or (name["prefix"] is None and len(path.name) < _DIGITS) or not (path / FILE).is_file():
+            continue
+        if name_of(int(name["number"]), name["prefix"]) == path.name:
+            found.append(Numbered(path, int(name["number"]), name["prefix"]))
+    return sorted(found, key=lambda each: (each.number, each.prefix or ""))
+
+
+def newest(directory: Path) -> Numbered | None:
+    """Returns the newest checkpoint in a folder: that of the highest number among those of one prefix.
+
+    Of several prefixes, or names with and without one, that counts whose last checkpoint was written last.
+    """
+    last = {each.prefix: each for each in numbered(directory)}
+    return max(last.values(), key=lambda each: each.written_at, default=None)
+
+
+@called_as("tf.train.latest_checkpoint")
+def latest_checkpoint(checkpoint_dir: Directory) -> str | None:
+    """Returns the path of the newest complete checkpoint in a folder, None if there is none.
+
+    It finds what `Checkpoint.save` and `CheckpointManager` write, and takes the highest number; it waits for a save of
+    this process that is under way.
+
+    Args:
+        checkpoint_dir: The folder; it need not exist.
+
+    Raises:
+        ArgumentError: `checkpoint_dir` is no path.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> latest_checkpoint(folder) is None
+        True
+    """
+    directory = absolute(checkpoint_dir)
+    background.wait_for(directory)
+    found = newest(directory)
+    return None if found is None else str(found.path)

@@ -1,0 +1,68 @@
+"""Which old checkpoints a manager keeps: the newest, and one every so many hours for good."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from replicax.checkpoint.documents import parsed, taken
+from replicax.checkpoint.integrity import write_durably
+from replicax.checkpoint.numbered import Numbered
+from replicax.errors import CheckpointError
+
+_FILE = "kept.json"  # Beside the checkpoints: a later run of the training goes on with it.
+
+
+class KeptForGood:
+    """The checkpoints that are kept because the last one that was is old enough.
+
+    Args:
+        directory: Where the checkpoints are.
+        hours: How much later than the last one that is kept for good the next one must have been written.
+    """
+
+    def __init__(self, directory: Path, hours: float):
+        self._path, self._seconds = directory / _FILE, hours * 3600.0
+        self._made_at = time.time()
+
+    def names(self) -> list[str]:
+        """Returns the names of the checkpoints that are kept for good.
+
+        Raises:
+            CheckpointError: The file that says so is damaged.
+        """
+        return self._read()[1]
+
+    def rest(self, old: Sequence[Numbered]) -> list[Numbered]:
+        """Decides about checkpoints that are not among the newest any more, and returns those to be deleted.
+
+        Args:
+            old: The checkpoints, the oldest first, without those that are kept for good already.
+        """
+        last, names = self._read()
+        rest = []
+        for each in old:
+            if each.written_at - last >= self._seconds:
+                last = each.written_at
+                names.append(each.path.name)
+            else:
+                rest.append(each)
+        if len(rest) < len(old) or not self._path.exists():
+            write_durably(self._path.with_suffix(".new"), json.dumps({"last": last, "names": names}))
+            self._path.with_suffix(".new").replace(self._path)
+        return rest
+
+    def _read(self) -> tuple[float, list[str]]:
+        """Returns when the last one that is kept was written, or the training began, and the names of all."""
+        if not self._path.exists():
+            return self._made_at, []
+        try:
+            document = parsed(self._path.read_bytes())
+            return float(taken(document, "last", float)), [str(name) for name in taken(document, "names", list)]
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{self._path} cannot be read: {error}. It says which checkpoints are kept for good: delete it, and "
+                "move those away that you want to keep."
+            ) from error
