@@ -96,8 +96,8 @@ VARIABLES: Rows = {
     ).ordered("checkpoint_dir latest_filename"),
     _M: differs(
         "CheckpointManager",
-        "Other order of parameters: behind `max_to_keep` by keyword. It saves in the background. Checkpoints are called "
-        "by a number of eight digits, unless there is a `checkpoint_name`.",
+        "Other order of parameters: behind `max_to_keep` by keyword. It saves in the background. Checkpoints are "
+        "called by a number of eight digits, unless there is a `checkpoint_name`.",
         last_checkpoint_step=refused("It reads the directory.", None),
     ),
     f"{_M}.save": differs(

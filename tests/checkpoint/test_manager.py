@@ -263,7 +263,7 @@ def test_the_call_of_tensorflow(tmp_path: Path):
     assert step.numpy() == 9
     assert again.checkpoint.save_counter.numpy() == 5
     with pytest.raises(ArgumentError, match="name for `step`"):
-        again.save(1, checkpoint_number=1)
+        again.save(step=1, checkpoint_number=1)
     with pytest.raises(ArgumentError, match="has `options`, which is not in replicax"):
         again.save(options=object())
 
