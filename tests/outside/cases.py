@@ -29,12 +29,17 @@ class Case:
 
 
 CASES = (
+    Case("adversarial_training", "optax"),
     Case("character_model", "Model.fit"),
     Case("collaborative_filtering", "Model.fit"),
     Case("deep_q", "tf.distribute"),
+    Case("diffusion", "optax"),
     Case("distillation", "Model.fit"),
     Case("forecast", "Model.fit"),
     Case("gan", "tf.distribute"),
+    Case("graph_network", "optax"),
+    Case("keras_from_scratch", "Keras stateless"),
+    Case("lbfgs", "optax"),
     Case("maml", "optax"),
     Case("mixture_of_experts", "Model.fit"),
     Case("neural_ode", "optax"),
