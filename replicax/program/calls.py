@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from replicax.errors import ArgumentError
+from replicax.program.foreign import check_no_foreign_function, check_no_tensor
 
 
 def checked_call(name: str, fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -37,10 +38,12 @@ def check_function(what: str, fn: Any) -> None:
     """Checks that `fn` can be called, and runs when it is.
 
     Raises:
-        ArgumentError: It cannot be called, or is `async` or a generator: a call only makes something to run later.
+        ArgumentError: It cannot be called, or is `async` or a generator: a call only makes something to run later; or
+            it is a `tf.function` or the like.
     """
     if not callable(fn):
         raise ArgumentError(f"{what} must be callable, got {type(fn).__name__}: {fn!r}.")
+    check_no_foreign_function(what, fn)
     for each in (fn, getattr(type(fn), "__call__", None)):  # noqa: B004 - an object may have an `async` one
         if inspect.iscoroutinefunction(each) or inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
             raise ArgumentError(
@@ -50,14 +53,16 @@ def check_function(what: str, fn: Any) -> None:
 
 
 def check_result(result: Any) -> None:
-    """Checks that a function's result, or a leaf of it, is nothing that is still to run.
+    """Checks that a function's result, or a leaf of it, is nothing that is still to run, and no tensor of TensorFlow.
 
     Raises:
-        ArgumentError: It is a coroutine or a generator: the body of the function that made it has not run.
+        ArgumentError: It is a coroutine or a generator: the body of the function that made it has not run. Or it is a
+            tensor of another library.
     """
     if inspect.iscoroutine(result):
         result.close()  # or Python warns that nobody has awaited it
     elif not inspect.isgenerator(result) and not inspect.isasyncgen(result):
+        check_no_tensor(result, "returned")
         return
     raise ArgumentError(
         f"The function returned {result!r}, of which nothing has run. A step is an ordinary function (`def`) that "

@@ -16,6 +16,7 @@ import numpy as np
 
 from replicax.errors import ArgumentError, ReplicaShapeError
 from replicax.program.calls import check_result
+from replicax.program.foreign import check_no_tensor
 from replicax.values import PerReplica, UnevenPerReplica, is_per_replica
 
 _NUMBERS = (int, float, complex, np.generic)
@@ -136,6 +137,7 @@ def _check_leaf(leaf: Any) -> None:
             f"{leaf.kinds_of_all()}: one program runs on all replicas. strategy.distribute_dataset splits batches of "
             "any size evenly."
         )
+    check_no_tensor(leaf, "passed")
     _check_numbers(leaf, "passed")
     _check_dataclass(leaf)
 

@@ -12,6 +12,7 @@ from jax.extend import core as jex_core
 
 from replicax.compat import current_trace, tracing_anew
 from replicax.errors import TracedValueError
+from replicax.program.foreign import explained_error
 from replicax.program.frames import ProgramFrame, VariablesCreatedError
 from replicax.program.jaxprs import called
 from replicax.program.keras_state import repeat_while_variables_are_created
@@ -156,9 +157,17 @@ _IN_A_TRACE = (
 
 @contextlib.contextmanager
 def _explained(advice: str = _IN_A_TRACE) -> Iterator[None]:
-    """Tells what to do instead when Python uses a traced value as a number; the traceback stays the user's."""
+    """Tells what to do instead when Python uses a traced value as a number, or gives it to TensorFlow or PyTorch.
+
+    The traceback stays the user's.
+    """
     try:
         yield
-    except _MISUSES as error:
+    except Exception as error:
+        told = explained_error(error)
+        if told is not None:
+            raise told from None
+        if not isinstance(error, _MISUSES):
+            raise
         said = str(error).strip().splitlines()[0]
         raise TracedValueError(f"{advice} JAX said: {said}").with_traceback(error.__traceback__) from None

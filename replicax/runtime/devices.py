@@ -61,6 +61,31 @@ def default_devices() -> list[jax.Device]:
     return jax.local_devices()
 
 
+def chosen_devices(devices: int | Sequence[str | jax.Device] | None) -> list[jax.Device]:
+    """Returns the devices that a strategy is asked to train on.
+
+    Args:
+        devices: Names or JAX devices; a number for the first so many of the default ones; None or an empty list for
+            all of these.
+
+    Raises:
+        DeviceError: There are not so many, or one of them cannot be had (see `parse_devices`).
+    """
+    if isinstance(devices, int):
+        return _first(devices)
+    return parse_devices(devices) if devices is not None and len(devices) else default_devices()
+
+
+def _first(count: int) -> list[jax.Device]:
+    found = default_devices()
+    if isinstance(count, bool) or not 1 <= count <= len(found):
+        raise DeviceError(
+            f"The number of devices must be an int from 1 to {len(found)}, got {count!r}. {_existing()} Virtual CPU "
+            "devices are made by rx.config.set_virtual_devices(n) at the top of the program."
+        )
+    return found[:count]
+
+
 def parse_devices(devices: Sequence[str | jax.Device]) -> list[jax.Device]:
     """Returns the JAX devices that `devices` names, in order.
 

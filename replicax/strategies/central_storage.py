@@ -13,7 +13,7 @@ from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.program.frames import variable_is_stacked
 from replicax.program.halves import Halves, Places
 from replicax.program.results import marked_like
-from replicax.runtime.devices import default_devices, device_name, parse_devices
+from replicax.runtime.devices import chosen_devices, device_name, parse_devices
 from replicax.runtime.transfer import put
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement
@@ -53,13 +53,12 @@ class CentralStorageStrategy(MeshStrategy):
 
     def __init__(
         self,
-        compute_devices: Sequence[str | jax.Device] | None = None,
+        compute_devices: int | Sequence[str | jax.Device] | None = None,
         parameter_device: str | jax.Device | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
     ):
-        found = parse_devices(compute_devices) if compute_devices is not None and len(compute_devices) else None
-        devices = found or default_devices()
+        devices = chosen_devices(compute_devices)
         if parameter_device is not None:
             (self.parameter_device,) = parse_devices([parameter_device])
         else:

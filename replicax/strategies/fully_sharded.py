@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
-from replicax.runtime.devices import default_devices, parse_devices
+from replicax.runtime.devices import chosen_devices
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement, cut_if_large
 
@@ -37,7 +37,7 @@ class FullyShardedStrategy(MeshStrategy):
 
     def __init__(
         self,
-        devices: Sequence[str | jax.Device] | None = None,
+        devices: int | Sequence[str | jax.Device] | None = None,
         min_size: int = 2**12,
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
@@ -45,7 +45,7 @@ class FullyShardedStrategy(MeshStrategy):
         if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
             raise ArgumentError(f"`min_size` is a number of elements, an int of at least 0, got {min_size!r}.")
         self.min_size = min_size
-        found = parse_devices(devices) if devices is not None and len(devices) else default_devices()
+        found = chosen_devices(devices)
         super().__init__(Placement(found, layout=self._layout), cross_device_ops, communication_options)
 
     def _layout(self, variable: Any) -> PartitionSpec:

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
-from replicax.runtime.devices import default_devices, parse_devices
+from replicax.runtime.devices import chosen_devices
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement, cut_if_large
 
@@ -23,7 +23,7 @@ class MirroredStrategy(MeshStrategy):
 
     Args:
         devices: Device names (`"gpu:0"`, `"/cpu:1"`) or JAX devices; by default every accelerator of the process, or
-            every (virtual) CPU where there is none. An empty list means the default too.
+            every (virtual) CPU where there is none. An empty list means the default too; a number the first so many.
         cross_device_ops: The algorithm that combines gradients; by default `NcclAllReduce`, XLA's own all-reduce.
         communication_options: How gradients are packed and compressed on the way.
         shard_update: Whether `Model.fit` cuts large optimizer state over the devices, so that each of them updates its
@@ -42,12 +42,12 @@ class MirroredStrategy(MeshStrategy):
 
     def __init__(
         self,
-        devices: Sequence[str | jax.Device] | None = None,
+        devices: int | Sequence[str | jax.Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
         shard_update: bool = True,
     ):
-        found = parse_devices(devices) if devices is not None and len(devices) else default_devices()
+        found = chosen_devices(devices)
         super().__init__(Placement(found), cross_device_ops, communication_options)
         self.shard_update = shard_update
 

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from replicax.errors import DeviceError
-from replicax.runtime import default_devices, device_name, parse_devices, set_virtual_devices
+from replicax.runtime import chosen_devices, default_devices, device_name, parse_devices, set_virtual_devices
 
 
 def run_python(code: str, **environment: str) -> str:
@@ -124,6 +124,17 @@ def test_what_is_no_device_name_is_told_how_to_write_one(name):
 def test_each_device_comes_once(names):
     with pytest.raises(DeviceError, match="cpu:0"):
         parse_devices(names)
+
+
+def test_a_number_stands_for_the_first_so_many_devices():
+    assert chosen_devices(3) == jax.devices()[:3]
+    assert chosen_devices(None) == chosen_devices([]) == jax.devices()
+
+
+@pytest.mark.parametrize("count", [0, -1, 9, True])
+def test_a_number_of_devices_that_there_are_not_is_answered_with_those_that_there_are(count):
+    with pytest.raises(DeviceError, match=rf"from 1 to 8, got {count}\. .*cpu:7.*set_virtual_devices"):
+        chosen_devices(count)
 
 
 def test_there_is_at_least_one_device():
