@@ -102,7 +102,7 @@ class Checkpoint(Advised):
         try:
             return self.__dict__["objects"][name]
         except KeyError:
-            return super().__getattr__(name)
+            return super().__getattr__(name)  # type: ignore[misc]  # hidden from type checkers
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "objects" not in self.__dict__ or name in self.__dict__ or name.startswith("_") or hasattr(type(self), name):

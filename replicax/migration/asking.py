@@ -8,7 +8,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replicax.errors import AbsentNameError
 from replicax.migration.names import NAMES
@@ -125,9 +125,11 @@ def _raise_advice(cls: type, name: str, owner: str) -> None:
 class AdvisedType(type):
     """The type of classes that answer with advice themselves, as in `rx.Variable.scatter_add`."""
 
-    def __getattr__(cls, name: str) -> Any:
-        _raise_advice(cls, name, f"type object {cls.__name__!r}")
-        return super().__getattribute__(name)
+    if not TYPE_CHECKING:  # For a type checker every attribute would exist.
+
+        def __getattr__(cls, name: str) -> Any:
+            _raise_advice(cls, name, f"type object {cls.__name__!r}")
+            return super().__getattribute__(name)
 
 
 class AdvisedContractType(AdvisedType, abc.ABCMeta):
@@ -139,9 +141,11 @@ class Advised(metaclass=AdvisedType):
 
     __slots__ = ()
 
-    def __getattr__(self, name: str) -> Any:
-        _raise_advice(type(self), name, f"{type(self).__name__!r} object")
-        return object.__getattribute__(self, name)  # Again, for Python's own error, or that of a property.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            _raise_advice(type(self), name, f"{type(self).__name__!r} object")
+            return object.__getattribute__(self, name)  # Again, for Python's own error, or that of a property.
 
 
 class AdvisedContract(Advised, metaclass=AdvisedContractType):

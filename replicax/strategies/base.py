@@ -112,8 +112,8 @@ class Strategy(TFSpellings, AdvisedContract):
         donate_argnums: Sequence[int] = (),
     ) -> _T: ...
 
-    @called_as("tf.distribute.Strategy.run")
     @entry_point
+    @called_as("tf.distribute.Strategy.run")
     def run(
         self,
         fn: Callable[..., Any],
@@ -155,8 +155,8 @@ class Strategy(TFSpellings, AdvisedContract):
     ) -> Any:
         """Runs `fn` on all replicas; the arguments have been checked."""
 
-    @called_as("tf.distribute.StrategyExtended.update")
     @entry_point
+    @called_as("tf.distribute.StrategyExtended.update")
     def update(
         self,
         variable: Any,
@@ -225,8 +225,16 @@ class Strategy(TFSpellings, AdvisedContract):
 
     # Combining.
 
+    @overload
+    def reduce(self, op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any: ...
+
+    @overload
+    def reduce(
+        self, *, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None
+    ) -> Any: ...  # TensorFlow's keyword
+
+    @entry_point  # type: ignore[misc]  # called_as lets it be called with TensorFlow's keyword
     @called_as("tf.distribute.Strategy.reduce")
-    @entry_point
     def reduce(self, op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
         """Combines the components of per-replica values.
 
