@@ -32,7 +32,7 @@ from replicax.checkpoint.state import (
 from replicax.checkpoint.states import current_state, restored_state, saved_state, set_state
 from replicax.checkpoint.status import LoadStatus
 from replicax.checkpoint.store import TIMEOUT_S, Contents, Directory, absolute, write, write_in_place
-from replicax.errors import ArgumentError, CheckpointError
+from replicax.errors import CheckpointError
 from replicax.migration import Advised, called_as
 from replicax.variables import Variable
 
@@ -119,7 +119,7 @@ class Checkpoint(Advised):
         return self._parts().variables
 
     @called_as("tf.train.Checkpoint.write")
-    def write(self, directory: Directory, step: int | None = None, **objects: Any) -> Path:
+    def write(self, directory: Directory, *, step: int | None = None, **objects: Any) -> Path:
         """Writes the objects to a new directory and returns its path when all is on disk.
 
         The directory appears only when it is complete. With several processes all of them call this, with a directory
@@ -189,7 +189,7 @@ class Checkpoint(Advised):
         return Contents(arrays, state, step, {name: note() for name, note in self._notes.items()})
 
     @called_as("tf.train.Checkpoint.restore")
-    def restore(self, save_path: Directory | None, partial: bool = False, verify: bool = True) -> LoadStatus:
+    def restore(self, save_path: Directory | None, *, partial: bool = False, verify: bool = True) -> LoadStatus:
         """Gives the objects the state in a checkpoint: all of them, or none if anything is wrong.
 
         Keras models and optimizers that are not built have no variables yet. What the checkpoint has for them is read
@@ -211,8 +211,6 @@ class Checkpoint(Advised):
             CheckpointError: There is no complete checkpoint, it is damaged, a name is missing on either side, or a
                 shape differs. An object's `build` raises it if it turns out then that it is another object.
         """
-        if not isinstance(partial, bool):
-            raise ArgumentError(f"`partial` is True or False, got {partial!r:.100}.")
         if save_path is None:
             return LoadStatus({}, None)
         path = absolute(save_path)

@@ -286,7 +286,7 @@ class CheckpointManager(Advised):
         return step
 
     def _restore(self, step: int, partial: bool = False, verify: bool = True) -> LoadStatus:
-        status = self.checkpoint.restore(self.path(step), partial, verify)
+        status = self.checkpoint.restore(self.path(step), partial=partial, verify=verify)
         self._known.update(self.all_steps())
         if self._counter_interval is not None:
             self._last_count = whole_number(self._counter, "step_counter")
