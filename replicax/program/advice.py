@@ -71,3 +71,14 @@ def advise_of_total(strategy: Any, name: str, variable: Any, found: NotSummable)
         f"the total {variable_name(variable)} of {name}",
         text + " (Ignore this if the sum over replicas is what is meant.)",
     )
+
+
+def advise_of_changed_object(strategy: Any, name: str, where: str) -> None:
+    """Says that a function is compiled anew because an object that was passed to it holds another array now."""
+    advise(
+        strategy,
+        f"the object of {name} at {where}",
+        f"{name} is compiled again for each array that {where} is: what is no array or container is fixed in the "
+        "program, with the arrays that it holds. Pass the array itself as an argument, or in a dict, list, tuple or "
+        "dataclass.",
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
 from replicax.errors import ArgumentError
@@ -61,10 +61,17 @@ def check_result(result: Any) -> None:
     """
     if inspect.iscoroutine(result):
         result.close()  # or Python warns that nobody has awaited it
-    elif not inspect.isgenerator(result) and not inspect.isasyncgen(result):
+    elif not inspect.isgenerator(result) and not inspect.isasyncgen(result) and not _is_lazy(result):
         check_no_tensor(result, "returned")
         return
     raise ArgumentError(
-        f"The function returned {result!r}, of which nothing has run. A step is an ordinary function (`def`) that "
-        "returns values: call no `async` function in it, and make a list of what a generator yields."
+        f"The function returned {result!r:.200}, of which nothing has run. A step is an ordinary function (`def`) that "
+        "returns values: call no `async` function in it, and make a list of what a generator, `map` or `zip` yields, "
+        "or of `dict.values()`."
     )
+
+
+def _is_lazy(result: Any) -> bool:
+    """Returns whether something of Python's own gives its values later: `map`, `iter(list)`, `dict.values()`, ..."""
+    lazy = isinstance(result, (Iterator, KeysView, ValuesView, ItemsView))
+    return lazy and type(result).__module__ in ("builtins", "itertools")

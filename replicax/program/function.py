@@ -15,6 +15,7 @@ import replicax.context as context
 from replicax.compat import is_weak
 from replicax.errors import ArgumentError, ProgramError
 from replicax.migration import Advised, called_as
+from replicax.program.advice import advise_of_changed_object
 from replicax.program.calls import check_function
 from replicax.program.input_signature import InputSignature
 from replicax.program.lifting import Program
@@ -49,20 +50,29 @@ class ProgramCache:
         """Returns the program for these arguments, traced if they are of a new kind, and its array arguments."""
         arrays, structure = take_apart_inputs((args, kwargs))
         key = self._key(arrays, structure)
-        program = self._found(key, arrays)
+        program = self._found(key, arrays, structure)
         if program is None:
             with self._lock:
-                program = self._found(key, arrays)
+                program = self._found(key, arrays, structure)
                 if program is None:
+                    self._advise_of_changes(key, structure)
                     program = self._compile(args, kwargs, arrays, structure)
                     self._programs.setdefault(key, []).append(program)
         return program, arrays
 
-    def _found(self, key: Any, arrays: list[Any]) -> Program | None:
+    def _found(self, key: Any, arrays: list[Any], structure: Structure) -> Program | None:
         for program in self._programs.get(key, ()):
+            if program.held and program.held.changed(structure) is not None:
+                continue
             if not program.asked or program.fits(arrays):
                 return program
         return None
+
+    def _advise_of_changes(self, key: Any, structure: Structure) -> None:
+        for program in self._programs.get(key, ()):
+            where = program.held.changed(structure)
+            if where is not None:
+                advise_of_changed_object(program.strategy, getattr(self._get_fn(), "__name__", "step"), where)
 
     def _compile(self, args: Any, kwargs: Any, arrays: list[Any], structure: Structure) -> Program:
         _, replicas = per_replica_arrays((args, kwargs))

@@ -29,7 +29,7 @@ from replicax.program.buffers import holders
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
 from replicax.program.handover import explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.jaxprs import calls_host
-from replicax.program.nest import Structure, take_apart_outputs
+from replicax.program.nest import Held, Structure, take_apart_outputs
 from replicax.program.results import Counts, mark, marked_with
 from replicax.program.tracing import Pass, trace_function
 from replicax.runtime import turns
@@ -66,6 +66,7 @@ class Program:
 
     Attributes:
         asked: Arguments of which it matters how many replicas returned them, and the number that the program is for.
+        held: The arrays in arguments that are no arrays, which are constants of the program.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Program:
     ):
         self._get_fn, self._structure, self._donate = get_fn, structure, list(donate)
         self._any_donated = any(self._donate)
+        self.held = Held(structure)
         self._argument_counts = [marked_with(array) for array in arrays]
         with health.phase(health.COMPILE):
             *first, last = self._trace(arrays, replicas)

@@ -14,10 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.containers import flattened, found_in, is_value, opened, walked
 from replicax.errors import ArgumentError, ReplicaShapeError
 from replicax.program.calls import check_result
 from replicax.program.foreign import check_no_tensor
-from replicax.values import PerReplica, UnevenPerReplica, is_per_replica
+from replicax.values import PerReplica, UnevenPerReplica
 
 _NUMBERS = (int, float, complex, np.generic)
 
@@ -73,10 +74,10 @@ def take_apart_inputs(nest: Any) -> tuple[list[Any], Structure]:
 
     Raises:
         ReplicaShapeError: A per-replica value has components of different shapes.
-        ArgumentError: A leaf is a dataclass that JAX does not know how to take apart, or an array of strings, objects
-            or times.
+        ArgumentError: A container that holds arrays cannot be taken apart, or a leaf is an array of strings, objects or
+            times.
     """
-    leaves, treedef = jax.tree_util.tree_flatten(nest)
+    leaves, treedef = flattened(nest)
     if all(type(leaf) is np.ndarray or isinstance(leaf, jax.Array) for leaf in leaves):
         for leaf in leaves:
             _check_numbers(leaf, "passed")
@@ -89,17 +90,53 @@ def take_apart_inputs(nest: Any) -> tuple[list[Any], Structure]:
 
 
 def take_apart_outputs(nest: Any) -> tuple[list[Any], Structure]:
-    """Returns the arrays in the result `nest`, and how to rebuild it; plain Python values come back as they are."""
+    """Returns the arrays in the result `nest`, and how to rebuild it; plain Python values come back as they are.
+
+    Raises:
+        ArgumentError: A leaf is still to run, or an object that holds values of the program, which end with it.
+    """
     check_result(nest)  # before JAX sees it: it is about to refuse generators itself
-    leaves, treedef = jax.tree_util.tree_flatten(nest)
+    leaves, treedef = flattened(nest)
     for leaf in leaves:
         check_result(leaf)
-        _check_dataclass(leaf)
         if is_array(leaf):
             _check_numbers(leaf, "returned")
+        else:
+            _check_holds_no_traced_value(leaf)
     arrays = [leaf for leaf in leaves if is_array(leaf)]
     static = tuple((i, leaf) for i, leaf in enumerate(leaves) if not is_array(leaf))
     return arrays, Structure(treedef, static, len(leaves))
+
+
+class Held:
+    """The arrays that were found in the arguments that are no arrays, when a program was made: it is right for them.
+
+    Args:
+        structure: The arguments.
+    """
+
+    def __init__(self, structure: Structure):
+        found = ((i, _held_by(leaf)) for i, leaf in structure.static)
+        self._held = [(i, values) for i, values in found if values]
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def changed(self, structure: Structure) -> str | None:
+        """Returns where other arrays are held now than then, such as `"Trainer.batch"`; None if nowhere."""
+        static = dict(structure.static)
+        for i, before in self._held:
+            now = _held_by(static[i])
+            if len(now) != len(before):
+                return type(static[i]).__name__
+            for (where, value), (_, other) in zip(now, before, strict=True):
+                if value is not other:
+                    return type(static[i]).__name__ + where
+        return None
+
+
+def _held_by(leaf: Any) -> list[tuple[str, Any]]:
+    return [(where, each) for where, each in walked(leaf) if is_value(each)]
 
 
 def per_replica_arrays(nest: Any) -> tuple[list[bool], int | None]:
@@ -113,7 +150,7 @@ def per_replica_arrays(nest: Any) -> tuple[list[bool], int | None]:
     """
     flags: list[bool] = []
     counts = set()
-    for leaf in jax.tree_util.tree_leaves(nest, is_leaf=is_per_replica):
+    for leaf in jax.tree_util.tree_leaves(opened(nest), is_leaf=is_value):
         if isinstance(leaf, PerReplica):
             counts.add(leaf.num_replicas)
             flags.append(True)
@@ -139,7 +176,6 @@ def _check_leaf(leaf: Any) -> None:
         )
     check_no_tensor(leaf, "passed")
     _check_numbers(leaf, "passed")
-    _check_dataclass(leaf)
 
 
 def _check_numbers(leaf: Any, what: str) -> None:
@@ -151,15 +187,12 @@ def _check_numbers(leaf: Any, what: str) -> None:
         )
 
 
-def _check_dataclass(leaf: Any) -> None:
-    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type) and _holds_arrays(leaf):
+def _check_holds_no_traced_value(leaf: Any) -> None:
+    where = found_in(leaf, lambda value: isinstance(value, jax.core.Tracer))
+    if where is not None:
         name = type(leaf).__name__
         raise ArgumentError(
-            f"JAX does not know how to take the dataclass {name} apart. Register it once with "
-            f"@jax.tree_util.register_dataclass above `class {name}`."
+            f"A compiled function returned an object of class {name} that holds an array ({name}{where}). JAX does not "
+            "know the class, so the array would stay one of the trace. Return the arrays themselves, in a dict, list, "
+            f"tuple or dataclass, or register {name} with JAX (jax.tree_util.register_pytree_node)."
         )
-
-
-def _holds_arrays(instance: Any) -> bool:
-    values = (getattr(instance, field.name, None) for field in dataclasses.fields(instance))
-    return any(is_array(value) or is_per_replica(value) for value in values)

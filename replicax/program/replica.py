@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 
 import replicax.context as context
 from replicax.compat import current_trace, varying_axes
+from replicax.containers import opened
 from replicax.errors import ContextError, ReplicaDivergenceError, ReplicaShapeError
 from replicax.program.accesses import Accesses
 from replicax.program.accumulators import find_not_summable
@@ -395,7 +396,7 @@ def without_per_replica(nest: Any, component_of: Callable[[Any], Any] | None = N
             return leaf.own() if component_of is None else component_of(leaf.stacked)
         return leaf.component if isinstance(leaf, ManualPerReplica) else leaf
 
-    return jax.tree_util.tree_map(component, nest, is_leaf=is_per_replica)
+    return jax.tree_util.tree_map(component, opened(nest), is_leaf=is_per_replica)
 
 
 def _name(fn: Any) -> str:

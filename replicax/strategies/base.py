@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.cluster import ClusterResolver
+from replicax.containers import opened
 from replicax.data import (
     DistributedDataset,
     DistributedDatasetFromFunction,
@@ -266,7 +267,9 @@ class Strategy(TFSpellings, AdvisedContract):
         op = ReduceOp.of(op)
         self._check_cross_replica("strategy.reduce", "rx.get_replica_context().all_reduce")
         settle_strategy(self)
-        return jax.tree_util.tree_map(lambda leaf: self._reduce_leaf(op, leaf, axis), value, is_leaf=is_per_replica)
+        return jax.tree_util.tree_map(
+            lambda leaf: self._reduce_leaf(op, leaf, axis), opened(value), is_leaf=is_per_replica
+        )
 
     def _reduce_leaf(self, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
         each = one_per_replica(leaf, refused_if_equal=op is ReduceOp.SUM)
@@ -298,7 +301,7 @@ class Strategy(TFSpellings, AdvisedContract):
                 return value_of(leaf)
             return noted(self._combined_in_turn(each, Gathering(axis)), COMBINED)
 
-        return jax.tree_util.tree_map(gathered, value, is_leaf=is_per_replica)
+        return jax.tree_util.tree_map(gathered, opened(value), is_leaf=is_per_replica)
 
     def _combined_in_turn(self, each: Any, combine: Combine) -> Any:
         if context.current().frame is not None:

@@ -13,6 +13,7 @@ import replicax.context as context
 import replicax.health as health
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops
 from replicax.compat import prepare_tracing_anew, strongly_typed
+from replicax.containers import opened
 from replicax.data import (
     DistributedDataset,
     DistributedDatasetFromFunction,
@@ -190,7 +191,7 @@ class MeshStrategy(Strategy):
         Raises:
             ValuesMismatchError: They differ.
         """
-        paths, treedef = jax.tree_util.tree_flatten_with_path(nest)
+        paths, treedef = jax.tree_util.tree_flatten_with_path(opened(nest))
         leaves = [leaf for _, leaf in paths]
         arrays = [i for i, leaf in enumerate(leaves) if is_number_like(leaf)]
         names = [f"value{jax.tree_util.keystr(paths[i][0])}" for i in arrays]
@@ -201,7 +202,7 @@ class MeshStrategy(Strategy):
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of `value`, one for each replica of this process."""
-        leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_per_replica)
+        leaves, treedef = jax.tree_util.tree_flatten(opened(value), is_leaf=is_per_replica)
         found = [one_per_replica(leaf) for leaf in leaves]
         counts = {len(each.values) for each in found if is_per_replica(each)}
         counts = counts or {self._number_here(each.num_replicas) for each in found if each is not None}

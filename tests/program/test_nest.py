@@ -107,9 +107,12 @@ def test_a_dataclass_without_arrays_is_an_ordinary_value():
 
 @pytest.mark.parametrize("take_apart", [take_apart_inputs, take_apart_outputs])
 @pytest.mark.parametrize("held", [jnp.ones(2), np.ones(2), PerReplica(jnp.ones(2))], ids=["jax", "numpy", "replica"])
-def test_a_dataclass_with_arrays_has_to_be_registered(take_apart, held):
-    with pytest.raises(ArgumentError, match=r"register_dataclass.*State"):
-        take_apart([State(held)])
+def test_a_dataclass_with_arrays_is_taken_apart(take_apart, held):
+    arrays, structure = take_apart(State(held))
+    assert len(arrays) == 1
+    rebuilt = structure.rebuild([3 * arrays[0]])
+    assert isinstance(rebuilt, State)
+    assert jax.tree.leaves(rebuilt.params)[0].tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import ArgumentError, ContextError, ReplicaShapeError, TracedValueError
+from replicax.errors import ContextError, ReplicaShapeError, TracedValueError
 
 
 @pytest.fixture
@@ -77,13 +77,9 @@ class Unregistered:
     rows: object
 
 
-def test_a_dataclass_that_jax_does_not_know_is_told_how_to_register(two, x):
-    for call in (
-        lambda: two.run(lambda batch: batch.rows, args=(Unregistered(x),)),
-        lambda: two.run(lambda x: Unregistered(x), args=(x,)),
-    ):
-        with pytest.raises(ArgumentError, match=r"register_dataclass.*Unregistered"):
-            call()
+def test_a_dataclass_that_jax_does_not_know_is_a_nest_too(two, x):
+    assert components(two.run(lambda batch: batch.rows + 1, args=(Unregistered(x),))) == [2.0, 3.0]
+    assert components(two.run(lambda x: Unregistered(x), args=(x,)).rows) == [1.0, 2.0]
 
 
 def test_components_of_different_shapes_cannot_enter_one_program(two, per_replica):

@@ -1,0 +1,356 @@
+"""Containers that JAX does not know: dict and list subclasses, mappings, dataclasses and the like that hold arrays.
+
+JAX takes lists, tuples, named tuples, dicts and what is registered with it apart, and counts anything else as one
+value, whatever it holds. `opened` puts the others into a form that it takes apart too; taken together again they are
+what they were. A container without arrays stays one value: it is a setting, which a program may be specialised to.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.errors import ArgumentError
+from replicax.no_array import NoArray
+
+_MAX_VISITED = 10_000
+_PLAIN = (str, int, float, bool, type(None))
+_LIBRARIES = ("keras", "jax", "jaxlib", "replicax", "numpy")
+_VALUES = (jax.Array, np.ndarray, NoArray)
+
+
+def opened(nest: Any) -> Any:
+    """Returns `nest` with the containers that JAX does not know, and that hold arrays, in a form that it takes apart.
+
+    Raises:
+        ArgumentError: There is no way to put one together again, or it contains itself.
+    """
+    leaves, _ = _flattened(nest, is_leaf=is_value)
+    return _opened(nest, ()) if any(map(_is_container, leaves)) else nest
+
+
+def flattened(nest: Any) -> tuple[list[Any], Any]:
+    """Returns the leaves of a nest, also of containers that JAX does not know and that hold arrays, and its structure.
+
+    Raises:
+        ArgumentError: As for `opened`; or the keys of a dict cannot be sorted.
+    """
+    leaves, structure = _flattened(nest)
+    if any(map(_is_container, leaves)):
+        return _flattened(_opened(nest, ()))
+    return leaves, structure
+
+
+def _flattened(nest: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
+    try:
+        return jax.tree_util.tree_flatten(nest, is_leaf)
+    except ValueError as error:
+        if "key" not in str(error):
+            raise
+        raise ArgumentError(
+            "JAX takes dicts apart in the order of their keys, so the keys of one dict must be of one type, such as "
+            "strings."
+        ) from error
+
+
+def walked(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what an object holds: its attributes, items and captured variables, at any depth, and the object itself.
+
+    Models, variables, modules and types are not looked into.
+
+    Yields:
+        Pairs of where something was found, such as `".state['x']"`, and the thing.
+    """
+    visited: set[int] = set()
+    waiting = collections.deque([("", value)])
+    while waiting and len(visited) < _MAX_VISITED:
+        where, each = waiting.popleft()
+        yield where, each
+        if id(each) not in visited and not _is_opaque(each):
+            visited.add(id(each))
+            waiting.extend((where + step, child) for step, child in _parts(each))
+
+
+def found_in(value: Any, is_wanted: Callable[[Any], bool]) -> str | None:
+    """Returns where in an object something is found first; None if nowhere. See `walked`."""
+    return next((where for where, each in walked(value) if is_wanted(each)), None)
+
+
+def holds_values(value: Any) -> bool:
+    """Returns whether there are arrays or per-replica values in an object."""
+    return found_in(value, is_value) is not None
+
+
+def is_value(value: Any) -> bool:
+    """Returns whether `value` is an array or a per-replica value."""
+    return isinstance(value, _VALUES)
+
+
+def _opened(nest: Any, inside: tuple[int, ...]) -> Any:
+    def open_leaf(leaf: Any) -> Any:
+        if not _is_container(leaf) or not holds_values(leaf):
+            return leaf
+        if id(leaf) in inside:
+            raise _cannot(type(leaf), "It contains itself.")
+        opener = _opener(_class_of(leaf))
+        assert opener is not None
+        shell, children = opener(leaf)
+        return _Opened(shell, [_opened(child, (*inside, id(leaf))) for child in children])
+
+    return jax.tree_util.tree_map(open_leaf, nest, is_leaf=is_value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Shell:
+    """A container without what it holds: what makes one of its kind.
+
+    Attributes:
+        kind: Its class.
+        names: Keys and attributes of what it holds; numbers of a sequence.
+        settings: Attributes that are fixed. Two shells that differ in them are two structures.
+        make: Puts it together.
+    """
+
+    kind: type
+    names: Any
+    settings: tuple[Any, ...]
+    make: Callable[[Sequence[Any]], Any]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Shell)
+            and (self.kind, self.names) == (other.kind, other.names)
+            and len(self.settings) == len(other.settings)
+            and all(map(_is_same, self.settings, other.settings))
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.names))
+
+
+@jax.tree_util.register_pytree_node_class
+class _Opened:
+    """A container that JAX takes apart, and puts together as what it was."""
+
+    def __init__(self, shell: _Shell, children: Sequence[Any]):
+        self.shell, self.children = shell, children
+
+    def tree_flatten(self) -> tuple[Sequence[Any], _Shell]:
+        return self.children, self.shell
+
+    @classmethod
+    def tree_unflatten(cls, shell: _Shell, children: Sequence[Any]) -> Any:
+        return shell.make(children)
+
+
+def _is_same(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
+    (name, a), (other_name, b) = one, other
+    return name == other_name and (a is b or (type(a) is type(b) and bool(a == b)))
+
+
+# What kinds of containers there are.
+
+
+_Taken = tuple["_Shell", list[Any]]
+
+
+@functools.cache
+def _opener(kind: type) -> Callable[[Any], _Taken] | None:
+    """Returns what takes a class of containers apart; None for anything else."""
+    if kind is types.MappingProxyType:
+        return _open_view
+    for base, opener in _OPENERS.items():
+        if issubclass(kind, base):
+            return opener
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__") or issubclass(kind, types.SimpleNamespace):
+        return _open_record
+    return None
+
+
+def _is_container(leaf: Any) -> bool:
+    return _opener(_class_of(leaf)) is not None
+
+
+def _open_dict(items: Any) -> _Taken:
+    # What puts it together keeps nothing of what it held: that is the first step's batch.
+    put: Any = collections.OrderedDict.__setitem__ if isinstance(items, collections.OrderedDict) else dict.__setitem__
+    keys, default = tuple(items), isinstance(items, collections.defaultdict) and items.default_factory
+
+    def fill(new: Any, children: Sequence[Any]) -> None:
+        if default:
+            new.default_factory = default
+        for key, child in zip(keys, children, strict=True):
+            put(new, key, child)
+
+    return _taken(items, keys, [items[key] for key in keys], fill)
+
+
+def _open_list(items: Any) -> _Taken:
+    return _taken(items, range(len(items)), list(items), list.extend)
+
+
+def _open_deque(items: Any) -> _Taken:
+    longest = items.maxlen
+    fill = lambda new, children: collections.deque.__init__(new, children, longest)  # noqa: E731
+    return _taken(items, range(len(items)), list(items), fill)
+
+
+def _open_tuple(items: Any) -> _Taken:
+    return _taken(items, range(len(items)), list(items), _nothing, tuple.__new__)
+
+
+def _open_view(items: Any) -> _Taken:
+    keys, kind = tuple(items), type(items)
+    return _Shell(kind, keys, (), lambda children: kind(dict(zip(keys, children, strict=True)))), list(items.values())
+
+
+def _open_chain(items: Any) -> _Taken:
+    keys = tuple(items)
+
+    def fill(new: Any, children: Sequence[Any]) -> None:
+        new.maps = [dict(zip(keys, children, strict=True))]
+
+    return _taken(items, keys, list(items.values()), fill, without=("maps",))
+
+
+def _open_record(record: Any) -> _Taken:
+    held = dict(_attributes(record))
+    declared = dataclasses.fields(record) if dataclasses.is_dataclass(record) else ()
+    fixed = [field.name for field in declared if field.metadata.get("static") and field.name in held]
+    names = [name for name in held if name not in fixed]
+    return _taken(record, (), [], _nothing, children_among=names)
+
+
+def _taken(
+    container: Any,
+    keys: Sequence[Any],
+    items: list[Any],
+    fill: Callable[[Any, Sequence[Any]], None],
+    create: Callable[..., Any] | None = None,
+    without: Sequence[str] = (),
+    children_among: Sequence[str] | None = None,
+) -> _Taken:
+    """Returns a container taken apart: its items, and its attributes.
+
+    Args:
+        container: The container.
+        keys: What tells its items apart.
+        items: Its items.
+        fill: Puts items into a new one.
+        create: Makes a new one from its class and the items; by default `__new__` without arguments.
+        without: Attributes that hold the items.
+        children_among: Attributes that may change from call to call; by default those that hold arrays. The others go
+            along as they are.
+    """
+    kind: Any = type(container)
+    number = len(items)
+    held = {name: value for name, value in _attributes(container) if name not in without}
+    if children_among is None:
+        children_among = [name for name, value in held.items() if holds_values(value)]
+    order = tuple(held)
+    changing = {name: held.pop(name) for name in children_among}
+    names = tuple(changing)
+
+    def make(children: Sequence[Any]) -> Any:
+        try:
+            new = kind.__new__(kind) if create is None else create(kind, children[:number])
+        except TypeError as error:
+            raise _cannot(kind, f"{kind.__name__}.__new__ wants arguments.") from error
+        values = held | dict(zip(names, children[number:], strict=True))
+        for name in order:
+            object.__setattr__(new, name, values[name])  # also of a frozen one
+        fill(new, children[:number])
+        return new
+
+    if not number and not any(map(holds_values, changing.values())):
+        raise _cannot(kind, "Its arrays are in none of its attributes.")
+    every = held.items() if not number else [item for item in held.items() if isinstance(item[1], _PLAIN)]
+    settings = tuple(sorted(every, key=lambda item: item[0]))
+    return _Shell(kind, (tuple(keys), names), settings, make), [*items, *changing.values()]
+
+
+def _nothing(new: Any, children: Sequence[Any]) -> None:
+    """Puts in no items: there are none, or they are there."""
+
+
+def _cannot(kind: type, why: str) -> ArgumentError:
+    name = kind.__name__
+    return ArgumentError(
+        f"An object of class {name} that holds arrays went into or came out of a compiled function, which cannot take "
+        f"it apart. {why} "
+        f"Use a dict, list, tuple or dataclass, or register {name} with JAX (jax.tree_util.register_pytree_node)."
+    )
+
+
+def _open_attributes(items: Any) -> _Taken:
+    return _taken(items, (), [], _nothing)
+
+
+_OPENERS: dict[type, Callable[[Any], _Taken]] = {
+    dict: _open_dict,
+    tuple: _open_tuple,
+    list: _open_list,
+    collections.deque: _open_deque,
+    collections.ChainMap: _open_chain,
+    Mapping: _open_attributes,  # of attributes, such as `UserDict.data`
+    collections.UserList: _open_attributes,
+}
+
+
+def _class_of(value: Any) -> Any:
+    return type(value)
+
+
+# Looking into objects.
+
+
+def _is_opaque(value: Any) -> bool:
+    if isinstance(value, (*_PLAIN, bytes, type, types.ModuleType, *_VALUES)):
+        return True
+    return _is_of_library(_class_of(value))
+
+
+@functools.cache
+def _is_of_library(kind: type) -> bool:
+    return any(base.__module__.partition(".")[0] in _LIBRARIES for base in kind.__mro__)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", value[key]) for key in value)
+    elif isinstance(value, (list, tuple, collections.UserList, collections.deque)):
+        yield from ((f"[{i}]", child) for i, child in enumerate(value))
+    elif isinstance(value, (set, frozenset)):
+        yield from (("{...}", child) for child in value)
+    elif isinstance(value, functools.partial):
+        yield from (("(...)", child) for child in (value.func, *value.args, *value.keywords.values()))
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+    elif isinstance(value, types.FunctionType):
+        yield from _captured(value)
+    yield from ((f".{name}", child) for name, child in _attributes(value))
+
+
+def _captured(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield f" with captured {name}", cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    yield from ((" with a default", default) for default in fn.__defaults__ or ())
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from list(getattr(value, "__dict__", {}).items())
+    for base in type(value).__mro__:
+        names = vars(base).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
