@@ -64,6 +64,7 @@ class Scattered:
         ReplicaDivergenceError: The slices may differ between replicas and the variable has no aggregation.
     """
 
+    __slots__ = ()
     name: str
 
     def _scatter(self, op: str, entries: Entries) -> Any:

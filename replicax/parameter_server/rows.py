@@ -1,14 +1,19 @@
 """Evaluating an update on some of a variable's rows: possible where each new row depends on the same row alone.
 
 A variable that is cut over servers is updated part by part, and of a large table only the rows that a step has touched.
-Both are right for updates that work element by element, or row by row: SGD, Adam, Adagrad, clipping by value. An update
-that needs the norm of the whole variable is not of this kind, and is refused with the name of what stands in the way.
+Both are right for updates that work element by element, or row by row: SGD, Adam, Adagrad, clipping by value. Where some
+entries are updated (`v.at[rows].add(changes)`), each part takes the changes of its own. An update that needs the norm
+of the whole variable is not of this kind, and is refused with the name of what stands in the way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.lax import GatherScatterMode
 
 from replicax.errors import ProgramError
 from replicax.program.jaxprs import bind, is_literal, read
@@ -24,6 +29,13 @@ BY_ELEMENT = frozenset([
 _BY_ROW = frozenset(
     ["argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"]
 )
+
+
+_ALONG_AN_AXIS = frozenset(["cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"])
+# `x.at[...].add(...)` and the like: each entry becomes something that depends on no other entry of `x`.
+SCATTERS = frozenset(["scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"])
+# What these modes do with an index out of range can be done for a row that is elsewhere.
+_DROPPING = (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
 class NotByRowsError(ProgramError):
@@ -59,19 +71,80 @@ def evaluate_rows(
             for i, atom in enumerate(equation.invars):
                 if not touched[i] and tuple(atom.aval.shape[:1]) == (full,):
                     inputs[i], touched[i] = inputs[i][first : first + rows], True
-        changes, result_by_row = _adapted(equation, touched, full, rows)
+        if equation.primitive.name in SCATTERS and _scatters_by_row(equation, touched, first):
+            values[equation.outvars[0]] = _scattered(equation, inputs, full, rows, first, touched[2])
+            by_row.add(equation.outvars[0])
+            continue
+        changes, result_by_row = _adapted(equation, touched, full, rows, first)
         values.update(zip(equation.outvars, bind(equation, inputs, **changes), strict=True))
         if result_by_row:
             by_row.update(equation.outvars)
 
 
-def _adapted(equation: Any, touched: Sequence[bool], full: int, rows: int) -> tuple[dict[str, Any], bool]:
+def has_entries_of_its_own(equations: Iterable[Any], value: Any) -> bool:
+    """Returns whether a value goes into indices or updates of a scatter: then its first dimension is not that of rows."""
+    following = {value}
+    for equation in equations:
+        touched = [not is_literal(atom) and atom in following for atom in equation.invars]
+        if any(touched):
+            following.update(equation.outvars)
+            if equation.primitive.name in SCATTERS and (touched[1] or (touched[2] and not _is_for_all_rows(equation))):
+                return True
+    return False
+
+
+def _is_for_all_rows(equation: Any) -> bool:
+    """Returns whether the first dimension of a scatter's updates is that of all rows, as in `x.at[:, 1].add(updates)`."""
+    numbers, (operand, _, updates) = equation.params["dimension_numbers"], equation.invars
+    chosen = {*numbers.scatter_dims_to_operand_dims, *numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    is_first = 0 not in chosen and numbers.update_window_dims[:1] == (0,)
+    return is_first and bool(updates.aval.shape[:1] == operand.aval.shape[:1])
+
+
+def _scatters_by_row(equation: Any, touched: Sequence[bool], first: int | None) -> bool:
+    if touched[1] or not touched[0]:
+        return False
+    return _is_for_all_rows(equation) if touched[2] else first is not None
+
+
+def _scattered(equation: Any, inputs: Sequence[Any], full: int, rows: int, first: int | None, has_rows: bool) -> Any:
+    """Returns what a scatter makes of the rows that are here; what it does to others is dropped.
+
+    Args:
+        equation: The scatter.
+        inputs: Its operands, the first of them with `rows` rows.
+        full: As for `evaluate_rows`.
+        rows: Likewise.
+        first: Likewise; not None unless the updates have rows.
+        has_rows: Whether the updates have `rows` rows.
+    """
+    operand, indices, updates = inputs
+    numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
+    if _is_for_all_rows(equation):
+        (result,) = bind(equation, [operand, indices, updates if has_rows else updates[first : first + rows]])  # type: ignore[operator]
+        return result
+    assert first is not None
+    if 0 in numbers.inserted_window_dims and 0 in numbers.scatter_dims_to_operand_dims and mode in _DROPPING:
+        column = numbers.scatter_dims_to_operand_dims.index(0)
+        indices = jnp.asarray(indices, jnp.promote_types(indices.dtype, jnp.int32)).at[..., column].add(-first)
+        (result,) = bind(equation, [operand, indices, updates], mode=GatherScatterMode.FILL_OR_DROP)
+        return result
+    # Slices over rows and the like: as if the other rows were here, whatever they hold.
+    whole = jnp.zeros((full, *operand.shape[1:]), operand.dtype)
+    (result,) = bind(equation, [jax.lax.dynamic_update_slice_in_dim(whole, operand, first, 0), indices, updates])
+    return result[first : first + rows]
+
+
+def _adapted(
+    equation: Any, touched: Sequence[bool], full: int, rows: int, first: int | None
+) -> tuple[dict[str, Any], bool]:
     """Returns the parameters of an equation that change with the number of rows, and whether its result has rows."""
     name, params = equation.primitive.name, equation.params
     if name == "broadcast_in_dim":
         return _broadcast(equation, touched[0], full, rows)
     if not any(touched):
-        if any(tuple(out.aval.shape[:1]) == (full,) for out in equation.outvars) and not equation.invars:
+        of_all_rows = any(tuple(out.aval.shape[:1]) == (full,) for out in equation.outvars)
+        if first is None and of_all_rows and not equation.invars:
             raise _refused(equation)
         return {}, False
     if name in BY_ELEMENT and _all_have_rows(equation, touched):
@@ -84,7 +157,21 @@ def _adapted(equation: Any, touched: Sequence[bool], full: int, rows: int) -> tu
         return {}, True
     if name == "expand_dims" and 0 not in params["dimensions"]:
         return {}, True
+    if name == "slice" and _takes_all_rows(params, full):
+        return {"limit_indices": (rows, *params["limit_indices"][1:])}, True
+    if name == "transpose" and params["permutation"][0] == 0:
+        return {}, True
+    if name == "concatenate" and params["dimension"] != 0 and all(touched):
+        return {}, True
+    if name in _ALONG_AN_AXIS and params["axis"] != 0:
+        return {}, True
     raise _refused(equation)
+
+
+def _takes_all_rows(params: dict[str, Any], full: int) -> bool:
+    """Returns whether a slice is one of columns and the like."""
+    first, end, strides = params["start_indices"][0], params["limit_indices"][0], params["strides"]
+    return first == 0 and end == full and (strides is None or strides[0] == 1)
 
 
 def _broadcast(equation: Any, touched: bool, full: int, rows: int) -> tuple[dict[str, Any], bool]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from replicax.errors import ProgramError
 from replicax.parameter_server.messages import Piece, Sent
-from replicax.parameter_server.rows import NotByRowsError, evaluate_rows
+from replicax.parameter_server.rows import NotByRowsError, evaluate_rows, has_entries_of_its_own
 from replicax.parameter_server.tables import Table, moves_untouched_rows
 from replicax.parameter_server.tracing import TracedStep
 from replicax.parameter_server.variables import Home, home_of
@@ -73,6 +73,9 @@ class ServerHalf:
         if result in self._tables:
             return Sent(result, (0, rows[0]) if bounds is None else bounds, self._tables[result])
         has_rows = bounds is not None and self._step.split.sent[result].aval.shape[:1] == rows
+        part = self._parts[output]
+        if has_rows and has_entries_of_its_own(part.equations, part.sent[result]):
+            has_rows = False
         return Sent(result, bounds if has_rows else None)
 
     # Computing.

@@ -6,6 +6,7 @@ import dataclasses
 import operator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,14 +14,16 @@ import replicax.context as context
 from replicax.errors import VariableError
 from replicax.parameter_server.variables import Elsewhere, home_of
 from replicax.program.frames import variable_name, variable_shape
+from replicax.scattering import Entries, Scattered, scattered
 
 
-class ShardedVariable(Elsewhere):
+class ShardedVariable(Elsewhere, Scattered):
     """What variables are that a partitioner has cut, Keras's and ours; made by the scope of the strategy.
 
     It reads as the whole variable does, and is saved as one. Outside of scheduled functions an index reads only the
     rows that it names, from the servers that have them; in a scheduled function a look-up (`jax.numpy.take`, an
-    embedding layer, `variable.value[ids]`) does.
+    embedding layer, `variable.value[ids]`) does. Its scatter methods are those of `rx.Variable`; in a scheduled function
+    each server changes the rows that it has.
     """
 
     __slots__ = ()
@@ -47,6 +50,8 @@ class ShardedVariable(Elsewhere):
         if context.current().frame is not None or home.changed or not home.servers:
             return self.value[index]  # type: ignore[attr-defined]
         first, *rest = index if isinstance(index, tuple) else (index,)
+        if isinstance(first, jax.Array):
+            first = np.asarray(first)
         if first is Ellipsis or first is None or (isinstance(first, np.ndarray) and first.ndim > 1):
             return self.value[index]  # type: ignore[attr-defined]
         count = variable_shape(self)[0]
@@ -55,6 +60,9 @@ class ShardedVariable(Elsewhere):
         rows = np.arange(count)[first]
         found = self.sparse_read(np.atleast_1d(rows))
         return found[(0, *rest)] if np.ndim(rows) == 0 else found[(slice(None), *rest)]
+
+    def _scatter(self, op: str, entries: Entries) -> Any:
+        return self.assign(scattered(op, self.value, entries))  # type: ignore[attr-defined]
 
     def sparse_read(self, indices: Any) -> Any:
         """Returns rows by their numbers, shape `(len(indices), ...)`; nothing else is fetched.

@@ -8,6 +8,7 @@ as always.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import threading
 from collections.abc import Sequence
@@ -22,7 +23,10 @@ from replicax.parameter_server.messages import Piece
 from replicax.parameter_server.partition import shard_bounds
 from replicax.program.frames import variable_name, variable_shape
 from replicax.program.replica import enclosing_program
+from replicax.runtime.devices import device_name
 
+# What a variable that lives elsewhere does in another way than its own class says.
+_OF_ITS_KIND = ("__getitem__", "device")
 _KEPT_BYTES = 1 << 20  # Larger values are not kept by the coordinator once the servers have them.
 
 
@@ -168,6 +172,13 @@ class Elsewhere:
         self._replicax_home.write(value)
 
     @property
+    def device(self) -> str:
+        """Names of the servers that have the value, such as `"ps:0"`; of this process's device while none has it."""
+        home = self._replicax_home
+        servers = home.servers[:1] if home.copies else home.servers
+        return ", ".join(f"ps:{server}" for server in servers) or device_name(jax.local_devices()[0])
+
+    @property
     def _replicax_restorations(self) -> int:
         """How many times a recovery of servers has begun or ended: odd while the values are being replaced."""
         return int(self._replicax_home.restorations)
@@ -178,8 +189,9 @@ def _class_elsewhere(own: Any, kind: Any) -> type:
     # Its own class comes first, for the layout; `_value` is found all the same, as nothing else defines it in a class.
     names: dict[str, Any] = {"__slots__": (), "__module__": own.__module__, "__qualname__": own.__qualname__}
     names["_replicax_elsewhere"] = True
-    if "__getitem__" in vars(kind):
-        names["__getitem__"] = kind.__getitem__
+    for name in _OF_ITS_KIND:
+        if hasattr(kind, name):
+            names[name] = inspect.getattr_static(kind, name)
     return type(own.__name__, (own, kind), names)
 
 

@@ -107,6 +107,21 @@ def test_functions_of_rows(name):
     np.testing.assert_allclose(ours[0], whole[0], rtol=1e-6)
 
 
+COLUMN_WISE = {
+    "columns cut out": lambda v, g: v[:, 1:] + g[:, :2],
+    "columns changed places": lambda v, g: jnp.concatenate([v[:, 1:], g[:, :1]], axis=1),
+    "dimensions changed places": lambda v, g: jnp.transpose(v[:, :, None] * g[:, None, :], (0, 2, 1)).sum(1),
+    "sums of columns": lambda v, g: jnp.cumsum(v, axis=1) - g,
+    "one column changed": lambda v, g: v.at[:, 1].add(g[:, 0]),
+}
+
+
+@pytest.mark.parametrize("name", COLUMN_WISE)
+def test_functions_of_columns(name):
+    ours, whole = by_rows(lambda v, g: [COLUMN_WISE[name](v, g)], [table(0), table(1)])
+    np.testing.assert_allclose(ours[0], whole[0], rtol=1e-6)
+
+
 MIXING = {
     "norm of all": lambda v, g: v / jnp.linalg.norm(v),
     "softmax over rows": lambda v, g: jax.nn.softmax(v, axis=0),

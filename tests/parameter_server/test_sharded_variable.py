@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -94,3 +95,83 @@ def test_explain_says_where_variables_are(fake_ray):
             "table  (10, 4)  ps:1 rows 0-4, ps:0 rows 5-9  160 bytes",
         )
         assert lines[1].startswith("counter  ()  ps:")
+
+
+# Changes of some entries, in a scheduled function: each server makes those of its rows.
+
+IDS, CHANGES = np.array([1, 9, 4, 4]), np.arange(16, dtype=np.float32).reshape(4, 4)
+ENTRIES = {
+    "add": lambda v, ids, g: v.at[ids].add(g),
+    "subtract": lambda v, ids, g: v.at[ids].add(-g),
+    "set": lambda v, ids, g: v.at[ids[:3]].set(g[:3]),
+    "min": lambda v, ids, g: v.at[ids].min(g),
+    "max": lambda v, ids, g: v.at[ids].max(g),
+    "multiply": lambda v, ids, g: v.at[ids].multiply(g),
+    "divide": lambda v, ids, g: v.at[ids].divide(g + 1),
+    "power": lambda v, ids, g: v.at[ids[:3]].power(2.0),
+    "apply": lambda v, ids, g: v.at[ids[:3]].apply(jnp.sin),
+    "a slice of rows": lambda v, ids, g: v.at[2:7].add(1.0),
+    "every other row": lambda v, ids, g: v.at[::2].add(1.0),
+    "one row": lambda v, ids, g: v.at[-2].set(g[0]),
+    "one column": lambda v, ids, g: v.at[:, 1].add(1.0),
+    "single entries": lambda v, ids, g: v.at[ids, jnp.array([0, 1, 2, 3])].add(1.0),
+    "a mask known before": lambda v, ids, g: v.at[np.arange(10) % 3 == 0].add(1.0),
+    "a mask of the step": lambda v, ids, g: jnp.where((jnp.arange(10) % ids[2] == 0)[:, None], v + 1, v),
+    "rows out of range": lambda v, ids, g: v.at[ids + 5].add(g, mode="drop"),
+    "as many changes as rows": lambda v, ids, g: v.at[jnp.tile(ids, 3)[:10]].add(jnp.tile(g, (3, 1))[:10]),
+    "of rows read before": lambda v, ids, g: v.at[ids].add(g * v[ids]),
+}
+BY_GRADIENTS = ("add", "set", "one column", "as many changes as rows", "of rows read before")
+
+
+def test_entries_of_a_variable_in_parts(fake_ray):
+    with strategy_of(1, 2, variable_partitioner=rx.FixedShardsPartitioner(3)) as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            variables = {name: rx.Variable(VALUES, name=name) for name in ENTRIES}
+            by_gradients = {name: rx.Variable(VALUES, name=f"{name}, by gradients") for name in BY_GRADIENTS}
+            weights = rx.Variable(CHANGES / 2)
+
+        def step(ids, changes):
+            (gradients,) = rx.grad(lambda: jnp.sum(weights.value**2), [weights])()  # they are `changes`
+            for name, change in ENTRIES.items():
+                variables[name].assign(change(variables[name].value, ids, changes))
+            for name, variable in by_gradients.items():
+                variable.assign(ENTRIES[name](variable.value, ids, gradients))
+
+        coordinator.schedule(step, args=(IDS, CHANGES)).fetch()
+        for name, variable in [*variables.items(), *by_gradients.items()]:
+            expected = ENTRIES[name](jnp.asarray(VALUES), IDS, CHANGES)
+            np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, err_msg=variable.name)
+
+
+def test_scatter_methods_of_a_variable_in_parts(fake_ray):
+    with strategy_of(1, 2, variable_partitioner=rx.FixedShardsPartitioner(3)) as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            ours, keras_variable = rx.Variable(VALUES), keras.Variable(VALUES)
+        slices = rx.IndexedSlices(CHANGES, IDS)
+
+        def step():
+            for variable in (ours, keras_variable):
+                variable.scatter_add(slices)
+                variable.scatter_max([0, 9], 30.0)
+
+        coordinator.schedule(step).fetch()
+        expected = jnp.asarray(VALUES).at[IDS].add(CHANGES).at[jnp.array([0, 9])].max(30.0)
+        for variable in (ours, keras_variable):
+            assert set(variable.device.split(", ")) == {"ps:0", "ps:1"}
+            np.testing.assert_allclose(variable.numpy(), expected)
+            variable.scatter_update([3], [[0.0, 1.0, 2.0, 3.0]])
+            np.testing.assert_array_equal(variable[3], [0, 1, 2, 3])
+            with pytest.raises(VariableError, match="index"):
+                variable.scatter_update([10], 0.0)
+
+
+@pytest.mark.parametrize(
+    "index", [jnp.arange(10) % 3 == 0, jnp.array([8, 0]), jnp.int32(4), (jnp.arange(10) > 5, 1)], ids=str
+)
+def test_an_index_may_be_of_jax(table, index, monkeypatch):
+    monkeypatch.setattr(table._replicax_home, "fetch", lambda: pytest.fail("the whole variable was fetched"))
+    known = tuple(map(np.asarray, index)) if isinstance(index, tuple) else np.asarray(index)
+    np.testing.assert_array_equal(table[index], (2 * VALUES)[known])
