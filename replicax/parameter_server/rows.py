@@ -1,9 +1,9 @@
 """Evaluating an update on some of a variable's rows: possible where each new row depends on the same row alone.
 
-A variable that is cut over servers is updated part by part, and of a large table only the rows that a step has touched.
-Both are right for updates that work element by element, or row by row: SGD, Adam, Adagrad, clipping by value. Where some
-entries are updated (`v.at[rows].add(changes)`), each part takes the changes of its own. An update that needs the norm
-of the whole variable is not of this kind, and is refused with the name of what stands in the way.
+A variable that is cut over servers is updated part by part, and of a large table only the rows that a step has
+touched. Both are right for updates that work element by element, or row by row: SGD, Adam, Adagrad, clipping by value.
+Where some entries are updated (`v.at[rows].add(changes)`), each part takes the changes of its own. An update that needs
+the norm of the whole variable is not of this kind, and is refused with the name of what stands in the way.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def evaluate_rows(
 
 
 def has_entries_of_its_own(equations: Iterable[Any], value: Any) -> bool:
-    """Returns whether a value goes into indices or updates of a scatter: then its first dimension is not that of rows."""
+    """Returns whether a value goes into a scatter as indices or updates: then its first dimension is not that of rows."""
     following = {value}
     for equation in equations:
         touched = [not is_literal(atom) and atom in following for atom in equation.invars]
@@ -94,7 +94,7 @@ def has_entries_of_its_own(equations: Iterable[Any], value: Any) -> bool:
 
 
 def _is_for_all_rows(equation: Any) -> bool:
-    """Returns whether the first dimension of a scatter's updates is that of all rows, as in `x.at[:, 1].add(updates)`."""
+    """Returns whether a scatter's updates have the operand's rows, as in `x.at[:, 1].add(updates)`."""
     numbers, (operand, _, updates) = equation.params["dimension_numbers"], equation.invars
     chosen = {*numbers.scatter_dims_to_operand_dims, *numbers.inserted_window_dims, *numbers.operand_batching_dims}
     is_first = 0 not in chosen and numbers.update_window_dims[:1] == (0,)

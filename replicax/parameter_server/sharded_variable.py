@@ -22,8 +22,8 @@ class ShardedVariable(Elsewhere, Scattered):
 
     It reads as the whole variable does, and is saved as one. Outside of scheduled functions an index reads only the
     rows that it names, from the servers that have them; in a scheduled function a look-up (`jax.numpy.take`, an
-    embedding layer, `variable.value[ids]`) does. Its scatter methods are those of `rx.Variable`; in a scheduled function
-    each server changes the rows that it has.
+    embedding layer, `variable.value[ids]`) does. Its scatter methods are those of `rx.Variable`; in a scheduled
+    function each server changes the rows that it has.
     """
 
     __slots__ = ()
