@@ -82,7 +82,7 @@ def evaluate_rows(
 
 
 def has_entries_of_its_own(equations: Iterable[Any], value: Any) -> bool:
-    """Returns whether a value goes into a scatter as indices or updates: then its first dimension is not that of rows."""
+    """Returns whether a value goes into a scatter as indices or updates: its first dimension is not that of rows."""
     following = {value}
     for equation in equations:
         touched = [not is_literal(atom) and atom in following for atom in equation.invars]
