@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.compat import is_random_key
 from replicax.errors import BatchError
 
 Signature = tuple[Any, tuple[tuple[int, np.dtype], ...]]
@@ -97,6 +98,11 @@ def _as_numpy(leaf: Any) -> np.ndarray:
     if isinstance(leaf, np.ndarray):
         return leaf
     torch_tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # No import: only who has torch has tensors.
+    if is_random_key(leaf):
+        raise _LeafError(
+            "random keys are no numbers. Put jax.random.key_data(keys) in the batch: functions of jax.random take a "
+            "row of it as a key, and jax.random.wrap_key_data(rows) makes keys of them again."
+        )
     try:
         if torch_tensor is not None and isinstance(leaf, torch_tensor):
             return _from_torch(leaf)

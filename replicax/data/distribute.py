@@ -29,6 +29,7 @@ class DistributedDataset(Distributed):
         options: Prefetching, what happens to batches that do not divide, and who reads what; None for the defaults.
         batch_size: Rows of a global batch, if `source` is arrays.
         workers: The processes of the strategy; None if this is the only one.
+        advice: What the strategy has said to its users; more is added.
 
     Raises:
         ArgumentError: An argument has the wrong type or value, or is missing.
@@ -44,8 +45,9 @@ class DistributedDataset(Distributed):
         options: InputOptions | None = None,
         batch_size: int | None = None,
         workers: Workers | None = None,
+        advice: set[str] | None = None,
     ):
-        super().__init__(num_replicas, mesh_for, options, workers)
+        super().__init__(num_replicas, mesh_for, options, workers, advice)
         if isinstance(source, Distributed):
             raise ArgumentError("This dataset is distributed already; distribute the dataset that it was made from.")
         self._batches = host_batches(source, batch_size)

@@ -61,6 +61,7 @@ class Distributed(Iterable[Any], abc.ABC):
         mesh_for: Callable[[int], Mesh],
         options: InputOptions | None,
         workers: Workers | None,
+        advice: set[str] | None = None,
     ):
         if options is not None and not isinstance(options, InputOptions):
             raise ArgumentError(f"`options` is an rx.InputOptions, got {options!r}.")
@@ -68,6 +69,7 @@ class Distributed(Iterable[Any], abc.ABC):
         self._mesh_for = mesh_for
         self._options = options or InputOptions()
         self._workers = workers or Workers(0, ("worker:0",), (num_replicas,))
+        self._advice = set() if advice is None else advice
         self._spec: Any = None
         self._passes = 0
         self._peeked: _Pass | None = None
@@ -135,8 +137,11 @@ class Distributed(Iterable[Any], abc.ABC):
             self._check_empty_pass(dropped)
 
     def _warn_of_idle_replicas(self, first: Split) -> None:
-        if first.replicas < self._num_replicas:
-            rows = first.replicas * jax.tree.leaves(first.parts)[0].shape[1]
+        """Says so, once for each strategy and number of rows: some loops make a dataset of every batch."""
+        rows = first.replicas * jax.tree.leaves(first.parts)[0].shape[1]
+        about = f"first batches of {rows} rows"
+        if first.replicas < self._num_replicas and about not in self._advice:
+            self._advice.add(about)
             _log.warning(
                 "The first batch has %d rows and is split over %d of %d replicas, because that many divide it: exact, "
                 "but the others stand idle. Use a batch size that is a multiple of %d.",

@@ -234,6 +234,7 @@ class MeshStrategy(Strategy):
             options=options or InputOptions(),
             batch_size=batch_size,
             workers=self._input_workers,
+            advice=self.advice,
         )
 
     def distribute_datasets_from_function(

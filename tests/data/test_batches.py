@@ -45,8 +45,12 @@ def test_what_is_not_a_batch_is_told_why(batch, says):
 
 
 def test_random_keys_are_told_why():
-    with pytest.raises(BatchError, match="cannot become a NumPy array"):
-        host_batch(jax.random.split(jax.random.key(0), 4), "Batch 0")
+    keys = jax.random.split(jax.random.key(0), 4)
+    with pytest.raises(BatchError, match=r"Batch 0, leaf \['key'\]: random keys .* jax\.random\.key_data\(keys\)"):
+        host_batch({"key": keys}, "Batch 0")
+    rows = host_batch({"key": jax.random.key_data(keys)}, "Batch 0")["key"]
+    assert jax.random.normal(rows[3]) == jax.random.normal(keys[3])
+    assert jax.random.normal(jax.random.wrap_key_data(rows)[3]) == jax.random.normal(keys[3])
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,15 @@ def test_bad_devices_are_refused(devices):
         rx.MirroredStrategy(devices)
 
 
+def test_idle_replicas_are_told_once_for_each_number_of_rows(caplog):
+    """A loop that samples a memory makes a dataset of each batch."""
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    for rows in (3, 3, 2, 5, 3):
+        list(strategy.distribute_dataset([np.zeros(rows)]))
+    told = [message for message in caplog.messages if "stand idle" in message]
+    assert [message.split()[4] for message in told] == ["3", "5"]
+
+
 @pytest.mark.parametrize(
     "ops", [None, rx.NcclAllReduce(), rx.HierarchicalCopyAllReduce(), rx.ReductionToOneDevice(), rx.RingAllReduce()]
 )

@@ -44,8 +44,7 @@ def encode(params, points):
     def read(hidden, point):
         return jnp.tanh(point @ params["in"] + hidden @ params["rec"]), None
 
-    # - start = jnp.zeros((points.shape[0], UNITS))
-    start = jnp.zeros_like(points, shape=(points.shape[0], UNITS))  # +
+    start = jnp.zeros((points.shape[0], UNITS))
     hidden, _ = jax.lax.scan(read, start, points.swapaxes(0, 1))
     return hidden @ params["out"]
 

@@ -44,8 +44,7 @@ def episode(params, key):
         moved = jnp.clip(position + 2.0 * action - 1.0, -GOAL, GOAL)
         return (moved, time + 1.0), (log_probs[action], reward)
 
-    # - start = jnp.zeros(()), jnp.zeros(())
-    start = jax.lax.pcast((jnp.zeros(()), jnp.zeros(())), "replica", to="varying")  # +
+    start = jnp.zeros(()), jnp.zeros(())
     return jax.lax.scan(act, start, jax.random.split(key, LENGTH))[1]
 
 
