@@ -24,6 +24,7 @@ from jax._src import xla_bridge
 from jax._src.lib import _jax as jaxlib
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def varying_axes(x: Any) -> frozenset[str]:
@@ -45,11 +46,49 @@ def axes_of_type(aval: Any) -> frozenset[str]:
 
 
 def bind(equation: Any, inputs: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
-    """Returns the results of an equation of a traced program, on other operands or with other parameters."""
+    """Returns the results of an equation of a traced program, on other operands or with other parameters.
+
+    Errors and profiles go on to name the line of the user's code that it comes from.
+    """
     found = equation.primitive.get_bind_params(params)
     functions, params = found if isinstance(found, tuple) else ((), found)  # They are among the parameters today.
-    results = equation.primitive.bind(*functions, *inputs, **params)
+    source = equation.source_info
+    scopes_here = jax_source_info.current_name_stack() + source.name_stack
+    with jax_source_info.user_context(source.traceback, name_stack=scopes_here):
+        results = equation.primitive.bind(*functions, *inputs, **params)
     return results if equation.primitive.multiple_results else [results]
+
+
+def run_as_one(name: str, program: jex_core.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+    """Returns the results of a program: in a trace it is noted as one call of a compiled function, as it stands.
+
+    Args:
+        name: The function's name, for profiles.
+        program: A program whose types are those of the place: on its mesh, or on none.
+        inputs: Its operands.
+    """
+
+    def alike(*operands: Any) -> list[float]:
+        return [0.0] * len(program.jaxpr.outvars)
+
+    alike.__name__ = alike.__qualname__ = name
+    [call] = jax.make_jaxpr(jax.jit(alike))(*[0.0] * len(inputs)).eqns
+    return list(bind(call, inputs, {**call.params, "jaxpr": program}))
+
+
+def meshless(aval: Any) -> Any:
+    """Returns a type without the mesh that JAX has noted in it; its values do not vary over that."""
+    return aval.update(sharding=None) if getattr(aval, "sharding", None) is not None else aval
+
+
+def called_from(outer: Any, inner: Any) -> Any:
+    """Returns where an equation of a called function comes from (`source_info`), named also by the scopes of the call.
+
+    Args:
+        outer: Where the call comes from.
+        inner: Where the equation does.
+    """
+    return inner.replace(name_stack=outer.name_stack + inner.name_stack) if outer.name_stack.stack else inner
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
@@ -198,6 +237,22 @@ def assert_equal_over_axis(x: jax.Array, axis_name: str) -> jax.Array:
     Only for values that a collective algorithm has made bitwise equal on every device of the axis.
     """
     return _assert_equal_p.bind(x, axis_name=axis_name)
+
+
+# What stands for a value that is not known yet. It has no lowering: a program in which it is left means nothing.
+_stand_in_p = jex_core.Primitive("replicax_stand_in")
+
+
+@_stand_in_p.def_abstract_eval
+def _stand_in_abstract(*, aval: Any) -> Any:
+    return aval
+
+
+def stand_in(shape: Sequence[int], dtype: Any) -> jax.Array:
+    """Returns a traced array of a shape and dtype, in the innermost trace, on the mesh of the place."""
+    mesh = jax.sharding.get_abstract_mesh()
+    sharding = None if mesh.empty else NamedSharding(mesh, PartitionSpec(*[None] * len(shape)))
+    return _stand_in_p.bind(aval=jax.core.ShapedArray(tuple(shape), dtype, sharding=sharding))
 
 
 def backends_have_started() -> bool:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from replicax.compat import being_differentiated, is_random_key, trace_state, vary, within_trace
+from replicax.compat import being_differentiated, is_random_key, stand_in, trace_state, vary, within_trace
 from replicax.equality import Difference
 from replicax.errors import ProgramError
 from replicax.program.accesses import Accesses
@@ -286,11 +285,10 @@ def stacked_in_program(variable: Any) -> int | None:
 
 
 def placeholder(variable: Any, stacked: int | None) -> jax.Array:
-    """Returns a value of the variable's shape and dtype, to trace with; its numbers mean nothing."""
+    """Returns what stands for the variable's value in a trace: it has its shape and dtype."""
     value = variable._value
     if is_random_key(value):
-        shape, keys = value.shape, jax.random.key(0, impl=jax.random.key_impl(value))
-        return jnp.broadcast_to(keys, shape)
-    dtype = variable._dtype if value is None else value.dtype
+        return stand_in(value.shape, value.dtype)
+    dtype = jax.dtypes.canonicalize_dtype(variable._dtype if value is None else value.dtype)
     shape = tuple(variable._shape)
-    return jnp.zeros(shape if stacked is None else (stacked, *shape), dtype)
+    return stand_in(shape if stacked is None else (stacked, *shape), dtype)

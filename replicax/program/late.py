@@ -16,7 +16,8 @@ from jax.extend import core as jex_core
 
 from replicax.compat import axes_of_type
 from replicax.program.divergence import Divergence
-from replicax.program.jaxprs import evaluate, is_literal, read, write_out
+from replicax.program.jaxprs import evaluate, is_literal, read
+from replicax.program.moving import Moved
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _CALLS = ("jit", "pjit")
@@ -44,6 +45,7 @@ class Late:
         self._outer = program.jaxpr
         [call] = self._outer.eqns
         inner = call.params["jaxpr"]
+        self._jaxpr = inner.jaxpr
         self._arguments = list(zip(inner.jaxpr.invars, call.invars, strict=True))
         self._captured = dict(zip(inner.jaxpr.constvars, inner.consts, strict=True))
         returned = dict(zip(call.outvars, inner.jaxpr.outvars, strict=True))
@@ -57,8 +59,9 @@ class Late:
         used |= {atom for var, atom in self._arguments if var in used and not is_literal(atom)}
         self.needed = [i for i, var in enumerate(self._outer.constvars) if var in used]
         made_early = {out for equation in self._early for out in equation.outvars}
-        read_late = (atom for equation in self._late for atom in _operands(equation))
-        self.sent = list(dict.fromkeys(atom for atom in read_late if atom in made_early))
+        read_late = dict.fromkeys(atom for equation in self._late for atom in _operands(equation))
+        self._needed_late = [atom for atom in read_late if atom not in made_late]
+        self.sent = [atom for atom in self._needed_late if atom in made_early]
 
     def early(self, constants: Mapping[int, Any], arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Evaluates the first part, inside `shard_map`.
@@ -85,10 +88,11 @@ class Late:
         """
         values = self._known(constants, arrays)
         # JAX has noted with each number the mesh that it was used on.
-        values |= {var: np.asarray(atom.val) for var, atom in self._arguments if is_literal(atom)}
+        values |= {var: np.asarray(atom.val, var.aval.dtype) for var, atom in self._arguments if is_literal(atom)}
         values |= zip(self.sent, sent, strict=True)
-        write_out(self._late, values, in_place=False)
-        return [values[atom] for atom, late in zip(self._results, self.is_late, strict=True) if late]
+        results = [atom for atom, late in zip(self._results, self.is_late, strict=True) if late]
+        afterwards = Moved("after_the_replicas", self._jaxpr, self._late, self._needed_late, results)
+        return afterwards([values[atom] for atom in self._needed_late])
 
     def _known(self, constants: Mapping[int, Any], arrays: Sequence[Any]) -> dict[Any, Any]:
         values = {self._outer.constvars[i]: value for i, value in constants.items()}

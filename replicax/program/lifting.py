@@ -33,6 +33,7 @@ from replicax.program.nest import Held, Structure, take_apart_outputs
 from replicax.program.results import Counts, mark, marked_with
 from replicax.program.tracing import Pass, trace_function
 from replicax.runtime import turns
+from replicax.runtime.garbage import collected_later
 from replicax.runtime.transfer import put
 from replicax.variables import lives_elsewhere
 
@@ -81,7 +82,7 @@ class Program:
         self._any_donated = any(self._donate)
         self.held = Held(structure)
         self._argument_counts = [marked_with(array) for array in arrays]
-        with health.phase(health.COMPILE):
+        with health.phase(health.COMPILE), collected_later():
             *first, last = self._trace(arrays, replicas)
         self._take(last)
         #: The programs of the first calls, in which the function builds variables.

@@ -18,7 +18,7 @@ from replicax.program.frames import variable_is_stacked, variable_name, variable
 from replicax.program.handover import store_values
 from replicax.program.results import marked_like
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
-from replicax.runtime.transfer import from_chief, put, spans_processes
+from replicax.runtime.transfer import from_chief, is_in_host_memory, put, put_all, spans_processes
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
 from replicax.values import is_per_replica
 
@@ -132,8 +132,9 @@ class Placement:
         ]
         if new:
             names = [variable_name(variables[i]) for i in new]
-            for i, value in zip(new, self.agreed([values[i] for i in new], names), strict=True):
-                values[i] = placed_copy(value, homes[i])
+            agreed = self.agreed([values[i] for i in new], names)
+            for i, value in zip(new, placed_copies(agreed, [homes[i] for i in new]), strict=True):
+                values[i] = value
         if replicas == self.replicas:
             return values
         return [self._shrunk_value(value, replicas) for value in values]
@@ -184,8 +185,7 @@ class Placement:
         changed = [v for i, v in enumerate(variables) if any(flags[i] for flags in anyones)]
         names = [variable_name(variable) for variable in changed]
         chiefs = self._agreement.chiefs(what, names, [variable._value for variable in changed])
-        copies = [placed_copy(value, self.variable_sharding(v)) for v, value in zip(changed, chiefs, strict=True)]
-        store_values(changed, copies)
+        store_values(changed, placed_copies(chiefs, [self.variable_sharding(variable) for variable in changed]))
 
     def stored(self, variables: Sequence[Any], values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns what a program on any number of replicas has computed for variables as they keep it."""
@@ -252,9 +252,22 @@ def _is_own(value: Any) -> bool:
 
 def placed_copy(value: Any, sharding: NamedSharding) -> jax.Array:
     """Returns a copy of `value` with a sharding; it shares no buffer with `value`."""
+    (copy,) = placed_copies([value], [sharding])
+    return copy
+
+
+def placed_copies(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[jax.Array]:
+    """Returns copies of `values` with shardings; they share no buffers with `values`."""
     # `device_put` reuses the buffer of a device that has the value already, even with may_alias=False.
-    value = jnp.copy(value) if isinstance(value, jax.Array) else strongly_typed(value)
-    return put(value, sharding)
+    return put_all(list(map(_copied, values)), shardings)
+
+
+def _copied(value: Any) -> Any:
+    if not isinstance(value, jax.Array):
+        return strongly_typed(value)
+    # JAX copies by a program that XLA compiles for each shape. A deep model has many small variables, and new ones have
+    # their first values on one device: where that is the host, memory is all that there is to copy.
+    return np.array(value) if is_in_host_memory(value) else jnp.copy(value)
 
 
 def cut_if_large(variable: Any, min_size: int, parts: int) -> PartitionSpec:

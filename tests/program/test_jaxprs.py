@@ -10,7 +10,7 @@ from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
 import replicax as rx
-from replicax.compat import axes_of_type
+from replicax.compat import axes_of_type, location, scopes
 from replicax.program.jaxprs import CALLS, evaluate, inlined, is_literal, is_mark, marked_as_gradient, read
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 
@@ -130,6 +130,24 @@ def test_equations_of_shard_map_are_evaluated_outside_of_it():
     result = outside(jax.device_put(jnp.float32(3.0), jax.devices()[5]))
     assert float(result) == 7.0
     assert result.devices() == {jax.devices()[5]}
+
+
+def test_what_is_evaluated_keeps_its_line_and_its_scopes():
+    @jax.named_scope("inner")
+    def doubled(x):
+        return x * 2.0
+
+    program = flat(doubled, 1.0)
+
+    @jax.named_scope("outer")
+    def again(x):
+        values = {program.jaxpr.invars[0]: x}
+        evaluate(program.jaxpr.eqns, values)
+        return read(program.jaxpr.outvars[0], values)
+
+    [equation] = jax.make_jaxpr(again)(1.0).eqns
+    assert "(test_what_is_evaluated_keeps_its_line_and_its_scopes.<locals>.doubled)" in location(equation)
+    assert scopes(equation) == "outer/inner"
 
 
 # Marks.
