@@ -64,9 +64,7 @@ class Moved:
                 )
             atoms.update(zip(equation.outvars, results, strict=True))
 
-    def _called(
-        self, equation: Any, program: Any, operands: list[Any], source_of: Callable[[Any], Any]
-    ) -> Sequence[Any]:
+    def _called(self, equation: Any, program: Any, operands: list[Any], source_of: Callable[[Any], Any]) -> list[Any]:
         jaxpr, consts = (program.jaxpr, program.consts) if hasattr(program, "jaxpr") else (program, ())
         atoms = dict(zip(jaxpr.invars, operands, strict=True))
         for var, const in zip(jaxpr.constvars, consts, strict=True):

@@ -57,8 +57,8 @@ def _stays_here(value: Any, sharding: Sharding) -> bool:
 
 def is_in_host_memory(value: jax.Array) -> bool:
     """Returns whether an array is whole on one device that is the host itself, and has a NumPy dtype."""
-    devices = value.sharding.device_set
-    return len(devices) == 1 and next(iter(devices)).platform == "cpu" and not is_random_key(value)
+    devices: list[Any] = list(value.sharding.device_set)
+    return len(devices) == 1 and devices[0].platform == "cpu" and not is_random_key(value)
 
 
 def local(value: Any) -> Any:
