@@ -94,7 +94,7 @@ def faults(name: Name) -> Iterator[str]:
     if not is_there(row.here):
         yield f"its row says that it is rx.{row.here}, which is not there"
         return
-    if there is not None:
+    if is_called(name, row):
         yield from faults_of_keywords(name, row)
     yield from faults_of_setter(name, row)
     yield from faults_of_base(name, row)
@@ -126,6 +126,14 @@ def is_there(here: str) -> bool:
     if inspect.isclass(holder) and is_documented(holder, member):
         return True
     return resolved(rx, Row("same", here)) is not None
+
+
+def is_called(name: Name, row: Row) -> bool:
+    """Returns whether a name is called here: under its own name, perhaps in another module, and not under a new one."""
+    if name.arguments is None or row.kind == "absent":
+        return False
+    owns_its_name = row.here.rpartition(".")[2] == name.name.rpartition(".")[2]
+    return owns_its_name or asked(asked_as(name.name)) is not None
 
 
 def is_documented(cls: type, attribute: str) -> bool:
