@@ -14,8 +14,10 @@ from replicax.collectives.options import CommunicationOptions
 from replicax.collectives.packing import ARRAYS_PER_PACK, Packing, packs_by_bytes, packs_by_number
 from replicax.compat import vary, varying_axes
 from replicax.errors import ArgumentError, ContextError, ReduceError
-from replicax.migration import AdvisedContract
+from replicax.migration import NAMES, AdvisedContract
 from replicax.reduce_op import ReduceOp, in_which_means_add_up
+
+_TENSORFLOWS = "tf.distribute.CrossDeviceOps."
 
 
 class CrossDeviceOps(AdvisedContract):
@@ -35,6 +37,16 @@ class CrossDeviceOps(AdvisedContract):
     """
 
     num_packs: int = 0
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        theirs = sorted(name for name in vars(cls) if _TENSORFLOWS + name in NAMES)
+        if theirs:
+            raise ArgumentError(
+                f"{cls.__name__} defines {', '.join(theirs)}, which tf.distribute calls and replicax does not. Define "
+                "_all_reduce_sum(self, buffers, axis_name, num_replicas) instead: it sums each array of a list over "
+                "a mesh axis, inside jax.shard_map."
+            )
 
     def for_devices(self, devices: Sequence[jax.Device]) -> CrossDeviceOps:
         """Returns these ops for replicas that live on `devices`, in replica order; a strategy calls it once.

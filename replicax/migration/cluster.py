@@ -32,7 +32,9 @@ CLUSTER: Rows = {
     f"{_R}.TFConfigClusterResolver": same(
         "cluster_resolver.TFConfigClusterResolver", "A malformed TF_CONFIG is an error that names the field."
     ),
-    f"{_R}.UnionResolver": same("cluster_resolver.UnionResolver"),
+    f"{_R}.UnionResolver": differs(
+        "cluster_resolver.UnionResolver", "`master()` is this task's address, with the prefix of `rpc_layer`."
+    ),
     f"{_R}.GCEClusterResolver": same("cluster_resolver.GCEClusterResolver"),
     f"{_R}.KubernetesClusterResolver": same("cluster_resolver.KubernetesClusterResolver"),
     f"{_R}.KubernetesExecutableLocation": same("cluster_resolver.KubernetesExecutableLocation"),
@@ -71,7 +73,10 @@ CLUSTER: Rows = {
     f"{_R}.TPUClusterResolver.get_tpu_system_metadata": absent("Ask `jax.devices()`."),
     f"{_R}.TPUClusterResolver.set_tpu_topology": absent("JAX knows the topology: see `jax.devices()[0].coords`."),
     f"{_R}.TPUClusterResolver.tpu_hardware_feature": absent("Ask `jax.devices()[0].device_kind`."),
-    "tf.train.ClusterSpec": renamed("cluster_resolver.ClusterSpec", "Immutable, and checked when it is made."),
+    "tf.train.ClusterSpec": differs(
+        "cluster_resolver.ClusterSpec",
+        "Immutable, and checked when it is made: a job without tasks is an error. Jobs are sorted by name.",
+    ),
     "tf.train.ClusterSpec.as_dict": same("cluster_resolver.ClusterSpec.as_dict"),
     "tf.train.ClusterSpec.as_cluster_def": absent("Use `as_dict()`: there are no protocol buffers."),
     "tf.train.ClusterSpec.jobs": same("cluster_resolver.ClusterSpec.jobs"),

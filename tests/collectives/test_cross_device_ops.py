@@ -216,3 +216,10 @@ def test_the_number_of_replicas_must_be_the_size_of_the_axis(replicas):
 def test_outside_the_axis_there_is_nothing_to_reduce_over():
     with pytest.raises(ContextError, match=r"no axis 'replica' here"):
         NcclAllReduce().all_reduce("sum", [jnp.ones(2)], axis_name=REPLICA_AXIS, num_replicas=2)
+
+
+@pytest.mark.parametrize("method", ["reduce_implementation", "batch_reduce_implementation", "broadcast", "reduce"])
+def test_methods_that_tensorflow_calls_are_refused_with_what_to_define(method):
+    """Or the class would be made, and nobody would call them."""
+    with pytest.raises(ArgumentError, match=rf"Mine defines {method}, .* Define _all_reduce_sum"):
+        type("Mine", (NcclAllReduce,), {method: lambda self, *args: args})
