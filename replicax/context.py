@@ -19,9 +19,11 @@ class StateFrame(Protocol):
 
     Attributes:
         saw_new: Whether variables were created meanwhile.
+        is_of_loss: Whether it is that of a function which is being differentiated.
     """
 
     saw_new: bool
+    is_of_loss: bool
 
     def note_made(self, variable: Any) -> None:
         """Is told of each variable that is made with a value."""
@@ -36,7 +38,7 @@ class StateFrame(Protocol):
         """Makes `value` the current value of `variable` inside the trace and returns what was stored."""
 
     def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Any]:
-        """Decides inside a replica whether a value that JAX types as equal may differ; see `equality.difference`."""
+        """Decides inside a replica whether a value may differ; see `equality.difference`."""
 
 
 @dataclasses.dataclass(frozen=True)

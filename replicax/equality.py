@@ -34,20 +34,25 @@ class Difference:
 OWN_DATA = Difference()
 
 
-def difference(value: Any, refused_if_equal: bool = False) -> tuple[Any, Difference | None]:
+def difference(
+    value: Any, refused_if_equal: bool = False, refused_if_different: bool = False
+) -> tuple[Any, Difference | None]:
     """Decides whether a value may differ between replicas.
 
     Args:
         value: An array of this replica, inside `strategy.run`.
         refused_if_equal: Whether the caller will raise an error if the value is equal. The first trace of the function
             goes on as if it differed then, and the error comes when it is known to be equal.
+        refused_if_different: Whether the caller will raise an error if the value differs. A value may be typed as
+            varying and be equal (what `jax.lax.all_gather` returns, say): the first trace goes on as if it were.
 
     Returns:
         The value, typed as varying if it may differ, and why it may; None if it is equal on all replicas.
     """
-    if REPLICA_AXIS in varying_axes(value):
+    varies = REPLICA_AXIS in varying_axes(value)
+    if varies and not refused_if_different:
         return value, OWN_DATA
     current = context.current()
     if current.frame is None or current.manual_replicas in (None, 1) or not isinstance(value, jax.Array):
-        return value, None
+        return value, OWN_DATA if varies else None
     return current.frame.decide(value, refused_if_equal)

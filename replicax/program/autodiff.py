@@ -15,11 +15,17 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.compat import vary
+from replicax.compat import vary, varying_axes
 from replicax.equality import difference
-from replicax.errors import ArgumentError
+from replicax.errors import ArgumentError, ReplicaDivergenceError
 from replicax.program.calls import check_function, check_result
-from replicax.program.frames import OverrideFrame, VariablesCreatedError, variable_layout, variable_name
+from replicax.program.frames import (
+    OverrideFrame,
+    VariablesCreatedError,
+    variable_is_stacked,
+    variable_layout,
+    variable_name,
+)
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.program.keras_state import keras_scope
 from replicax.program.nest import take_apart_outputs
@@ -162,7 +168,7 @@ class _Differentiation:
         if self._saw_new and outer is not None:
             raise VariablesCreatedError
         for variable, value in zip(self._written, new_values, strict=True):
-            _store(variable, value, outer)
+            _store(variable, value if self._replica is None else _settled(variable, value, outer), outer)
         if self._replica is not None and self._op is ReduceOp.SUM and not self._loss_is_equal:
             loss = marked_as_summed_loss(loss)
         result = (loss, self._aux.rebuild(aux)) if self._has_aux else loss
@@ -240,6 +246,21 @@ def _finished(gradient: Any, variable: Any, marked: bool) -> Any:
     if layout is not None:
         gradient = jax.lax.with_sharding_constraint(gradient, layout)
     return marked_as_gradient(gradient) if marked else gradient
+
+
+def _settled(variable: Any, value: Any, frame: Any) -> Any:
+    """Returns a value that a loss has assigned, typed as equal on all replicas where the variable wants that.
+
+    Raises:
+        ReplicaDivergenceError: It may differ, and the variable has no aggregation.
+    """
+    is_equal = REPLICA_AXIS not in varying_axes(value)
+    if is_equal or frame.is_of_loss or variable_is_stacked(variable) or frame.defers(variable):
+        return value
+    value, why = difference(value, refused_if_different=True)
+    if why is not None:
+        raise ReplicaDivergenceError(variable_name(variable), why.reason)
+    return value
 
 
 def _store(variable: Any, value: Any, frame: Any) -> None:

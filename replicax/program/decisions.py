@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.ad_checkpoint import checkpoint_name
 
-from replicax.compat import vary
+from replicax.compat import taken_as_equal_over_axis, vary, varying_axes
 from replicax.equality import OWN_DATA, Difference
 from replicax.runtime.mesh import REPLICA_AXIS
 
@@ -19,13 +19,13 @@ _MARK = "replicax_decision_"
 class Decisions:
     """The decisions of one trace of a replica function, in their order.
 
-    A decision about a value that JAX types as equal is noted in the traced program: the value passes through JAX's
+    A decision that does not simply go by the type is noted in the traced program: the value passes through JAX's
     `name` operation, an identity that is free at run time. `program/divergence.py` finds out which of these values may
     differ after all.
 
     Args:
         answers: By a decision's number, why its value differs (None: it does not), if that is known from an earlier
-            trace. Otherwise the type is believed, or what `refused_if_equal` asks for.
+            trace. Otherwise it is believed to be equal, or what `refused_if_equal` asks for.
 
     Attributes:
         taken: For each decision, why its value was taken to differ; None if it was taken to be equal.
@@ -36,12 +36,14 @@ class Decisions:
         self.taken: list[Difference | None] = []
 
     def take(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
-        """Decides whether a value that JAX types as equal differs; see `equality.difference`."""
+        """Decides whether a value differs; see `equality.difference`."""
         number = len(self.taken)
         answer = self._answers.get(number, OWN_DATA if refused_if_equal else None)
         self.taken.append(answer)
         value = checkpoint_name(value, _mark(number))
-        return (value if answer is None else vary(value, REPLICA_AXIS)), answer
+        if answer is not None:
+            return vary(value, REPLICA_AXIS), answer
+        return typed_as_equal(value), None
 
     def checked(self, found: Mapping[str, Difference | None]) -> Answers | None:
         """Returns the answers that a next trace should be given; None if all decisions were right.
@@ -53,6 +55,11 @@ class Decisions:
         right = {i: found.get(_mark(i), answer) for i, answer in enumerate(self.taken)}
         wrong = any((right[i] is None) != (answer is None) for i, answer in enumerate(self.taken))
         return right if wrong else None
+
+
+def typed_as_equal(value: Any) -> Any:
+    """Returns a value typed as equal on all replicas, which the search for what differs may deny."""
+    return taken_as_equal_over_axis(value, REPLICA_AXIS) if REPLICA_AXIS in varying_axes(value) else value
 
 
 def _mark(number: int) -> str:

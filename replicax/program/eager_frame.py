@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.compat import is_random_key, vary, varying_axes, within_trace
-from replicax.equality import Difference
+from replicax.equality import OWN_DATA, Difference
 from replicax.program.accesses import Accesses
-from replicax.program.decisions import Decisions
+from replicax.program.decisions import Decisions, typed_as_equal
 from replicax.program.frames import ReplicaFrame, own_row, variable_is_stacked
 from replicax.program.keras_hooks import initialize_new_variables
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -48,10 +48,12 @@ class EagerReplicaFrame(ReplicaFrame):
     def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
         """Decides by the values themselves; in a function that JAX traces on its own there are none: by their type."""
         del refused_if_equal
+        by_type = OWN_DATA if REPLICA_AXIS in varying_axes(value) else None
         with contextlib.suppress(jax.errors.ConcretizationTypeError):
             if not _is_same_everywhere(value):
-                return vary(value, REPLICA_AXIS), Difference(DIFFERS_NOW)
-        return value, None
+                return vary(value, REPLICA_AXIS), by_type or Difference(DIFFERS_NOW)
+            return typed_as_equal(value), None
+        return value, by_type
 
 
 DIFFERS_NOW = "depends on what each replica does on its own (the branch that it takes, a callback)"

@@ -37,7 +37,10 @@ class _Frame:
     Attributes:
         saw_new: Whether a variable was created meanwhile, or used that has no value yet since a layer has created it.
         accesses: What was done with variables.
+        is_of_loss: Whether it is that of a function which is being differentiated.
     """
+
+    is_of_loss = False
 
     def __init__(self, accesses: Accesses) -> None:
         self.saw_new = False
@@ -89,6 +92,10 @@ class _Frame:
     def holds(self, variable: Any) -> bool:
         """Returns whether `variable` was assigned in this frame."""
         return id(variable) in self._values
+
+    def defers(self, variable: Any) -> bool:
+        """Returns whether `variable` is an accumulator: its replicas' values are combined when their function ends."""
+        return False
 
     def new_values(self) -> list[Any]:
         """Returns the last value of each written variable, in the order of `written`."""
@@ -176,7 +183,7 @@ class ReplicaFrame(_Frame):
         return self.placeholders[key]
 
     def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
-        """Decides whether a value that JAX types as equal may differ between replicas."""
+        """Decides whether a value may differ between replicas."""
         return self.decisions.take(value, refused_if_equal)
 
     def number(self, variable: Any) -> int:
@@ -193,6 +200,10 @@ class ReplicaFrame(_Frame):
         self._deferred[id(variable)] = aggregate
         return self.number(variable)
 
+    def defers(self, variable: Any) -> bool:
+        """Returns whether `variable` is an accumulator."""
+        return id(variable) in self._deferred
+
     def aggregate_deferred(self) -> None:
         """Ends the accumulators: makes them equal on all replicas."""
         for key, aggregate in self._deferred.items():
@@ -205,6 +216,8 @@ class OverrideFrame(_Frame):
     Attributes:
         parent: The enclosing frame; None outside of any program.
     """
+
+    is_of_loss = True
 
     def __init__(self, parent: Any, variables: Iterable[Any], values: Iterable[Any]):
         super().__init__(Accesses() if parent is None else parent.accesses)
@@ -244,6 +257,10 @@ class OverrideFrame(_Frame):
         """Passes the accumulator on to the replica's frame, which aggregates it at the end."""
         number: int = self.parent.defer(variable, aggregate)
         return number
+
+    def defers(self, variable: Any) -> bool:
+        """Asks the replica's frame."""
+        return self.parent is not None and self.parent.defers(variable)
 
     def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
         """Passes the decision on to the replica's frame."""

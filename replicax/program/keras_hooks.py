@@ -91,7 +91,7 @@ def _with_equal_gradients(original: Any) -> Any:
 def _checked_equal(gradient: Any, variable: Any) -> Any:
     if gradient is None or VariableAggregation.of(variable.aggregation) is not VariableAggregation.NONE:
         return gradient
-    gradient, why = difference(gradient)
+    gradient, why = difference(gradient, refused_if_different=True)
     if why is not None:
         raise ReplicaDivergenceError(variable_name(variable), why.reason)
     return gradient
