@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.extend import source_info_util
 
 import replicax.context as context
 from replicax.compat import vary, varying_axes
@@ -24,6 +25,7 @@ from replicax.runtime.mesh import REPLICA_AXIS
 @functools.cache
 def install_control_flow() -> None:
     """Wraps `scan`, `while_loop`, `fori_loop`, `cond` and `switch` of `jax.lax`; they change in replicas only."""
+    source_info_util.register_exclusion(__file__)  # A loop stands where the user has written it.
     lax: Any = jax.lax
     lax.scan = _loop(lax.scan, _scan)
     lax.while_loop = _loop(lax.while_loop, _while_loop)
