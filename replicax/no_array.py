@@ -15,9 +15,9 @@ from replicax.errors import ArgumentError, ReplicaShapeError
 
 #: What people ask an array for.
 _ATTRIBUTES = frozenset({
-    "T", "all", "any", "argmax", "argmin", "astype", "at", "copy", "device", "devices", "dtype", "flatten", "item",
-    "max", "mean", "min", "ndim", "numpy", "prod", "ravel", "reshape", "round", "shape", "size", "sharding", "squeeze",
-    "std", "sum", "tolist", "transpose", "var",
+    "T", "all", "any", "argmax", "argmin", "astype", "at", "block_until_ready", "copy", "device", "devices", "dtype",
+    "flatten", "item", "max", "mean", "min", "ndim", "numpy", "prod", "ravel", "reshape", "round", "shape", "size",
+    "sharding", "squeeze", "std", "sum", "tolist", "transpose", "var",
 })  # fmt: skip
 
 

@@ -90,6 +90,8 @@ class PerReplica(DistributedValues):
         """The components in replica order, each on its own device (inside a traced function: rows of the stack)."""
         if isinstance(self.stacked, jax.core.Tracer):
             return tuple(self.stacked[i] for i in range(self.num_replicas))
+        if not isinstance(self.stacked, jax.Array):  # On the host, from jax.device_get.
+            return tuple(self.stacked)
         # By first row: where several devices make one replica, each of them holds its rows.
         shards = {shard.index[0].start or 0: shard.data for shard in reversed(self.stacked.addressable_shards)}
         return tuple(row for start in sorted(shards) for row in shards[start])

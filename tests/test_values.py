@@ -209,3 +209,15 @@ def test_components_that_are_no_numbers_cannot_be_combined():
         for combine in (lambda u: u.reduce_axis(ReduceOp.SUM, 0), lambda u: u.gather(0)):
             with pytest.raises(ReplicaShapeError, match="Only arrays"):
                 combine(UnevenPerReplica(components))
+
+
+def test_a_per_replica_value_on_the_host_has_its_components():
+    value = jax.device_get(PerReplica(jnp.asarray([[1.0], [2.0]])))
+    assert [component.tolist() for component in value.values] == [[1.0], [2.0]]
+    assert repr(value) == "PerReplica({\n  0: [1.],\n  1: [2.],\n})"
+
+
+def test_waiting_for_a_per_replica_value_says_how():
+    value = PerReplica(jnp.zeros(2))
+    with pytest.raises(AttributeError, match="block_until_ready.*local_results"):
+        value.block_until_ready()

@@ -43,6 +43,7 @@ from replicax.program.split import Assigned, Split
 from replicax.program.summed_means import find_summed_mean
 from replicax.program.tracing import explained_op_by_op
 from replicax.program.unequal_types import types_explained
+from replicax.program.unknown_axes import axes_explained
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import ManualPerReplica, PerReplica, is_per_replica
 
@@ -279,7 +280,7 @@ class ReplicaCall:
         replica = self.strategy.replica_context(self.replicas, rows) if self.in_replica_context else None
         with context.entered(strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas):
             install_control_flow()
-            with types_explained():
+            with axes_explained(), types_explained():
                 result = self.fn(*args, **kwargs)
             frame.aggregate_deferred()
             if frame.passed_by:
