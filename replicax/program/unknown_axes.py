@@ -26,6 +26,6 @@ def axes_explained() -> Iterator[None]:
         raise ProgramError(
             f"There is no axis {', '.join(map(repr, names))} here: the axis of the replicas is called {REPLICA_AXIS!r} "
             f"in strategy.run. Write jax.lax.psum(x, {REPLICA_AXIS!r}), or "
-            "rx.get_replica_context().all_reduce('sum', x). Gradients need neither: those with respect to what is equal on all replicas are summed over them already, "
-            "so divide the loss by the global number of rows."
+            "rx.get_replica_context().all_reduce('sum', x). Gradients need neither: those with respect to what is "
+            "equal on all replicas are summed over them already, so divide the loss by the global number of rows."
         ) from error
