@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-import replicax.context as context
-from replicax.compat import assert_equal_over_axis, varying_axes
+from replicax.compat import assert_equal_over_axis
 from replicax.equality import Difference, difference
 from replicax.errors import ReplicaDivergenceError, VariableError
 from replicax.named import member_of
@@ -67,14 +66,12 @@ def aggregate(value: jax.Array, aggregation: VariableAggregation, replicas: int,
         name: The variable's name, for messages.
 
     Returns:
-        The value to store, typed as equal on all replicas.
+        The value to store, typed as equal on all replicas (in a loss, see `equality.difference`).
 
     Raises:
         ReplicaDivergenceError: The value may differ and `aggregation` is NONE.
         VariableError: The value is equal already and would be summed, that is, multiplied by the number of replicas.
     """
-    if is_settled_later(value, aggregation):
-        return value
     sums = aggregation is VariableAggregation.SUM and replicas > 1
     value, why = difference(value, sums, refused_if_different=aggregation is VariableAggregation.NONE)
     if why is None:
@@ -86,17 +83,6 @@ def aggregate(value: jax.Array, aggregation: VariableAggregation, replicas: int,
             )
         return value
     return combine(value, why, aggregation, replicas, name)
-
-
-def is_settled_later(value: jax.Array, aggregation: VariableAggregation) -> bool:
-    """Returns whether a value that a loss assigns is left as it is until the loss ends.
-
-    There every value made of the weights is typed as varying, since each replica differentiates for itself. Made equal
-    at once, a derivative would flow through that.
-    """
-    current = context.current()
-    is_in_loss = current.frame is not None and current.frame.is_of_loss and (current.manual_replicas or 1) > 1
-    return is_in_loss and aggregation is VariableAggregation.NONE and REPLICA_AXIS in varying_axes(value)
 
 
 def combine(value: jax.Array, why: Difference, aggregation: VariableAggregation, replicas: int, name: str) -> jax.Array:

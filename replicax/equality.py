@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 import replicax.context as context
-from replicax.compat import varying_axes
+from replicax.compat import taken_as_equal_over_axis, varying_axes
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
@@ -47,7 +47,9 @@ def difference(
             varying and be equal (what `jax.lax.all_gather` returns, say): the first trace goes on as if it were.
 
     Returns:
-        The value, typed as varying if it may differ, and why it may; None if it is equal on all replicas.
+        The value, typed as varying if it may differ, and why it may; None if it is equal on all replicas. In a loss
+        what is equal keeps its type: each replica differentiates for itself, so all that is made of the weights is
+        typed as varying there, and a derivative would flow through the change.
     """
     varies = REPLICA_AXIS in varying_axes(value)
     if varies and not refused_if_different:
@@ -55,4 +57,7 @@ def difference(
     current = context.current()
     if current.frame is None or current.manual_replicas in (None, 1) or not isinstance(value, jax.Array):
         return value, OWN_DATA if varies else None
-    return current.frame.decide(value, refused_if_equal)
+    value, why = current.frame.decide(value, refused_if_equal)
+    if why is None and varies and not current.frame.is_of_loss:
+        value = taken_as_equal_over_axis(value, REPLICA_AXIS)
+    return value, why

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.ad_checkpoint import checkpoint_name
 
-from replicax.compat import taken_as_equal_over_axis, vary, varying_axes
+from replicax.compat import vary
 from replicax.equality import OWN_DATA, Difference
 from replicax.runtime.mesh import REPLICA_AXIS
 
@@ -41,9 +41,7 @@ class Decisions:
         answer = self._answers.get(number, OWN_DATA if refused_if_equal else None)
         self.taken.append(answer)
         value = checkpoint_name(value, _mark(number))
-        if answer is not None:
-            return vary(value, REPLICA_AXIS), answer
-        return typed_as_equal(value), None
+        return (value if answer is None else vary(value, REPLICA_AXIS)), answer
 
     def checked(self, found: Mapping[str, Difference | None]) -> Answers | None:
         """Returns the answers that a next trace should be given; None if all decisions were right.
@@ -55,11 +53,6 @@ class Decisions:
         right = {i: found.get(_mark(i), answer) for i, answer in enumerate(self.taken)}
         wrong = any((right[i] is None) != (answer is None) for i, answer in enumerate(self.taken))
         return right if wrong else None
-
-
-def typed_as_equal(value: Any) -> Any:
-    """Returns a value typed as equal on all replicas, which the search for what differs may deny."""
-    return taken_as_equal_over_axis(value, REPLICA_AXIS) if REPLICA_AXIS in varying_axes(value) else value
 
 
 def _mark(number: int) -> str:

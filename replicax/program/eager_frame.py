@@ -12,7 +12,7 @@ import numpy as np
 from replicax.compat import is_random_key, vary, varying_axes, within_trace
 from replicax.equality import OWN_DATA, Difference
 from replicax.program.accesses import Accesses
-from replicax.program.decisions import Decisions, typed_as_equal
+from replicax.program.decisions import Decisions
 from replicax.program.frames import ReplicaFrame, own_row, variable_is_stacked
 from replicax.program.keras_hooks import initialize_new_variables
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -52,7 +52,7 @@ class EagerReplicaFrame(ReplicaFrame):
         with contextlib.suppress(jax.errors.ConcretizationTypeError):
             if not _is_same_everywhere(value):
                 return vary(value, REPLICA_AXIS), by_type or Difference(DIFFERS_NOW)
-            return typed_as_equal(value), None
+            return value, None
         return value, by_type
 
 

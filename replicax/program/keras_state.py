@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.aggregation import VariableAggregation, check_aggregation, combine, is_settled_later
+from replicax.aggregation import VariableAggregation, check_aggregation, combine
 from replicax.compat import vary
 from replicax.equality import difference
 from replicax.errors import ContextError, ProgramError
@@ -136,8 +136,6 @@ def _made_equal(variable: Any, value: jax.Array, current: context.Context) -> ja
         number = current.frame.defer(variable, functools.partial(_aggregate_accumulator, how))  # type: ignore[union-attr]
         return value if how is VariableAggregation.MEAN else marked_as_total(value, number)
     how = _aggregation(variable)
-    if is_settled_later(value, how):
-        return value
     value, why = difference(value, refused_if_different=how is VariableAggregation.NONE)
     if why is None:
         return value
