@@ -56,6 +56,7 @@ class Context:
         opened_by_set_strategy: What to close again if `rx.set_strategy` made `strategy` current, otherwise None.
         scope: The scope object that made `strategy` current: it is kept as long as that is so, also where nobody else
             keeps it (`strategy.scope().__enter__()`).
+        makes_dataset: Whether a worker of a `ParameterServerStrategy` is calling a function that makes its dataset.
     """
 
     strategy: Any = None
@@ -66,6 +67,7 @@ class Context:
     default_mesh: Any = None
     opened_by_set_strategy: contextlib.ExitStack | None = None
     scope: Any = None
+    makes_dataset: bool = False
 
 
 _current: ContextVar[Context] = ContextVar("replicax_context", default=Context())

@@ -52,6 +52,9 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
             `"mean"` or `"only_first_replica"`.
         name: Name for messages.
         constraint: A function that Keras optimizers apply to the value after each update.
+        per_worker_variable: Whether each worker of a `ParameterServerStrategy` has a copy of its own, which nobody
+            trains and nothing keeps equal to the others, and the coordinator one more. A scheduled function uses that
+            of the worker which runs it, and need not be given it; `read_all()` returns those of all workers.
 
     Attributes:
         strategy: The strategy in whose scope the variable was made, or None.
@@ -60,9 +63,11 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
         synchronization: A `VariableSynchronization`.
         aggregation: A `VariableAggregation`.
         constraint: A function that Keras optimizers apply to the value after each update, or None.
+        per_worker: As given.
 
     Raises:
-        VariableError: Unknown or contradictory `synchronization` and `aggregation`.
+        VariableError: Unknown or contradictory `synchronization` and `aggregation`; a variable of each worker outside
+            of the scope of a `ParameterServerStrategy`, or in a step; any variable in a dataset function of a worker.
         ProgramError: `initial_value` depends on a traced value.
     """
 
@@ -77,6 +82,7 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
         name: str | None = None,
         constraint: Callable[[Any], Any] | None = None,
+        per_worker_variable: bool = False,
     ):
         self.name = name = name or "Variable"
         self.constraint = constraint
@@ -85,6 +91,8 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
         on_read = self.synchronization is VariableSynchronization.ON_READ
         self.trainable = not on_read if trainable is None else bool(trainable)
         self.strategy = context.current().strategy
+        self.per_worker = bool(per_worker_variable)
+        self._check_place(trainable)
         value = _initial(initial_value, dtype, name)
         self._check_declaration(value.dtype)
         self._shape, self._dtype = value.shape, value.dtype
@@ -94,6 +102,30 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
         frame = context.current().frame
         if frame is not None:
             frame.note_made(self)
+
+    def _check_place(self, trainable: bool | None) -> None:
+        if context.current().makes_dataset:
+            raise VariableError(
+                f"Variable {self.name!r} was made in a dataset function of a worker, where no step, checkpoint or "
+                "server knows it. Make variables on the coordinator, in the strategy's scope; a dataset function may "
+                "keep what it needs in NumPy arrays."
+            )
+        if not self.per_worker:
+            return
+        if not getattr(self.strategy, "is_asynchronous", False):
+            raise VariableError(
+                f"Variable {self.name!r} is to have a copy for each worker (per_worker_variable=True): make it in the "
+                f"scope of a ParameterServerStrategy; the strategy is {self.strategy!r}. A value for each replica is "
+                "synchronization='on_read'."
+            )
+        if context.current().frame is not None:
+            raise VariableError(
+                f"Variable {self.name!r} (per_worker_variable=True) was made in a function that is traced. Make it "
+                "once, outside, in the strategy's scope."
+            )
+        if trainable:
+            raise VariableError(f"Variable {self.name!r} (per_worker_variable=True) cannot be trained: leave it out.")
+        self.trainable = False
 
     def _check_declaration(self, dtype: Any) -> None:
         if self.synchronization is VariableSynchronization.NONE:

@@ -15,6 +15,7 @@ from replicax.data.batches import count_rows
 from replicax.data.sources import ArrayBatches, HostBatches, host_batches
 from replicax.errors import ArgumentError, BatchError
 from replicax.parameter_server.current import worker_index
+from replicax.parameter_server.workers_dataset import WorkersDataset
 
 _DEFAULT_BATCH_SIZE = 32  # as in Keras
 
@@ -49,6 +50,8 @@ def for_workers(given: Arguments, shuffle: bool | str, workers: int) -> ForWorke
         ArgumentError: The steps of an epoch are unknown, or arguments do not go together.
         BatchError: There are no rows.
     """
+    if isinstance(given.x, WorkersDataset) and given.x.given is not None:
+        given = given._replace(x=given.x.given)
     seed = np.random.randint(2**31) if shuffle else None
     if are_arrays(given):
         arrays = array_batches(given)

@@ -121,6 +121,7 @@ class WorkerProgram:
         inputs: Where the inputs come from.
         specs: For each iterator, the shapes and dtypes of the batches' arrays that it is made for.
         sends: For each server that has to do with it, what to send there.
+        keeps: What the last results are: new arrays of resources, by the resources' numbers and the arrays' in them.
     """
 
     number: int
@@ -132,6 +133,7 @@ class WorkerProgram:
     inputs: tuple[Source, ...]
     specs: dict[int, tuple[Any, ...]]
     sends: dict[int, tuple[Sent, ...]]
+    keeps: tuple[tuple[int, int], ...] = ()
 
     def turns(self) -> dict[int, int]:
         """Returns how many batches a step takes from each iterator."""

@@ -65,6 +65,7 @@ def make_programs(
         inputs=tuple(step.sources),
         specs=dict(specs),
         sends={server: tuple(half.sent) for server, half in halves.items()},
+        keeps=tuple(step.keeps),
     )
     return Programs(program, made)
 

@@ -94,6 +94,24 @@ class PerWorkerValues:
             )
         return current.resource(self._number)
 
+    def assign(self, value: Any) -> None:
+        """Replaces the value of the worker that runs the scheduled function in which this is called.
+
+        A worker that takes the place of a lost one begins with what its function returned.
+
+        Raises:
+            ContextError: Called on the coordinator.
+            VariableError: The new value has another structure, shape or dtype.
+            ProgramError: Called inside a function that JAX traces on its own.
+        """
+        current = recorder()
+        if current is None:
+            raise ContextError(
+                "Each worker has a value of its own; the coordinator cannot assign it. Do it in a function that is "
+                "scheduled, or make a new resource."
+            )
+        current.assign(self._number, value)
+
     def fetch(self) -> tuple[Any, ...]:
         """Returns all workers' values, with NumPy arrays."""
         return tuple(self._fetch_all(self._number))
@@ -151,11 +169,16 @@ def check_arguments(nest: Any) -> None:
     """Refuses arguments that cannot be sent to a worker.
 
     Raises:
-        ArgumentError: There is a `RemoteValue` among them.
+        ArgumentError: There is a `RemoteValue` among them, or a variable of which each worker has its own.
     """
     for leaf in jax.tree_util.tree_leaves(nest):
         if isinstance(leaf, RemoteValue):
             raise ArgumentError(
                 "The result of a scheduled function was passed to another one; it may not be there yet. Pass "
                 "`coordinator.fetch(value)`, or do both in one function."
+            )
+        if getattr(leaf, "per_worker", False):
+            raise ArgumentError(
+                f"Variable {leaf.name!r} was passed to a scheduled function, but each worker has its own. Let the "
+                "function use it without passing it: it is that of the worker which runs the function."
             )

@@ -24,11 +24,13 @@ from replicax.parameter_server.current import worker_index
 from replicax.parameter_server.keras_loops import KerasLoops
 from replicax.parameter_server.messages import Piece
 from replicax.parameter_server.partition import count_shards
+from replicax.parameter_server.per_worker import PerWorkerVariable, keep_on_each_worker
 from replicax.parameter_server.placing import Choice, Places
 from replicax.parameter_server.servers import Servers
 from replicax.parameter_server.sharded_variable import ShardedVariable
 from replicax.parameter_server.tracing import recorder
 from replicax.parameter_server.variables import Elsewhere, Home, home_of, move_elsewhere, variable_bytes
+from replicax.parameter_server.workers_dataset import WorkersDataset
 from replicax.program.frames import variable_name, variable_shape
 from replicax.strategies.base import Strategy
 from replicax.strategies.combining import values_of
@@ -227,14 +229,16 @@ class ParameterServerStrategy(Strategy):
     def distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None, *, batch_size: int | None = None
     ) -> Any:
-        """Returns `dataset` itself: each worker makes its own by the function given to `create_per_worker_dataset`."""
-        return default_strategy().distribute_dataset(dataset, options, batch_size=batch_size)
+        """Returns `dataset` for the workers, each of which gets a copy: give it to `create_per_worker_dataset`."""
+        given = default_strategy().distribute_dataset(dataset, options, batch_size=batch_size)
+        return WorkersDataset(lambda: given, given)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> Any:
-        """Returns the dataset that `dataset_fn` makes for the worker that calls this."""
-        return WorkersStrategy(self.cluster.workers).distribute_datasets_from_function(dataset_fn, options)
+        """Returns the dataset that `dataset_fn` makes on each worker: give it to `create_per_worker_dataset`."""
+        on_worker = WorkersStrategy(self.cluster.workers)
+        return WorkersDataset(functools.partial(on_worker.distribute_datasets_from_function, dataset_fn, options))
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Returns `value_fn(ValueContext())`."""
@@ -315,6 +319,11 @@ class _Elsewhere:
         """Gives a variable a value; a new one gets a home first."""
         strategy = self._strategy()
         assert strategy is not None
+        if getattr(variable, "per_worker", False):
+            if not isinstance(variable, PerWorkerVariable):
+                keep_on_each_worker(variable, value)
+            variable._value = jax.numpy.copy(value)
+            return
         strategy.adopt(variable)
         variable._value = value
 

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.errors import ContextError, VariableError
+from replicax.compat import trace_state
+from replicax.errors import ContextError, ProgramError, VariableError
 from replicax.parameter_server.current import worker_index
 from replicax.parameter_server.messages import Source
 from replicax.program.frames import variable_name
@@ -49,11 +50,13 @@ class Recorder:
         self.inputs: list[jax.ShapeDtypeStruct] = []
         self._given: dict[Source, Any] | None = None
         self._turns: dict[int, int] = {}
+        self._assigned: dict[int, list[Any]] = {}  # for each resource, what its arrays have become
+        self._trace: Any = None
 
     @contextlib.contextmanager
     def playing(self, values: Sequence[Any] | None) -> Iterator[None]:
         """Traces with `values` for `inputs`; with None it finds out what the inputs are."""
-        self._turns = {}
+        self._turns, self._assigned, self._trace = {}, {}, trace_state()
         self._given = None if values is None else dict(zip(self.sources, values, strict=True))
         token = _recorder.set(self)
         try:
@@ -69,7 +72,39 @@ class Recorder:
 
     def resource(self, number: int) -> Any:
         """Returns a value that each worker has of its own."""
+        if number in self._assigned:
+            return self._described("resource", number).rebuild(self._assigned[number])
         return self._nest("resource", number, 0)
+
+    def assign(self, number: int, nest: Any) -> None:
+        """Replaces a value that each worker has of its own, on the worker that runs the step.
+
+        Raises:
+            VariableError: The new value has another structure, shape or dtype.
+            ProgramError: The assignment happens in a function that JAX traces on its own.
+        """
+        if trace_state() != self._trace:
+            raise ProgramError(
+                "A value that each worker has of its own was assigned inside a function that JAX traces on its own (a "
+                "loss that rx.value_and_grad differentiates, the body of jax.lax.scan or cond). Return the new value "
+                "from that function (with has_aux=True from a loss) and assign it afterwards."
+            )
+        described = self._described("resource", number)
+        leaves, treedef = jax.tree_util.tree_flatten(nest)
+        arrays = [jnp.asarray(leaf) for leaf in leaves]
+        new = [(array.shape, array.dtype) for array in arrays]
+        old = [(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype)) for spec in described.specs]
+        if treedef != described.treedef or new != old:
+            raise VariableError(
+                "A value that each worker has of its own keeps its structure, shapes and dtypes: it is "
+                f"{described.rebuild(described.specs)}, got {nest!r:.200}."
+            )
+        self._assigned[number] = arrays
+
+    def kept(self) -> tuple[list[tuple[int, int]], list[Any]]:
+        """Returns what the step leaves on the worker: numbers of resources and of their arrays, and the new arrays."""
+        where = [(number, i) for number, arrays in self._assigned.items() for i in range(len(arrays))]
+        return where, [self._assigned[number][i] for number, i in where]
 
     def worker_index(self) -> Any:
         """Returns the number of the worker that runs the step."""
@@ -118,7 +153,10 @@ class TracedStep:
         written: Those that it assigns, in the order of `split.assigned`.
         sources: Where the other inputs come from.
         result: How the result is rebuilt from arrays.
+        keeps: What the arrays after the result's are that stay on the worker: numbers of resources and their arrays.
     """
+
+    keeps: list[tuple[int, int]]
 
     def __init__(
         self, fn: Callable[..., Any], structure: Structure, arrays: Sequence[Any], strategy: Any, recorder: Recorder
@@ -129,7 +167,10 @@ class TracedStep:
         def call(arguments: Sequence[Any], values: Sequence[Any] | None) -> Any:
             args, kwargs = structure.rebuild(arguments)
             with recorder.playing(values):
-                return fn(*args, **kwargs)
+                result = fn(*args, **kwargs)
+                _check_result(result)
+                self.keeps, arrays = recorder.kept()
+            return result, arrays
 
         with context.entered(strategy=None), strategy.scope():
             _lifted(lambda arguments: call(arguments, None), own).parts()  # It never runs: nothing may be lost with it.
@@ -137,12 +178,39 @@ class TracedStep:
             jitted, updated, others = program.parts()
             reads, writes = [_spec(variable) for variable in others], [_spec(variable) for variable in updated]
             traced = jax.make_jaxpr(jitted)(writes, reads, [], [*own, *recorder.inputs])
-        self.variables, self.written, self.result = [*updated, *others], program.written, program.result
+        self.variables, self.written = [*updated, *others], program.written
+        self.result = Result(program.result, len(self.keeps))
         self.sources = [*(Source("argument", i) for i in range(len(own))), *recorder.sources]
         inputs = [*writes, *reads, *own, *recorder.inputs]
         position = {id(variable): i for i, variable in enumerate(self.variables)}
         assigned = [Assigned(i, position.get(id(variable))) for i, variable in enumerate(self.written)]
         self.split = Split(inlined(traced, inputs), range(len(self.variables)), assigned)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a scheduled function's result is rebuilt from the arrays that the worker sends.
+
+    Attributes:
+        structure: How that and the arrays that stay on the worker, a list, would be rebuilt.
+        kept: How many of those there are.
+    """
+
+    structure: Structure
+    kept: int
+
+    def rebuild(self, arrays: Sequence[Any]) -> Any:
+        """Returns the result."""
+        return self.structure.rebuild([*arrays, *[None] * self.kept])[0]
+
+
+def _check_result(result: Any) -> None:
+    for leaf in jax.tree_util.tree_leaves(result):
+        if getattr(leaf, "per_worker", False):
+            raise VariableError(
+                f"A scheduled function returned variable {variable_name(leaf)!r}, of which each worker has its own. "
+                "Return its value, or ask for all of them with read_all()."
+            )
 
 
 def _lifted(fn: Callable[..., Any], *arguments: list[Any]) -> Program:

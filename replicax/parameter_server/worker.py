@@ -153,6 +153,7 @@ class Worker:
             clock.note("pull")
             results, sent = loaded(self._cache.values(loaded.program), look_ups, inputs)
             self._data.take(loaded.program.turns())
+            results = self._data.keep(loaded.program.keeps, results)
             clock.note("compute")
         try:
             behind, pushed, back = self._push(servers, loaded, step, _parts(loaded, look_ups, sent), versions)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+import replicax.context as context
 from replicax.errors import EndOfDataError
 from replicax.parameter_server.current import on_worker
 
@@ -28,12 +30,12 @@ class WorkerData:
 
     def make_dataset(self, number: int, dataset_fn: Callable[[], Any]) -> None:
         """Makes a dataset by a user's function."""
-        with on_worker(self._index):
+        with _dataset_function(self._index):
             self._datasets[number] = dataset_fn()
 
     def make_iterator(self, number: int, dataset: int) -> None:
         """Begins to iterate over a dataset."""
-        with on_worker(self._index):
+        with _dataset_function(self._index):
             self._iterators[number] = _Batches(iter(self._datasets[dataset]), self._index)
 
     def make_resource(self, number: int, resource_fn: Callable[[], Any]) -> None:
@@ -60,10 +62,26 @@ class WorkerData:
         """Returns the arrays of a resource."""
         return jax.tree_util.tree_leaves(self._resources[number])
 
+    def keep(self, arrays: Sequence[tuple[int, int]], results: list[np.ndarray]) -> list[np.ndarray]:
+        """Takes the new arrays of resources, the last ones of a step's results; returns the other results."""
+        count = len(results) - len(arrays)
+        for (number, i), array in zip(arrays, results[count:], strict=True):
+            leaves, treedef = jax.tree_util.tree_flatten(self._resources[number])
+            leaves[i] = array
+            self._resources[number] = jax.tree_util.tree_unflatten(treedef, leaves)
+        return results[:count]
+
     def take(self, iterators: dict[int, int]) -> None:
         """Goes on by so many batches in each iterator."""
         for iterator, count in iterators.items():
             self._iterators[iterator].drop(count)
+
+
+@contextlib.contextmanager
+def _dataset_function(worker: int) -> Iterator[None]:
+    """Surrounds users' functions that make datasets, and batches."""
+    with on_worker(worker), context.entered(makes_dataset=True):
+        yield
 
 
 class _Batches:
@@ -80,7 +98,7 @@ class _Batches:
             while len(self._seen) <= turn:
                 if self._failure is not None:
                     raise self._failure  # Asked again, a generator that has failed would only say that it has ended.
-                with on_worker(self._worker):
+                with _dataset_function(self._worker):
                     try:
                         self._seen.append(next(self._iterator))
                     except StopIteration:
