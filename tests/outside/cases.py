@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 
 FLOAT32_TOLERANCE = 1e-6
 FLOAT64_TOLERANCE = 1e-10
@@ -16,16 +17,23 @@ class Case:
       name: its file under `programs`.
       style: how its training is written.
       float64: why it is compared in float64; empty if float32 shows what is to be shown.
+      needs: a package that replicax does not install; without it the program is left out.
     """
 
     name: str
     style: str
     float64: str = ""
+    needs: str = ""
 
     @property
     def tolerance(self) -> float:
         """How far the parameters may be apart: the norm of the difference, relative to their norm."""
         return FLOAT64_TOLERANCE if self.float64 else FLOAT32_TOLERANCE
+
+    @property
+    def can_run(self) -> bool:
+        """Whether the package that it needs is installed."""
+        return not self.needs or importlib.util.find_spec(self.needs) is not None
 
 
 CASES = (
@@ -35,6 +43,8 @@ CASES = (
     Case("deep_q", "tf.distribute"),
     Case("diffusion", "optax"),
     Case("distillation", "Model.fit"),
+    Case("flax_linen", "flax", needs="flax"),
+    Case("flax_nnx", "flax", needs="flax"),
     Case("forecast", "Model.fit"),
     Case("gan", "tf.distribute"),
     Case("graph_network", "optax"),

@@ -13,6 +13,8 @@ EACH = [pytest.param(case, id=case.name, marks=[] if case.name in ALWAYS else py
 
 @pytest.mark.parametrize("case", EACH)
 def test_is_as_on_one_device(case: Case):
+    if not case.can_run:
+        pytest.skip(f"needs {case.needs}")
     found = compare(case.name, float64=bool(case.float64))
     assert found.is_equal(case.tolerance), found
 
