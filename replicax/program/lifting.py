@@ -26,6 +26,7 @@ from replicax.compat import is_kept_by_jax, is_tracing
 from replicax.errors import LayoutError, ProgramError
 from replicax.program.advice import advise_of_zeros
 from replicax.program.buffers import holders
+from replicax.program.flax_modules import PassedModules
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
 from replicax.program.handover import explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.jaxprs import calls_host
@@ -181,8 +182,10 @@ class Program:
 
     def _call(self, frame: ProgramFrame, arrays: Sequence[Any]) -> list[Any]:
         args, kwargs = self._structure.rebuild(arrays)
+        modules = PassedModules((args, kwargs))
         with context.entered(frame=frame):
             result = self._get_fn()(*args, **kwargs)
+        modules.check_returned(result)
         leaves, structure = take_apart_outputs(result)
         counted, passed = frame.counts.of_results(leaves)
         frame.returned = _Returned(structure, counted, passed, frame.counts.asked)

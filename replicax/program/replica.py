@@ -25,6 +25,7 @@ from replicax.program.accumulators import find_not_summable
 from replicax.program.advice import advise_of_local_mean, advise_of_total, advise_of_zeros
 from replicax.program.control_flow import install_control_flow
 from replicax.program.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
+from replicax.program.flax_modules import PassedModules
 from replicax.program.frames import (
     OverrideFrame,
     ProgramFrame,
@@ -276,12 +277,14 @@ class ReplicaCall:
         """Calls the function with this replica's part of the arguments; returns the arrays of its result."""
         local = [_component(a) if stacked else a for a, stacked in zip(arrays, self._stacked, strict=True)]
         args, kwargs = without_per_replica(self._structure.rebuild(local), lambda component: component)
+        modules = PassedModules((args, kwargs))
         rows = frozenset(size for size in self._batch_rows() if size is not None)
         replica = self.strategy.replica_context(self.replicas, rows) if self.in_replica_context else None
         with context.entered(strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas):
             install_control_flow()
             with axes_explained(), types_explained():
                 result = self.fn(*args, **kwargs)
+            modules.check_returned(result)
             frame.aggregate_deferred()
             if frame.passed_by:
                 advise_of_zeros(self.strategy, _name(self.fn), frame.passed_by.values())
