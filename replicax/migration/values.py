@@ -31,8 +31,12 @@ VALUES: Rows = {
     f"{_D}.DistributedIterator.get_next": differs(
         "data.DistributedIterator.get_next", "At the end it raises StopIteration, as `next` does."
     ),
-    f"{_D}.DistributedIterator.get_next_as_optional": absent("Use `next(iterator, None)`."),
-    f"{_D}.DistributedIterator.element_spec": absent("Ask the dataset: `dataset.element_spec`."),
+    f"{_D}.DistributedIterator.get_next_as_optional": same(
+        "data.DistributedIterator.get_next_as_optional", "It returns an `rx.data.Optional`."
+    ),
+    f"{_D}.DistributedIterator.element_spec": differs(
+        "data.DistributedIterator.element_spec", "The shape and dtype of one replica's component."
+    ),
     f"{_D}.InputContext": same("InputContext"),
     **members(
         "InputContext",

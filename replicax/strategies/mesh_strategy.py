@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
@@ -25,7 +26,7 @@ from replicax.data import (
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.nest import is_number_like
-from replicax.program.replica import ReplicaCall, enclosing_program, without_per_replica
+from replicax.program.replica import ReplicaCall, enclosing_program, settle_strategy, without_per_replica
 from replicax.runtime.devices import device_name
 from replicax.strategies.base import Strategy
 from replicax.strategies.combining import Combine, compiled, one_per_replica, value_of, values_of
@@ -263,13 +264,19 @@ class MeshStrategy(Strategy):
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Builds a per-replica value, one call of `value_fn` for each replica of this process.
 
-        On several workers all call this together, and know of all components' shapes and dtypes afterwards.
+        On several workers all call this together, and know of all components' shapes and dtypes afterwards. Inside an
+        `rx.function` each worker calls `value_fn` for every replica, and all trace the same.
 
         Raises:
             ArgumentError: `value_fn` returns nests of different structures.
+            ReplicaShapeError: Inside an `rx.function`: it returns arrays of different shapes or dtypes.
             ValuesMismatchError: Workers return nests of another structure.
         """
+        self._check_cross_replica("strategy.distribute_values_from_function")
         replicas = self.num_replicas_in_sync
+        if enclosing_program() is not None:
+            settle_strategy(self)
+            return self._stacked_in_program([value_fn(ValueContext(i, replicas)) for i in range(replicas)])
         nests = [value_fn(ValueContext(i, replicas)) for i in self.placement.local_replicas]
         if replicas == 1:
             return self.replicate(nests[0])
@@ -283,6 +290,26 @@ class MeshStrategy(Strategy):
             for components, kinds in zip(zip(*leaves, strict=True), layout.kinds, strict=True)
         ]
         return jax.tree_util.tree_unflatten(structures[0], values)
+
+    def _stacked_in_program(self, nests: Sequence[Any]) -> Any:
+        """Returns the per-replica value with these components, while a program is being traced."""
+        _check_structures(nests)
+        if len(nests) == 1:
+            return nests[0]
+
+        def stacked(*components: Any) -> PerReplica | UnevenPerReplica:
+            if not all(map(is_number_like, components)):
+                return UnevenPerReplica(components)
+            arrays = [strongly_typed(component) for component in components]
+            if len({(array.shape, array.dtype) for array in arrays}) > 1:
+                raise ReplicaShapeError(
+                    "Inside an rx.function all components of a per-replica value must have the same shape and dtype, "
+                    f"got {UnevenPerReplica(arrays).kinds_of_all()}: one program runs on all replicas."
+                )
+            sharding = self.placement.sharding(stacked=True, replicas=len(nests))
+            return PerReplica(jax.lax.with_sharding_constraint(jnp.stack(arrays), sharding))
+
+        return jax.tree_util.tree_map(stacked, *map(opened, nests))
 
     def _per_replica(
         self, components: Sequence[Any], kinds: Sequence[Kind] = (), workers: Sequence[int] = ()

@@ -189,6 +189,38 @@ def test_a_layer_that_makes_its_weights_on_the_way_is_traced_once_more(two, per_
     np.testing.assert_array_equal(result.values[0], np.full((2, 1), 3.0))
 
 
+@pytest.mark.parametrize(("built", "optimizer_built", "runs"), [(True, True, 1), (True, False, 2), (False, False, 3)])
+@pytest.mark.parametrize("compiled", [True, False], ids=["function", "run"])
+def test_the_python_of_a_keras_step_runs_as_often_as_the_guide_says(two, built, optimizer_built, runs, compiled):
+    rows = np.ones((4, 3), np.float32)
+    with two.scope():
+        model = keras.Sequential([keras.layers.Dropout(0.1), keras.layers.Dense(1)])
+        optimizer, mean = keras.optimizers.Adam(), keras.metrics.Mean()
+        if built:
+            model.build((None, 3))
+        if optimizer_built:
+            optimizer.build(model.trainable_variables)
+    calls = []
+
+    def step(x):
+        calls.append("step")
+
+        def loss_fn():
+            calls.append("loss")
+            return rx.compute_average_loss(jnp.square(model(x, training=True))[:, 0])
+
+        loss, gradients = rx.value_and_grad(loss_fn, model.trainable_variables)()
+        optimizer.apply(gradients, model.trainable_variables)
+        mean.update_state(loss)
+        return loss
+
+    run = lambda batch: two.reduce("sum", two.run(step, args=(batch,)))  # noqa: E731
+    run = rx.function(run) if compiled else run
+    for batch in two.distribute_dataset([rows, rows, rows]):
+        run(batch)
+    assert calls == ["step", "loss"] * runs
+
+
 def test_a_value_kept_from_tracing_is_reported_by_jax():
     kept = []
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import ArgumentError
+from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 
 # local_results.
 
@@ -135,3 +135,44 @@ def test_the_experimental_spellings_of_tensorflow_work(two, per_replica):
     assert float(two.reduce("sum", batch, axis=0)) == 6.0
     (batch,) = two.experimental_distribute_datasets_from_function(lambda context: [np.ones(1), np.ones(1)])
     assert float(two.reduce("sum", batch, axis=0)) == 2.0
+
+
+# Values that are made inside of a program.
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_values_from_a_function_may_be_made_inside_a_program(mirrored, count):
+    strategy = mirrored(count)
+    asked = []
+
+    @rx.function
+    def f(x):
+        def value_fn(context):
+            asked.append(context.replica_id_in_sync_group)
+            return {"x": x * context.replica_id_in_sync_group, "size": context.num_replicas_in_sync}
+
+        made = strategy.distribute_values_from_function(value_fn)
+        return made, strategy.run(lambda value: value["x"] + 1.0, args=(made,))
+
+    for _ in range(2):
+        made, ran = f(jnp.asarray([1.0, 2.0]))
+    assert asked == list(range(count))
+    for i, (own, more) in enumerate(zip(strategy.local_results(made), strategy.local_results(ran), strict=True)):
+        assert own["x"].tolist() == [float(i), 2.0 * i]
+        assert int(own["size"]) == count
+        assert more.tolist() == [i + 1.0, 2.0 * i + 1.0]
+        assert count == 1 or own["x"].devices() == {strategy.devices[i]}
+
+
+def test_values_made_inside_a_program_have_one_shape_and_structure(mirrored):
+    two = mirrored(2)
+
+    def made(value_fn):
+        return rx.function(lambda x: two.distribute_values_from_function(lambda c: value_fn(x, c)))(jnp.ones(3))
+
+    with pytest.raises(ReplicaShapeError, match=r"\(1,\) float32, \(2,\) float32"):
+        made(lambda x, context: x[: context.replica_id_in_sync_group + 1])
+    with pytest.raises(ArgumentError, match="same structure"):
+        made(lambda x, context: [x] * (context.replica_id_in_sync_group + 1))
+    with pytest.raises(ContextError, match="distribute_values_from_function was called inside"):
+        two.run(lambda: two.distribute_values_from_function(lambda context: 1.0))
