@@ -163,6 +163,10 @@ def faults_of_keywords(name: Name, row: Row) -> Iterator[str]:
         elif keyword not in own:
             yield f"rx.{row.here} has no keyword {keyword}, and the row says nothing of it"
     yield from faults_of_order(name, row, own)
+    for cls, method in overrides(row):
+        taken = {*parameters(method), *getattr(method, "tensorflow_keywords", ())}
+        for keyword in set(name.keywords()) - taken:
+            yield f"{cls.__module__}.{cls.__name__} overrides rx.{row.here} without the keyword {keyword}"
     for keyword in row.keywords.keys() - set(name.keywords()):
         yield f"its row has a keyword {keyword}, which TensorFlow has not"
 
@@ -205,6 +209,18 @@ def function_of(row: Row) -> Any:
     if not inspect.isclass(there):
         return there
     return there.__new__ if there.__init__ is object.__init__ and "__new__" in vars(there) else there.__init__
+
+
+def overrides(row: Row) -> Iterator[tuple[type, Any]]:
+    """Yields the classes of replicax that have a method of their own where a row's class has it, with the method."""
+    owner, _, member = row.here.rpartition(".")
+    todo = [resolved(rx, Row("same", owner))] if owner else []
+    while todo:
+        cls = todo.pop()
+        if inspect.isclass(cls):
+            todo += type.__subclasses__(cls)
+            if member in vars(cls) and cls.__module__.startswith("replicax.") and cls.__name__ != owner:
+                yield cls, getattr(cls, member)
 
 
 def parameters(fn: Callable[..., Any]) -> list[str]:

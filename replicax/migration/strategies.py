@@ -64,13 +64,20 @@ STRATEGIES: Rows = {
     ),
     f"{_S}.scope": same("Strategy.scope"),
     f"{_S}.run": differs(
-        "Strategy.run", "Python runs once for all replicas; equal results are `Mirrored`.", options=_RUN_OPTIONS
+        "Strategy.run",
+        "Python runs once for all replicas; equal results are `Mirrored`. Numbers among the arguments become arrays.",
+        options=_RUN_OPTIONS,
     ).ordered("fn args kwargs options"),
     f"{_S}.reduce": same(
-        "Strategy.reduce", "`axis` may be left out; the result is on every device.", reduce_op=to("op")
+        "Strategy.reduce",
+        "`axis` may be left out; the result is on every device. A list is a nest of values, not an array.",
+        reduce_op=to("op"),
     ),
     f"{_S}.gather": same("Strategy.gather"),
-    f"{_S}.experimental_local_results": renamed("Strategy.local_results", "The old name works too."),
+    f"{_S}.experimental_local_results": renamed(
+        "Strategy.local_results",
+        "The old name works too. A nest without per-replica values gives a tuple of one, as any other value.",
+    ),
     f"{_S}.experimental_distribute_dataset": differs(
         "Strategy.distribute_dataset",
         "The old name works too. It takes any iterable of global batches, and arrays with `batch_size=`; rows that do "

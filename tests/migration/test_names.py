@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 
 import pytest
 
+import replicax as rx
 from replicax.errors import ArgumentError
 from replicax.migration import NAMES
 from tests.migration import test_calls_checkpoints as _checkpoints
@@ -98,5 +100,13 @@ def test_a_wrong_row_is_found(monkeypatch):
     ]
     with pytest.raises(AttributeError, match="nothing_like_it"):
         row_of(extended, row._replace(here="Strategy.nothing_like_it"))
+    without = type("Without", (rx.OneDeviceStrategy,), {"__module__": "replicax.here", "run": lambda self, fn, args: 0})
+    assert set(row_of(run, row)) == {
+        f"replicax.here.Without overrides rx.Strategy.run without the keyword {keyword}"
+        for keyword in ("kwargs", "options")
+    }
+    del without
+    gc.collect()  # Or it would stay among the subclasses.
+    assert row_of(run, row) == []
     monkeypatch.setattr(check_table, "NAMES", {})
     assert list(check_table.faults(run)) == ["it has no row"]
