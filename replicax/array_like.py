@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +32,11 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
     def ndim(self) -> int:
         """Number of dimensions of the value."""
         return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of entries of the value."""
+        return math.prod(self.shape)
 
     def __jax_array__(self) -> jax.Array:
         return self.value
@@ -65,8 +72,17 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
     def __int__(self) -> int:
         return int(self.value)
 
+    def __index__(self) -> int:
+        return operator.index(self.value)
+
     def __bool__(self) -> bool:
         return bool(self.value)
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.value, digits)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec) if spec else str(self)
 
     # They are compared element by element, like arrays, and told apart by identity where they are keys.
     __hash__ = object.__hash__

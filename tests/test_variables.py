@@ -528,3 +528,58 @@ def test_run_eagerly_a_step_may_make_a_variable_once(two, eagerly, first):
 def test_run_eagerly_the_first_value_is_no_replicas_own(two, eagerly, per_replica):
     with pytest.raises(ProgramError, match="initial value"):
         two.run(rx.Variable, args=(per_replica(two, 1.0, 2.0),))
+
+
+# As numbers.
+
+
+def test_a_variable_of_one_number_serves_as_one():
+    count, rate = rx.Variable(2), rx.Variable(0.125)
+    assert list(range(count)) == [0, 1]
+    assert ["a", "b", "c"][count] == "c"
+    assert f"{rate:.2f} {count:03d}" == "0.12 002"
+    assert float(round(rate, 1)) == pytest.approx(0.1)
+    assert f"{rate}" == repr(rate)
+    assert (rx.Variable([[1, 2], [3, 4]]).size, rate.size) == (4, 1)
+    with pytest.raises(TypeError):
+        range(rate)
+
+
+@pytest.mark.parametrize("is_eager", [False, True], ids=["compiled", "eager"])
+def test_calling_a_value_is_explained_in_a_step(two, is_eager):
+    v = variable_of(two)
+    rx.config.run_eagerly(is_eager)
+    try:
+        for call in (lambda: two.run(lambda: v.value()), rx.function(lambda: two.run(lambda: v.value()))):
+            with pytest.raises(TypeError, match="without parentheses") as caught:
+                call()
+            assert "not callable" in str(caught.value)
+    finally:
+        rx.config.run_eagerly(False)
+
+
+# As arguments.
+
+
+def test_another_variable_is_another_program(two):
+    """TensorFlow traces once for variables of equal shape; then the function could not ask which one it was given."""
+    special = rx.Variable(1.0)
+    others = [rx.Variable(1.0) for _ in range(3)]
+
+    @rx.function
+    def step(v, change):
+        return v.assign_add(10 * change if v is special else change)
+
+    for v in [special, *others, special]:
+        step(v, 1.0)
+    assert [float(v.value) for v in [special, *others]] == [21.0, 2.0, 2.0, 2.0]
+    assert step.num_programs == 4
+
+    @rx.function
+    def step_for_all(variables, change):
+        for v in variables:
+            v.assign_add(change)
+
+    for _ in range(3):
+        step_for_all(others, 1.0)
+    assert step_for_all.num_programs == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -156,6 +157,9 @@ _IN_A_TRACE = (
 )
 
 
+_CALLED_ARRAY = re.compile(r"'[\w.]*(Tracer|ArrayImpl)' object is not callable")
+
+
 @contextlib.contextmanager
 def _explained(advice: str = _IN_A_TRACE) -> Iterator[None]:
     """Tells what to do instead when Python uses a traced value as a number, or gives it to TensorFlow or PyTorch.
@@ -168,6 +172,11 @@ def _explained(advice: str = _IN_A_TRACE) -> Iterator[None]:
         told = explained_error(error) or flax_error(error)
         if told is not None:
             raise told from None
+        if isinstance(error, TypeError) and _CALLED_ARRAY.search(str(error)):
+            error.add_note(
+                "An array was called like a function. A variable's `value` is the array itself: write `v.value` "
+                "without parentheses, or `v.read_value()`."
+            )
         if not isinstance(error, _MISUSES):
             raise
         said = str(error).strip().splitlines()[0]
