@@ -156,7 +156,11 @@ def test_nested_loops_are_not_repeated_for_each_level(two):
 
 
 def test_random_replica_functions_are_what_their_types_claim():
-    found = soak(programs=10, seed=5)
+    jax.config.update("jax_disable_most_optimizations", True)  # Most of the time is XLA's.
+    try:
+        found = soak(programs=10, seed=5)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
     assert [line for line in found["details"] if line.startswith("unsound")] == []
     assert found["counts"]["accepted"] >= 3
     assert found["counts"]["refused"] >= 1

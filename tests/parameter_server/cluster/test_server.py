@@ -127,9 +127,9 @@ def test_servers_serve_one_coordinator_after_another(spec: dict[str, list[str]],
     ps, worker = start("ps", 0), start("worker", 0)
     wait_for(lambda: answers(spec["ps"][0]))
     with pytest.raises(
-        ClusterTimeoutError, match=f"worker:1 at {spec['worker'][1]} .*of 3 tasks here after 20 s"
+        ClusterTimeoutError, match=rf"worker:1 at {spec['worker'][1]} .*of 3 tasks here after \d+ s"
     ) as got:
-        connect(SimpleClusterResolver(spec), start_timeout=20)
+        connect(SimpleClusterResolver(spec), start_timeout=5)
     assert got.value.missing[-1] == f"worker:1 at {spec['worker'][1]}"
     assert not ray.is_initialized()
 
