@@ -12,7 +12,7 @@ _V1 = "It belongs to TensorFlow 1's sessions and graphs."
 _LOOP = "Iterate over what `strategy.distribute_dataset(...)` returns: `for batch in dataset:`."
 _ONE_CORE = "A replica is one device; `rx.LayoutStrategy` and `rx.dtensor` cut a model over several."
 _RUN_OPTIONS = refused("XLA compiles each step for the shapes that it gets; there is nothing to set.", None)
-_NO_ASSIGNMENT = refused("A replica is one device, in JAX's order. " + _ONE_CORE, None)
+_NO_ASSIGNMENT = refused("Replicas are in JAX's order of devices. " + _ONE_CORE, None)
 
 STRATEGIES: Rows = {
     _D: absent("Its names stand in `replicax` itself: `tf.distribute.MirroredStrategy` is `rx.MirroredStrategy`."),
