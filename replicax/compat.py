@@ -215,6 +215,13 @@ def being_differentiated() -> set[int]:
     return {id(tracer.primal) for tracer in tracers if hasattr(tracer, "primal")}
 
 
+def primal_of(value: Any) -> Any:
+    """Returns the value in a tracer that stands for it while JAX differentiates, op by op; others as they are."""
+    while isinstance(value, jax.core.Tracer) and getattr(value, "primal", None) is not None:
+        value = value.primal
+    return value
+
+
 # JAX proves equality over an axis only for its own collectives (`psum`, ...). An algorithm built from `ppermute` ends
 # with equal values too, but no rule can see that: this identity states it. With `proven=False` it only retypes.
 _assert_equal_p = jex_core.Primitive("replicax_assert_equal_over_axis")

@@ -27,7 +27,7 @@ from replicax.dtensor.creation import (
 from replicax.dtensor.dataset import DTensorDataset
 from replicax.dtensor.default_mesh import default_mesh, device_name, get_default_mesh, run_on
 from replicax.dtensor.layout import Layout
-from replicax.dtensor.mesh import Mesh
+from replicax.dtensor.mesh import Mesh, MeshDimension
 from replicax.dtensor.mesh_creation import create_distributed_mesh, create_mesh
 from replicax.dtensor.saving import (
     Checkpoint,
@@ -59,6 +59,7 @@ __all__ = [
     "DVariable",
     "Layout",
     "Mesh",
+    "MeshDimension",
     "barrier",
     "call_with_layout",
     "check_layout",

@@ -141,12 +141,38 @@ class Layout(Advised):
         specs = [tuple(spec.split("+")) if "+" in spec else spec for spec in found["specs"].split(",") if spec]
         return cls(specs, Mesh.from_string(found["mesh"]))
 
-    def delete(self, dims: Sequence[int]) -> Layout:
-        """Returns the layout without some of its dimensions, for instance that of a bias from that of its kernel.
+    @classmethod
+    def from_single_device_mesh(cls, mesh: Any, rank: int = 0) -> Layout:
+        """Returns the layout of a tensor of rank `rank` on a mesh of one device.
+
+        Raises:
+            LayoutError: The mesh has several devices. (TensorFlow's is for tensors of any rank.)
+        """
+        mesh = Mesh.of(mesh)
+        if not mesh.is_single_device():
+            raise LayoutError(f"{mesh!r} has {mesh.size} devices, not one. Use Layout.replicated(mesh, rank).")
+        return cls.replicated(mesh, rank)
+
+    @classmethod
+    def from_device(cls, device: str | jax.Device, rank: int = 0) -> Layout:
+        """Returns the layout of a tensor of rank `rank` on one device, such as `"cpu:0"`.
+
+        Raises:
+            DeviceError: There is no such device.
+        """
+        return cls.from_single_device_mesh(Mesh.from_device(device), rank)
+
+    def to_parted(self) -> Layout:
+        """Returns the layout itself. (TensorFlow's parted layouts are those of tensors with parts of unequal size.)"""
+        return self
+
+    def delete(self, dims: int | Sequence[int]) -> Layout:
+        """Returns the layout without a dimension or some, for instance that of a bias from that of its kernel.
 
         Raises:
             LayoutError: There is no such dimension. (TensorFlow ignores it.)
         """
+        dims = [dims] if isinstance(dims, int) else dims
         positions = {dim + self.rank if dim < 0 else dim for dim in dims}
         if not positions <= set(range(self.rank)):
             raise LayoutError(f"{self!r} has dimensions 0 to {self.rank - 1}, cannot delete {list(dims)}.")
@@ -158,6 +184,11 @@ class Layout(Advised):
     def rank(self) -> int:
         """Number of dimensions of the tensor."""
         return len(self.sharding_specs)
+
+    @property
+    def type(self) -> str:
+        """`"single_device"` on a mesh of one device, otherwise `"static"`: parts are of equal size."""
+        return "single_device" if self.is_single_device() else "static"
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,6 +13,19 @@ from jax.sharding import AxisType
 from replicax.dtensor.mesh_checks import check_devices, checked_label, checked_names
 from replicax.errors import DeviceError, MeshError
 from replicax.migration import Advised, called_as
+from replicax.runtime.devices import parse_devices
+
+
+class MeshDimension(NamedTuple):
+    """A dimension of a mesh, as `mesh["batch"]` returns it.
+
+    Attributes:
+        name: Its name.
+        size: Its size.
+    """
+
+    name: str
+    size: int
 
 
 class Mesh(Advised):
@@ -67,6 +80,15 @@ class Mesh(Advised):
             )
         return cls(jax_mesh.axis_names, jax_mesh.devices)
 
+    @classmethod
+    def from_device(cls, device: str | jax.Device) -> Mesh:
+        """Returns the mesh of one device, such as `"cpu:0"`; it has no dimensions.
+
+        Raises:
+            DeviceError: There is no such device.
+        """
+        return cls([], np.array(parse_devices([device])[0], dtype=object))
+
     # Dimensions.
 
     def shape(self) -> tuple[int, ...]:
@@ -101,8 +123,8 @@ class Mesh(Advised):
     def __contains__(self, name: object) -> bool:
         return name in self.dim_names
 
-    def __getitem__(self, name: str) -> tuple[str, int]:
-        return name, self.dim_size(name)
+    def __getitem__(self, name: str) -> MeshDimension:
+        return MeshDimension(name, self.dim_size(name))
 
     def _dims(self) -> str:
         return ", ".join(f"{name}={size}" for name, size in zip(self.dim_names, self.shape(), strict=True))
@@ -260,8 +282,8 @@ class Mesh(Advised):
         return Mesh.from_string, (self.to_string(),)
 
     def __repr__(self) -> str:
-        label = f"{self.name!r}, " if self.name else ""
-        return f"Mesh({label}{self._dims()}, {self.device_type()})"
+        facts = [repr(self.name) if self.name else "", self._dims(), self.device_type()]
+        return f"Mesh({', '.join(filter(None, facts))})"
 
 
 def _device_of_id(text: str) -> jax.Device:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.compat import primal_of
 from replicax.data.placement import owned_copy
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import ArgumentError, LayoutError, TensorError
@@ -50,6 +51,10 @@ def laid_out(value: Any, layout: Layout, copy: bool = False) -> jax.Array:
     value = as_array(value)
     if is_traced(value) or is_tracing():
         layout.check_rank(value.shape)
+        present = primal_of(value)
+        if isinstance(present, jax.Array) and not is_traced(present) and layout_of(present) is not None:
+            # Changes nothing here: the gradient of this step is the one to the input's layout.
+            value = jax.lax.with_sharding_constraint(value, present.sharding)
         return jax.lax.with_sharding_constraint(value, layout.to_sharding())
     layout = resolved(layout, value)
     layout.check_shape(value.shape)

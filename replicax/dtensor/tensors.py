@@ -12,11 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.checkpoint.objects import is_variable
 from replicax.data.placement import owned_copy
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.dtensor.placement import as_array, checked_layout, is_traced, is_tracing, laid_out, layout_of
 from replicax.errors import LayoutError, ProgramError, TensorError
 from replicax.migration import called_as
+from replicax.program.frames import variable_is_stacked, variable_layout, variable_shape
+from replicax.program.keras_state import owner_of
 
 
 def pack(tensors: Sequence[Any], layout: Layout, *, check_replicas: bool = False) -> jax.Array:
@@ -125,22 +128,27 @@ def copy_to_mesh(tensor: Any, layout: Layout) -> jax.Array:
 
 
 def fetch_layout(tensor: Any) -> Layout | None:
-    """Returns the layout of a DTensor or `DVariable`; None for what is not an array at all.
+    """Returns the layout of a DTensor, of a `DVariable`, or of another variable, also of Keras, that lives on a mesh.
+
+    A variable of a strategy has one of the strategy's mesh, whose first dimension is `"replica"`. What is not an array
+    at all has None.
 
     Raises:
-        TensorError: `tensor` is an array, but lives on no mesh.
-        ProgramError: It is traced.
+        TensorError: `tensor` is an array or variable, but lives on no mesh, or has a component for each replica.
+        ProgramError: It is a traced array.
     """
     layout = getattr(tensor, "layout", None)
     if isinstance(layout, Layout):
         return layout
+    if is_variable(tensor):
+        return _checked_present(_layout_of_variable(tensor), tensor, "fetch_layout")
     if not isinstance(tensor, (jax.Array, np.ndarray)):
         return None
     return _layout_of_dtensor(tensor, "fetch_layout")
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Returns whether `tensor` is an array over a mesh, or a `DVariable`.
+    """Returns whether `tensor` is an array over a mesh, or a variable that lives on one.
 
     Raises:
         ProgramError: It is traced.
@@ -149,6 +157,8 @@ def is_dtensor(tensor: Any) -> bool:
         return True
     if is_traced(tensor):
         raise _traced_error("is_dtensor")
+    if is_variable(tensor):
+        return _layout_of_variable(tensor) is not None
     return isinstance(tensor, jax.Array) and layout_of(tensor) is not None
 
 
@@ -179,7 +189,23 @@ def check_layout(tensor: Any, layout: Layout) -> None:
 def _layout_of_dtensor(tensor: Any, caller: str) -> Layout:
     if is_traced(tensor):
         raise _traced_error(caller)
-    layout = layout_of(tensor) if isinstance(tensor, jax.Array) else None
+    return _checked_present(layout_of(tensor) if isinstance(tensor, jax.Array) else None, tensor, caller)
+
+
+def _layout_of_variable(variable: Any) -> Layout | None:
+    if variable_is_stacked(variable):
+        return None
+    sharding = variable_layout(variable)
+    placement = getattr(owner_of(variable), "placement", None)
+    if sharding is None and placement is not None:  # Its value comes there with the first program that reads it.
+        sharding = placement.variable_sharding(variable)
+    value = variable._value
+    if sharding is None and isinstance(value, jax.Array):
+        sharding = value.sharding
+    return layout_of(jax.ShapeDtypeStruct(variable_shape(variable), variable._dtype, sharding=sharding))
+
+
+def _checked_present(layout: Layout | None, tensor: Any, caller: str) -> Layout:
     if layout is None:
         raise TensorError(
             f"{caller} takes a DTensor (an array over a mesh), got {type(tensor).__name__}: {tensor!r:.100}. pack and "

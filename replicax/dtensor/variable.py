@@ -147,7 +147,7 @@ class DVariable(Variable):
             self._value = laid_out(value, self.layout, copy=True)
 
     def __repr__(self) -> str:
-        return f"<DVariable {self.name!r} shape={self._shape} dtype={self._dtype} {self.layout!r}>"
+        return f"<DVariable {self.name!r} shape={self._shape} dtype={self._dtype} {self.layout!r}{self._shown_value()}>"
 
 
 def enable_save_as_bf16(variables: Iterable[DVariable]) -> None:

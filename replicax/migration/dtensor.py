@@ -103,7 +103,7 @@ DTENSOR: Rows = {
     ),
     f"{_MESH}.coords": same("dtensor.Mesh.coords", "", device_idx=to("device_id")),
     f"{_MESH}.from_string": same("dtensor.Mesh.from_string", "", mesh_str=to("text")),
-    f"{_MESH}.from_device": absent("`rx.dtensor.create_mesh([('x', 1)], devices=[device])` makes it."),
+    f"{_MESH}.from_device": same("dtensor.Mesh.from_device"),
     f"{_MESH}.as_proto": absent(_NO_PROTO),
     f"{_MESH}.from_proto": absent(_NO_PROTO),
     f"{_MESH}.use_xla_spmd": absent("XLA's partitioner is the only one here."),
@@ -121,10 +121,12 @@ DTENSOR: Rows = {
     f"{_LAYOUT}.from_string": same("dtensor.Layout.from_string", "", layout_str=to("text")),
     f"{_LAYOUT}.global_shape_from_local_shape": renamed("dtensor.Layout.global_shape"),
     f"{_LAYOUT}.local_shape_from_global_shape": renamed("dtensor.Layout.local_shape"),
-    f"{_LAYOUT}.from_device": absent("Make a mesh of one device, and `Layout.replicated(mesh, rank)`."),
-    f"{_LAYOUT}.from_single_device_mesh": absent("Use `Layout.replicated(mesh, rank)`."),
-    f"{_LAYOUT}.to_parted": absent("Layouts are of one kind."),
-    f"{_LAYOUT}.type": absent("Layouts are of one kind."),
+    f"{_LAYOUT}.from_device": differs("dtensor.Layout.from_device", "Give the `rank`: a layout is for tensors of one."),
+    f"{_LAYOUT}.from_single_device_mesh": differs(
+        "dtensor.Layout.from_single_device_mesh", "Give the `rank`: a layout is for tensors of one."
+    ),
+    f"{_LAYOUT}.to_parted": differs("dtensor.Layout.to_parted", "The layout itself: parts are of equal size."),
+    f"{_LAYOUT}.type": differs("dtensor.Layout.type", 'A string, `"static"` or `"single_device"`.'),
     f"{_LAYOUT}.as_proto": absent(_NO_PROTO),
     f"{_LAYOUT}.from_proto": absent(_NO_PROTO),
     # Variables, checkpoints, datasets.

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from replicax.errors import ProgramError
+from replicax.errors import LayoutError, ProgramError
 from replicax.program.frames import variable_name
 from replicax.variables import lives_elsewhere
 
@@ -90,6 +90,25 @@ def explain_loss(error: BaseException, variables: Sequence[Any], values: Sequenc
     if isinstance(error, Exception):
         raise ProgramError(said) from error
     error.add_note(said)
+
+
+def explain_devices(error: BaseException, name: str) -> None:
+    """Raises an error that says what to do if a program was to use values on different devices.
+
+    Args:
+        error: Why it has failed.
+        name: What the program is called.
+
+    Raises:
+        LayoutError: That is why.
+    """
+    said = str(error)
+    if isinstance(error, ValueError) and "ncompatible devices" in said:
+        raise LayoutError(
+            f"{name!r} is one compiled program, and one program runs on one set of devices, in one order. Move values "
+            "to other devices before it is called, or its results afterwards: rx.dtensor.copy_to_mesh(value, layout). "
+            f"JAX said: {said.splitlines()[0]}"
+        ) from None
 
 
 def shown_names(variables: Sequence[Any]) -> str:

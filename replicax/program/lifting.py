@@ -28,7 +28,7 @@ from replicax.program.advice import advise_of_zeros
 from replicax.program.buffers import holders
 from replicax.program.flax_modules import PassedModules
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
-from replicax.program.handover import explain_loss, run_and_keep, shown_names, staged, store_values
+from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.jaxprs import calls_host
 from replicax.program.nest import Held, Structure, take_apart_outputs
 from replicax.program.results import Counts, mark, marked_with
@@ -235,6 +235,7 @@ class Program:
             new_values, leaves = self._called(inputs)
         except BaseException as error:
             explain_loss(error, self._updated, inputs[0])
+            explain_devices(error, self._name())
             raise
         if call is not None:
             call.sent(next(iter([*new_values[:1], *leaves[:1]]), None))

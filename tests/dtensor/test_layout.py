@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax.dtensor import MATCH, UNSHARDED, Layout, create_mesh, default_mesh
+from replicax.dtensor import MATCH, UNSHARDED, Layout, Mesh, create_mesh, default_mesh, relayout
 from replicax.errors import DeviceError, LayoutError, MeshError
 from tests.dtensor.random_layouts import layouts
 
@@ -251,3 +251,24 @@ def test_a_keras_layout_needs_a_mesh():
 def test_arrays_can_be_put_by_the_sharding(mesh):
     placed = jax.device_put(np.arange(8), Layout([("y", "x")], mesh).to_sharding())
     assert placed.addressable_shards[1].data.tolist() == [4]
+
+
+def test_one_dimension_is_deleted_by_its_number():
+    layout = Layout(["x", UNSHARDED, "y"], create_mesh([("x", 4), ("y", 2)]))
+    assert layout.delete(0) == layout.delete([0]) == Layout([UNSHARDED, "y"], layout.mesh)
+    assert layout.delete(-1) == Layout(["x", UNSHARDED], layout.mesh)
+    with pytest.raises(LayoutError, match=r"dimensions 0 to 2, cannot delete \[3\]"):
+        layout.delete(3)
+
+
+def test_layouts_of_one_device():
+    mesh = Mesh.from_device("cpu:3")
+    layout = Layout.from_single_device_mesh(mesh, rank=2)
+    assert layout == Layout.from_device("cpu:3", rank=2) == Layout.from_string(layout.to_string())
+    assert (layout.rank, layout.type, layout.is_single_device()) == (2, "single_device", True)
+    assert relayout(np.ones((2, 3)), layout).devices() == {jax.devices()[3]}
+    mesh = create_mesh([("x", 8)])
+    assert Layout.replicated(mesh, 1).type == "static"
+    assert Layout.replicated(mesh, 1).to_parted() == Layout.replicated(mesh, 1)
+    with pytest.raises(LayoutError, match=r"has 8 devices, not one.*replicated\(mesh, rank\)"):
+        Layout.from_single_device_mesh(mesh)

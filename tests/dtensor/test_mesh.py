@@ -170,3 +170,19 @@ def test_meshes_of_jax_and_keras_are_taken(mesh):
     for other in ("x", None, mesh.jax_mesh.abstract_mesh):
         with pytest.raises(MeshError, match="Not a mesh"):
             Mesh.of(other)
+
+
+def test_a_dimension_has_a_name_and_a_size():
+    dimension = create_mesh([("x", 4), ("y", 2)])["y"]
+    assert (dimension.name, dimension.size) == ("y", 2) == dimension
+
+
+def test_the_mesh_of_one_device_has_no_dimensions():
+    mesh = Mesh.from_device("cpu:1")
+    assert (mesh.dim_names, mesh.shape(), mesh.size, mesh.strides) == ((), (), 1, ())
+    assert mesh.single_device == mesh.local_devices()[0] == jax.devices()[1]
+    assert mesh == Mesh.from_string(mesh.to_string())
+    assert repr(mesh) == "Mesh(cpu)"
+    assert mesh.coords(0) == ()
+    with pytest.raises(DeviceError):
+        Mesh.from_device("cpu:99")

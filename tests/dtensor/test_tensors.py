@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+import keras
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from replicax.dtensor import (
     UNSHARDED,
     DVariable,
     Layout,
+    Mesh,
     check_layout,
     copy_to_mesh,
     create_mesh,
@@ -332,3 +334,53 @@ def test_parts_can_be_handled_inside_a_default_mesh(mesh, by_x):
     with default_mesh(mesh):
         tensor = pack([jnp.full(2, i // 2) for i in range(8)], by_x)
         assert [part.tolist() for part in unpack(tensor)][::2] == [[0, 0], [1, 1], [2, 2], [3, 3]]
+
+
+def test_the_gradient_of_a_relayout_has_the_layout_of_the_input():
+    mesh = create_mesh([("x", 4), ("y", 2)])
+    there, here = Layout([UNSHARDED, "x"], mesh), Layout(["x", "y"], mesh)
+    x = relayout(np.arange(32.0).reshape(8, 4), here)
+    gradient = jax.grad(lambda x: jnp.sum(relayout(x, there) ** 2))(x)
+    assert fetch_layout(gradient) == here
+    np.testing.assert_array_equal(gradient, 2 * x)
+    _, gradient = jax.value_and_grad(lambda x: jnp.sum(relayout(relayout(x, there), here) ** 2))(x)
+    assert fetch_layout(gradient) == here
+    second = jax.grad(lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(relayout(x, there) ** 3))(x)))(x)
+    np.testing.assert_allclose(second, 6 * x)
+    assert fetch_layout(second) == here
+
+
+def test_a_variable_has_the_layout_that_it_lives_in():
+    kernel = keras.Variable(np.ones((8, 4), "float32"))
+    for variable in (kernel, rx.Variable(1.0)):
+        assert not is_dtensor(variable)
+        with pytest.raises(TensorError, match="takes a DTensor"):
+            fetch_layout(variable)
+    strategy = rx.FullyShardedStrategy([f"cpu:{i}" for i in range(4)], min_size=1)
+    with strategy.scope():
+        kernel, own = keras.Variable(np.ones((8, 4), "float32")), rx.Variable(np.ones((3, 5)))
+        components = rx.Variable(0.0, synchronization="on_read", aggregation="sum")
+    mesh = Mesh.of(strategy.mesh)
+    assert fetch_layout(kernel) == Layout(["replica", UNSHARDED], mesh)
+    assert fetch_layout(own) == Layout.replicated(mesh, 2)
+    assert is_dtensor(kernel)
+    assert not is_dtensor(components)
+    assert relayout_like(np.zeros((8, 4)), kernel).sharding == fetch_layout(kernel).to_sharding()
+    made = keras.Variable(kernel.value)
+    made.assign(relayout(np.ones((8, 4), "float32"), Layout([UNSHARDED, "replica"], mesh)))
+    assert fetch_layout(made) == Layout([UNSHARDED, "replica"], mesh)
+
+
+def test_a_program_runs_on_one_set_of_devices():
+    here = create_mesh([("x", 2)], devices=["cpu:0", "cpu:1"])
+    there = Layout(["x"], create_mesh([("x", 2)], devices=["cpu:2", "cpu:3"]))
+    w = DVariable([1.0, 2.0], layout=Layout(["x"], here))
+
+    @rx.function
+    def moved():
+        return copy_to_mesh(w * 2, there)
+
+    with pytest.raises(LayoutError, match=r"'moved' is one compiled program.*Move values"):
+        moved()
+    np.testing.assert_array_equal(w.numpy(), [1.0, 2.0])
+    assert fetch_layout(copy_to_mesh(w * 2, there)) == there

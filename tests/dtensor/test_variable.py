@@ -174,7 +174,7 @@ def test_values_that_were_put_elsewhere_are_refused(variable, pair):
 def test_values_of_replicas_are_refused(variable, mirrored, per_replica):
     value = per_replica(mirrored(2), [1.0] * 8, [2.0] * 8)
     for change in (variable.assign, variable.assign_add):
-        with pytest.raises(TensorError, match="PerReplica"):
+        with pytest.raises(ArgumentError, match="PerReplica"):
             change(value)
 
 
@@ -441,3 +441,11 @@ def test_plain_variables_beside_stay_where_they_are_in_every_program(variable, m
         add(np.ones(8, np.float32))
     assert [line for line in compiled if "jit(add)" in line] == []
     np.testing.assert_array_equal(total, np.arange(8.0))
+
+
+def test_it_shows_its_values_and_its_layout_once():
+    layout = Layout(["x"], create_mesh([("x", 2)], devices=["cpu:0", "cpu:1"]))
+    shown = str(DVariable([1.0, 2.0], layout=layout, name="w"))
+    assert shown == "<DVariable 'w' shape=(2,) dtype=float32 Layout([x], Mesh(x=2, cpu)), value=[1., 2.]>"
+    large = repr(DVariable(np.zeros((1000, 1000), "float32"), layout=Layout.replicated(layout.mesh, 2)))
+    assert len(large) < 400

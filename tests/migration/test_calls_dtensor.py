@@ -59,6 +59,11 @@ def test_making_meshes(call):
         dtensor.create_mesh([("x", 8)], "", None, "CPU", True)
 
 
+@tries(f"{_M}.from_device")
+def test_the_mesh_of_a_device(call):
+    assert call(f"{_M}.from_device", dtensor.Mesh.from_device, device="cpu:1").single_device == jax.devices()[1]
+
+
 @tries(
     *members(
         _M,
@@ -90,7 +95,7 @@ def test_what_a_mesh_knows(call, mesh):
         _L,
         "batch_sharded delete from_string global_shape_from_local_shape inner_sharded is_batch_parallel "
         "is_fully_replicated is_single_device local_shape_from_global_shape num_shards offset_to_shard "
-        "offset_tuple_to_global_index replicated to_string",
+        "offset_tuple_to_global_index replicated to_string from_device from_single_device_mesh to_parted",
     ),
 )
 def test_layouts(call, mesh):
@@ -115,6 +120,9 @@ def test_layouts(call, mesh):
     assert call(f"{_L}.num_shards", lambda: layout.num_shards(0)) == 2
     assert call(f"{_L}.is_batch_parallel", layout.is_batch_parallel) in (True, False)
     assert call(f"{_L}.is_single_device", layout.is_single_device) is False
+    assert call(f"{_L}.to_parted", layout.to_parted) == layout
+    alone = call(f"{_L}.from_device", dtensor.Layout.from_device, device="cpu:1")
+    assert alone == call(f"{_L}.from_single_device_mesh", dtensor.Layout.from_single_device_mesh, mesh=alone.mesh)
 
 
 @tries(
