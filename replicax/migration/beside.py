@@ -80,6 +80,15 @@ BESIDE: Rows = {
     "tf.function.pretty_printed_concrete_signatures": absent(
         "`function.num_programs` says how many kinds of arguments have been compiled."
     ),
+    "tf.keras.utils.experimental.DatasetCreator": renamed("data.DatasetCreator"),
+    "tf.keras.utils.SidecarEvaluator": renamed("SidecarEvaluator"),
+    "tf.errors.UnavailableError": differs(
+        "errors.ParameterServerLost", "Raised without a checkpoint manager only; with one, training goes on."
+    ),
+    "tf.errors.CancelledError": renamed("errors.CancelledError"),
+    "tf.errors.OutOfRangeError": differs(
+        "errors.EndOfDataError", "In a scheduled function; a loop over a dataset ends with StopIteration."
+    ),
     # What went before.
     "tf.estimator": absent(_ESTIMATOR),
     **{
