@@ -37,6 +37,9 @@ class StateFrame(Protocol):
     def write(self, variable: Any, value: Any) -> Any:
         """Makes `value` the current value of `variable` inside the trace and returns what was stored."""
 
+    def note_captured(self) -> None:
+        """Is told that a step uses a per-replica value that it has captured."""
+
     def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Any]:
         """Decides inside a replica whether a value may differ; see `equality.difference`."""
 

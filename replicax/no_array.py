@@ -52,7 +52,7 @@ class NoArray(np.lib.mixins.NDArrayOperatorsMixin):
     # Operators and NumPy's functions.
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        values = [x._array("array") if isinstance(x, NoArray) else x for x in inputs]
+        values = [jnp.asarray(x) if hasattr(x, "__jax_array__") else x for x in inputs]  # of itself, and of variables
         if method != "__call__" or kwargs:
             raise self._is_no("NumPy array")
         return getattr(jnp, ufunc.__name__)(*values)

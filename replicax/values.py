@@ -109,9 +109,13 @@ class PerReplica(DistributedValues):
                 "components. What comes from a step of another size cannot be used in it: pass the batch that belongs "
                 "to it as an argument, or make one value of it first (strategy.reduce, strategy.gather)."
             )
-        stacked = self.stacked
-        if context.runs_eagerly() and not isinstance(stacked, jax.core.Tracer):
+        stacked, frame = self.stacked, context.current().frame
+        if isinstance(stacked, jax.core.Tracer):
+            pass
+        elif context.runs_eagerly():
             stacked = jnp.asarray(np.asarray(stacked))  # Inside an eager map nothing can be moved.
+        elif frame is not None:
+            frame.note_captured()
         return stacked[jax.lax.axis_index(REPLICA_AXIS)]
 
     def reduce(self, op: ReduceOp) -> jax.Array:

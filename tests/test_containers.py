@@ -340,3 +340,22 @@ def test_a_program_is_right_for_the_arrays_that_an_object_holds(mirrored, caplog
         assert float(rx.function(step)(state)) == 2 * number
         assert float(two.run(step, args=(state,))) == 2 * number
     assert caplog.text.count("compiled again for each array that Plain.state['x'][0] is") == 1
+
+
+def test_a_step_that_captures_a_batch_is_told_that_it_is_fixed(caplog):
+    two = rx.MirroredStrategy(["cpu:0", "cpu:1"])  # which has said nothing yet
+    (batch,) = two.distribute_dataset([np.arange(4.0, dtype=np.float32)])
+
+    def captures(x):
+        return rx.value_and_grad(lambda: jnp.sum(batch * w) + x, [w])()[0]
+
+    def is_given(batch):
+        return jnp.sum(batch)
+
+    with two.scope():
+        w = rx.Variable(1.0)
+    for _ in range(2):
+        assert float(two.reduce("sum", two.run(captures, args=(0.0,)))) == 6.0
+    assert float(two.reduce("sum", two.run(is_given, args=(batch,)))) == 6.0
+    assert caplog.text.count("captures has captured a per-replica value") == 1
+    assert caplog.text.count("has captured") == 1

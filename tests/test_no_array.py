@@ -85,11 +85,15 @@ def test_it_can_be_copied_and_pickled():
 
 # Captured by a step.
 
+KEPT = rx.Variable(2.0)
+
 CAPTURED = {
     "as it is": lambda x: x,
     "+": lambda x: x + 1,
     "array +": lambda x: jnp.ones(()) + x,
     "==": lambda x: (x == 1.0) * 1.0,
+    "* variable": lambda x: x * KEPT,
+    "variable +": lambda x: KEPT + x,
     "jnp.sum": jnp.sum,
     "method": lambda x: x.sum(),
     "attribute": lambda x: x.astype("float32") * len(x.shape),

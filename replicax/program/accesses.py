@@ -20,10 +20,12 @@ class Accesses:
 
     Attributes:
         first_values: The variables that were made in the pass and assigned before they were read, by their ids.
+        captured: Whether a step used a per-replica value that it has captured.
     """
 
     def __init__(self) -> None:
         self.first_values: dict[int, Any] = {}
+        self.captured = False
         self._read: dict[int, Any] = {}  # They hold the variables, so that ids stay unique.
         self._made: dict[int, Any] = {}
         self._assigned: dict[int, Any] = {}

@@ -82,3 +82,14 @@ def advise_of_changed_object(strategy: Any, name: str, where: str) -> None:
         "program, with the arrays that it holds. Pass the array itself as an argument, or in a dict, list, tuple or "
         "dataclass.",
     )
+
+
+def advise_of_captured(strategy: Any, name: str) -> None:
+    """Says that a step computes with a per-replica value that is no argument."""
+    advise(
+        strategy,
+        f"what {name} captures",
+        f"{name} has captured a per-replica value (a batch, or what another step returned) instead of getting it as an "
+        "argument: it is a constant of the program, and stays the same in all calls. Pass it: strategy.run(step, "
+        "args=(value,)).",
+    )

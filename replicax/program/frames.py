@@ -89,6 +89,10 @@ class _Frame:
         if id(value) in self._differentiated[1]:
             self.passed_by[id(variable)] = variable
 
+    def note_captured(self) -> None:
+        """Is told that the function uses a per-replica value that it has captured."""
+        self.accesses.captured = True
+
     def holds(self, variable: Any) -> bool:
         """Returns whether `variable` was assigned in this frame."""
         return id(variable) in self._values

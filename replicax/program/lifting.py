@@ -26,6 +26,7 @@ from replicax.compat import is_kept_by_jax, is_tracing
 from replicax.errors import LayoutError, ProgramError
 from replicax.program.advice import advise_of_zeros
 from replicax.program.buffers import holders
+from replicax.program.captured import captured_explained
 from replicax.program.flax_modules import PassedModules
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
 from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
@@ -229,10 +230,11 @@ class Program:
 
     def _run(self, arrays: Sequence[Any], fetched: dict[int, Any], call: health.Call | None) -> Any:
         with turns.DISPATCH: inputs = self._inputs(arrays, fetched)  # noqa: E701  # fmt: skip
-        if call is not None:
-            call.prepare((lambda: self._compiled.lower(*inputs)) if self._takes_part() else None)
         try:
-            new_values, leaves = self._called(inputs)
+            with captured_explained():
+                if call is not None:
+                    call.prepare((lambda: self._compiled.lower(*inputs)) if self._takes_part() else None)
+                new_values, leaves = self._called(inputs)
         except BaseException as error:
             explain_loss(error, self._updated, inputs[0])
             explain_devices(error, self._name())

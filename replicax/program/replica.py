@@ -22,7 +22,7 @@ from replicax.containers import opened
 from replicax.errors import ContextError, ReplicaDivergenceError, ReplicaShapeError
 from replicax.program.accesses import Accesses
 from replicax.program.accumulators import find_not_summable
-from replicax.program.advice import advise_of_local_mean, advise_of_total, advise_of_zeros
+from replicax.program.advice import advise_of_captured, advise_of_local_mean, advise_of_total, advise_of_zeros
 from replicax.program.control_flow import install_control_flow
 from replicax.program.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
 from replicax.program.flax_modules import PassedModules
@@ -290,6 +290,8 @@ class ReplicaCall:
                 advise_of_zeros(self.strategy, _name(self.fn), frame.passed_by.values())
             # What is per-replica here was captured, not passed: its components are still stacked.
             mine = without_per_replica(result)
+            if frame.accesses.captured:
+                advise_of_captured(self.strategy, _name(self.fn))
         leaves, self._result = take_apart_outputs(mine)
         return [jnp.asarray(leaf) for leaf in leaves]
 

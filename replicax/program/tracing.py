@@ -13,6 +13,7 @@ from jax.extend import core as jex_core
 
 from replicax.compat import current_trace, tracing_anew
 from replicax.errors import TracedValueError
+from replicax.program.captured import captured_error
 from replicax.program.flax_modules import flax_error
 from replicax.program.foreign import explained_error
 from replicax.program.frames import ProgramFrame, VariablesCreatedError
@@ -169,7 +170,7 @@ def _explained(advice: str = _IN_A_TRACE) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told = explained_error(error) or flax_error(error)
+        told = explained_error(error) or flax_error(error) or captured_error(error)
         if told is not None:
             raise told from None
         if isinstance(error, TypeError) and _CALLED_ARRAY.search(str(error)):

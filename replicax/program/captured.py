@@ -1,0 +1,36 @@
+"""Arrays of several workers that a function has captured: no process has all of one, to make it a constant."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from replicax.errors import ProgramError
+
+_SAID_BY_JAX = "Closing over jax.Array that spans non-addressable"
+
+
+def captured_error(error: BaseException) -> ProgramError | None:
+    """Returns what to raise instead of JAX's error about such an array; None for any other error."""
+    said = str(error)
+    if not said.startswith(_SAID_BY_JAX):
+        return None
+    what = said.partition("Got jax.Array: ")[2].strip() or "an array"
+    told = ProgramError(
+        f"A compiled function has captured a value that is spread over several workers ({what}), such as a per-replica "
+        "value. No worker has all of it, so it can be no constant of a program. "
+        "Pass it as an argument: f(value) for an rx.function, strategy.run(step, args=(value,)) for a step."
+    )
+    return told.with_traceback(error.__traceback__)
+
+
+@contextlib.contextmanager
+def captured_explained() -> Iterator[None]:
+    """Says what to do instead when a program is compiled that has such a constant."""
+    try:
+        yield
+    except RuntimeError as error:
+        told = captured_error(error)
+        if told is None:
+            raise
+        raise told from None
