@@ -229,7 +229,7 @@ def parameters(fn: Callable[..., Any]) -> list[str]:
         return []
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = [each.name for each in inspect.signature(fn).parameters.values() if each.kind in kinds]
-    return found[1:] if found[:1] in (["self"], ["cls"]) else found
+    return found[1:] if found[:1] in (["self"], ["cls"], ["_cls"]) else found
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -280,6 +280,7 @@ def test_functions(call, two):
     f"{_D}.DistributedDataset.reduce",
     f"{_D}.DistributedIterator",
     f"{_D}.DistributedIterator.get_next",
+    f"{_D}.DistributedIterator.get_next_as_optional",
 )
 def test_distributed_datasets(call, two):
     of = f"{_D}.ReduceOp.from_variable_aggregation"
@@ -300,7 +301,9 @@ def test_distributed_datasets(call, two):
     iterator = iter(dataset)
     assert isinstance(iterator, rx.data.DistributedIterator)
     assert call(f"{_D}.DistributedIterator.get_next", iterator.get_next).num_replicas == 2
-    iterator.close()
+    of = f"{_D}.DistributedIterator.get_next_as_optional"
+    assert call(of, iterator.get_next_as_optional).has_value()
+    assert not call(of, iterator.get_next_as_optional).has_value()
 
 
 @tries(
