@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -55,6 +55,12 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
         return getattr(jnp, ufunc.__name__)(*values, **kwargs)
 
     def __getitem__(self, index: Any) -> jax.Array:
+        """Returns entries as the array's own indexing does; but a number that is out of range is an error.
+
+        Raises:
+            IndexError: JAX would give the last entry.
+        """
+        check_index(index, self.shape)
         return self.value[index]
 
     def __iter__(self) -> Iterator[jax.Array]:
@@ -86,6 +92,20 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
 
     # They are compared element by element, like arrays, and told apart by identity where they are keys.
     __hash__ = object.__hash__
+
+
+def check_index(index: Any, shape: Sequence[int]) -> None:
+    """Checks the numbers in an index, as far as dimensions are counted from the first one.
+
+    Raises:
+        IndexError: One is out of range.
+    """
+    for each, size in zip(index if isinstance(index, tuple) else (index,), shape, strict=False):
+        if isinstance(each, (int, np.integer)) and not isinstance(each, bool):
+            if not -size <= each < size:
+                raise IndexError(f"The index {each} is out of range: the dimension has {size} entries.")
+        elif not isinstance(each, slice):
+            return
 
 
 def not_an_array(variable: Any) -> VariableError:

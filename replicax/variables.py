@@ -343,7 +343,9 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
 
     def _shown_value(self) -> str:
         """Returns the value for messages; nothing where it would have to be fetched or is known only later."""
-        value = self.__dict__.get("_value")  # That of a variable of the servers is not here.
+        if lives_elsewhere(self):
+            return f", device={self.device!r}"
+        value = getattr(self, "_value", None)
         if context.current().frame is not None or not isinstance(value, jax.Array) or is_random_key(value):
             return ""
         if value.is_deleted() or not (value.is_fully_addressable or value.is_fully_replicated):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
+from replicax.array_like import check_index
 from replicax.errors import VariableError
 from replicax.parameter_server.variables import Elsewhere, home_of
 from replicax.program.frames import variable_name, variable_shape
@@ -47,6 +48,7 @@ class ShardedVariable(Elsewhere, Scattered):
             IndexError: A row is out of range.
         """
         home = home_of(self)
+        check_index(index, variable_shape(self))
         if context.current().frame is not None or home.changed or not home.servers:
             return self.value[index]  # type: ignore[attr-defined]
         first, *rest = index if isinstance(index, tuple) else (index,)

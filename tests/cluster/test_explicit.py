@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replicax.cluster import (
+    ClusterResolver,
     ClusterSpec,
     SimpleClusterResolver,
     TFConfigClusterResolver,
@@ -120,3 +121,29 @@ def test_a_union_refuses_the_same_address_twice():
 def test_a_union_takes_resolvers(resolvers):
     with pytest.raises(ArgumentError):
         UnionResolver(*resolvers)
+
+
+class OfTheUser(ClusterResolver):
+    """Written for TensorFlow: no name, and a constructor that does not know of ours."""
+
+    def __init__(self, addresses):
+        self._addresses = addresses
+
+    def cluster_spec(self):
+        return ClusterSpec({"worker": self._addresses})
+
+    def master(self, task_type=None, task_id=None, rpc_layer=None):
+        return self._addresses[0]
+
+    def num_accelerators(self, task_type=None, task_id=None, config_proto=None):
+        return {"GPU": 8}
+
+
+def test_a_users_resolver_needs_no_more_than_tensorflows():
+    resolver = OfTheUser(["a:1", "b:1"])
+    resolver.task_type, resolver.task_id = "worker", 1
+    config = resolver.config()
+    assert (config.process_id, config.num_processes, config.source) == (1, 2, "OfTheUser")
+    assert (resolver.environment, resolver.rpc_layer, resolver.num_accelerators()) == (None, None, {"GPU": 8})
+    assert UnionResolver(resolver).cluster_spec() == resolver.cluster_spec()
+    assert OfTheUser(["a:1"]).task_id is None

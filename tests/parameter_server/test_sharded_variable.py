@@ -175,3 +175,15 @@ def test_an_index_may_be_of_jax(table, index, monkeypatch):
     monkeypatch.setattr(table._replicax_home, "fetch", lambda: pytest.fail("the whole variable was fetched"))
     known = tuple(map(np.asarray, index)) if isinstance(index, tuple) else np.asarray(index)
     np.testing.assert_array_equal(table[index], (2 * VALUES)[known])
+
+
+@pytest.mark.parametrize("index", [10, -11, (0, 4), (slice(None), -5), np.int64(10)], ids=str)
+def test_a_number_out_of_range_is_an_error_wherever_the_value_is(table, index):
+    with pytest.raises(IndexError):
+        table[index]
+    table.assign(VALUES)  # now the coordinator has it
+    with pytest.raises(IndexError):
+        table[index]
+    with pytest.raises(IndexError):
+        rx.Variable(VALUES)[index]
+    assert repr(table) == (f"<Variable 'Variable' shape=(10, 4) dtype=float32, replicas=1, device={table.device!r}>")

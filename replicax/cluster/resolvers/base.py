@@ -34,7 +34,19 @@ class ClusterResolver(AdvisedContract):
     """
 
     name: ClassVar[str]
-    """What the source is called in messages."""
+    """What the source is called in messages: by default the name of the class."""
+
+    # For classes of users that have a constructor of their own and do not call this one.
+    _given_type: str | None = None
+    _given_id: int | None = None
+    _given_rpc_layer: str | None = None
+    _environment: str | None = None
+    _environ: Environ = os.environ
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
 
     def __init__(
         self,
@@ -48,7 +60,7 @@ class ClusterResolver(AdvisedContract):
         self._given_id = _check_id(task_id)
         self._given_rpc_layer = _check_text("rpc_layer", rpc_layer)
         self._environment = _check_text("environment", environment)
-        self._environ: Environ = os.environ if environ is None else environ
+        self._environ = os.environ if environ is None else environ
 
     @classmethod
     def applies(cls, environ: Environ) -> Verdict:

@@ -38,6 +38,12 @@ class TPUClusterResolver(ClusterResolver):
         self._tpu = tpu
         self._job = job_name
 
+    def __enter__(self) -> TPUClusterResolver:
+        """Returns the resolver: there is nothing to open or close; TensorFlow's is a context manager."""
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
     @classmethod
     def applies(cls, environ: Environ) -> Verdict:
         source = next((name for name in _HOSTS if text(environ, name)), None)
