@@ -7,6 +7,7 @@ from replicax.migration.rows import (
     Rows,
     absent,
     absent_members,
+    differing,
     differs,
     members,
     refused,
@@ -49,10 +50,12 @@ DTENSOR: Rows = {
     **members(
         "dtensor",
         "MATCH UNSHARDED barrier call_with_layout check_layout client_id default_mesh device_name enable_save_as_bf16 "
-        "fetch_layout full_job_name get_default_mesh heartbeat_enabled is_dtensor job_name jobs local_devices "
-        "num_clients num_global_devices num_local_devices preferred_device_type run_on unpack",
+        "fetch_layout full_job_name get_default_mesh heartbeat_enabled is_dtensor job_name jobs "
+        "num_clients num_global_devices num_local_devices run_on unpack",
         _T,
     ),
+    f"{_T}.local_devices": differs("dtensor.local_devices", "`jax.Device`s, not TensorFlow's."),
+    f"{_T}.preferred_device_type": differs("dtensor.preferred_device_type", "In small letters."),
     f"{_T}.pack": same("dtensor.pack", "`check_replicas=True` also looks at parts that should be equal."),
     f"{_T}.relayout": same("dtensor.relayout", "", name=_GRAPH_LABEL).ordered("tensor layout name"),
     f"{_T}.relayout_like": same("dtensor.relayout_like", "", name=_GRAPH_LABEL).ordered("tensor layout_tensor name"),
@@ -86,7 +89,7 @@ DTENSOR: Rows = {
     # Mesh.
     _MESH: differs(
         "dtensor.Mesh",
-        _MAKE,
+        _MAKE + " Its name is a label: meshes that differ in it alone are equal.",
         global_device_ids=refused(_MAKE),
         local_device_ids=refused(_MAKE),
         local_devices=refused(_MAKE),
@@ -96,12 +99,22 @@ DTENSOR: Rows = {
     ).ordered("dim_names global_device_ids local_device_ids local_devices mesh_name global_devices use_xla_spmd"),
     **members(
         "dtensor.Mesh",
-        "contains_dim device_location device_type dim_names dim_size global_devices host_mesh is_remote "
-        "is_single_device local_device_ids local_device_locations local_devices min_global_device_id "
-        "num_local_devices shape single_device size strides to_string unravel_index global_device_ids name",
+        "contains_dim dim_names dim_size host_mesh is_remote local_device_ids local_device_locations "
+        "min_global_device_id num_local_devices shape size strides global_device_ids name",
         _MESH,
     ),
-    f"{_MESH}.coords": same("dtensor.Mesh.coords", "", device_idx=to("device_id")),
+    f"{_MESH}.coords": differs(
+        "dtensor.Mesh.coords", "A number that is no device of the mesh is an error.", device_idx=to("device_id")
+    ),
+    f"{_MESH}.device_location": differs(
+        "dtensor.Mesh.device_location", "A dict by dimension, as in `local_device_locations`; `coords` gives numbers."
+    ),
+    f"{_MESH}.device_type": differs("dtensor.Mesh.device_type", 'In small letters: `"cpu"`, `"gpu"`, `"tpu"`.'),
+    **differing("dtensor.Mesh", "global_devices local_devices", _MESH, "`jax.Device`s, not names."),
+    f"{_MESH}.is_single_device": differs("dtensor.Mesh.is_single_device", "True of every mesh of one device."),
+    f"{_MESH}.single_device": differs("dtensor.Mesh.single_device", "A `jax.Device`, not a name."),
+    f"{_MESH}.to_string": differs("dtensor.Mesh.to_string", "Devices are called as JAX calls them: `cpu:0`."),
+    f"{_MESH}.unravel_index": differs("dtensor.Mesh.unravel_index", "A list, by number of the device."),
     f"{_MESH}.from_string": same("dtensor.Mesh.from_string", "", mesh_str=to("text")),
     f"{_MESH}.from_device": same("dtensor.Mesh.from_device"),
     f"{_MESH}.as_proto": absent(_NO_PROTO),
@@ -111,12 +124,19 @@ DTENSOR: Rows = {
     _LAYOUT: same("dtensor.Layout"),
     **members(
         "dtensor.Layout",
-        "batch_sharded delete inner_sharded is_batch_parallel is_fully_replicated is_single_device num_shards "
-        "offset_to_shard rank replicated shape to_string mesh sharding_specs",
+        "batch_sharded inner_sharded is_batch_parallel is_fully_replicated num_shards offset_to_shard rank replicated "
+        "shape mesh sharding_specs",
         _LAYOUT,
     ),
-    f"{_LAYOUT}.offset_tuple_to_global_index": same(
-        "dtensor.Layout.offset_tuple_to_global_index", "", offset_tuple=to("offset")
+    f"{_LAYOUT}.delete": differs(
+        "dtensor.Layout.delete", "Negative positions count from the end; those that do not exist are an error."
+    ),
+    f"{_LAYOUT}.is_single_device": differs("dtensor.Layout.is_single_device", "True on every mesh of one device."),
+    f"{_LAYOUT}.to_string": differs("dtensor.Layout.to_string", "Devices are called as JAX calls them: `cpu:0`."),
+    f"{_LAYOUT}.offset_tuple_to_global_index": differs(
+        "dtensor.Layout.offset_tuple_to_global_index",
+        "A part that there is not is an error.",
+        offset_tuple=to("offset"),
     ),
     f"{_LAYOUT}.from_string": same("dtensor.Layout.from_string", "", layout_str=to("text")),
     f"{_LAYOUT}.global_shape_from_local_shape": renamed("dtensor.Layout.global_shape"),

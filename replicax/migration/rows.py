@@ -94,6 +94,11 @@ def members(here: str, names: str, prefix: str) -> dict[str, Row]:
     return {f"{prefix}.{name}": same(f"{here}.{name}".lstrip(".")) for name in names.split()}
 
 
+def differing(here: str, names: str, prefix: str, note: str) -> dict[str, Row]:
+    """Returns rows of names that behave otherwise, all in one way; the arguments as for `members`."""
+    return {f"{prefix}.{name}": differs(f"{here}.{name}", note) for name in names.split()}
+
+
 def absent_members(names: str, prefix: str, note: str) -> dict[str, Row]:
     """Returns rows of names that are not here, all for one reason; `names` as for `members`."""
     return {f"{prefix}.{name}": absent(note) for name in names.split()}
