@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.aggregation import VariableAggregation, first_replica
-from replicax.compat import strongly_typed, vary
-from replicax.errors import ArgumentError, VariableError
+from replicax.compat import assert_equal_over_axis, strongly_typed, vary
+from replicax.errors import ArgumentError, ReduceError, VariableError
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import component_here
 
@@ -234,9 +234,37 @@ def aggregate_entries(op: str, entries: Entries, aggregation: VariableAggregatio
             "and there is no sum or mean of that. Create it with aggregation='only_first_replica', or make the slices "
             "equal on all replicas and create it without aggregation."
         )
-    indices, updates = (_gathered(array) for array in entries)
+    indices, updates = (_of_all_replicas(array) for array in entries)
     return Entries(indices, updates / replicas if aggregation is VariableAggregation.MEAN else updates)
 
 
-def _gathered(array: jax.Array) -> jax.Array:
+def is_slices(value: Any) -> bool:
+    """Returns whether `value` is `IndexedSlices` of ours: one leaf of a nest, for JAX's tree functions."""
+    return isinstance(value, IndexedSlices)
+
+
+def check_no_slices(nest: Any, call: str) -> None:
+    """Checks that there are no `IndexedSlices` in a nest.
+
+    Raises:
+        ReduceError: There are.
+    """
+    if any(map(is_slices, jax.tree_util.tree_leaves(nest, is_leaf=is_slices))):
+        raise ReduceError(
+            f"{call} got IndexedSlices, of which the same row may come several times. Combine them in the step: "
+            "rx.get_replica_context().all_reduce(op, slices), or variable.scatter_add(slices)."
+        )
+
+
+def reduce_slices(slices: IndexedSlices, replicas: int, is_mean: bool) -> IndexedSlices:
+    """Returns the slices of all replicas, equal on each of them, for a mean divided by the number of replicas."""
+    values, indices = jnp.asarray(slices.values), jnp.asarray(slices.indices)
+    if replicas > 1:
+        values, indices = _of_all_replicas(values), _of_all_replicas(indices)
+    else:
+        values, indices = (assert_equal_over_axis(array, REPLICA_AXIS) for array in (values, indices))
+    return IndexedSlices(values / replicas if is_mean else values, indices, slices.dense_shape)
+
+
+def _of_all_replicas(array: jax.Array) -> jax.Array:
     return jax.lax.all_gather(vary(array, REPLICA_AXIS), REPLICA_AXIS, axis=0, tiled=True, to="invarying")

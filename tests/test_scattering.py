@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import ArgumentError, ReplicaDivergenceError, VariableError
+from replicax.errors import ArgumentError, ReduceError, ReplicaDivergenceError, VariableError
 
 OPS = {
     "add": lambda old, new: old + new,
@@ -247,3 +247,44 @@ def test_gradients_with_respect_to_a_variable_see_a_change_of_rows():
     (gradient,) = step()
     np.testing.assert_allclose(gradient, [6.0, 4.0])
     assert isinstance(gradient, jax.Array)
+
+
+# IndexedSlices that are reduced: all of them, one after the other.
+
+
+@pytest.mark.parametrize(
+    ("op", "values"), [("sum", [[1.0], [2.0], [3.0], [4.0]]), ("mean", [[0.5], [1.0], [1.5], [2.0]])]
+)
+def test_slices_of_all_replicas(two, per_replica, op, values):
+    rows, changes = per_replica(two, [0, 1], [1, 2]), per_replica(two, [[1.0], [2.0]], [[3.0], [4.0]])
+    with two.scope():
+        v = rx.Variable(np.zeros((3, 1), np.float32))
+
+    def step(rows, changes):
+        slices, total = rx.get_replica_context().all_reduce(op, (rx.IndexedSlices(changes, rows), jnp.sum(changes)))
+        v.scatter_add(slices)
+        return slices, total
+
+    slices, total = two.run(step, args=(rows, changes))
+    assert isinstance(slices, rx.IndexedSlices)
+    np.testing.assert_array_equal(slices.indices, [0, 1, 1, 2])
+    np.testing.assert_array_equal(slices.values, values)
+    assert float(total) == {"sum": 10.0, "mean": 5.0}[op]
+    expected = np.zeros((3, 1), np.float32)
+    np.add.at(expected, [0, 1, 1, 2], values)
+    np.testing.assert_array_equal(v.numpy(), expected)
+
+
+def test_one_replicas_slices_are_all():
+    strategy = rx.OneDeviceStrategy("cpu:0")
+    slices = strategy.run(lambda: rx.get_replica_context().all_reduce("sum", rx.IndexedSlices([1.0], [0])))
+    np.testing.assert_array_equal(slices.values, [1.0])
+
+
+def test_slices_are_not_gathered_or_reduced_outside(two, per_replica):
+    slices = rx.IndexedSlices(per_replica(two, [1.0], [2.0]), per_replica(two, [0], [0]))
+    for call in (lambda: two.reduce("sum", {"a": slices}, axis=None), lambda: two.gather(slices, axis=0)):
+        with pytest.raises(ReduceError, match="all_reduce"):
+            call()
+    with pytest.raises(ReduceError, match="scatter_add"):
+        two.run(lambda slices: rx.get_replica_context().all_gather(slices, axis=0), args=(slices,))

@@ -30,6 +30,7 @@ from replicax.program.replica import noted, settle_strategy
 from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
 from replicax.runtime import turns
+from replicax.scattering import check_no_slices
 from replicax.strategies.combining import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
 from replicax.strategies.scope import Scope
 from replicax.strategies.tf_spellings import TFSpellings
@@ -266,6 +267,7 @@ class Strategy(TFSpellings, AdvisedContract):
         """
         op = ReduceOp.of(op)
         self._check_cross_replica("strategy.reduce", "rx.get_replica_context().all_reduce")
+        check_no_slices(value, "strategy.reduce")
         settle_strategy(self)
         return jax.tree_util.tree_map(
             lambda leaf: self._reduce_leaf(op, leaf, axis), opened(value), is_leaf=is_per_replica
@@ -293,6 +295,7 @@ class Strategy(TFSpellings, AdvisedContract):
             ContextError: Called inside `run`; use `rx.get_replica_context().all_gather` there.
         """
         self._check_cross_replica("strategy.gather", "rx.get_replica_context().all_gather")
+        check_no_slices(value, "strategy.gather")
         settle_strategy(self)
 
         def gathered(leaf: Any) -> Any:

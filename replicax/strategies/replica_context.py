@@ -17,6 +17,7 @@ from replicax.program.calls import checked_call
 from replicax.program.replica import without_per_replica
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.scattering import check_no_slices, is_slices, reduce_slices
 from replicax.values import ManualPerReplica, normalize_axes
 
 
@@ -60,7 +61,8 @@ class ReplicaContext:
             op: `"sum"` or `"mean"`. A sum keeps the dtype, as in `jax.lax.psum`, so small integers wrap around (100 +
                 100 + 100 is 44 in int8; `strategy.reduce` gives 300). A mean is that of `strategy.reduce`: a float for
                 integers, and it exists also where the sum does not fit in the dtype.
-            value: Array that differs between replicas, or a nest of them.
+            value: Array that differs between replicas, or a nest of them. `rx.IndexedSlices` become those of all
+                replicas, one after the other; for a mean their values are divided by the number of replicas.
             options: `CommunicationOptions` for this call.
 
         Returns:
@@ -73,7 +75,13 @@ class ReplicaContext:
         """
         op = ReduceOp.of(op)
         self._check_inside()
-        leaves, treedef = jax.tree_util.tree_flatten(without_per_replica(value))
+        leaves, treedef = jax.tree_util.tree_flatten(without_per_replica(value), is_leaf=is_slices)
+        reduced = iter(self._all_reduced(op, [leaf for leaf in leaves if not is_slices(leaf)], options))
+        replicas, is_mean = self.num_replicas_in_sync, op is ReduceOp.MEAN
+        leaves = [reduce_slices(leaf, replicas, is_mean) if is_slices(leaf) else next(reduced) for leaf in leaves]
+        return jax.tree_util.tree_unflatten(treedef, leaves)
+
+    def _all_reduced(self, op: ReduceOp, leaves: Sequence[Any], options: Any) -> list[jax.Array]:
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         sums = op is ReduceOp.SUM and self.num_replicas_in_sync > 1
         decided = [difference(array, refused_if_equal=sums) for array in arrays]
@@ -88,7 +96,7 @@ class ReplicaContext:
         reduced = self._reduced(op, [arrays[i] for i in differing], options)
         for i, result in zip(differing, reduced, strict=True):
             arrays[i] = result
-        return jax.tree_util.tree_unflatten(treedef, arrays)
+        return arrays
 
     def reduce_gradients(self, op: ReduceOp, gradients: list[jax.Array]) -> list[jax.Array]:
         """Combines each replica's gradients (the gradient boundary calls this)."""
@@ -119,6 +127,7 @@ class ReplicaContext:
         """
         del options
         self._check_inside()
+        check_no_slices(value, "all_gather")
 
         def gathered(leaf: Any) -> jax.Array:
             array = jnp.asarray(leaf)
