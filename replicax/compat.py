@@ -460,6 +460,11 @@ def location(equation: Any) -> str:
     return jax_source_info.summarize(equation.source_info)
 
 
+def called_on_host(equation: Any) -> str:
+    """Returns the name of the function of the host that an equation of a traced program calls, if JAX knows it."""
+    return getattr(getattr(equation.params["callback"], "callback_func", None), "__qualname__", "")
+
+
 def scopes(equation: Any) -> str:
     """Returns the names of the scopes and transformations that an equation of a traced program comes from."""
     return str(equation.source_info.name_stack)

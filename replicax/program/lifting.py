@@ -30,7 +30,7 @@ from replicax.program.captured import captured_explained
 from replicax.program.flax_modules import PassedModules
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
 from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
-from replicax.program.jaxprs import calls_host
+from replicax.program.host_calls import HostCalls
 from replicax.program.nest import Held, Structure, take_apart_outputs
 from replicax.program.results import Counts, mark, marked_with
 from replicax.program.tracing import Pass, trace_function
@@ -102,7 +102,7 @@ class Program:
         assert traced.function is not None
         self._accesses, self._traced, self._returned = frame.accesses, traced.function, frame.returned
         self.asked = self._returned.asked
-        self._calls_host = calls_host(self._traced.program)
+        self._host_calls = HostCalls(self._name(), self._traced.program)
         self.strategy = frame.strategy
         self.replicas = frame.replicas or (frame.strategy.num_replicas_in_sync if frame.strategy is not None else None)
         self._bind(self._traced.read, self._traced.written)
@@ -175,7 +175,7 @@ class Program:
         results = self.strategy.placement.result_sharding(self.replicas) if self._is_partial() else None
         out_shardings = ([self._sharding(variable) for variable in self._written], results)
         # A function of the host may fail when the program has begun: the old values are kept until it has ended.
-        donate = () if self._is_partial() else (2,) if self._calls_host else (0, 2)
+        donate = () if self._is_partial() else (2,) if self._host_calls else (0, 2)
         return jax.jit(pure, donate_argnums=donate, out_shardings=out_shardings)
 
     def _name(self) -> str:
@@ -205,8 +205,8 @@ class Program:
         self._check_caller(arrays)
         with self._calls.one() as call:
             fetched = self._fetched()
-            if self._calls_host:
-                with turns.of_thread(): return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
+            if self._host_calls:
+                with turns.of_thread(), self._host_calls.watched(): return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
             with turns.of_thread(), turns.DISPATCH: return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
 
     def _check_caller(self, arrays: Sequence[Any]) -> None:
@@ -257,12 +257,12 @@ class Program:
 
         def keep(returned: Any) -> tuple[list[Any], list[Any]]:
             new_values, leaves = results_of(returned)
-            if self._calls_host:
-                jax.block_until_ready((new_values, leaves))
+            if self._host_calls:
+                self._host_calls.wait((new_values, leaves))
             store_values(self._written, new_values)
             return new_values, leaves
 
-        return run_and_keep(_in_turn(program) if self._calls_host else program, inputs, keep)
+        return run_and_keep(_in_turn(program) if self._host_calls else program, inputs, keep)
 
     def fits(self, arrays: Sequence[Any]) -> bool:
         """Returns whether results of `run` among the arguments count as they did when the program was traced."""
@@ -346,8 +346,8 @@ class Program:
         return jax.tree_util.tree_map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(self._compiled, *inputs))
 
     def _store_partial(self, leaves: list[Any], new_values: list[Any], arrays: Sequence[Any]) -> Any:
-        if self._calls_host:
-            jax.block_until_ready((new_values, leaves))
+        if self._host_calls:
+            self._host_calls.wait((new_values, leaves))
         with turns.DISPATCH: return self._stored_partial(leaves, new_values, arrays)  # noqa: E701  # fmt: skip
 
     def _stored_partial(self, leaves: list[Any], new_values: list[Any], arrays: Sequence[Any]) -> Any:

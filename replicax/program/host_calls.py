@@ -1,0 +1,120 @@
+"""Functions of the host that a program calls (`jax.pure_callback`, ...), and what happens when one of them fails.
+
+XLA knows no way out of a program in which a function fails on one device while the others wait for that one's part of
+a sum: they wait for ever. So a function that fails returns zeros, the program goes on to its end, nothing of it is
+stored, and then the error is raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex_core
+
+from replicax.compat import called_on_host, location
+from replicax.errors import ProgramError
+
+_PRIMITIVES = {
+    "pure_callback": "jax.pure_callback",
+    "io_callback": "jax.experimental.io_callback",
+    "debug_callback": "jax.debug.callback",
+}
+
+
+class HostCalls:
+    """The calls of a program's functions of the host, which are made by way of this from now on.
+
+    Args:
+        name: The program's name, for messages.
+        program: The program.
+    """
+
+    def __init__(self, name: str, program: Any):
+        self._name = name
+        self._failures: list[tuple[str, BaseException]] = []
+        self._is_watched = False
+        equations = list(_calls_in(program))
+        for equation in equations:
+            equation.params["callback"] = _Guarded(equation, self)
+        self._any = bool(equations)
+
+    def __bool__(self) -> bool:
+        return self._any
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """The program runs in the block, and `wait` is called. Elsewhere a function that fails raises at once."""
+        self._failures.clear()
+        self._is_watched = True
+        try:
+            yield
+        finally:
+            self._is_watched = False
+
+    def note(self, call: str, error: BaseException) -> bool:
+        """Notes that a function has failed; returns whether that is raised later."""
+        if self._is_watched:
+            self._failures.append((call, error))
+        return self._is_watched
+
+    def wait(self, results: Any) -> None:
+        """Waits for a program that makes `results`.
+
+        Raises:
+            ProgramError: One of the functions has failed.
+        """
+        jax.block_until_ready(results)
+        jax.effects_barrier()
+        if not self._failures:
+            return
+        call, error = self._failures[0]
+        raise ProgramError(
+            f"{self._name!r} calls a function of the host by {call}, and this failed: {type(error).__name__}: {error}. "
+            "Nothing of this call is stored: variables have the values that they had before."
+        ) from error
+
+
+def _calls_in(program: Any) -> Iterator[Any]:
+    for equation in getattr(program, "jaxpr", program).eqns:
+        if equation.primitive.name in _PRIMITIVES:
+            yield equation
+        for inner in jex_core.jaxprs_in_params(equation.params):
+            yield from _calls_in(inner)
+
+
+class _Guarded:
+    """A function of the host as a program calls it: flat arrays -> flat arrays."""
+
+    def __init__(self, equation: Any, calls: HostCalls):
+        self._call: Callable[..., Any] = equation.params["callback"]
+        self._results = [(var.aval.shape, var.aval.dtype) for var in equation.outvars]
+        where = [called_on_host(equation), location(equation)]
+        self._what = " ".join([_PRIMITIVES[equation.primitive.name], *(f"({each})" for each in where if each)])
+        self._calls = calls
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        try:
+            results = self._call(*args)
+            if not self._results:
+                return ()
+            return self._checked(results)
+        except BaseException as error:
+            if not self._calls.note(self._what, error):
+                raise
+            return [np.zeros(shape, dtype) for shape, dtype in self._results]
+
+    def _checked(self, results: Sequence[Any]) -> list[Any]:
+        """Returns the results; what JAX would refuse is refused here, in time."""
+        arrays = [np.asarray(result) for result in results]
+        found = [(array.shape, jax.dtypes.canonicalize_dtype(array.dtype)) for array in arrays]
+        if found != self._results:
+            raise TypeError(f"it returned {_shown(found)}, and was to return {_shown(self._results)}")
+        return arrays
+
+
+def _shown(types: Sequence[Any]) -> str:
+    return ", ".join(f"{np.dtype(dtype).name}{list(shape)}" for shape, dtype in types) or "nothing"
