@@ -6,11 +6,12 @@ They are known by the names of the modules that their types and functions come f
 from __future__ import annotations
 
 import linecache
+import sys
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from replicax.errors import ArgumentError, ProgramError
+from replicax.errors import ArgumentError, ContextError, ProgramError
 
 _LIBRARIES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 _BEGINNINGS = tuple(_LIBRARIES)
@@ -72,6 +73,25 @@ def check_no_foreign_function(what: str, fn: Any) -> None:
         raise ArgumentError(
             f"{what} is an object of {library}, {fn!r:.100}: {library} would trace it, and JAX cannot see what it "
             f"computes. Give the plain Python function. {_INSTEAD[library]}"
+        )
+
+
+def check_outside_of_graphs(name: str) -> None:
+    """Checks that no `tf.function` (or `tf.data` pipeline) is being traced by TensorFlow.
+
+    The call would run once, while it is traced, and never again.
+
+    Args:
+        name: What is called.
+
+    Raises:
+        ContextError: One is.
+    """
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and not tensorflow.executing_eagerly():
+        raise ContextError(
+            f"{name} was called while TensorFlow traces a tf.function: it would run now, once, and not when that is "
+            "called. Put @rx.function there instead of @tf.function."
         )
 
 

@@ -25,6 +25,7 @@ from replicax.errors import ContextError
 from replicax.keras import keras_entered
 from replicax.migration import AdvisedContract, called_as
 from replicax.program.calls import checked_call
+from replicax.program.foreign import check_outside_of_graphs
 from replicax.program.frames import variable_is_stacked, variable_name, variable_shape
 from replicax.program.replica import noted, settle_strategy
 from replicax.program.results import COMBINED
@@ -143,11 +144,12 @@ class Strategy(TFSpellings, AdvisedContract):
         Raises:
             ArgumentError: `fn` cannot be called, or is `async` or a generator, whose body would not run; `args` is no
                 list or tuple, `kwargs` no dict; or an argument is an array of something else than numbers.
-            ContextError: Called inside `run`, or while another strategy is current.
+            ContextError: Called inside `run` or a `tf.function`, or while another strategy is current.
             ReplicaShapeError: A per-replica argument has components of different shapes or of another step.
             ReplicaDivergenceError: `fn` assigns a mirrored variable a value that may differ between replicas.
         """
         args, kwargs = checked_call("fn", fn, args, kwargs)
+        check_outside_of_graphs("strategy.run")
         self._check_cross_replica("strategy.run")
         return self._run(fn, args, kwargs, tuple(donate_argnums))
 

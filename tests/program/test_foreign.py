@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import ArgumentError, ProgramError
+from replicax.errors import ArgumentError, ContextError, ProgramError
 
 CODE = """
 import numpy as np
@@ -159,3 +160,15 @@ def test_errors_of_the_user_and_of_keras_stay_what_they_are(strategy):
         strategy.run(fails, args=(1.0,))
     with pytest.raises(TypeError, match="contracting dimensions"):
         strategy.run(wrong_shape, args=(1.0,))
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_step_is_not_run_while_tensorflow_traces(strategy, eager, monkeypatch):
+    module = types.ModuleType("tensorflow")
+    module.executing_eagerly = lambda: eager
+    monkeypatch.setitem(sys.modules, "tensorflow", module)
+    if eager:
+        assert strategy.run(lambda: 1) == 1
+    else:
+        with pytest.raises(ContextError, match=r"while TensorFlow traces a tf.function.*@rx.function there"):
+            strategy.run(lambda: 1)
