@@ -17,10 +17,20 @@ _OVERRIDE = "Cross-device ops have one method to override, `_all_reduce_sum`; se
 
 VALUES: Rows = {
     f"{_D}.DistributedValues": same("DistributedValues"),
-    f"{_T}.PerReplica": differs("PerReplica", "Its components are stacked in one array, `stacked`."),
-    f"{_T}.Mirrored": differs("Mirrored", "No wrapper: the type of arrays that every device holds in full."),
+    f"{_T}.PerReplica": differs(
+        "PerReplica",
+        "Its components are stacked in one array, `stacked`. Components of different shapes are another class of "
+        "`DistributedValues`.",
+    ),
+    f"{_T}.Mirrored": differs(
+        "Mirrored", "No wrapper: the type of arrays that every device holds in full. Variables are not of it."
+    ),
     # Datasets.
-    f"{_D}.DistributedDataset": renamed("data.DistributedDataset", "What `distribute_dataset` returns."),
+    f"{_D}.DistributedDataset": differs(
+        "data.DistributedDataset",
+        "What `distribute_dataset` returns; `distribute_datasets_from_function` returns a "
+        "`DistributedDatasetFromFunction`, which is another class.",
+    ),
     f"{_D}.DistributedDataset.element_spec": differs(
         "data.DistributedDataset.element_spec", "The shape and dtype of one replica's component."
     ),

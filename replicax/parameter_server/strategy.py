@@ -35,6 +35,7 @@ from replicax.program.frames import variable_name, variable_shape
 from replicax.strategies.base import Strategy
 from replicax.strategies.combining import values_of
 from replicax.strategies.default import DefaultStrategy, default_replica_context, default_strategy
+from replicax.strategies.replica_context import ReplicaContext
 
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 120.0
@@ -328,19 +329,13 @@ class _Elsewhere:
         variable._value = value
 
 
-class _OneReplica:
+class _OneReplica(ReplicaContext):
     """The replica context of a scheduled function: replica 0 of 1."""
 
-    num_replicas_in_sync = 1
-    replica_id_in_sync_group = 0
+    replica_id_in_sync_group = 0  # type: ignore[assignment] # Known here, and no array.
 
     def __init__(self, strategy: Any):
-        self.strategy = strategy
-
-    @property
-    def devices(self) -> tuple[jax.Device, ...]:
-        """The device of the replica."""
-        return self.strategy.devices
+        super().__init__(strategy, num_replicas=1)
 
     @called_as("tf.distribute.ReplicaContext.all_reduce")
     def all_reduce(self, op: Any, value: Any, options: Any = None) -> Any:

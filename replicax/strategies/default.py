@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from replicax.reduce_op import ReduceOp
 from replicax.runtime.devices import default_devices
 from replicax.strategies.base import Strategy
 from replicax.strategies.combining import values_of
+from replicax.strategies.replica_context import ReplicaContext
 
 
 class DefaultStrategy(Strategy):
@@ -92,21 +93,13 @@ class DefaultStrategy(Strategy):
         return "DefaultStrategy()"
 
 
-class DefaultReplicaContext:
+class DefaultReplicaContext(ReplicaContext):
     """The replica context outside every strategy: replica 0 of 1; there is nobody to talk to."""
 
-    num_replicas_in_sync = 1
-    replica_id_in_sync_group = 0
+    replica_id_in_sync_group = 0  # type: ignore[assignment] # Known here, and no array.
 
-    @property
-    def strategy(self) -> Strategy:
-        """The default strategy."""
-        return default_strategy()
-
-    @property
-    def devices(self) -> tuple[jax.Device, ...]:
-        """The default device."""
-        return default_strategy().devices
+    def __init__(self) -> None:
+        super().__init__(default_strategy(), num_replicas=1)
 
     @called_as("tf.distribute.ReplicaContext.all_reduce")
     def all_reduce(self, op: ReduceOp | str, value: Any, options: Any = None) -> Any:
@@ -121,7 +114,7 @@ class DefaultReplicaContext:
         return value
 
     def merge_call(
-        self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Returns `merge_fn(strategy, *args, **kwargs)`."""
         with context.entered(cross_replica=True):

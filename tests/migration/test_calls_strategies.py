@@ -234,6 +234,7 @@ def test_the_replica_context(call, mirrored, replicas):
 
     def step(x):
         context = rx.get_replica_context()
+        assert isinstance(context, rx.ReplicaContext)
         reduce = f"{_D}.ReplicaContext.all_reduce"
         total = call(reduce, context.all_reduce, reduce_op=rx.ReduceOp.SUM, value=x, options=options)
         rows = call(f"{_D}.ReplicaContext.all_gather", context.all_gather, value=x, axis=0, options=options)
