@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from jax.extend import core as jex_core
+from jax.sharding import Sharding
 
 from replicax.compat import axes_of_type
 from replicax.program.divergence import Divergence
@@ -111,7 +112,7 @@ def _parted(equations: Sequence[Any], differs: Mapping[Any, Any]) -> tuple[list[
     late: list[Any] = []
     used: set[Any] = set()
     for equation in reversed(equations):
-        if _may_wait(equation, differs) and used.isdisjoint(equation.outvars):
+        if used.isdisjoint(equation.outvars) and _may_wait(equation, differs):
             late.append(equation)
         else:
             early.append(equation)
@@ -132,8 +133,10 @@ def _is_global(equation: Any) -> bool:
     if any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in [*equation.invars, *equation.outvars]):
         return False
     inner = list(jex_core.jaxprs_in_params(equation.params))
-    if (inner and equation.primitive.name not in _CALLS) or equation.params.get("sharding") is not None:
+    if inner and equation.primitive.name not in _CALLS:
         return False  # JAX has noted the map's mesh in it.
+    if not inner and any(isinstance(value, Sharding) for value in equation.params.values()):
+        return False
     return all(_is_global(equation) for jaxpr in inner for equation in jaxpr.eqns)
 
 
