@@ -12,6 +12,7 @@ import jax
 
 from replicax.errors import ArgumentError, ProgramError
 from replicax.program.function import Function, function
+from replicax.shown import html_table
 
 # What a device sends when n of them use the standard ring algorithm, and each starts with `payload` bytes.
 _SENT: dict[str, Callable[[int, int], float]] = {
@@ -116,6 +117,10 @@ class CommunicationReport:
         return "\n".join(
             "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
         )
+
+    def _repr_html_(self) -> str:
+        headings, *rows = self._table()
+        return html_table(headings, rows, caption=f"one of {self.num_devices} devices")
 
     def __rich__(self) -> Any:
         from rich.table import Table

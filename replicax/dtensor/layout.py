@@ -26,6 +26,7 @@ from replicax.dtensor.specs import (
 )
 from replicax.errors import LayoutError
 from replicax.migration import Advised, called_as
+from replicax.shown import Shown
 
 _STRING = re.compile(r"sharding_specs:(?P<specs>.*?) mesh:(?P<mesh>.*)", re.DOTALL)
 
@@ -356,6 +357,12 @@ class Layout(Advised):
 
     def __hash__(self) -> int:
         return hash((self.sharding_specs, self.mesh))
+
+    def _repr_html_(self) -> str:
+        if MATCH in self.sharding_specs:
+            return str(Shown(repr(self)).html)
+        html: str = self.visualize()._repr_html_()
+        return html
 
     def __repr__(self) -> str:
         specs = ", ".join(map(text_of, self.sharding_specs))

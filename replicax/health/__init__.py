@@ -5,6 +5,7 @@ from replicax.health.monitor import running
 from replicax.health.phases import CALLBACK, CHECKPOINT, COMPILE, FIRST_BATCH, INPUT, WAIT, exchange, phase
 from replicax.health.status import status_of
 from replicax.health.watching import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
+from replicax.shown import Shown
 
 __all__ = [
     "CALLBACK",
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 
-def report() -> str:
+def report() -> Shown:
     """Returns what every worker of the job is doing now, a line each, for debugging.
 
     Any thread of any worker may call it at any time. A worker that does not answer is shown as it was last heard of.
@@ -36,4 +37,4 @@ def report() -> str:
         True
     """
     monitor = running()
-    return f"  worker:0   {status_of().describe()}" if monitor is None else monitor.report()
+    return Shown(f"  worker:0   {status_of().describe()}" if monitor is None else monitor.report())

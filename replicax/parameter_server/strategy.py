@@ -35,6 +35,7 @@ from replicax.program.frames import variable_name, variable_shape
 from replicax.strategies.base import Strategy
 from replicax.strategies.combining import values_of
 from replicax.strategies.default import DefaultStrategy, default_replica_context, default_strategy
+from replicax.strategies.explaining import Explained
 from replicax.strategies.replica_context import ReplicaContext
 
 _log = logging.getLogger(__name__)
@@ -182,7 +183,9 @@ class ParameterServerStrategy(Strategy):
                 home.write(jax.numpy.asarray(value))
             self.send_changes(variables)
 
-    def _explained(self, variable: Any) -> str:
+    _sum_of = "on all servers"
+
+    def _explained(self, variable: Any) -> Explained:
         home, shape = home_of(variable), variable_shape(variable)
         if home.copies:
             where = "a copy on each server"
@@ -193,7 +196,7 @@ class ParameterServerStrategy(Strategy):
                 f"ps:{server}" if bounds is None else f"ps:{server} rows {bounds[0]}-{bounds[1] - 1}"
                 for server, bounds in zip(home.servers, home.bounds, strict=True)
             )
-        return f"{variable_name(variable)}  {shape}  {where}  {variable_bytes(variable)} bytes"
+        return Explained(variable_name(variable), str(shape), where, variable_bytes(variable))
 
     # Running.
 

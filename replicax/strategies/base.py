@@ -32,13 +32,18 @@ from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
 from replicax.runtime import turns
 from replicax.scattering import check_no_slices
+from replicax.shown import Shown
 from replicax.strategies.combining import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
+from replicax.strategies.explaining import Explained, explanation
 from replicax.strategies.scope import Scope
 from replicax.strategies.tf_spellings import TFSpellings
 from replicax.tracebacks import entry_point
 from replicax.values import is_per_replica
 
 _T = TypeVar("_T")
+
+
+_MIRRORED = "mirrored"
 
 
 class Strategy(TFSpellings, AdvisedContract):
@@ -196,8 +201,11 @@ class Strategy(TFSpellings, AdvisedContract):
     def adopt(self, variable: Any) -> None:
         """Is told of each Keras variable that is made in the strategy's scope, before it gets its first value."""
 
-    def explain(self, variables: Sequence[Any]) -> str:
-        """Returns a table, one line for each variable: its path, shape, layout, and bytes on each device.
+    def explain(self, variables: Sequence[Any]) -> Shown:
+        """Returns a table, one line for each variable: its path, shape, layout, bytes on each device, and why it is so.
+
+        The reason is told where it may surprise: why a variable is mirrored by a strategy that cuts variables. With
+        several variables the last line has their sum. A notebook shows the table as one.
 
         Args:
             variables: Variables, or a Keras model (whose optimizer's are listed too).
@@ -205,19 +213,31 @@ class Strategy(TFSpellings, AdvisedContract):
         if hasattr(variables, "variables"):
             optimizer = getattr(variables, "optimizer", None)
             variables = [*variables.variables, *(optimizer.variables if optimizer is not None else ())]
-        return "\n".join(self._explained(variable) for variable in variables)
+        rows = [self._explained(variable) for variable in variables]
+        total = Explained("total", f"{len(rows)} variables", self._sum_of, sum(row.bytes for row in rows))
+        return explanation([*rows, total] if len(rows) > 1 else rows)
 
-    def _explained(self, variable: Any) -> str:
+    #: What the sum of the bytes that `explain` lists is.
+    _sum_of = "on each device"
+
+    def _explained(self, variable: Any) -> Explained:
         sharding, shape = self.placement.variable_sharding(variable), variable_shape(variable)
         part = shape if variable_is_stacked(variable) else sharding.shard_shape(shape)
         local = math.prod(part) * jnp.dtype(variable.dtype).itemsize
-        return f"{variable_name(variable)}  {shape}  {self._layout_of(variable)}  {local} bytes"
+        where = self._layout_of(variable)
+        why = self._why_mirrored(variable) if where == _MIRRORED else ""
+        return Explained(variable_name(variable), str(shape), where, local, why)
+
+    def _why_mirrored(self, variable: Any) -> str:
+        """Returns why a variable is not cut; empty where the strategy cuts none."""
+        del variable
+        return ""
 
     def _layout_of(self, variable: Any) -> str:
         sharding = self.placement.variable_sharding(variable)
         if variable_is_stacked(variable):
             return "one for each replica"
-        return "mirrored" if sharding.is_fully_replicated else str(tuple(sharding.spec))
+        return _MIRRORED if sharding.is_fully_replicated else str(tuple(sharding.spec))
 
     def check_layouts(self, variables: Sequence[Any]) -> None:
         """Checks that a model's variables have the layouts that the strategy was asked for; `fit` calls it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
+from replicax.program.frames import variable_shape
 from replicax.runtime.devices import chosen_devices
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement, cut_if_large
@@ -50,3 +52,11 @@ class FullyShardedStrategy(MeshStrategy):
 
     def _layout(self, variable: Any) -> PartitionSpec:
         return cut_if_large(variable, self.min_size, self.num_replicas_in_sync)
+
+    def _why_mirrored(self, variable: Any) -> str:
+        if self.num_replicas_in_sync == 1:
+            return "there is one device"
+        size = math.prod(variable_shape(variable))
+        if size < self.min_size:
+            return f"{size} elements, fewer than min_size={self.min_size}"
+        return f"{self.num_replicas_in_sync} devices divide none of its dimensions"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+import replicax.context as context
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError, LayoutError
 from replicax.program.frames import variable_name, variable_shape
@@ -17,6 +20,8 @@ from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement
 
 Axes = tuple[str | None, ...]
+
+_NEAR, _MOST_PATHS = 3, 20  # paths that a message lists
 
 
 class LayoutStrategy(MeshStrategy):
@@ -60,6 +65,8 @@ class LayoutStrategy(MeshStrategy):
         self._layouts = {pattern: self._checked(pattern, layout) for pattern, layout in layout_map.items()}
         self._sizes = dict(zip(names, devices.shape, strict=True))
         self._matched: set[str] = set()
+        self._seen: dict[str, None] = {}  # The paths of variables that were asked for, in their order.
+        self._has_run = False
         self._parameters: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
         placement = Placement(devices, (REPLICA_AXIS, *names[1:]), self._layout)
         super().__init__(placement, cross_device_ops, communication_options)
@@ -81,6 +88,7 @@ class LayoutStrategy(MeshStrategy):
 
     def _layout(self, variable: Any) -> PartitionSpec:
         path, shape = variable_name(variable), variable_shape(variable)
+        self._seen.setdefault(path)
         slot = self._layout_of_slot(path, shape)
         if slot is not None:
             return slot
@@ -122,11 +130,40 @@ class LayoutStrategy(MeshStrategy):
             self._layout(variable)
         unused = [pattern for pattern in self._layouts if pattern not in self._matched]
         if unused:
-            paths = ", ".join(variable_name(variable) for variable in variables)
-            raise LayoutError(f"The layout patterns {unused} match no variable. The model's are: {paths}.")
+            raise LayoutError(_said_of_unused(unused, [variable_name(variable) for variable in variables]))
+
+    def _run(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]) -> Any:
+        result = super()._run(fn, args, kwargs, donate)
+        if not self._has_run and context.current().frame is None:
+            self._has_run = True
+            unused = [pattern for pattern in self._layouts if pattern not in self._matched]
+            if unused:
+                # No error: other variables may be used later.
+                warnings.warn(_said_of_unused(unused, list(self._seen)), stacklevel=4)
+        return result
+
+    def _why_mirrored(self, variable: Any) -> str:
+        path = variable_name(variable)
+        if any(re.search(pattern, path) for pattern in self._layouts):
+            return "its pattern cuts nothing"
+        return "no pattern matches its path"
 
     def __repr__(self) -> str:
         return f"LayoutStrategy({self._sizes})"
+
+
+def _said_of_unused(patterns: Sequence[str], paths: Sequence[str]) -> str:
+    near = {pattern: difflib.get_close_matches(pattern, paths, n=_NEAR, cutoff=0.3) for pattern in patterns}
+    hints = [f"Near {pattern!r}: {', '.join(found)}." for pattern, found in near.items() if found]
+    shown = ", ".join(paths[:_MOST_PATHS]) + (f" and {len(paths) - _MOST_PATHS} more" * (len(paths) > _MOST_PATHS))
+    return " ".join(
+        [
+            f"The layout patterns {list(patterns)} match no variable. A pattern is a regular expression that is "
+            "searched for in a variable's path.",
+            *hints,
+            f"The variables are: {shown or 'none yet'}.",
+        ]
+    )
 
 
 def _devices_and_axes(mesh: Any) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -95,6 +95,7 @@ def test_explain_says_where_variables_are(fake_ray):
             "table  (10, 4)  ps:1 rows 0-4, ps:0 rows 5-9  160 bytes",
         )
         assert lines[1].startswith("counter  ()  ps:")
+        assert lines[2] == "total  2 variables  on all servers  164 bytes"
 
 
 # Changes of some entries, in a scheduled function: each server makes those of its rows.

@@ -49,7 +49,32 @@ def test_explain_tells_the_layout_of_each_variable():
     with strategy.scope():
         large, small = rx.Variable(np.ones((16, 8)), name="large"), rx.Variable(np.ones(8), name="small")
     lines = strategy.explain([large, small]).splitlines()
-    assert lines == ["large  (16, 8)  ('replica',)  64 bytes", "small  (8,)  mirrored  32 bytes"]
+    assert lines == [
+        "large  (16, 8)  ('replica',)  64 bytes",
+        "small  (8,)  mirrored  32 bytes  (8 elements, fewer than min_size=64)",
+        "total  2 variables  on each device  96 bytes",
+    ]
+
+
+def test_explain_says_why_a_large_variable_is_not_cut():
+    strategy = rx.FullyShardedStrategy(min_size=1)
+    with strategy.scope():
+        odd = rx.Variable(np.ones((9, 7)), name="odd")
+    assert strategy.explain([odd]) == "odd  (9, 7)  mirrored  252 bytes  (8 devices divide none of its dimensions)"
+    alone = rx.FullyShardedStrategy(["cpu:0"], min_size=1)
+    with alone.scope():
+        one = rx.Variable(np.ones(8), name="one")
+    assert alone.explain([one]) == "one  (8,)  mirrored  32 bytes  (there is one device)"
+
+
+def test_a_notebook_shows_a_table():
+    strategy = rx.FullyShardedStrategy(min_size=64)
+    with strategy.scope():
+        variables = [rx.Variable(np.ones((64, 64)), name="<large>"), rx.Variable(1.0, name="small")]
+    html = strategy.explain(variables)._repr_html_()
+    for part in ("<th>why</th>", "&lt;large&gt;", ">2,048</td>"):
+        assert part in html
+    assert "why" not in rx.MirroredStrategy(["cpu:0"]).explain(())._repr_html_()
 
 
 @pytest.mark.parametrize("min_size", [-1, 1.5, True, None])

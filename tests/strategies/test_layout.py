@@ -1,3 +1,5 @@
+import warnings
+
 import jax
 import keras
 import numpy as np
@@ -87,3 +89,27 @@ def test_a_layout_that_does_not_fit_the_model_is_refused_before_training(layout_
 def test_no_mesh_is_refused():
     with pytest.raises(ArgumentError, match="DeviceMesh"):
         rx.LayoutStrategy("cpu:0", {})
+
+
+def test_an_unused_pattern_is_named_with_paths_that_are_near():
+    strategy = rx.LayoutStrategy(mesh(), {"denze_up/kernel": (None, "model")})
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, name="dense_up")])
+    says = r"Near 'denze_up/kernel': \S*dense_up/kernel, .*The variables are: \S*dense_up/k"
+    with pytest.raises(LayoutError, match=says):
+        strategy.check_layouts(model.trainable_variables)
+
+
+def test_a_custom_loop_is_warned_of_an_unused_pattern_once():
+    strategy = rx.LayoutStrategy(mesh(), {"w": (None, "model"), "v": (None, "model")})
+    with strategy.scope():
+        w = rx.Variable(np.ones((4, 2), "float32"), name="w")
+    with pytest.warns(UserWarning, match=r"patterns \['v'\] match no variable.*are: w\."):
+        strategy.run(lambda: w.value.sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        strategy.run(lambda: w.value.sum() * 2)
+    assert strategy.explain([w]) == "w  (4, 2)  (None, 'model')  16 bytes"
+    with strategy.scope():
+        other = rx.Variable(1.0, name="x")
+    assert strategy.explain([other]).endswith("(no pattern matches its path)")
