@@ -18,6 +18,9 @@ from jax.extend import source_info_util
 
 import replicax.context as context
 from replicax.compat import vary, varying_axes
+from replicax.equality import OWN_DATA
+from replicax.program.divergence import find_divergence
+from replicax.program.eager_frame import may_differ
 from replicax.program.unequal_types import differ_in_replicas_only
 from replicax.runtime.mesh import REPLICA_AXIS
 
@@ -166,9 +169,24 @@ def _or_again(original: Callable[..., Any], args: Any, kwargs: Any, again: Calla
     """Calls a function of JAX's; where it refuses types that differ in nothing else, it is called in another way."""
     if context.current().manual_replicas is None:
         return original(*args, **kwargs)
+    call: Callable[[], Any] = lambda: original(*args, **kwargs)  # noqa: E731
     try:
-        return original(*args, **kwargs)
+        return _checked_op_by_op(original.__name__, call)
     except (TypeError, ValueError) as error:
         if not differ_in_replicas_only(str(error)):
             raise
-    return again()
+    return _checked_op_by_op(original.__name__, again)
+
+
+def _checked_op_by_op(name: str, call: Callable[[], Any]) -> Any:
+    """Returns `call()`; where operations run one by one nothing has looked yet for collectives that would hang in it.
+
+    Raises:
+        ProgramError: There is one that not all replicas may reach.
+    """
+    if context.runs_eagerly() and (context.current().manual_replicas or 1) > 1:
+        program = jax.make_jaxpr(call)()
+        if find_divergence(program).split_meetings:
+            by_value = [OWN_DATA if may_differ(const) else None for const in program.consts]
+            find_divergence(program, by_value).check_meetings(f"jax.lax.{name}")
+    return call()

@@ -16,6 +16,7 @@ from jax.extend import core as jex_core
 
 from replicax.compat import axes_of_type, location, scan_counts, scopes
 from replicax.equality import OWN_DATA, Difference
+from replicax.errors import ProgramError
 from replicax.program.jaxprs import is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
 
@@ -56,18 +57,35 @@ class Divergence:
         """Returns the values in a program in it that is reached once, and why they may differ (None: they do not)."""
         return self.differing[id(jaxpr)]
 
+    def check_meetings(self, name: str) -> None:
+        """Checks that all replicas come by all collectives of a program equally often.
 
-def find_divergence(program: jex_core.ClosedJaxpr) -> Divergence:
+        Raises:
+            ProgramError: They may not.
+        """
+        if not self.split_meetings:
+            return
+        equation, split = self.split_meetings[0]
+        raise ProgramError(
+            f"{name} calls the collective `{equation.primitive.name}` ({location(equation)}) where not all "
+            f"replicas may meet: whether it is reached {split.reason}. All replicas must call a collective equally "
+            "often, or those that do wait for ever. Move it out of the branch or loop, or let all replicas decide "
+            "alike: combine the predicate first (rx.get_replica_context().all_reduce, jax.lax.pmax)."
+        )
+
+
+def find_divergence(program: jex_core.ClosedJaxpr, constants: Differences | None = None) -> Divergence:
     """Finds what may differ between replicas in a replica's program.
 
     Args:
         program: What one replica does, as traced inside `jax.shard_map`. Inputs and constants that are typed as varying
             differ, the others are equal.
+        constants: For each constant of the program why it may differ, if more is known than its type.
     """
     search = _Search()
     jaxpr = program.jaxpr
     inputs = [_of_type(var.aval) for var in jaxpr.invars]
-    constants = [_of_type(var.aval) for var in jaxpr.constvars]
+    constants = [_of_type(var.aval) for var in jaxpr.constvars] if constants is None else constants
     outputs = search.outputs(jaxpr, constants + inputs, None)
     return Divergence(
         outputs, search.names, list(search.split_meetings.values()), search.split_gradients, search.differing

@@ -64,6 +64,16 @@ def differs_now(value: jax.Array) -> bool:
     return REPLICA_AXIS in varying_axes(value) or not _is_same_everywhere(value)
 
 
+def may_differ(value: Any) -> bool:
+    """Returns whether a value that an operation has computed differs; where JAX traces, whether it may by its type."""
+    if REPLICA_AXIS not in varying_axes(value):
+        return False
+    try:
+        return not _is_same_everywhere(value)
+    except jax.errors.ConcretizationTypeError:
+        return True
+
+
 def _is_same_everywhere(value: jax.Array) -> bool:
     """Returns whether a value of a function that runs operation by operation is equal on all replicas, bit by bit."""
     value = jax.lax.stop_gradient(value)

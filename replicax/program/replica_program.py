@@ -163,14 +163,7 @@ def _trace(
 
 def _checked(traced: ReplicaProgram, divergence: Divergence) -> ReplicaProgram:
     """Returns a program in which all decisions are right, with the results typed by what is known of them."""
-    if divergence.split_meetings:
-        equation, split = divergence.split_meetings[0]
-        raise ProgramError(
-            f"{traced.name} calls the collective `{equation.primitive.name}` ({location(equation)}) where not all "
-            f"replicas may meet: whether it is reached {split.reason}. All replicas must call a collective equally "
-            "often, or those that do wait for ever. Move it out of the branch or loop, or let all replicas decide "
-            "alike: combine the predicate first (rx.get_replica_context().all_reduce, jax.lax.pmax)."
-        )
+    divergence.check_meetings(traced.name)
     if divergence.split_gradients:
         equation, split = divergence.split_gradients[0]
         raise ProgramError(

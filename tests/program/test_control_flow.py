@@ -131,3 +131,31 @@ def test_what_is_wrong_on_one_device_is_as_wrong_in_a_replica(two, per_replica, 
     with pytest.raises(TypeError) as caught:
         two.run(WRONG[name], args=(per_replica(two, ROWS[:2], ROWS[2:]),))
     assert str(caught.value)[:30] == str(alone.value)[:30]
+
+
+# Operation by operation.
+
+MEETINGS = {
+    "cond": lambda x: jax.lax.cond(x > 1, lambda: jax.lax.psum(x, "replica"), lambda: x * 0),
+    "switch": lambda x: jax.lax.switch(jnp.int32(x > 1), [lambda: x * 0, lambda: jax.lax.pmax(x, "replica")]),
+    "fori_loop": lambda x: jax.lax.fori_loop(0, jnp.int32(x), lambda i, c: c + jax.lax.psum(x, "replica"), 0.0),
+    "while_loop": lambda x: jax.lax.while_loop(lambda c: c < x, lambda c: c + jax.lax.psum(x, "replica"), 0.0),
+    "in scan": lambda x: jax.lax.scan(lambda c, _: (MEETINGS["cond"](x), None), x, None, length=1)[0],
+    "in jit": lambda x: jax.jit(MEETINGS["cond"])(x),
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_a_collective_that_not_all_reach_is_refused_either_way(two, per_replica, either_way, name):
+    """XLA would wait for ever."""
+    with pytest.raises(rx.errors.ProgramError, match="where not all replicas may meet"):
+        two.run(MEETINGS[name], args=(per_replica(two, 1.0, 2.0),))
+
+
+def test_one_that_all_reach_is_not(two, per_replica, either_way):
+    def step(x):
+        largest = jnp.max(jax.lax.all_gather(x, "replica"))
+        return jax.lax.cond(largest > 1, lambda: jax.lax.psum(x, "replica"), lambda: 0.0)
+
+    found = two.local_results(two.run(step, args=(per_replica(two, 1.0, 2.0),)))
+    assert [float(value) for value in found] == [3.0, 3.0]
