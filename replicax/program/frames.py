@@ -106,30 +106,24 @@ class _Frame:
         return [self._values[key] for key in self.written]
 
 
-class ProgramFrame(_Frame):
-    """The variables of one program, in global (cross-replica) view, while its function is being traced.
+class _TracedFrame(_Frame):
+    """A frame that answers what was not assigned with placeholders.
 
     Args:
-        outside: A JAX trace that encloses that of the function. What the frame answers reads with belongs to it.
+        outside: A JAX trace that encloses that of the function. The placeholders belong to it.
+        accesses: Is told what is done with variables.
+        placeholder_of: Makes the placeholder of a variable.
 
     Attributes:
         inputs: The variables that were read before they were written.
         placeholders: What stands for their values in the traced function, in the same order.
-        returned: What the caller of the function notes of its result.
-        strategy: The strategy that the program runs under, once known.
-        replicas: Number of replicas that take part, once known.
-        counts: Which arrays are results of a `strategy.run`.
     """
 
-    def __init__(self, outside: Any):
-        super().__init__(Accesses())
+    def __init__(self, outside: Any, accesses: Accesses, placeholder_of: Callable[[Any], Any]):
+        super().__init__(accesses)
         self.inputs: dict[int, Any] = {}
         self.placeholders: dict[int, Any] = {}
-        self.returned: Any = None
-        self.strategy: Any = None
-        self.replicas: int | None = None
-        self.counts = Counts()
-        self._outside = outside
+        self._outside, self._placeholder_of = outside, placeholder_of
 
     def read(self, variable: Any) -> Any:
         """Returns the value of `variable`: the assigned one or a placeholder."""
@@ -141,11 +135,32 @@ class ProgramFrame(_Frame):
             self.inputs[key] = variable
             self.saw_new = self.saw_new or variable._value is None
             with within_trace(self._outside):
-                self.placeholders[key] = placeholder(variable, stacked_in_program(variable))
+                self.placeholders[key] = self._placeholder_of(variable)
         return self.placeholders[key]
 
 
-class ReplicaFrame(_Frame):
+class ProgramFrame(_TracedFrame):
+    """The variables of one program, in global (cross-replica) view, while its function is being traced.
+
+    Args:
+        outside: A JAX trace that encloses that of the function. What the frame answers reads with belongs to it.
+
+    Attributes:
+        returned: What the caller of the function notes of its result.
+        strategy: The strategy that the program runs under, once known.
+        replicas: Number of replicas that take part, once known.
+        counts: Which arrays are results of a `strategy.run`.
+    """
+
+    def __init__(self, outside: Any):
+        super().__init__(outside, Accesses(), lambda variable: placeholder(variable, stacked_in_program(variable)))
+        self.returned: Any = None
+        self.strategy: Any = None
+        self.replicas: int | None = None
+        self.counts = Counts()
+
+
+class ReplicaFrame(_TracedFrame):
     """The variables as one replica sees them, inside `shard_map`, while its function is being traced.
 
     It is made in the trace of the function, inside that of `shard_map`, and answers reads with placeholders that belong
@@ -157,34 +172,15 @@ class ReplicaFrame(_Frame):
         accesses: Is told what is done with variables.
 
     Attributes:
-        inputs: The variables that were read before they were written.
-        placeholders: Their placeholders, in the same order: one component's shape.
         decisions: The decisions.
     """
 
     def __init__(self, outside: Any, decisions: Decisions, accesses: Accesses):
-        super().__init__(accesses)
-        self.inputs: dict[int, Any] = {}
-        self.placeholders: dict[int, Any] = {}
+        super().__init__(outside, accesses, _placeholder_of_component)
         self.decisions = decisions
-        self._outside = outside
         #: The accumulators that were read or assigned, by their ids, in their order.
         self.accumulators: dict[int, Any] = {}
         self._deferred: dict[int, Callable[[Any], Any]] = {}
-
-    def read(self, variable: Any) -> Any:
-        """Returns this replica's value of `variable`."""
-        key = id(variable)
-        if key in self._values:
-            return self._values[key]
-        if key not in self.placeholders:
-            self.accesses.read(variable)
-            self.inputs[key] = variable
-            self.saw_new = self.saw_new or variable._value is None
-            with within_trace(self._outside):
-                value = placeholder(variable, None)
-                self.placeholders[key] = vary(value, REPLICA_AXIS) if variable_is_stacked(variable) else value
-        return self.placeholders[key]
 
     def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
         """Decides whether a value may differ between replicas."""
@@ -303,6 +299,11 @@ def own_row(stacked: Any) -> Any:
 def stacked_in_program(variable: Any) -> int | None:
     """Returns the number of stacked components of a variable that has one per replica, otherwise None."""
     return variable.strategy.num_replicas_in_sync if variable_is_stacked(variable) else None
+
+
+def _placeholder_of_component(variable: Any) -> jax.Array:
+    value = placeholder(variable, None)
+    return vary(value, REPLICA_AXIS) if variable_is_stacked(variable) else value
 
 
 def placeholder(variable: Any, stacked: int | None) -> jax.Array:
