@@ -50,7 +50,7 @@ def attacked(params, images, labels):
     return jax.lax.fori_loop(0, ATTACKS, climb, images)
 
 
-# - @jax.jit
+@jax.jit
 def train_step(params, opt_state, batch):
     images, labels = batch
     perturbed = attacked(params, images, labels)

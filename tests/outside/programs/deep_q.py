@@ -40,7 +40,7 @@ def play(model, memory, frames, epsilon):
 
 
 def sample(memory):
-    rows = [memory[i] for i in rng.integers(0, len(memory), BATCH + 1)]
+    rows = [memory[i] for i in rng.integers(0, len(memory), min(BATCH, len(memory)))]
     state, action, reward, after, done = map(np.array, zip(*rows, strict=True))
     floats = [column.astype(keras.config.floatx()) for column in (state, reward, after, done)]
     return floats[0], action, *floats[1:]

@@ -51,7 +51,7 @@ def loss_fn(params, batch):
     return rx.compute_average_loss(errors)  # +
 
 
-# - @jax.jit
+@jax.jit
 def train_step(state, batch):
     params, average, opt_state = state
     loss, grads = jax.value_and_grad(loss_fn)(params, batch)
@@ -60,8 +60,7 @@ def train_step(state, batch):
     return (params, optax.incremental_update(params, average, 1 - DECAY), opt_state), loss
 
 
-# - @jax.jit
-@rx.function  # +
+@jax.jit
 def sample(params, x):
     def denoise(x, time):
         signal = kept[time]

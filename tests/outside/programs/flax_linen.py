@@ -45,7 +45,7 @@ def create_train_state(model, key):
     )
 
 
-# - @jax.jit
+@jax.jit
 def train_step(state, batch):
     def loss_fn(params):
         variables = {"params": params, "batch_stats": state.batch_stats}

@@ -41,7 +41,7 @@ def main():
     optimizer = nnx.Optimizer(model, optax.adam(3e-3), wrt=nnx.Param)
     graph, state = nnx.split((model, optimizer))
 
-    # - @jax.jit
+    @jax.jit
     def train_step(state, x, y):
         model, optimizer = nnx.merge(graph, state)
         loss, grads = nnx.value_and_grad(loss_fn)(model, x, y)

@@ -44,7 +44,7 @@ def discriminator_model():
 
 
 def batches():
-    images = (load_digits().images[:200] / 8 - 1)[..., None].astype("float32")
+    images = (load_digits().images[:206] / 8 - 1)[..., None].astype("float32")
     noise = np.random.default_rng(0).normal(size=(len(images), NOISE)).astype("float32")
     return [(images[i : i + BATCH], noise[i : i + BATCH]) for i in range(0, len(images), BATCH)]
 

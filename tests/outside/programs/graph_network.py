@@ -72,7 +72,7 @@ def apply(params, graph):
     return dense(params["read"], jnp.sum(x * graph["mask"][:, None], axis=0) / jnp.sum(graph["mask"]))[0]
 
 
-# - @jax.jit
+@jax.jit
 def train_step(state, batch):
     def loss_fn(params):
         logits = jax.vmap(apply, in_axes=(None, 0))(params, batch)

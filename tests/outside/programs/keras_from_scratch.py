@@ -42,7 +42,7 @@ def main():
 
     grad_fn = jax.value_and_grad(compute_loss_and_updates, has_aux=True)
 
-    # - @jax.jit
+    @jax.jit
     def train_step(state, batch):
         trainable, non_trainable, optimizer_variables = state
         (loss, non_trainable), grads = grad_fn(trainable, non_trainable, *batch)

@@ -6,7 +6,7 @@ step, at points of its own choice, and keeps value and gradient for the next ste
 
 from __future__ import annotations
 
-# - import jax
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -33,7 +33,7 @@ def average_loss(params, x, y):
     return rx.get_replica_context().all_reduce("sum", loss)  # +
 
 
-# - @jax.jit
+@jax.jit
 def train_step(state, x, y):
     params, opt_state = state
 

@@ -69,7 +69,7 @@ def loss_fn(params, paths):
     return jnp.sum(jnp.mean(jnp.square(error), axis=(1, 2))) / BATCH
 
 
-# - @jax.jit
+@jax.jit
 def train_step(state, paths):
     params, opt_state = state
     loss, grads = jax.value_and_grad(loss_fn)(params, paths)

@@ -13,7 +13,7 @@ import optax
 
 import replicax as rx  # +
 
-EPISODES, LENGTH, GOAL, GAMMA = 44, 12, 4, 0.97
+EPISODES, LENGTH, GOAL, GAMMA = 48, 12, 4, 0.97
 strategy = rx.MirroredStrategy()  # +
 tx = optax.adam(3e-2)
 
@@ -58,7 +58,7 @@ def loss_fn(params, keys):
     return jnp.sum(policy_loss + value_loss) / EPISODES
 
 
-# - @jax.jit
+@jax.jit
 def train_step(state, keys):
     params, opt_state = state
     loss, grads = jax.value_and_grad(loss_fn)(params, keys)
@@ -69,7 +69,8 @@ def train_step(state, keys):
 def main():
     params = init_params(jax.random.key(0))
     state = params, tx.init(params)
-    keys = [jax.random.split(jax.random.PRNGKey(seed), EPISODES) for seed in range(12)]
+    sizes = [EPISODES] * 11 + [20]  # fewer episodes at the end
+    keys = [jax.random.split(jax.random.PRNGKey(seed), size) for seed, size in enumerate(sizes)]
     state = strategy.replicate(state)  # +
     losses = []
     # - for batch in keys:
