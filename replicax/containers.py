@@ -33,7 +33,7 @@ def opened(nest: Any) -> Any:
         ArgumentError: There is no way to put one together again, or it contains itself.
     """
     leaves, _ = _flattened(nest, is_leaf=is_value)
-    return _opened(nest, ()) if any(map(_is_container, leaves)) else nest
+    return _opened(nest, ()) if _any_container(leaves) else nest
 
 
 def flattened(nest: Any) -> tuple[list[Any], Any]:
@@ -43,7 +43,7 @@ def flattened(nest: Any) -> tuple[list[Any], Any]:
         ArgumentError: As for `opened`; or the keys of a dict cannot be sorted.
     """
     leaves, structure = _flattened(nest)
-    if any(map(_is_container, leaves)):
+    if _any_container(leaves):
         return _flattened(_opened(nest, ()))
     return leaves, structure
 
@@ -302,6 +302,10 @@ _OPENERS: dict[type, Callable[[Any], _Taken]] = {
     Mapping: _open_attributes,  # of attributes, such as `UserDict.data`
     collections.UserList: _open_attributes,
 }
+
+
+def _any_container(leaves: Sequence[Any]) -> bool:
+    return any(map(_opener, set(map(type, leaves))))  # Every argument of every call comes by here.
 
 
 def _class_of(value: Any) -> Any:

@@ -4,6 +4,7 @@ import collections
 import copy
 import dataclasses
 import gc
+import random
 import types
 import weakref
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.containers import found_in, holds_values, opened
+from replicax.containers import flattened, found_in, holds_values, opened
 from replicax.errors import ArgumentError
 
 
@@ -117,10 +118,13 @@ def content(value):
     """All that a container holds, with the classes, as something that can be compared."""
     if isinstance(value, rx.PerReplica):
         value = value.stacked
-    if isinstance(value, jax.Array):
+    if isinstance(value, (jax.Array, np.ndarray)):
         return np.asarray(value).tolist()
     if isinstance(value, collections.abc.Mapping):
-        return type(value), [(key, content(child)) for key, child in value.items()]
+        keys = (
+            list(value) if isinstance(value, (collections.OrderedDict, SubDict)) else sorted(value)
+        )  # JAX sorts dicts
+        return type(value), [(key, content(value[key])) for key in keys]
     if isinstance(value, (list, tuple, collections.UserList, collections.deque)):
         return type(value), getattr(value, "maxlen", 0), [content(child) for child in value]
     if isinstance(value, FrozenBatch):
@@ -359,3 +363,36 @@ def test_a_step_that_captures_a_batch_is_told_that_it_is_fixed(caplog):
     assert float(two.reduce("sum", two.run(is_given, args=(batch,)))) == 6.0
     assert caplog.text.count("captures has captured a per-replica value") == 1
     assert caplog.text.count("has captured") == 1
+
+
+# Any nest.
+
+
+def random_nest(rng, depth):
+    if depth == 0 or rng.random() < 0.2:
+        return rng.choice([jnp.arange(2.0), np.ones(2), rx.PerReplica(jnp.ones((2, 3))), "text", None, True, 0.5, 7])
+    items = {key: random_nest(rng, depth - 1) for key in rng.sample("abcd", rng.randint(0, 3))}
+    makers = [
+        SubDict, Ordered, lambda items: Default(int, items), collections.UserDict, types.MappingProxyType,
+        lambda items: ByAttribute(**items), lambda items: Frozen(**items), lambda items: types.SimpleNamespace(**items),
+        lambda items: SubList(items.values()), lambda items: SubTuple(items.values()),
+        lambda items: list(items.values()),
+        lambda items: collections.deque(items.values(), maxlen=4),
+        lambda items: FrozenBatch(list(items.values())),
+        lambda items: AttrsBatch(tuple(items.values())), lambda items: dict(sorted(items.items())),
+    ]  # fmt: skip
+    return rng.choice(makers)(items)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_nest_is_put_together_as_it_was(seed):
+    rng = random.Random(seed)
+    for _ in range(30):
+        nest = random_nest(rng, rng.randint(1, 4))
+        before = content(nest)
+        leaves, structure = flattened(nest)
+        assert content(jax.tree_util.tree_unflatten(structure, leaves)) == before
+        assert content(nest) == before
+        assert flattened(nest)[1] == structure
+        assert hash(flattened(nest)[1]) == hash(structure)
+        assert not any(holds_values(leaf) for leaf in leaves if not isinstance(leaf, (jax.Array, np.ndarray)))
