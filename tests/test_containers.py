@@ -346,6 +346,31 @@ def test_a_program_is_right_for_the_arrays_that_an_object_holds(mirrored, caplog
     assert caplog.text.count("compiled again for each array that Plain.state['x'][0] is") == 1
 
 
+@pytest.mark.parametrize("make", [np.full, jnp.full], ids=["numpy", "jax"])
+def test_what_a_program_does_not_use_may_change(mirrored, make, per_replica):
+    two, state = mirrored(2), Plain(make(2, 1.0))
+    state.losses = []
+    f = rx.function(lambda state, x: two.run(lambda state: jnp.sum(state.state["x"][0]) + x, args=(state,)))
+    for i in range(4):
+        assert float(f(state, 1.0)) == 3.0
+        state.losses.append(jnp.ones(3))
+        state.last, state.count = per_replica(two, 1.0 * i, 2.0), jnp.float32(i)
+    assert f.num_programs == 1
+    state.state["x"][0] = make(2, 5.0)
+    assert float(f(state, 1.0)) == 11.0
+    assert f.num_programs == 2
+
+
+def test_a_per_replica_value_in_an_object_is_watched_too(mirrored, per_replica):
+    two = mirrored(2)
+    holder = Plain(None)
+    holder.state["x"] = per_replica(two, 1.0, 2.0)
+    step = lambda holder: holder.state["x"] * 2  # noqa: E731
+    assert [float(x) for x in two.local_results(two.run(step, args=(holder,)))] == [2.0, 4.0]
+    holder.state["x"] = per_replica(two, 3.0, 4.0)
+    assert [float(x) for x in two.local_results(two.run(step, args=(holder,)))] == [6.0, 8.0]
+
+
 def test_a_step_that_captures_a_batch_is_told_that_it_is_fixed(caplog):
     two = rx.MirroredStrategy(["cpu:0", "cpu:1"])  # which has said nothing yet
     (batch,) = two.distribute_dataset([np.arange(4.0, dtype=np.float32)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,16 @@ def calls_host(program: Any) -> bool:
         equation.primitive.name in _CALLBACKS or any(map(calls_host, jex_core.jaxprs_in_params(equation.params)))
         for equation in jaxpr.eqns
     )
+
+
+def constants_of(program: Any) -> Iterator[Any]:
+    """Yields the arrays that a program has captured, also those of functions that it calls."""
+    yield from getattr(program, "consts", ())
+    for equation in getattr(program, "jaxpr", program).eqns:
+        yield from (atom.val for atom in equation.invars if is_literal(atom))
+        for each in jax.tree_util.tree_leaves(list(equation.params.values())):
+            if hasattr(each, "eqns") or hasattr(each, "consts"):
+                yield from constants_of(each)
 
 
 def inlined(program: jex_core.ClosedJaxpr, args: Sequence[Any]) -> jex_core.ClosedJaxpr:

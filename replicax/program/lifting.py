@@ -31,6 +31,7 @@ from replicax.program.flax_modules import PassedModules
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
 from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.host_calls import HostCalls
+from replicax.program.jaxprs import constants_of
 from replicax.program.nest import Held, Structure, take_apart_outputs
 from replicax.program.results import Counts, mark, marked_with
 from replicax.program.tracing import Pass, trace_function
@@ -82,11 +83,11 @@ class Program:
     ):
         self._get_fn, self._structure, self._donate = get_fn, structure, list(donate)
         self._any_donated = any(self._donate)
-        self.held = Held(structure)
         self._argument_counts = [marked_with(array) for array in arrays]
         with health.phase(health.COMPILE), collected_later():
             *first, last = self._trace(arrays, replicas)
         self._take(last)
+        self.held = Held(structure, constants_of(self._traced.program) if structure.static else ())
         #: The programs of the first calls, in which the function builds variables.
         self._first = [self._of_first_call(each) for each in first]
 

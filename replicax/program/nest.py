@@ -8,7 +8,7 @@ on the way out.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -109,34 +109,49 @@ def take_apart_outputs(nest: Any) -> tuple[list[Any], Structure]:
 
 
 class Held:
-    """The arrays that were found in the arguments that are no arrays, when a program was made: it is right for them.
+    """The arrays that were found in arguments that are no arrays, when a program was made: it is right for them.
+
+    Of JAX's arrays, those that the program uses are meant. Numbers are settings, like those of Python.
 
     Args:
         structure: The arguments.
+        constants: The arrays that the program has captured.
     """
 
-    def __init__(self, structure: Structure):
-        found = ((i, _held_by(leaf)) for i, leaf in structure.static)
+    def __init__(self, structure: Structure, constants: Iterable[Any]):
+        used = set(map(id, constants))
+        found = (
+            (i, {where: v for where, v in _held_by(leaf).items() if _is_used(v, used)}) for i, leaf in structure.static
+        )
         self._held = [(i, values) for i, values in found if values]
 
     def __bool__(self) -> bool:
         return bool(self._held)
 
     def changed(self, structure: Structure) -> str | None:
-        """Returns where other arrays are held now than then, such as `"Trainer.batch"`; None if nowhere."""
-        static = dict(structure.static)
+        """Returns where another array is held now than then, such as `"Trainer.batch"`; None if nowhere."""
+        static = dict(structure.static) if self._held else {}
         for i, before in self._held:
             now = _held_by(static[i])
-            if len(now) != len(before):
-                return type(static[i]).__name__
-            for (where, value), (_, other) in zip(now, before, strict=True):
-                if value is not other:
+            for where, value in before.items():
+                if _array_of(now.get(where)) is not _array_of(value):
                     return type(static[i]).__name__ + where
         return None
 
 
-def _held_by(leaf: Any) -> list[tuple[str, Any]]:
-    return [(where, each) for where, each in walked(leaf) if is_value(each)]
+def _held_by(leaf: Any) -> dict[str, Any]:
+    return {where: each for where, each in walked(leaf) if is_value(each)}
+
+
+def _array_of(value: Any) -> Any:
+    return value.stacked if isinstance(value, PerReplica) else value
+
+
+def _is_used(value: Any, used: set[int]) -> bool:
+    array = _array_of(value)
+    if isinstance(array, jax.Array):
+        return id(array) in used
+    return isinstance(array, np.ndarray) and array.ndim > 0
 
 
 def per_replica_arrays(nest: Any) -> tuple[list[bool], int | None]:
