@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -93,5 +94,7 @@ def _translated(tf_name: str, keywords: Mapping[str, Keyword], given: Mapping[st
 
 
 def _is_same(value: Any, known: Any) -> bool:
-    """Compares without asking an array whether it is true."""
+    """Compares without asking an array whether it is true; a member of an enumeration is its value."""
+    if isinstance(value, enum.Enum):
+        value = value.value
     return value is known or (type(value) is type(known) and bool(value == known))

@@ -35,7 +35,9 @@ STRATEGIES: Rows = {
     f"{_X}.MultiWorkerMirroredStrategy": differs(
         "MultiWorkerMirroredStrategy",
         "Other order of parameters: the resolver comes first, as in the class that is not experimental.",
-        communication=refused("Give `communication_options=rx.CommunicationOptions(implementation=...)`.", None),
+        communication=refused(
+            "Give `communication_options=rx.CommunicationOptions(implementation=...)`.", None, "AUTO", "auto"
+        ),
     ),
     f"{_D}.CollectiveAllReduceStrategy": renamed("MultiWorkerMirroredStrategy"),
     f"{_D}.ParameterServerStrategy": differs(

@@ -58,7 +58,7 @@ VALUES: Rows = {
         "InputOptions",
         "Fields of its own: `prefetch`, `remainder`, `auto_shard_policy`, `uneven_workers`, `worker_timeout`.",
         experimental_fetch_to_device=refused(_ALWAYS_PLACED, None, True),
-        experimental_replication_mode=refused(_ONE_PIPELINE),
+        experimental_replication_mode=refused(_ONE_PIPELINE, "PER_WORKER"),
         experimental_place_dataset_on_device=refused("A dataset is read on the host.", False),
         experimental_per_replica_buffer_size=to("prefetch"),
     ).ordered(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import enum
 import inspect
 
 import numpy as np
@@ -71,3 +72,18 @@ def test_arguments_by_place_are_not_given_by_name_too_and_not_more_than_tensorfl
 def test_without_an_order_too_many_arguments_are_an_ordinary_error():
     with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
         reduce("sum", 1, 0)
+
+
+class Mode(enum.Enum):
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"
+
+
+def test_a_member_of_an_enumeration_is_accepted_as_its_value():
+    @called_as("tf.distribute.InputOptions")
+    def options(**given):
+        return given
+
+    assert options(experimental_replication_mode=Mode.PER_WORKER) == {}
+    with pytest.raises(ArgumentError, match=r"PER_REPLICA.*one input pipeline"):
+        options(experimental_replication_mode=Mode.PER_REPLICA)

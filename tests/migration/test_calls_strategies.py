@@ -99,7 +99,7 @@ def test_strategies_of_several_workers_alone(call):
         f"{_X}.MultiWorkerMirroredStrategy",
         rx.MultiWorkerMirroredStrategy,
         cluster_resolver=resolver,
-        communication=None,
+        communication=rx.CommunicationImplementation.AUTO,
     )
     assert older.num_replicas_in_sync == 8
 
@@ -154,6 +154,7 @@ def test_datasets_and_values(call, two):
         f"{_D}.InputOptions",
         rx.InputOptions,
         experimental_fetch_to_device=True,
+        experimental_replication_mode="PER_WORKER",
         experimental_place_dataset_on_device=False,
         experimental_per_replica_buffer_size=1,
     )
