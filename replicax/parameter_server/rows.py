@@ -26,6 +26,7 @@ BY_ELEMENT = frozenset([
     "reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt", "square",
     "stop_gradient", "sub", "tan", "tanh", "xor",
 ])  # fmt: skip
+_COMBINING = BY_ELEMENT | {"concatenate"}
 _BY_ROW = frozenset(
     ["argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"]
 )
@@ -67,7 +68,7 @@ def evaluate_rows(
     for equation in equations:
         touched = [not is_literal(atom) and atom in by_row for atom in equation.invars]
         inputs = [read(atom, values) for atom in equation.invars]
-        if first is not None and equation.primitive.name in BY_ELEMENT and any(touched):
+        if first is not None and equation.primitive.name in _COMBINING and any(touched):
             for i, atom in enumerate(equation.invars):
                 if not touched[i] and tuple(atom.aval.shape[:1]) == (full,):
                     inputs[i], touched[i] = inputs[i][first : first + rows], True
@@ -140,6 +141,8 @@ def _adapted(
 ) -> tuple[dict[str, Any], bool]:
     """Returns the parameters of an equation that change with the number of rows, and whether its result has rows."""
     name, params = equation.primitive.name, equation.params
+    if name == "broadcast_in_dim" and not touched[0] and first is not None:
+        return {}, False  # Of the result, whatever it is for, rows are taken where they are combined with others.
     if name == "broadcast_in_dim":
         return _broadcast(equation, touched[0], full, rows)
     if not any(touched):

@@ -120,6 +120,7 @@ ENTRIES = {
     "a mask of the step": lambda v, ids, g: jnp.where((jnp.arange(10) % ids[2] == 0)[:, None], v + 1, v),
     "rows out of range": lambda v, ids, g: v.at[ids + 5].add(g, mode="drop"),
     "as many changes as rows": lambda v, ids, g: v.at[jnp.tile(ids, 3)[:10]].add(jnp.tile(g, (3, 1))[:10]),
+    "as many columns as rows": lambda v, ids, g: v.at[1:3, jnp.tile(ids % 4, 3)[:10]].add(1.0),
     "of rows read before": lambda v, ids, g: v.at[ids].add(g * v[ids]),
 }
 BY_GRADIENTS = ("add", "set", "one column", "as many changes as rows", "of rows read before")
