@@ -1,12 +1,14 @@
-"""The table of programs: in which style each is written, and how equal it has to be."""
+"""The table of programs: in which style each is written, and how equal all have to be."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
 
-FLOAT32_TOLERANCE = 1e-6
-FLOAT64_TOLERANCE = 1e-10
+# How far parameters of float32 may be apart: the norm of the difference, relative to their norm. A program must not
+# have a parameter without a gradient (a bias before batch normalisation, or that of attention's keys) under Adam: it
+# divides a gradient by its own size, so that rounding errors would become steps of full length.
+TOLERANCE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,19 +18,12 @@ class Case:
     Attributes:
       name: its file under `programs`.
       style: how its training is written.
-      float64: why it is compared in float64; empty if float32 shows what is to be shown.
       needs: a package that replicax does not install; without it the program is left out.
     """
 
     name: str
     style: str
-    float64: str = ""
     needs: str = ""
-
-    @property
-    def tolerance(self) -> float:
-        """How far the parameters may be apart: the norm of the difference, relative to their norm."""
-        return FLOAT64_TOLERANCE if self.float64 else FLOAT32_TOLERANCE
 
     @property
     def can_run(self) -> bool:

@@ -36,9 +36,9 @@ class Comparison:
         return self.parameters <= tolerance and self.losses <= 10 * tolerance and self.learned > 1e3 * tolerance
 
 
-def compare(name: str, float64: bool) -> Comparison:
+def compare(name: str) -> Comparison:
     """Compares a program's forms in a process of its own."""
-    command = [sys.executable, "-m", "tests.outside.comparing", name, *(["--float64"] if float64 else [])]
+    command = [sys.executable, "-m", "tests.outside.comparing", name]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=LONGEST_RUN_S
@@ -50,16 +50,13 @@ def compare(name: str, float64: bool) -> Comparison:
     return Comparison(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def compare_here(path: Path, float64: bool) -> Comparison:
+def compare_here(path: Path) -> Comparison:
     """Compares the forms of the program at `path` in this process."""
     import jax
     import keras
     import numpy as np
 
     from tests.outside.forms import original
-
-    jax.config.update("jax_enable_x64", float64)
-    keras.config.set_floatx("float64" if float64 else "float32")
 
     def run(form: str, text: str) -> tuple[Any, Any]:
         keras.utils.set_random_seed(0)
@@ -85,5 +82,5 @@ if __name__ == "__main__":
     import replicax as rx
 
     rx.config.set_virtual_devices(NUM_DEVICES)
-    result = compare_here(PROGRAMS / f"{sys.argv[1]}.py", float64="--float64" in sys.argv)
+    result = compare_here(PROGRAMS / f"{sys.argv[1]}.py")
     print(json.dumps(dataclasses.asdict(result)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.outside.cases import TOLERANCE
 from tests.outside.comparing import Comparison, compare_here
 
 PROGRAM = """
@@ -37,18 +38,18 @@ def main():
 def compared(folder: Path, divisor: str) -> Comparison:
     path = folder / "program.py"
     path.write_text(PROGRAM.replace("DIVISOR", divisor))
-    return compare_here(path, float64=False)
+    return compare_here(path)
 
 
 def test_a_right_port_is_equal(tmp_path: Path):
-    assert compared(tmp_path, "16").is_equal(1e-6)
+    assert compared(tmp_path, "16").is_equal(TOLERANCE)
 
 
 def test_a_loss_divided_by_the_rows_of_a_replica_is_found(tmp_path: Path):
     found = compared(tmp_path, "len(x)")
     assert found.parameters > 0.1
-    assert not found.is_equal(1e-6)
+    assert not found.is_equal(TOLERANCE)
 
 
 def test_a_program_that_learns_nothing_shows_nothing():
-    assert not Comparison(parameters=0.0, losses=0.0, learned=0.0).is_equal(1e-6)
+    assert not Comparison(parameters=0.0, losses=0.0, learned=0.0).is_equal(TOLERANCE)
