@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,8 +13,9 @@ from replicax.values import is_per_replica
 _NOTHING = object()
 
 
+@jax.tree_util.register_pytree_node_class
 class Optional:
-    """A value, or none; as `tf.experimental.Optional`.
+    """A value, or none; as `tf.experimental.Optional`. Functions of JAX and steps take its value apart.
 
     Example:
         >>> Optional.from_value(3).has_value(), Optional.empty(None).has_value()
@@ -54,6 +56,18 @@ class Optional:
     def element_spec(self) -> Any:
         """What one replica gets: a nest of `jax.ShapeDtypeStruct`; None where it is not known."""
         return self._spec
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        """Returns the value as the only child, if there is one (JAX's pytree protocol)."""
+        leaves, structure = jax.tree_util.tree_flatten(self._spec)
+        return (self._value,) if self.has_value() else (), (tuple(leaves), structure)
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Sequence[Any]) -> Optional:
+        """Rebuilds it from its value (JAX's pytree protocol)."""
+        leaves, structure = aux
+        spec = jax.tree_util.tree_unflatten(structure, leaves)
+        return cls(children[0], spec) if children else cls.empty(spec)
 
     def __bool__(self) -> bool:
         return self.has_value()

@@ -120,6 +120,7 @@ class _Differentiated:
 
     def __init__(self, fn: Callable[..., Any], maker: str, results: str):
         self._fn, self._maker, self._results = fn, maker, results
+        self.__name__ = self.__qualname__ = maker  # of programs that are made of it
 
     @entry_point
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -99,6 +99,8 @@ class InputSignature:
         return jax.tree_util.tree_unflatten(structure, fitting)
 
     def _fitted(self, leaf: Any, spec: Any, name: str) -> Any:
+        if hasattr(leaf, "__jax_array__") and not isinstance(leaf, PerReplica):
+            leaf = jnp.asarray(leaf)  # a variable's value
         if not is_array(leaf) and not isinstance(leaf, (bool, int, float, complex, np.generic, PerReplica)):
             raise ArgumentError(
                 f"{name!r} of {self._name} must be an array of {_shown(spec)}, got {type(leaf).__name__}."

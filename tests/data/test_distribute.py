@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicax import context
-from replicax.data import DistributedDataset, DistributedDatasetFromFunction, InputContext, InputOptions
+from replicax.data import DistributedDataset, DistributedDatasetFromFunction, InputContext, InputOptions, Optional
 from replicax.errors import ArgumentError, BatchError, ContextError, EndOfDataError
 from replicax.values import PerReplica
 
@@ -222,6 +222,18 @@ def test_an_optional_has_no_value_at_the_end(distribute, rows_of):
     assert element.element_spec == jax.ShapeDtypeStruct((1,), np.int32)
     with pytest.raises(EndOfDataError, match=r"has_value\(\) first"):
         element.get_value()
+
+
+def test_an_optional_goes_through_functions():
+    spec = {"x": jax.ShapeDtypeStruct((2,), np.float32)}
+    returned = jax.jit(lambda element: jax.tree.map(lambda x: 2 * x, element))(
+        Optional.from_value({"x": np.ones(2, np.float32)})
+    )
+    assert returned.get_value()["x"].tolist() == [2.0, 2.0]
+    assert returned.element_spec == spec
+    empty = jax.jit(lambda element: element)(Optional.empty(spec))
+    assert not empty.has_value()
+    assert empty.element_spec == spec
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

@@ -378,4 +378,5 @@ def test_who_takes_the_function_for_its_result_is_told_to_call_it(make, use, sai
     with pytest.raises(ArgumentError, match=rf"rx\.{make.__name__} returns a function.*{said}.*variables\)\(\)"):
         use(made)
     assert made
+    assert made.__name__ == make.__name__
     assert float(jax.tree.leaves(made())[-1]) == 4.0

@@ -69,6 +69,15 @@ def test_a_python_number_gets_the_dtype(dtype, number):
     assert f(number) == number
 
 
+def test_of_a_variable_it_is_the_value():
+    v = rx.Variable(2.0)
+    f = doubled(SCALAR)
+    assert float(f(v)) == 4.0
+    v.assign(3.0)
+    assert float(f(v)) == 6.0
+    assert f.num_programs == 1
+
+
 def test_arguments_may_be_given_by_name_and_those_beyond_keep_their_defaults():
     @rx.function(input_signature=[SCALAR, {"a": SCALAR}])
     def f(x, nest, factor=10.0):
