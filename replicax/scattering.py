@@ -48,9 +48,9 @@ class Scattered:
     """The scatter methods of `tf.Variable`, for what has a shape, a dtype and `_scatter`.
 
     Each takes `IndexedSlices` (ours, TensorFlow's or anything with `values` and `indices`), or indices and updates in
-    this order (`use_locking`, which TensorFlow has in second place, changes nothing and is always a bool). If
-    one index comes several times, all its updates count. Updates may be one number, for all indices. Indices out of
-    range are an error; in a step they are known too late for that, and nothing is changed there.
+    this order. (`use_locking`, which TensorFlow has in second place, changes nothing; to give False as the update,
+    write `updates=False`.) If one index comes several times, all its updates count. Updates may be one number, for all
+    indices. Indices out of range are an error; in a step they are known too late for that, and nothing is changed there.
 
     In `strategy.run`, the replicas' slices are combined by the variable's aggregation, as in tf.distribute: under
     `"sum"` all of them are applied, under `"mean"` all of them with the updates divided by the number of replicas,
@@ -131,7 +131,7 @@ class Scattered:
         return self._scatter("min", self._entries(indices, updates))
 
     def _rows(self, sparse_delta: Any, second: Any, updates: Any, batched: bool = False) -> Entries:
-        indices, updates = _taken_apart(sparse_delta, second if updates is None else updates)
+        indices, updates = _taken_apart(sparse_delta, second, updates)
         indices = self._checked(indices)
         if not batched:
             return self._entries(indices[..., None], updates)
@@ -180,13 +180,16 @@ class Scattered:
         return VariableError(f"The {what} for variable {self.name!r} of shape {own} have {wanted}; got shape {shape}.")
 
 
-def _taken_apart(sparse_delta: Any, updates: Any) -> tuple[Any, Any]:
-    """Returns indices and updates; a bool in their place is `use_locking`, which comes second in TensorFlow."""
+def _taken_apart(sparse_delta: Any, second: Any, updates: Any) -> tuple[Any, Any]:
+    """Returns indices and updates: the second argument, where it is not TensorFlow's `use_locking`, or `updates`."""
     if hasattr(sparse_delta, "indices") and hasattr(sparse_delta, "values"):
-        if updates is None or isinstance(updates, bool):
+        if updates is None and (second is None or isinstance(second, bool)):
             return sparse_delta.indices, sparse_delta.values
-    elif updates is not None and not isinstance(updates, bool):
+    elif updates is not None:
         return sparse_delta, updates
+    elif second is not None and second is not False:
+        return sparse_delta, second
+    updates = second if updates is None else updates
     raise ArgumentError(
         "A scatter method takes rx.IndexedSlices(values, indices), or indices and updates: "
         f"scatter_add(indices, updates). Got {type(sparse_delta).__name__} and {type(updates).__name__}."

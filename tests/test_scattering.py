@@ -94,6 +94,16 @@ def test_rows_of_each_part_of_a_batch():
         v.batch_scatter_update(np.zeros((3, 2), int), 0.0)
 
 
+def test_updates_may_be_bools():
+    v = rx.Variable([True, False, True])
+    v.scatter_update([1], True)
+    v.scatter_update([0], updates=False)
+    v.scatter_update([2], [False])
+    assert v.numpy().tolist() == [False, True, False]
+    with pytest.raises(ArgumentError, match="indices and updates"):
+        v.scatter_update([1], False)  # that is `use_locking`
+
+
 # In replicas: TensorFlow's table. Row 0 is 2, each replica brings 5.
 
 
