@@ -50,7 +50,7 @@ class Scattered:
     Each takes `IndexedSlices` (ours, TensorFlow's or anything with `values` and `indices`), or indices and updates in
     this order. (`use_locking`, which TensorFlow has in second place, changes nothing; to give False as the update,
     write `updates=False`.) If one index comes several times, all its updates count. Updates may be one number, for all
-    indices. Indices out of range are an error; in a step they are known too late for that, and nothing is changed there.
+    indices. Indices out of range are an error; in a step that is known too late, and nothing is changed there.
 
     In `strategy.run`, the replicas' slices are combined by the variable's aggregation, as in tf.distribute: under
     `"sum"` all of them are applied, under `"mean"` all of them with the updates divided by the number of replicas,
