@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
+from replicax.collectives import CommunicationOptions
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
 from replicax.migration import called_as
+from replicax.program.calls import check_function
 from replicax.program.nest import is_number_like
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.devices import default_devices
@@ -87,6 +89,7 @@ class DefaultStrategy(Strategy):
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Returns `value_fn(ValueContext())`."""
+        check_function("`value_fn`", value_fn)
         return value_fn(ValueContext())
 
     def __repr__(self) -> str:
@@ -104,13 +107,14 @@ class DefaultReplicaContext(ReplicaContext):
     @called_as("tf.distribute.ReplicaContext.all_reduce")
     def all_reduce(self, op: ReduceOp | str, value: Any, options: Any = None) -> Any:
         """Returns `value`."""
-        del options
+        CommunicationOptions().merge(options)  # Checks them.
         ReduceOp.of(op)
         return value
 
     def all_gather(self, value: Any, axis: int = 0, options: Any = None) -> Any:
         """Returns `value`."""
-        del axis, options
+        CommunicationOptions().merge(options)  # Checks them.
+        del axis
         return value
 
     def merge_call(

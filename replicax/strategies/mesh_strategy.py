@@ -24,6 +24,7 @@ from replicax.data import (
     Workers,
 )
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
+from replicax.program.calls import check_function
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.nest import is_number_like
 from replicax.program.replica import ReplicaCall, enclosing_program, settle_strategy, without_per_replica
@@ -143,13 +144,18 @@ class MeshStrategy(Strategy):
         return ReplicaContext(self, replicas, batch_rows)
 
     def merged_options(self, options: CommunicationOptions | None) -> CommunicationOptions:
-        """Returns the strategy's communication options, overridden by those of one call."""
+        """Returns the strategy's communication options, overridden by those of one call.
+
+        Raises:
+            ArgumentError: They are no options, or have a `timeout_seconds`.
+        """
+        merged = self.communication_options.merge(options)
         if options is not None and options.timeout_seconds is not None:
             raise ArgumentError(
                 f"timeout_seconds={options.timeout_seconds!r} cannot be given to a single call: XLA's collectives have "
                 "no limit of their own. Give it to the strategy: MultiWorkerMirroredStrategy(stall_timeout=...)."
             )
-        return self.communication_options if options is None else self.communication_options.merge(options)
+        return merged
 
     def optimizer_sharding(self, variable: Any) -> jax.sharding.NamedSharding:
         """Returns where a variable of an optimizer lives while `Model.fit` trains."""
@@ -272,6 +278,7 @@ class MeshStrategy(Strategy):
             ReplicaShapeError: Inside an `rx.function`: it returns arrays of different shapes or dtypes.
             ValuesMismatchError: Workers return nests of another structure.
         """
+        check_function("`value_fn`", value_fn)
         self._check_cross_replica("strategy.distribute_values_from_function")
         replicas = self.num_replicas_in_sync
         if enclosing_program() is not None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
+from replicax.collectives import CommunicationOptions
 from replicax.compat import assert_equal_over_axis, vary
 from replicax.equality import difference
 from replicax.errors import ContextError, ReduceError
@@ -70,18 +71,20 @@ class ReplicaContext:
             variables. Differentiable: the gradient of a sum over replicas is the sum of their gradients.
 
         Raises:
+            ArgumentError: `options` are none.
             ReduceError: A leaf is equal on all replicas already and would be summed.
             ContextError: Called outside of `run`.
         """
         op = ReduceOp.of(op)
         self._check_inside()
+        options = self.strategy.merged_options(options)
         leaves, treedef = jax.tree_util.tree_flatten(without_per_replica(value), is_leaf=is_slices)
         reduced = iter(self._all_reduced(op, [leaf for leaf in leaves if not is_slices(leaf)], options))
         replicas, is_mean = self.num_replicas_in_sync, op is ReduceOp.MEAN
         leaves = [reduce_slices(leaf, replicas, is_mean) if is_slices(leaf) else next(reduced) for leaf in leaves]
         return jax.tree_util.tree_unflatten(treedef, leaves)
 
-    def _all_reduced(self, op: ReduceOp, leaves: Sequence[Any], options: Any) -> list[jax.Array]:
+    def _all_reduced(self, op: ReduceOp, leaves: Sequence[Any], options: CommunicationOptions) -> list[jax.Array]:
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         sums = op is ReduceOp.SUM and self.num_replicas_in_sync > 1
         decided = [difference(array, refused_if_equal=sums) for array in arrays]
@@ -100,9 +103,9 @@ class ReplicaContext:
 
     def reduce_gradients(self, op: ReduceOp, gradients: list[jax.Array]) -> list[jax.Array]:
         """Combines each replica's gradients (the gradient boundary calls this)."""
-        return self._reduced(op, gradients, None)
+        return self._reduced(op, gradients, self.strategy.communication_options)
 
-    def _reduced(self, op: ReduceOp, arrays: list[jax.Array], options: Any) -> list[jax.Array]:
+    def _reduced(self, op: ReduceOp, arrays: list[jax.Array], options: CommunicationOptions) -> list[jax.Array]:
         if self.num_replicas_in_sync == 1:
             return [assert_equal_over_axis(array, REPLICA_AXIS) for array in arrays]
         return self.strategy.cross_device_ops.all_reduce(
@@ -110,7 +113,7 @@ class ReplicaContext:
             arrays,
             axis_name=REPLICA_AXIS,
             num_replicas=self.num_replicas_in_sync,
-            options=self.strategy.merged_options(options),
+            options=options,
         )
 
     def all_gather(self, value: Any, axis: int = 0, options: Any = None) -> Any:
@@ -119,14 +122,15 @@ class ReplicaContext:
         Args:
             value: Array of at least one dimension, or a nest of them; the same shape on all replicas.
             axis: The dimension; the result is `num_replicas_in_sync` times as long there.
-            options: Accepted as in tf.distribute; gathering has no options.
+            options: Accepted as in tf.distribute, and checked; they change nothing about gathering.
 
         Raises:
+            ArgumentError: `options` are none.
             ReduceError: Bad axis, or a scalar.
             ContextError: Called outside of `run`.
         """
-        del options
         self._check_inside()
+        self.strategy.merged_options(options)
         check_no_slices(value, "all_gather")
 
         def gathered(leaf: Any) -> jax.Array:

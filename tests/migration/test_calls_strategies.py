@@ -318,3 +318,15 @@ def test_kinds_of_values(call, two, per_replica):
     assert isinstance(values, rx.PerReplica)
     assert isinstance(values, rx.DistributedValues)
     assert isinstance(two.replicate(1.0), rx.Mirrored)
+
+
+@pytest.mark.parametrize("replicas", [0, 1, 2])
+def test_options_and_functions_are_checked_in_front(mirrored, replicas):
+    """Also where they would change nothing."""
+    strategy = mirrored(replicas) if replicas else rx.get_strategy()
+    with pytest.raises(ArgumentError, match=r"Only rx.CommunicationOptions .* got 5"):
+        strategy.run(lambda x: rx.get_replica_context().all_reduce("mean", x, 5), args=(jnp.ones(2),))
+    with pytest.raises(ArgumentError, match=r"Only rx.CommunicationOptions .* got 5"):
+        strategy.run(lambda x: rx.get_replica_context().all_gather(x, 0, 5), args=(jnp.ones(2),))
+    with pytest.raises(ArgumentError, match=r"`value_fn` must be callable, got int: 5"):
+        strategy.distribute_values_from_function(5)
