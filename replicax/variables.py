@@ -287,7 +287,7 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
         return self._store(new)
 
     def _as_array(self, value: Any) -> jax.Array:
-        return strongly_typed(component_here(value, self.name), self._dtype)
+        return _as_numbers(component_here(value, self.name), self._dtype, self.name)
 
     def _converted(self, value: Any) -> jax.Array:
         new = self._as_array(value)
@@ -378,11 +378,23 @@ def check_owner(owner: Any, current: Any, name: str) -> None:
         )
 
 
+def _as_numbers(value: Any, dtype: Any, name: str) -> jax.Array:
+    try:
+        return strongly_typed(value, dtype)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+        raise
+    except (TypeError, ValueError) as error:
+        raise VariableError(
+            f"Variable {name!r} takes an array of numbers{'' if dtype is None else f' of dtype {dtype}'}, got "
+            f"{type(value).__name__}: {value!r:.100}. ({error})"
+        ) from error
+
+
 def _initial(initial_value: Any, dtype: Any, name: str) -> jax.Array:
     # A variable may be created while a function is traced; its first value must be a real one even there.
     with outside_traces():
         value = initial_value() if callable(initial_value) else initial_value
-        array = value if isinstance(value, jax.core.Tracer) else strongly_typed(value, dtype)
+        array = value if isinstance(value, jax.core.Tracer) else _as_numbers(value, dtype, name)
     if isinstance(array, jax.core.Tracer):
         raise ProgramError(
             f"The initial value of variable {name!r} depends on values that are only known when the program runs. "

@@ -583,3 +583,17 @@ def test_another_variable_is_another_program(two):
     for _ in range(3):
         step_for_all(others, 1.0)
     assert step_for_all.num_programs == 1
+
+
+@pytest.mark.parametrize("value", ["x", None, object()])
+def test_what_is_no_number_is_refused_by_name(value):
+    v = rx.Variable(1.0, name="v")
+    for call in (v.assign, v.assign_add, lambda value: rx.Variable(value, name="v")):
+        with pytest.raises(rx.errors.VariableError, match="'v' takes an array of numbers"):
+            call(value)
+    assert float(v) == 1.0
+
+
+def test_so_is_an_unknown_dtype():
+    with pytest.raises(rx.errors.VariableError, match="of dtype zz"):
+        rx.Variable(1.0, dtype="zz")

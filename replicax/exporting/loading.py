@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint import read_arrays
+from replicax.checkpoint.store import absolute
 from replicax.dtensor.layout import UNSHARDED, Layout
 from replicax.dtensor.mesh import Mesh
 from replicax.dtensor.placement import laid_out
@@ -88,7 +89,7 @@ def load(path: str | os.PathLike[str], *, mesh: Any = None) -> LoadedFunction:
         LayoutError: The mesh lacks a dimension that a layout names, or one does not divide what it cuts.
         CheckpointError: The variables cannot be read.
     """
-    directory = Path(path).absolute()
+    directory = absolute(path)
     manifest = read_manifest(directory)
     return LoadedFunction(directory, manifest, None if mesh is None else Mesh.of(mesh))
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax.checkpoint import write_variables
+from replicax.checkpoint.store import absolute
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.placement import layout_of
 from replicax.errors import ExportError
@@ -63,7 +64,7 @@ def export(
         >>> load(path)(jnp.array([3.0, 4.0]))
         Array([3., 8.], dtype=float32)
     """
-    target = Path(path).absolute()
+    target = absolute(path)
     if target.exists():
         raise ExportError(f"{target} exists already. A function is exported to a new directory: choose another name.")
     if jax.process_count() > 1:

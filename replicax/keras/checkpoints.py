@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from replicax.checkpoint import Checkpoint, numbered, read_metadata, restore_variables
+from replicax.checkpoint.store import absolute
 from replicax.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Watched:
     """
 
     def __init__(self, directory: str | os.PathLike[str], name: str):
-        self.directory = Path(directory).absolute()
+        self.directory = absolute(directory)
         self._name = name
         self._done: set[Found] = set()
         self._failures: dict[Found, int] = {}

@@ -28,6 +28,7 @@ from replicax.parameter_server.scheduler import Scheduler
 from replicax.parameter_server.servers import Servers
 from replicax.parameter_server.stats import Stats, StatsRecorder
 from replicax.parameter_server.tracing import Described
+from replicax.parameter_server.waiting import check_timeout
 from replicax.parameter_server.watch import Who
 from replicax.parameter_server.workers import Workers
 
@@ -145,10 +146,12 @@ class ClusterCoordinator:
 
         Raises:
             TimeoutError: They have not run in time.
+            ArgumentError: `timeout` is no number of seconds.
             ContextError: The strategy is closed.
             ParameterServerLost: A server was lost, and there is no checkpoint.
             Exception: The first error that a function raised.
         """
+        check_timeout(timeout)
         self._check_open()
         in_time = self._scheduler.join(timeout)
         self._scheduler.raise_error()

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from replicax.errors import ArgumentError, ContextError
 from replicax.migration import called_as
 from replicax.parameter_server.tracing import recorder
+from replicax.parameter_server.waiting import check_timeout
 
 _SECONDS_TO_LOOK_UP = 0.5  # so that Ctrl-C is heard
 
@@ -34,8 +35,10 @@ class RemoteValue:
         Raises:
             CancelledError: The function was not run, because another one failed.
             TimeoutError: The result was not there in time.
+            ArgumentError: `timeout` is no number of seconds.
             Exception: What the function, or the dataset it takes batches from, raised on the worker.
         """
+        check_timeout(timeout)
         remaining = timeout
         while not self._there.wait(_SECONDS_TO_LOOK_UP if remaining is None else min(remaining, _SECONDS_TO_LOOK_UP)):
             if remaining is not None:

@@ -132,6 +132,15 @@ def _kind(array: Any) -> Any:
     return type(array)
 
 
+def _positions(donate_argnums: Any) -> tuple[int, ...]:
+    """Returns positions of arguments as a tuple; one alone may be given by itself, as to `jax.jit`."""
+    given = (donate_argnums,) if isinstance(donate_argnums, int) else donate_argnums
+    positions = tuple(given) if isinstance(given, Iterable) else (None,)
+    if not all(isinstance(each, int) for each in positions):
+        raise ArgumentError(f"donate_argnums are positions of arguments, such as (0,), got {donate_argnums!r:.100}.")
+    return positions
+
+
 def _donated(args: Sequence[Any], kwargs: Any, argnums: frozenset[int]) -> list[bool]:
     flags: list[bool] = []
     for i, arg in enumerate(args):
@@ -156,7 +165,7 @@ class Function(Advised, Generic[_P, _T]):
     ):
         check_function("What rx.function wraps", fn)
         self.python_function = fn
-        self._donate_argnums = tuple(donate_argnums)
+        self._donate_argnums = _positions(donate_argnums)
         self._signature = input_signature
         self._cache = ProgramCache(lambda: fn, self._donate_argnums)
         self._bound: dict[int, tuple[weakref.ref[Any], Function]] = {}  # by identity: equal instances differ

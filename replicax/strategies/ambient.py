@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 import replicax.context as context
-from replicax.errors import ContextError
+from replicax.errors import ArgumentError, ContextError
 from replicax.keras import keras_entered
 from replicax.strategies.base import Strategy
 from replicax.strategies.default import default_replica_context, default_strategy
@@ -55,7 +55,12 @@ def set_strategy(strategy: Strategy | None) -> None:
 
     Raises:
         ContextError: Called inside a `with strategy.scope()` block or inside `run`.
+        ArgumentError: `strategy` is none.
     """
+    if strategy is not None and not isinstance(strategy, Strategy):
+        raise ArgumentError(
+            f"rx.set_strategy takes a strategy (rx.MirroredStrategy(), ...) or None, got {strategy!r:.100}."
+        )
     current = context.current()
     if current.replica is not None or (current.strategy is not None and current.opened_by_set_strategy is None):
         raise ContextError(f"rx.set_strategy was called inside the scope of {current.strategy!r}.")

@@ -206,3 +206,11 @@ def test_a_damaged_program_is_an_error(tmp_path: Path):
 def test_it_says_what_it_is(exported, mesh):
     text = repr(rx.load(exported[0], mesh=mesh))
     assert "train({'x': float32[16, 8], 'y': float32[16, 4]}, scale=float32[])" in text
+
+
+@pytest.mark.parametrize("path", [3, None])
+def test_what_is_no_path_is_refused(path):
+    with pytest.raises(rx.errors.ArgumentError, match="directory is a string"):
+        rx.load(path)
+    with pytest.raises(rx.errors.ArgumentError, match="directory is a string"):
+        rx.export(lambda x: x, path, 1.0)

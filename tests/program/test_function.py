@@ -599,3 +599,13 @@ def test_keywords_of_tf_function_that_mean_what_happens_anyway_are_accepted(name
 def test_others_are_refused_with_the_reason(name, value, way_out):
     with pytest.raises(ArgumentError, match=f"{name}.*{way_out}"):
         rx.function(**{name: value})
+
+
+@pytest.mark.parametrize("positions", ["x", 0.5, [None]])
+def test_what_is_no_position_cannot_be_donated(positions):
+    with pytest.raises(rx.errors.ArgumentError, match="donate_argnums are positions"):
+        rx.function(lambda x: x, donate_argnums=positions)
+
+
+def test_one_position_may_be_given_by_itself():
+    assert float(rx.function(lambda x: x + 1, donate_argnums=0)(jnp.float32(1.0))) == 2.0

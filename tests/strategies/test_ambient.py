@@ -117,3 +117,9 @@ def test_inside_a_scope_or_run_the_strategy_stands(two, already_set):
         left = keras.distribution.distribution()
         keras.distribution.set_distribution(None)
     assert left is None
+
+
+def test_only_a_strategy_can_be_set():
+    with pytest.raises(rx.errors.ArgumentError, match=r"takes a strategy.*got 3"):
+        rx.set_strategy(3)
+    assert not rx.has_strategy()
