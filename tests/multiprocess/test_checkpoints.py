@@ -252,3 +252,41 @@ def test_sigterm_to_one_worker(
     codes, results, logs = run_until_end(program, directory, None)
     assert codes == [0, 0], logs
     assert results == undisturbed(program)
+
+
+def builds_in_its_first_step(directory: str) -> Any:
+    """Trains three steps; and two of them again from a checkpoint, with a model and optimizer that are not built."""
+    strategy = rx.MultiWorkerMirroredStrategy(start_timeout=100)
+    [batch] = strategy.distribute_dataset([np.arange(32, dtype="float32").reshape(8, 4) / 32])
+
+    def made() -> tuple[Any, rx.Checkpoint, Any]:
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
+            optimizer = keras.optimizers.Adam(0.1)
+
+        def replica(x: Any) -> None:
+            _, gradients = rx.value_and_grad(lambda: keras.ops.mean(model(x) ** 2), model.trainable_variables)()
+            optimizer.apply(gradients, model.trainable_variables)
+
+        @rx.function
+        def step(batch: Any) -> None:
+            strategy.run(replica, args=(batch,))
+
+        return step, rx.Checkpoint(model=model, optimizer=optimizer), model
+
+    step, checkpoint, model = made()
+    step(batch)
+    step(batch)
+    checkpoint.save(f"{directory}/ckpt")
+    step(batch)
+    again, checkpoint, other = made()
+    status = checkpoint.restore(rx.latest_checkpoint(directory))
+    again(batch)
+    status.assert_consumed()
+    differences = [np.abs(a - b).max() for a, b in zip(model.get_weights(), other.get_weights(), strict=True)]
+    return {"difference": float(max(differences)), "saves": int(checkpoint.save_counter.numpy())}
+
+
+def test_what_is_not_built_continues_on_all_workers(tmp_path: Path):
+    results = run_workers(builds_in_its_first_step, 2, 1, timeout=250, directory=str(tmp_path))
+    assert list(results) == [{"difference": 0.0, "saves": 1}] * 2
