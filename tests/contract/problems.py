@@ -15,8 +15,8 @@ from sklearn.datasets import load_digits
 import replicax as rx
 
 EVEN = (24,) * 20
-# A full batch, then ones that divide by none, some or all of the numbers of replicas.
-UNEVEN = (24, 23, 24, 17, 6, 24, 1, 8, 24, 3) * 2
+# A full batch, then ones that divide by none, some or all of the numbers of replicas. Each size makes a program.
+UNEVEN = (24, 23, 24, 6, 23, 24, 1, 8, 24, 6) * 2
 
 
 def batches(sizes: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
