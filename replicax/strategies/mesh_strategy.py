@@ -280,7 +280,6 @@ class MeshStrategy(Strategy):
         """
         check_function("`value_fn`", value_fn)
         self._check_cross_replica("strategy.distribute_values_from_function")
-        check_function("What distribute_values_from_function calls", value_fn)
         replicas = self.num_replicas_in_sync
         if enclosing_program() is not None:
             settle_strategy(self)
