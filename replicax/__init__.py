@@ -36,7 +36,7 @@ from replicax.parameter_server import (
     Server,
     ShardedVariable,
 )
-from replicax.program import function, grad, value_and_grad
+from replicax.program import TensorSpec, function, grad, value_and_grad
 from replicax.program.keras_backend import choose_jax_for_keras
 from replicax.reduce_op import ReduceOp
 from replicax.scattering import IndexedSlices
@@ -103,6 +103,7 @@ __all__ = [
     "SidecarEvaluator",
     "Strategy",
     "TPUStrategy",
+    "TensorSpec",
     "TerminationConfig",
     "ValueContext",
     "Variable",

@@ -61,6 +61,7 @@ VARIABLES: Rows = {
     f"{_DV}.handle": absent("A variable is one object; its value is `v.value`."),
     f"{_DV}.is_initialized": absent("A variable has its value from the beginning."),
     f"{_DV}.read_value_no_copy": renamed("dtensor.DVariable.read_value", "Arrays are immutable: nothing is copied."),
+    "tf.TensorSpec": differs("TensorSpec", "Frozen data: shape, dtype and name; no methods."),
     "tf.IndexedSlices": differs("IndexedSlices", "Rows by their numbers for the scatter methods; no arithmetic."),
     "tf.VariableSynchronization": differs("VariableSynchronization", "`NONE` is refused. Its names work too."),
     **members("VariableSynchronization", "AUTO NONE ON_WRITE ON_READ", "tf.VariableSynchronization"),

@@ -25,7 +25,7 @@ class InputSignature:
 
     Args:
         specs: For each of the function's first parameters a nest of specs, which have a `shape` (None for a dimension
-            of any size) and a `dtype`: `jax.ShapeDtypeStruct`, or what `dataset.element_spec` returns.
+            of any size) and a `dtype`: `rx.TensorSpec`, `jax.ShapeDtypeStruct`, or what `dataset.element_spec` returns.
         fn: The function.
         bound: How many of its parameters are filled in already (`self`).
 
@@ -37,12 +37,12 @@ class InputSignature:
         if not isinstance(specs, (list, tuple)):
             raise ArgumentError(
                 f"`input_signature` is a list or tuple with a nest of specs for each argument, got {specs!r:.200}. For "
-                "one argument: [jax.ShapeDtypeStruct((None, 3), 'float32')]."
+                "one argument: [rx.TensorSpec((None, 3), 'float32')]."
             )
         for spec in jax.tree_util.tree_leaves(specs):
             if not _is_spec(spec):
                 raise ArgumentError(
-                    f"`input_signature` holds specs with a shape and a dtype (jax.ShapeDtypeStruct), got {spec!r:.200}."
+                    f"`input_signature` holds specs with a shape and a dtype (rx.TensorSpec), got {spec!r:.200}."
                 )
         self.specs = tuple(specs)
         self._fn, self._bound = fn, bound

@@ -127,6 +127,12 @@ def test_losses(call, mirrored):
     assert (float(mean), float(penalty)) == (1.25, 1.5)
 
 
+@tries("tf.TensorSpec")
+def test_specs(call):
+    spec = call("tf.TensorSpec", rx.TensorSpec, shape=(None, 3), dtype=jnp.float32, name="x")
+    assert spec == rx.TensorSpec([None, 3], "float32", "x")
+
+
 @tries("tf.function")
 def test_functions(call):
     def step(x):

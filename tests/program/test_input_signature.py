@@ -8,7 +8,7 @@ import pytest
 import replicax as rx
 from replicax.errors import ArgumentError
 
-F32 = jax.ShapeDtypeStruct((None, 3), "float32")
+F32 = rx.TensorSpec((None, 3), "float32")
 SCALAR = jax.ShapeDtypeStruct((), "float32")
 
 
