@@ -40,7 +40,7 @@ SECTIONS = {
 # What the note of a row begins with if arguments without names mean something else here.
 _OTHER_ORDER = "Other order of parameters: "
 _LINE = re.compile(r"^(?P<name>[\w.]+)(?P<call>\((?P<arguments>[^)]*)\))?(?P<settable> =)?( : (?P<base>[\w.]+))?$")
-_ATTRIBUTES = re.compile(r"^ +Attributes:\n(?P<listed>.*?)(?=^ *$|\Z)", re.MULTILINE | re.DOTALL)
+_ATTRIBUTES = re.compile(r"^ *Attributes:\n(?P<listed>.*?)(?=^ *$|\Z)", re.MULTILINE | re.DOTALL)
 
 
 class Name(NamedTuple):
