@@ -30,10 +30,10 @@ from replicax.checkpoint.store import TIMEOUT_S, UNFINISHED, Contents, Directory
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.migration import Advised, called_as
 
-_OVERWRITES = (
-    "Step {step} is in {directory} already, and this CheckpointManager has neither written it nor found it there when "
-    "it restored: it is replaced. If another training writes there, one of them loses its checkpoints: give each a "
-    "directory of its own. If this one goes on from there, call restore_or_initialize() first."
+_STRANGERS = (
+    "{what}, and this CheckpointManager has neither written it nor found it there when it restored{so}. If another "
+    "training writes there, one of them loses its checkpoints: give each a directory of its own. If this one goes on "
+    "from there, call restore_or_initialize() first."
 )
 _log = logging.getLogger(__name__)
 
@@ -46,8 +46,9 @@ class CheckpointManager(Advised):
     With several processes all of them make a manager of the same directory, which all must see, and call the same
     methods in the same order; each writes the parts that its devices hold, and the chief commits.
 
-    A directory belongs to one training. A `save` that replaces a step which this manager has neither written nor found
-    there when it restored warns of it (`UserWarning`).
+    A directory belongs to one training. Steps that a manager has neither written nor found there when it restored are
+    another training's, perhaps: a first `save` below such a step, and one that replaces it, warn of it (`UserWarning`).
+    They are older than what the manager has written, whatever their numbers, and none above it is deleted.
 
     Without keywords it takes the directory, or what TensorFlow's takes: the checkpoint, the directory and
     `max_to_keep`.
@@ -149,7 +150,7 @@ class CheckpointManager(Advised):
     def checkpoints(self) -> list[str]:
         """The paths of the checkpoints, the oldest first, without those that are kept for good; waits like that."""
         self.wait_until_finished()
-        return [str(each.path) for each in self._passing()]
+        return [str(each.path) for each in sorted(self._passing(), key=self._age)]
 
     @property
     def checkpoint_interval(self) -> int | None:
@@ -208,8 +209,8 @@ class CheckpointManager(Advised):
         if self._async:
             contents = Contents(copied(contents.arrays), contents.state, contents.step, contents.notes)
         meeting = Meeting(f"Saving step {step} to {self.directory}", self._timeout)
-        if meeting.is_chief and step not in self._known and (self.path(step) / FILE).is_file():
-            warnings.warn(_OVERWRITES.format(step=step, directory=self.directory), stacklevel=3)
+        if meeting.is_chief:
+            self._warn_of_strangers(step)
         self._known.add(step)
         self._saved.add(step)
         if self._async:
@@ -219,6 +220,19 @@ class CheckpointManager(Advised):
             background.begin(self.directory, self._thread)
         else:
             self._save(step, contents, meeting)
+
+    def _warn_of_strangers(self, step: int) -> None:
+        """Warns of steps that are perhaps another training's."""
+        if step in self._known:
+            return
+        if (self.path(step) / FILE).is_file():
+            what, so = f"Step {step} is in {self.directory} already", ": it is replaced"
+        elif not self._known and (self.latest_step() or 0) > step:
+            what = f"Step {self.latest_step()} is in {self.directory}, and step {step} is being saved"
+            so = ". It stays there, and is the newest for who restores next"
+        else:
+            return
+        warnings.warn(_STRANGERS.format(what=what, so=so), stacklevel=4)
 
     @health.phase(health.CHECKPOINT)
     def wait_until_finished(self) -> None:
@@ -246,8 +260,15 @@ class CheckpointManager(Advised):
         return [each for each in self._found() if each.path.name not in kept]
 
     def latest_step(self) -> int | None:
-        """Returns the step of the newest complete checkpoint; None if there is none."""
-        return max(self.all_steps(), default=None)
+        """Returns the step of the newest complete checkpoint; None if there is none.
+
+        That is the highest number; of the steps that this manager has written or found when it restored, if there are.
+        """
+        newest = max(self._found(), key=self._age, default=None)
+        return None if newest is None else newest.number
+
+    def _age(self, each: Numbered) -> tuple[bool, int]:
+        return each.number in self._known, each.number
 
     def path(self, step: int) -> Path:
         """Returns where the checkpoint of a step is, or will be."""
@@ -287,7 +308,8 @@ class CheckpointManager(Advised):
 
     def _restore(self, step: int, partial: bool = False, verify: bool = True) -> LoadStatus:
         status = self.checkpoint.restore(self.path(step), partial=partial, verify=verify)
-        self._known.update(self.all_steps())
+        # A training that has begun on its own has not become another one because it goes back to one of its steps.
+        self._known.update([step] if self._saved else self.all_steps())
         if self._counter_interval is not None:
             self._last_count = whole_number(self._counter, "step_counter")
         return status
@@ -348,7 +370,7 @@ class CheckpointManager(Advised):
     def _delete_old(self, newest: int) -> None:
         if self._max_to_keep is None:
             return
-        others = [each for each in self._passing() if each.number != newest]
+        others = [each for each in self._passing() if each.number < newest or each.number in self._known - {newest}]
         old = others[: max(0, len(others) + 1 - self._max_to_keep)]
         for each in old if self._kept is None else self._kept.rest(old):
             with contextlib.suppress(OSError):  # It cannot be deleted, or was: no reason to call the new one failed.

@@ -161,7 +161,7 @@ class _TensorBoard:
     def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
         iterations = getattr(self.model.optimizer, "iterations", None)
         if iterations is not None:
-            event = self._files.event("validation", int(iterations.value))
+            event = self._files.event("validation", int(np.asarray(iterations)))
             event.scalars("evaluation_", logs, "_vs_iterations")
         if not self._training:
             self._files.close()

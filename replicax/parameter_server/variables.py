@@ -214,7 +214,8 @@ def home_of(variable: Any) -> Home:
     if home is None:
         raise VariableError(
             f"Variable {variable_name(variable)!r} was not made in the scope of the ParameterServerStrategy, so no "
-            "server has it. Create models, optimizers, metrics and variables inside `with strategy.scope():`."
+            "server has it. Create models, optimizers, metrics and variables inside `with strategy.scope():`; call "
+            "`model.compile` there too, as it makes metrics."
         )
     return home
 

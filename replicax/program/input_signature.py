@@ -115,6 +115,11 @@ class InputSignature:
                 f"{dtype}{list(shape)}. Convert it before (x.astype, reshape), or leave input_signature out: then "
                 "each shape and dtype gets a program of its own."
             )
+        if isinstance(value, np.ndarray) and not _in_range(value, wanted):
+            raise ArgumentError(
+                f"{name!r} of {self._name} must be an array of {_shown(spec)}, as its `input_signature` says, and "
+                f"{leaf!r:.100} is out of the range of {wanted}. Name a larger dtype in the signature."
+            )
         return strongly_typed(value, wanted) if not isinstance(value, PerReplica) else value
 
 
@@ -148,6 +153,13 @@ def _converts(dtype: np.dtype, wanted: Any) -> bool:
     kind = "f" if jnp.issubdtype(wanted, jnp.floating) else getattr(wanted, "kind", "")
     have = "f" if jnp.issubdtype(dtype, jnp.floating) else dtype.kind
     return have in _SAFE.get(kind, "")
+
+
+def _in_range(value: np.ndarray, wanted: Any) -> bool:
+    if not jnp.issubdtype(wanted, jnp.integer) or not value.size:
+        return True
+    limits = jnp.iinfo(wanted)
+    return limits.min <= int(value.min()) and int(value.max()) <= limits.max
 
 
 def _shapes_fit(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:

@@ -214,6 +214,31 @@ def test_replacing_what_another_manager_wrote_warns(tmp_path: Path):
             first.save(2)
 
 
+def test_checkpoints_of_an_earlier_training_stay_and_are_not_the_newest(tmp_path: Path):
+    """A folder with higher numbers: what this training has saved is what it restores, and nothing else is deleted."""
+    w = rx.Variable(1.0)
+    with rx.CheckpointManager(tmp_path, objects={"w": w}) as before:
+        for _ in range(5):
+            before.save()
+    w.assign(2.0)
+    with rx.CheckpointManager(tmp_path, objects={"w": w}) as manager:
+        with pytest.warns(UserWarning, match=r"Step 5 is in .*step 1 is being saved.*restore_or_initialize"):
+            manager.save()
+        manager.save()
+        manager.wait_until_finished()
+        assert manager.latest_step() == 2
+        assert manager.latest_checkpoint == manager.checkpoints[-1] == str(tmp_path / "00000002")
+        assert manager.all_steps() == [1, 2, 3, 4, 5]
+        w.assign(3.0)
+        manager.restore()
+        assert float(w.value) == 2.0
+        with pytest.warns(UserWarning, match="Step 3 is in"):
+            manager.save(3)
+        manager.save(6)
+        manager.wait_until_finished()
+        assert manager.latest_step() == 6
+
+
 @pytest.mark.parametrize("step", [None, 1])
 def test_going_on_from_a_checkpoint_may_replace_what_came_after_it(tmp_path: Path, step: int | None):
     w = rx.Variable(0.0)

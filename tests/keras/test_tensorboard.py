@@ -55,6 +55,15 @@ def test_epochs_are_written_to_two_runs(mirrored, tmp_path, devices):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train", "validation"]
 
 
+def test_evaluations_are_written_where_gradients_are_accumulated(eight, tmp_path):
+    """Keras's optimizer then counts its updates in an array that it computes."""
+    model = made(eight, classifier)
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "categorical_crossentropy")
+    model.fit(X, Y, validation_data=VALIDATION, verbose=0, callbacks=[rx.keras.TensorBoard(tmp_path)])
+    (point,) = scalars(tmp_path / "validation")["evaluation_loss_vs_iterations"]
+    assert point[0] == int(np.asarray(model.optimizer.iterations))
+
+
 def test_training_is_the_same_with_and_without_it(eight, tmp_path):
     callback = rx.keras.TensorBoard(tmp_path, update_freq=1, histogram_freq=1, write_steps_per_second=True)
     watched = trained(made(eight, classifier), X, Y, callbacks=[callback])

@@ -31,6 +31,18 @@ def test_what_fits_has_the_dtype_of_the_signature_and_one_program(given):
     assert f.num_programs == 1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "given"),
+    [("int32", 2**40), ("int32", np.int64(-(2**40))), ("uint8", -1), ("uint8", 300), ("int8", np.array([1, 128]))],
+)
+def test_what_does_not_fit_in_the_dtype_is_refused_and_does_not_wrap_around(dtype, given):
+    shape = np.shape(given)
+    f = doubled(rx.TensorSpec(shape, dtype))
+    with pytest.raises(ArgumentError, match=f"out of the range of {dtype}"):
+        f(given)
+    assert int(np.max(f(np.ones(shape, np.int64)))) == 2
+
+
 def test_a_size_of_none_takes_any_and_each_makes_a_program():
     f = doubled(F32)
     assert [f(np.ones((rows, 3), np.float32)).shape for rows in (1, 2, 1)] == [(1, 3), (2, 3), (1, 3)]
