@@ -56,6 +56,14 @@ class Accesses:
         if key not in self._read and (variable._value is None or key in self._made):
             self.first_values[key] = variable
 
+    def given(self, variable: Any) -> None:
+        """Notes that a variable was given a value that outlives the pass, in the place of what it was assigned."""
+        key = id(variable)
+        del self._counts[key]
+        self._assigned.pop(key, None)
+        self.first_values.pop(key, None)
+        self._read[key] = variable  # What is assigned to it from now on is not its first value.
+
     def add(self, others: Accesses) -> None:
         """Notes what was done in a pass that is a part of this one."""
         for variable in others._made.values():

@@ -71,6 +71,12 @@ class _Frame:
         self._values[id(variable)] = value
         return value
 
+    def forget(self, variable: Any) -> None:
+        """Drops what was assigned to `variable`: it has been given a value that outlives the trace."""
+        self.accesses.given(variable)
+        self.written.pop(id(variable), None)
+        self._values.pop(id(variable), None)
+
     def note_made(self, variable: Any) -> None:
         """Is told of each variable that is made with a value."""
         self.saw_new = True

@@ -196,10 +196,15 @@ def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Ar
 def give_value(variable: Any, value: Any) -> None:
     """Gives a variable that a layer or optimizer has made a value which outlives the trace that it is made in, if any.
 
+    It takes the place of what was assigned in this trace, by `build` say.
+
     Args:
         variable: A Keras variable.
         value: NumPy array of its shape.
     """
+    frame = context.current().frame
+    if frame is not None:
+        frame.forget(variable)
     if variable._value is None:  # Keras computes first values when the traced function has ended.
         variable._initializer = functools.partial(constant, value)
         return

@@ -153,6 +153,74 @@ def test_run_on_replicas_builds_and_continues(tmp_path: Path):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+class Assigning(keras.layers.Layer):
+    """Its `build` assigns what it makes: a number, and a copy of another variable."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(), initializer="zeros")
+        self.shift = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.scale.assign(7.0)
+        self.shift.assign(self.scale + 1)
+
+    def call(self, x: Any) -> Any:
+        return x * self.scale + self.shift
+
+
+class Copying(keras.optimizers.SGD):
+    """Its `build` copies the weights, as `ScheduleFreeAdamW` does; its update gives them back."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.copies = [self.add_variable_from_reference(variable, "copy") for variable in variables]
+        for copy, variable in zip(self.copies, variables, strict=True):
+            copy.assign(variable)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        self.assign(variable, self.copies[self._get_variable_index(variable)])
+
+
+@pytest.mark.parametrize("how", ["eager", "run", "function", "run in function", "run_eagerly"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_restored_values_win_over_what_build_assigns(tmp_path: Path, devices: int, how: str):
+    strategy = rx.MirroredStrategy([f"cpu:{i}" for i in range(devices)])
+    with strategy.scope():
+        layer, optimizer, weight = Assigning(), Copying(0.1), keras.Variable(np.float32(1))
+    layer.build((None, 4))
+    layer.scale.assign(3.0)
+    layer.shift.assign(1.0)
+    optimizer.build([weight])
+    optimizer.copies[0].assign(5.0)
+    path = rx.Checkpoint(layer=layer, optimizer=optimizer).write(tmp_path / "c")
+    with strategy.scope():
+        layer, optimizer = Assigning(), Copying(0.1)
+    status = rx.Checkpoint(layer=layer, optimizer=optimizer).restore(path)
+
+    def step(x: Any) -> Any:
+        optimizer.apply([weight * 0], [weight])
+        return layer(x)
+
+    [batch] = strategy.distribute_dataset([np.ones((4, 4), "float32")])
+
+    def run(batch: Any) -> Any:
+        return strategy.run(step, args=(batch,))
+
+    rx.config.run_eagerly(how == "run_eagerly")
+    try:
+        for _ in range(2):
+            if how == "eager":
+                found = layer(np.ones((4, 4), "float32"))
+                optimizer.apply([np.float32(0)], [weight])
+            elif how == "function":
+                found = rx.function(step)(np.ones((4, 4), "float32"))
+            else:
+                found = strategy.gather((rx.function(run) if how == "run in function" else run)(batch), axis=0)
+            np.testing.assert_array_equal(found, np.full((4, 4), 4.0))
+    finally:
+        rx.config.run_eagerly(False)
+    assert [float(v.numpy()) for v in (layer.scale, layer.shift, optimizer.copies[0], weight)] == [3.0, 1.0, 5.0, 5.0]
+    status.assert_consumed()
+
+
 def test_a_model_that_is_built_as_another_one_is_refused_when_it_is(trained: Any):
     *_, path = trained
     other = keras.Sequential([keras.layers.Dense(3)])
