@@ -37,6 +37,9 @@ class StateFrame(Protocol):
     def write(self, variable: Any, value: Any) -> Any:
         """Makes `value` the current value of `variable` inside the trace and returns what was stored."""
 
+    def forget(self, variable: Any) -> None:
+        """Drops what was assigned to `variable`: it has been given a value that outlives the trace."""
+
     def note_captured(self) -> None:
         """Is told that a step uses a per-replica value that it has captured."""
 
