@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 import replicax.context as context
-from replicax.checkpoint.deferred import Deferred, deferred
+from replicax.checkpoint.deferred import Deferred, deferred, drop_replaced, values_to_write
 from replicax.checkpoint.meeting import Meeting
 from replicax.checkpoint.metadata import FILE, Metadata
 from replicax.checkpoint.parts import Parts, is_value, parts_of, rebuilt
@@ -92,7 +92,6 @@ class Checkpoint(Advised):
         if clashes:
             raise CheckpointError(f"{clashes} are attributes of `root` as well as keywords: rename the keywords.")
         self._notes: dict[str, Callable[[], Any]] = {}
-        self._waiting: list[Deferred] = []
         self._saves: Variable | None = None
         self._folders: set[Path] = set()  # that it was restored from, or saved to
         self.objects: dict[str, Any] = {**({} if root is None else root if is_dict else {"": root}), **objects}
@@ -132,7 +131,8 @@ class Checkpoint(Advised):
 
         Raises:
             ArgumentError: `directory` is no path.
-            CheckpointError: The directory exists already, or cannot be written.
+            CheckpointError: The directory exists already, or cannot be written; or a model or optimizer is not built,
+                and no restored values wait for it.
         """
         return write(directory, self.contents(step, objects))
 
@@ -181,8 +181,10 @@ class Checkpoint(Advised):
     def contents(self, step: int | None = None, objects: Mapping[str, Any] | None = None) -> Contents:
         """Returns what is to be written now; the arguments are those of `write`."""
         self._update(step, objects or {})
-        waiting = self._still_waiting()
-        parts = self._parts(allow_unbuilt=bool(waiting))
+        waiting, missing = values_to_write(self.objects)
+        parts = self._parts(allow_unbuilt=not missing)
+        if missing:
+            raise CheckpointError(" ".join(missing))
         arrays = _values(parts.variables) | waiting
         arrays |= {name: saved_array(array) for name, array in parts.arrays.items()}
         state = {name: saved_state(name, part) for name, part in parts.states.items()}
@@ -224,9 +226,7 @@ class Checkpoint(Advised):
         for name, variable in parts.variables.items():
             if name in found.values:
                 variable.assign(restored_value(found.values[name], variable))
-        for each in self._waiting:
-            each.is_done = True  # Their values are out of date.
-        self._waiting = found.waiting
+        drop_replaced(self.objects, found.values, found.waiting)
         for each in found.waiting:
             each.wait(lambda: self._parts(allow_unbuilt=True).variables, partial)
         unused, unmatched = differences(found.names, found.expected)
@@ -249,7 +249,7 @@ class Checkpoint(Advised):
         parts, metadata = self._parts(allow_unbuilt=True), checked_metadata(path)
         written = read_state(path, metadata, verify)
         names = [*metadata.arrays, *written[0]]
-        waiting = deferred(path, self.objects, parts, metadata.arrays)
+        waiting = deferred(path, self.objects, parts, metadata.arrays, partial)
         later = {name: spec for each in waiting for name, spec in each.wanted.items()}
         variables = {name: v for name, v in parts.variables.items() if not any(each.covers(name) for each in waiting)}
         parts = dataclasses.replace(parts, variables=variables)
@@ -276,21 +276,6 @@ class Checkpoint(Advised):
         if isinstance(count, int):
             self.save_counter.assign(count)
         self._folders.add(found.path.parent)
-
-    def _still_waiting(self) -> dict[str, Any]:
-        """Returns the restored values that no object has yet: they are written again.
-
-        Raises:
-            CheckpointError: An object was built otherwise than by `build`, so that its values never reached it.
-        """
-        self._waiting = [each for each in self._waiting if not each.is_done]
-        lost = [each.path or "root" for each in self._waiting if getattr(each.target, "built", False)]
-        if lost:
-            raise CheckpointError(
-                f"{lost} made their variables without `build` since they were restored, so that they have other values "
-                "than the checkpoint. Build them first (model.build(input_shape)), or restore again."
-            )
-        return {name: value for each in self._waiting for name, value in each.values.items()}
 
     def add_note(self, name: str, note: Callable[[], Any]) -> None:
         """Has every checkpoint's metadata hold what `note()` returns then: something small that JSON can hold."""

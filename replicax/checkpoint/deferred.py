@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from replicax.checkpoint.metadata import Entry
-from replicax.checkpoint.objects import how_to_build, is_append_only, unbuilt
+from replicax.checkpoint.objects import how_to_build, is_append_only, is_unbuilt, keras_objects, unbuilt
 from replicax.checkpoint.parts import Parts
 from replicax.checkpoint.reading import check_wanted
 from replicax.errors import CheckpointError
@@ -27,13 +27,14 @@ _WAITING = "_replicax_waiting"  # what a `build` that gives out values has of th
 
 
 class Deferred:
-    """The values of a checkpoint that wait for one object.
+    """The values of a checkpoint that wait for one object. They belong to it: whoever writes it writes them.
 
     Args:
         directory: The checkpoint.
         path: The name of the way to the object.
         target: A Keras model, layer or optimizer that is not built.
-        found: How the checkpoint describes those of its variables that wait, by name.
+        found: How the checkpoint describes those of its variables that wait, by name. There may be none: then the
+            object is to make no other variables than those that it has.
         restored: The names of those that have their values already.
 
     Attributes:
@@ -41,6 +42,7 @@ class Deferred:
         path: The name of the way to the object.
         target: The object.
         is_done: Whether its variables have the values, or those of a later restore.
+        failure: Why they could not be given to what `build` has made; None as long as nothing is wrong.
     """
 
     def __init__(
@@ -48,13 +50,20 @@ class Deferred:
     ):
         self.directory, self.path, self.target = directory, path, target
         self._found, self._restored = dict(found), frozenset(restored)
+        self._variables_before = len(target.variables)
         self.values: dict[str, Any] = {}
         self.is_done = False
+        self.failure: str | None = None
 
     @property
     def wanted(self) -> dict[str, jax.ShapeDtypeStruct]:
         """How the values are to be read."""
         return {name: jax.ShapeDtypeStruct(entry.shape, entry.dtype) for name, entry in self._found.items()}
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether there are values that the object has not got."""
+        return not self.is_done and (bool(self._found) or self.failure is not None)
 
     def wait(self, variables: Callable[[], Mapping[str, Any]], partial: bool) -> None:
         """Has the object's `build` give its variables the values.
@@ -66,30 +75,66 @@ class Deferred:
         build = self.target.build
         before = getattr(build, _WAITING, None)
         if before is not None:  # The values of an earlier restore will never be wanted.
-            before.is_done = True
+            before.drop()
             build = build.__wrapped__
         is_own = "build" in vars(self.target)
 
         @functools.wraps(build)
         def build_and_restore(*args: Any, **kwargs: Any) -> None:
+            if self.failure is not None and not self.is_done:
+                raise CheckpointError(self.failure)
             build(*args, **kwargs)
-            if not self.is_done:
+            if self.is_done:
+                return
+            try:
                 self._give_out(variables(), partial)
-                if is_own:
-                    self.target.build = build
-                else:
-                    del self.target.build
+            except CheckpointError as error:
+                self.failure = f"{error} Until it is restored anew, {self.path or 'root'!r} cannot be used."
+                self.target.built = False  # So that Keras calls `build` again, which refuses, each time it is used.
+                raise
+            if is_own:
+                self.target.build = build
+            else:
+                del self.target.build
 
         setattr(build_and_restore, _WAITING, self)
         self.target.build = build_and_restore
 
+    def drop(self) -> None:
+        """The object has got other values meanwhile: these will not be wanted."""
+        self.is_done, self.values = True, {}
+        if self.failure is not None:
+            self.target.built = True
+
     def covers(self, name: str) -> bool:
         """Returns whether a name is that of a variable of the object which waits, whatever it will have it for."""
-        return _numbered(self.path)(name) and name not in self._restored
+        return bool(self._found) and _numbered(self.path)(name) and name not in self._restored
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the checkpoint has nothing at all for the object."""
+        return not self._found and not self._restored
 
     def what_to_do(self) -> str:
         """Returns what lets the object take its values, as a sentence."""
-        return how_to_build(self.path or "root", self.target)
+        return self.failure or how_to_build(self.path or "root", self.target)
+
+    def to_write(self, path: str) -> dict[str, Any]:
+        """Returns the values that wait, by the names that they have in a checkpoint with the object at `path`.
+
+        Raises:
+            CheckpointError: They have not reached the object, and will not.
+        """
+        if self.failure is not None:
+            raise CheckpointError(self.failure)
+        is_lost = bool(self._found) and not is_unbuilt(self.target)
+        if is_lost or len(self.target.variables) != self._variables_before:
+            raise CheckpointError(
+                f"{path or 'root'!r} made its variables without `build` since it was restored, so that it has other "
+                "values than the checkpoint. Build it first (model.build(input_shape)), or restore again."
+            )
+        numbers = {name: name.rpartition("/")[2] for name in self.values}
+        return {f"{path}/{number}" if path else number: self.values[name] for name, number in numbers.items()}
 
     def _give_out(self, variables: Mapping[str, Any], partial: bool) -> None:
         numbered = _numbered(self.path)
@@ -111,19 +156,62 @@ class Deferred:
         self.values = {}
 
 
-def deferred(directory: Path, objects: Mapping[str, Any], parts: Parts, found: Mapping[str, Entry]) -> list[Deferred]:
-    """Returns what of a checkpoint has to wait for objects that are not built and lack its variables."""
+def deferred(
+    directory: Path, objects: Mapping[str, Any], parts: Parts, found: Mapping[str, Entry], partial: bool
+) -> list[Deferred]:
+    """Returns what of a checkpoint has to wait for objects that are not built and lack its variables.
+
+    Unless the restore is partial, an object that the checkpoint has no more variables for waits too: it is refused if
+    it makes some.
+    """
     waiting = []
     known = set(parts.names())
     for path, target in unbuilt(objects).items():
+        before = waiting_for(target)
+        if before is not None and before.failure is not None:
+            continue  # It has made its variables.
         numbered = _numbered(path)
         stored = {name: entry for name, entry in found.items() if numbered(name)}
         if all(name in parts.variables for name in stored):
+            if not partial:
+                waiting.append(Deferred(directory, path, target, {}, stored))
             continue
         restored = known.intersection(stored) if is_append_only(target) else set()
         found_later = {name: entry for name, entry in stored.items() if name not in restored}
         waiting.append(Deferred(directory, path, target, found_later, restored))
     return waiting
+
+
+def waiting_for(target: Any) -> Deferred | None:
+    """Returns what waits for a Keras object, whichever checkpoint it is from."""
+    waiting: Deferred | None = getattr(getattr(target, "build", None), _WAITING, None)
+    return None if waiting is None or waiting.is_done else waiting
+
+
+def values_to_write(objects: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Returns the restored values that no variable has yet, by name, and what to do about objects without any.
+
+    Raises:
+        CheckpointError: An object did not get its values.
+    """
+    values: dict[str, Any] = {}
+    hints = []
+    for path, target in keras_objects(objects).items():
+        waiting = waiting_for(target)
+        if waiting is not None and not waiting.is_empty:
+            values |= waiting.to_write(path)
+        elif is_unbuilt(target):
+            hints.append(how_to_build(path or "root", target))
+    return values, hints
+
+
+def drop_replaced(objects: Mapping[str, Any], names: Iterable[str], waiting: Iterable[Deferred]) -> None:
+    """Drops what waited for objects whose variables of these names have just been restored; not `waiting` itself."""
+    names, kept = list(names), set(waiting)
+    for path, target in keras_objects(objects).items():
+        before = waiting_for(target)
+        if before is not None and before not in kept and any(map(_numbered(path), names)):
+            before.drop()
 
 
 def _numbered(path: str) -> Callable[[str], bool]:

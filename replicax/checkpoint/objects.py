@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from replicax.errors import CheckpointError
+from replicax.program.keras_hooks import sublayers
 from replicax.program.keras_state import keras_is_loaded
 from replicax.variables import Variable
 
@@ -60,8 +61,31 @@ def unbuilt(objects: Mapping[str, Any]) -> dict[str, Any]:
 
     They make their variables, or most of them, when they are.
     """
+    return {path: found for path, found in keras_objects(objects).items() if is_unbuilt(found)}
+
+
+def keras_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the Keras models, layers, optimizers and metrics in `objects`, by the names of the way to them."""
     seen: set[int] = set()
-    return {path: found for name, value in objects.items() for path, found in _unbuilt(value, name, seen)}
+    return {path: found for name, value in objects.items() for path, found in _keras_objects(value, name, seen)}
+
+
+def is_unbuilt(value: Any) -> bool:
+    """Returns whether a Keras object will make variables when it is built.
+
+    One whose class adds nothing to Keras's `build` makes none itself: a `Flatten`, say, or a model around others that
+    is never called. With all of its layers built it is whole, whatever its `built` says.
+    """
+    import keras
+
+    if getattr(value, "built", True):
+        return False
+    if not isinstance(value, keras.Layer):
+        return True
+    inner = sublayers(value)
+    build = type(value).build
+    plain = build is keras.Layer.build or (bool(inner) and build in (keras.Model.build, keras.Sequential.build))
+    return not plain or any(is_unbuilt(each) for each in inner)
 
 
 def is_append_only(value: Any) -> bool:
@@ -90,16 +114,15 @@ def how_to_build(name: str, value: Any) -> str:
     )
 
 
-def _unbuilt(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _keras_objects(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, _LEAVES + _CODE) or id(value) in seen or is_variable(value):
         return
     seen.add(id(value))
     if is_keras_object(value):
-        if not getattr(value, "built", True):
-            yield path, value
+        yield path, value
         return
     for name, child in _children(value):
-        yield from _unbuilt(child, f"{path}/{name}" if path else name, seen)
+        yield from _keras_objects(child, f"{path}/{name}" if path else name, seen)
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:

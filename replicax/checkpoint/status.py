@@ -45,7 +45,7 @@ class LoadStatus(dict[str, Any]):
             UnmatchedError: It was not: it lists the names, and the objects that are not built yet.
         """
         self._check_any()
-        waiting = [each.what_to_do() for each in self._waiting if not each.is_done]
+        waiting = [each.what_to_do() for each in self._waiting if each.is_missed]
         if self._unused or self._unmatched or waiting:
             lists = (
                 f"Not all of the checkpoint {self._source} was used. Only in the checkpoint: "
@@ -72,7 +72,7 @@ class LoadStatus(dict[str, Any]):
             UnmatchedError: They have not.
         """
         self._check_any()
-        if not self._matched and not self._waiting:
+        if not self._matched and not any(each.wanted for each in self._waiting):
             raise UnmatchedError(f"Nothing in the checkpoint {self._source} belongs to one of the objects.")
         return self
 

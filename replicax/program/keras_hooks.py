@@ -53,6 +53,11 @@ def a_layer_is_called() -> bool:
     return get_global_attribute("current_call_ctx") is not None
 
 
+def sublayers(layer: Any) -> list[Any]:
+    """Returns the layers that a layer or model holds, at any depth."""
+    return list(layer._flatten_layers(include_self=False))
+
+
 def initialize_new_variables() -> None:
     """Gives the variables that layers and optimizers have just made their initial values.
 

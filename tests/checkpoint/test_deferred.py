@@ -246,6 +246,126 @@ def test_what_waits_is_written_again(trained: Any, tmp_path: Path):
     np.testing.assert_array_equal(model.get_weights()[0], old.get_weights()[0])
 
 
+@pytest.mark.parametrize("writer", ["checkpoint", "manager"])
+def test_what_waits_belongs_to_the_object_and_any_checkpoint_writes_it(trained: Any, tmp_path: Path, writer: str):
+    """Also under other names, in a dict."""
+    old, old_optimizer, path = trained
+    model, optimizer = sequential(), keras.optimizers.Adam()
+    rx.Checkpoint(model=model, optimizer=optimizer).restore(path)
+    state = {"m": model, "o": optimizer}
+    if writer == "checkpoint":
+        again = rx.Checkpoint(state=state).write(tmp_path / "again")
+    else:
+        with rx.CheckpointManager(tmp_path / "run", objects={"state": state}) as manager:
+            manager.save(1)
+        again = rx.latest_checkpoint(tmp_path / "run")
+    model, optimizer = sequential(), keras.optimizers.Adam()
+    status = rx.Checkpoint(state={"m": model, "o": optimizer}).restore(again)
+    model.build((None, 4))
+    optimizer.build(model.trainable_variables)
+    status.assert_consumed()
+    for found, expected in zip(
+        [*model.variables, *optimizer.variables], [*old.variables, *old_optimizer.variables], strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_an_object_that_is_not_built_and_waits_for_nothing_is_not_written(trained: Any, tmp_path: Path):
+    """Its counter and seeds alone would be a checkpoint that lacks the rest."""
+    *_, path = trained
+    for name, target in {"optimizer": keras.optimizers.Adam(), "model": sequential()}.items():
+        checkpoint = rx.Checkpoint(**{name: target})
+        with pytest.raises(CheckpointError, match=rf"'{name}' .* is not built.*call {name}\.build"):
+            checkpoint.write(tmp_path / name)
+        assert not (tmp_path / name).exists()
+    partial = rx.Checkpoint(model=sequential(), optimizer=keras.optimizers.Adam(), other=keras.optimizers.Adam())
+    partial.restore(path, partial=True)
+    with pytest.raises(CheckpointError, match=r"'other' .* is not built"):
+        partial.write(tmp_path / "partial")
+    del partial.objects["other"]
+    partial.write(tmp_path / "partial")
+
+
+def test_what_makes_no_variables_of_its_own_is_written_as_it_is(tmp_path: Path):
+    """A layer without weights, and a model around others that is never called itself."""
+
+    class Around(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+
+    class Net:
+        def __init__(self) -> None:
+            self.flatten, self.flip, self.model = keras.layers.Flatten(), keras.layers.RandomFlip(seed=1), Around()
+
+    net = Net()
+    path = rx.Checkpoint(net=net).write(tmp_path / "c")
+    again = Net()
+    rx.Checkpoint(net=again).restore(path).assert_consumed()
+    np.testing.assert_array_equal(again.model.inner.get_weights()[0], net.model.inner.get_weights()[0])
+
+
+def test_a_build_that_makes_more_variables_than_the_checkpoint_has_is_refused(tmp_path: Path):
+    """A checkpoint of plain SGD holds a counter and a rate; one of a model without weights nothing but a seed."""
+    weight = keras.Variable(np.float32(1))
+    plain = keras.optimizers.SGD()
+    plain.build([weight])
+    dropout = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5)])
+    path = rx.Checkpoint(optimizer=plain, model=dropout).write(tmp_path / "c")
+    for partial in (False, True):
+        optimizer = keras.optimizers.SGD(momentum=0.9)
+        model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dropout(0.5)])
+        rx.Checkpoint(optimizer=optimizer, model=model).restore(path, partial=partial)
+        if partial:
+            optimizer.build([weight])
+            model(X)
+            continue
+        with pytest.raises(CheckpointError, match=r"'optimizer' was built .*only in the object: \['optimizer/2'\]"):
+            optimizer.apply([np.float32(0)], [weight])
+        with pytest.raises(CheckpointError, match=r"'model' was built .*only in the object: "):
+            model(X)
+    again = keras.optimizers.SGD()
+    status = rx.Checkpoint(optimizer=again).restore(path, partial=True)
+    rx.Checkpoint(optimizer=keras.optimizers.SGD(), model=dropout).restore(path).assert_consumed()
+    again.build([weight])
+    status.assert_nontrivial_match()
+
+
+def test_an_object_that_could_not_take_its_values_stays_refused_until_it_is_restored(trained: Any, tmp_path: Path):
+    *_, path = trained
+    wider, weight = sequential(), keras.Variable(np.ones((7, 7), "float32"))
+    optimizer = keras.optimizers.Adam()
+    checkpoint = rx.Checkpoint(model=wider, optimizer=optimizer)
+    status = checkpoint.restore(path)
+    x = np.ones((2, 5), "float32")
+    calls = [
+        lambda: wider(x),
+        lambda: rx.function(lambda y: wider(y))(x),
+        lambda: wider.build((None, 5)),
+        lambda: wider(X),
+    ]
+    for call in calls:
+        with pytest.raises(CheckpointError, match=r"'model/1' has shape \(4, 6\).*expected \(5, 6\)"):
+            call()
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="'optimizer' was built and is not as"):
+            optimizer.apply([np.zeros((7, 7), "float32")], [weight])
+    with pytest.raises(UnmatchedError, match=r"expected \(5, 6\).*'optimizer' was built and is not as"):
+        status.assert_consumed()
+    with pytest.raises(CheckpointError, match=r"expected \(5, 6\)"):
+        checkpoint.write(tmp_path / "c")
+    with pytest.raises(CheckpointError, match="do not match"):
+        checkpoint.restore(path)
+    with pytest.raises(CheckpointError, match=r"expected \(5, 6\)"):
+        wider(x)
+
+    fitting = sequential()
+    fitting.build((None, 5))
+    newer = rx.Checkpoint(model=fitting).write(tmp_path / "newer")
+    rx.Checkpoint(model=wider).restore(newer).assert_consumed()
+    np.testing.assert_array_equal(wider(x), fitting(x))
+
+
 def test_the_last_restore_counts(trained: Any, tmp_path: Path):
     old, _, path = trained
     for variable in old.variables:
