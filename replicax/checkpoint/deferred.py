@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from replicax.checkpoint.metadata import Entry
-from replicax.checkpoint.objects import how_to_build, is_append_only, is_unbuilt, keras_objects, unbuilt
+from replicax.checkpoint.objects import how_to_build, is_append_only, is_unbuilt, keras_objects, layers_in, unbuilt
 from replicax.checkpoint.parts import Parts
 from replicax.checkpoint.reading import check_wanted
 from replicax.errors import CheckpointError
@@ -145,7 +145,7 @@ class Deferred:
             raise CheckpointError(
                 f"{self.path or 'root'!r} was built and is not as the checkpoint {self.directory} has it. Only in the "
                 f"checkpoint: {unused or 'nothing'}; only in the object: {missing or 'nothing'}. Build it as it was, "
-                "or restore with partial=True what both have."
+                f"or restore with partial=True what both have.{self._layers_left()}"
             )
         common = {name: variable for name, variable in own.items() if name in self._found}
         wanted = {name: jax.ShapeDtypeStruct(variable_shape(v), v._dtype) for name, v in common.items()}
@@ -154,6 +154,13 @@ class Deferred:
             give_value(variable, self.values[name])
         self.is_done = True
         self.values = {}
+
+    def _layers_left(self) -> str:
+        """Returns what to do about layers in the object that its `build` has made and not built; mostly nothing."""
+        left = [layer.name for layer in layers_in(self.target) if is_unbuilt(layer)]
+        if not left:
+            return ""
+        return f" Its `build` leaves its layers {left} unbuilt: build them there, or call it once, then restore it."
 
 
 def deferred(

@@ -82,10 +82,17 @@ def is_unbuilt(value: Any) -> bool:
         return False
     if not isinstance(value, keras.Layer):
         return True
-    inner = sublayers(value)
+    inner = layers_in(value)
     build = type(value).build
     plain = build is keras.Layer.build or (bool(inner) and build in (keras.Model.build, keras.Sequential.build))
     return not plain or any(is_unbuilt(each) for each in inner)
+
+
+def layers_in(value: Any) -> list[Any]:
+    """Returns the layers that a Keras object holds, at any depth; none for an optimizer."""
+    import keras
+
+    return sublayers(value) if isinstance(value, keras.Layer) else []
 
 
 def is_append_only(value: Any) -> bool:

@@ -425,6 +425,61 @@ def test_a_model_built_behind_its_back_is_not_taken_for_restored(tmp_path: Path)
     np.testing.assert_array_equal(again.dense.kernel, model.dense.kernel)
 
 
+def test_a_model_of_which_only_the_parts_are_called_is_not_taken_for_restored(tmp_path: Path):
+    class Pair(keras.Model):
+        """As a GAN: its own `call` is never used."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = keras.layers.Dense(3), keras.layers.Dense(1)
+
+    def used() -> Any:
+        pair = Pair()
+        pair.two(pair.one(X))
+        return pair
+
+    old = used()
+    path = rx.Checkpoint(pair=old).write(tmp_path / "c")
+    pair = Pair()
+    checkpoint = rx.Checkpoint(pair=pair)
+    status = checkpoint.restore(path)
+    pair.one(X)
+    with pytest.raises(CheckpointError, match="without `build`"):
+        checkpoint.write(tmp_path / "half")
+    pair.two(pair.one(X))
+    with pytest.raises(CheckpointError, match="without `build`"):
+        checkpoint.write(tmp_path / "whole")
+    with pytest.raises(UnmatchedError, match="'pair' "):
+        status.assert_consumed()
+    checkpoint.restore(path).assert_consumed()
+    for found, expected in zip(pair.variables, old.variables, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    checkpoint.write(tmp_path / "whole")
+
+
+def test_a_layer_that_leaves_its_layers_to_their_first_call_says_so(tmp_path: Path):
+    class Lazy(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.kernel, self.inner = self.add_weight(shape=(shape[-1], 2)), keras.layers.Dense(3, name="inner")
+
+        def call(self, x: Any) -> Any:
+            return self.inner(x @ self.kernel)
+
+    old = Lazy()
+    expected = old(X)
+    path = rx.Checkpoint(layer=old).write(tmp_path / "c")
+    layer = Lazy()
+    rx.Checkpoint(layer=layer).restore(path)
+    with pytest.raises(
+        CheckpointError, match=r"leaves its layers \['inner'\] unbuilt: build them there, or call it once"
+    ):
+        layer(X)
+    called = Lazy()
+    called(X)
+    rx.Checkpoint(layer=called).restore(path)
+    np.testing.assert_array_equal(called(X), expected)
+
+
 def test_without_a_path_nothing_is_restored(trained: Any):
     model, *_ = trained
     status = rx.Checkpoint(model=model).restore(None)
