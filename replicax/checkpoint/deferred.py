@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,9 @@ class Deferred:
             if self.is_done:
                 return
             try:
+                self._build_layers_left([*args, *kwargs.values()])
                 self._give_out(variables(), partial)
-            except CheckpointError as error:
+            except Exception as error:
                 self.failure = f"{error} Until it is restored anew, {self.path or 'root'!r} cannot be used."
                 self.target.built = False  # So that Keras calls `build` again, which refuses, each time it is used.
                 raise
@@ -154,6 +155,25 @@ class Deferred:
             give_value(variable, self.values[name])
         self.is_done = True
         self.values = {}
+
+    def _build_layers_left(self, shapes: Sequence[Any]) -> None:
+        """Builds the layers that `build` has made and left to their first call, by a call without numbers.
+
+        Else the call that comes would compute with some of the variables before all have their values.
+        """
+        hint = self._layers_left()
+        if len(self.target.variables) >= len(self._found) + len(self._restored) or not hint:
+            return
+        is_one = len(shapes) == 1 and all(size is None or isinstance(size, int) for size in shapes[0])
+        if is_one:  # As Keras builds what has no `build`.
+            import keras
+
+            try:
+                self.target.compute_output_spec(keras.KerasTensor(tuple(shapes[0]), self.target.compute_dtype))
+            except Exception as error:
+                raise CheckpointError(
+                    f"{self.path or 'root'!r} cannot be built before its first call: {error!r}.{hint}"
+                ) from error
 
     def _layers_left(self) -> str:
         """Returns what to do about layers in the object that its `build` has made and not built; mostly nothing."""

@@ -457,27 +457,76 @@ def test_a_model_of_which_only_the_parts_are_called_is_not_taken_for_restored(tm
     checkpoint.write(tmp_path / "whole")
 
 
-def test_a_layer_that_leaves_its_layers_to_their_first_call_says_so(tmp_path: Path):
-    class Lazy(keras.layers.Layer):
-        def build(self, shape: Any) -> None:
-            self.kernel, self.inner = self.add_weight(shape=(shape[-1], 2)), keras.layers.Dense(3, name="inner")
+class Lazy(keras.layers.Layer):
+    """Its `build` makes a layer, and leaves it to its first call."""
 
-        def call(self, x: Any) -> Any:
-            return self.inner(x @ self.kernel)
+    def build(self, shape: Any) -> None:
+        self.kernel, self.inner = self.add_weight(shape=(shape[-1], 2)), keras.layers.Dense(3, name="inner")
+        self.shift = self.add_weight(shape=(), initializer="zeros", trainable=False)
 
+    def call(self, x: Any) -> Any:
+        return self.inner(x @ self.kernel) + self.shift
+
+
+@pytest.mark.parametrize("how", ["eager", "run", "function", "loss"])
+def test_a_layer_that_leaves_its_layers_to_their_first_call_has_its_values_there(tmp_path: Path, how: str):
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
     old = Lazy()
-    expected = old(X)
+    old.build((None, 4))
+    old(X)
+    old.shift.assign(2.0)
     path = rx.Checkpoint(layer=old).write(tmp_path / "c")
-    layer = Lazy()
+    with strategy.scope():
+        layer = Lazy()
+    status = rx.Checkpoint(layer=layer).restore(path)
+    [batch] = strategy.distribute_dataset([X])
+    if how == "eager":
+        found = layer(X)
+    elif how == "run":
+        found = strategy.gather(strategy.run(lambda x: layer(x), args=(batch,)), axis=0)
+    elif how == "function":
+        found = rx.function(lambda x: layer(x))(X)
+    else:
+        weight = keras.Variable(np.float32(1))
+        rx.function(lambda x: rx.value_and_grad(lambda: keras.ops.mean(layer(x) * weight), [weight])())(X)
+        found = layer(X)
+    np.testing.assert_allclose(found, old(X), rtol=1e-5, atol=1e-6)
+    status.assert_consumed()
+
+
+def test_layers_that_cannot_be_built_before_the_call_are_named(tmp_path: Path):
+    class Two(Lazy):
+        def build(self, x_shape: Any, y_shape: Any) -> None:
+            super().build(x_shape)
+
+        def call(self, x: Any, y: Any) -> Any:
+            return super().call(x + y)
+
+    old = Two()
+    expected = old(X, X)
+    path = rx.Checkpoint(layer=old).write(tmp_path / "c")
+    layer = Two()
     rx.Checkpoint(layer=layer).restore(path)
     with pytest.raises(
         CheckpointError, match=r"leaves its layers \['inner'\] unbuilt: build them there, or call it once"
     ):
-        layer(X)
-    called = Lazy()
-    called(X)
+        layer(X, X)
+
+    class Untraceable(Lazy):
+        def call(self, x: Any) -> Any:
+            return super().call(x) * float(np.asarray(x).sum() > -np.inf)
+
+    untraceable = Untraceable()
+    rx.Checkpoint(layer=untraceable).restore(path)
+    for _ in range(2):
+        with pytest.raises(
+            CheckpointError, match=r"(?s)cannot be built before its first call.* its layers \['inner'\] "
+        ):
+            untraceable(X)
+    called = Two()
+    called(X, X)
     rx.Checkpoint(layer=called).restore(path)
-    np.testing.assert_array_equal(called(X), expected)
+    np.testing.assert_array_equal(called(X, X), expected)
 
 
 def test_without_a_path_nothing_is_restored(trained: Any):
