@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import logging
 import os
 import threading
@@ -134,6 +135,8 @@ def _leaked_threads(before: set[threading.Thread]) -> list[str]:
         started = [thread for thread in threading.enumerate() if thread not in before]
         return [thread for thread in started if not thread.daemon or thread.name.startswith("replicax")]
 
+    if leaked():
+        gc.collect()  # A pool in the frames of an error ends when the error is collected.
     while leaked() and time.monotonic() < deadline:
         time.sleep(0.01)
     return [f"the thread {thread.name!r}" for thread in leaked()]

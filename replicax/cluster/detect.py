@@ -54,7 +54,7 @@ class Candidate:
     applies: bool
     because: str
     config: ClusterConfig | None = None
-    resolver: ClusterResolver | None = None
+    resolver: ClusterResolver | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -217,6 +217,7 @@ class Scheduler:
                 for action in self._decide():
                     # Without the lock: if Ray does not answer, those who wait must be able to hear Ctrl-C.
                     getattr(self, f"_{type(action).__name__.lower()}")(*action)
+                    del action  # It may hold the error of a step, and so the frames of its call.
                 self._beat = time.monotonic()
         except BaseException as error:
             with self._changed:
