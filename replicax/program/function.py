@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -164,12 +165,13 @@ class Function(Advised, Generic[_P, _T]):
         input_signature: InputSignature | None = None,
     ):
         check_function("What rx.function wraps", fn)
+        # What an object that can be called (a Keras model) keeps in its attributes is its own.
+        functools.update_wrapper(self, fn, updated=("__dict__",) if inspect.isroutine(fn) else ())
         self.python_function = fn
         self._donate_argnums = _positions(donate_argnums)
         self._signature = input_signature
         self._cache = ProgramCache(lambda: fn, self._donate_argnums)
         self._bound: dict[int, tuple[weakref.ref[Any], Function]] = {}  # by identity: equal instances differ
-        functools.update_wrapper(self, fn)
 
     @entry_point
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:

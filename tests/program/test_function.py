@@ -60,6 +60,16 @@ def test_arrays_and_numbers_are_inputs_and_everything_else_is_fixed():
     assert f.num_programs == 4
 
 
+def test_a_model_that_was_called_keeps_its_attributes_to_itself():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    x = np.ones((4, 3), np.float32)
+    expected = model(x)
+    compiled = rx.function(model)
+    np.testing.assert_allclose(compiled(x), expected, rtol=1e-6)
+    assert compiled.num_programs == 1
+    assert not vars(compiled).keys() & {"built", "_called", "_layers"}
+
+
 def test_each_strategy_has_its_own_program(mirrored, two):
     f = rx.function(lambda: rx.get_strategy().num_replicas_in_sync)
     assert f() == 1
