@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 from replicax.errors import ProgramError
 
 _SAID_BY_JAX = "Closing over jax.Array that spans non-addressable"
@@ -22,15 +19,3 @@ def captured_error(error: BaseException) -> ProgramError | None:
         "Pass it as an argument: f(value) for an rx.function, strategy.run(step, args=(value,)) for a step."
     )
     return told.with_traceback(error.__traceback__)
-
-
-@contextlib.contextmanager
-def captured_explained() -> Iterator[None]:
-    """Says what to do instead when a program is compiled that has such a constant."""
-    try:
-        yield
-    except RuntimeError as error:
-        told = captured_error(error)
-        if told is None:
-            raise
-        raise told from None

@@ -26,7 +26,7 @@ from replicax.compat import is_kept_by_jax, is_tracing
 from replicax.errors import LayoutError, ProgramError
 from replicax.program.advice import advise_of_zeros
 from replicax.program.buffers import holders
-from replicax.program.captured import captured_explained
+from replicax.program.captured import captured_error
 from replicax.program.flax_modules import PassedModules
 from replicax.program.frames import ProgramFrame, variable_layout, variable_name
 from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
@@ -136,6 +136,7 @@ class Program:
         self._written = [*self._updated, *(variable for variable in written if id(variable) not in updated)]
         self._constant = [variable for variable in read if id(variable) not in updated]
         self._elsewhere = [variable for variable in read if lives_elsewhere(variable)]
+        self._here = [variable for variable in self._updated if not lives_elsewhere(variable)]
         self._mesh = _mesh_of_layouts(read)
         # Empty without a mesh: the default strategy leaves variables where they are.
         shardings = [(variable, self._sharding(variable)) for variable in read]
@@ -226,19 +227,23 @@ class Program:
 
     def _fetched(self) -> dict[int, Any]:
         """Returns the values of the variables that live elsewhere, by `id`; the program may overwrite its own."""
+        if not self._elsewhere:
+            return {}
         updated = set(map(id, self._updated))
         return {id(each): jnp.copy(each._value) if id(each) in updated else each._value for each in self._elsewhere}
 
     def _run(self, arrays: Sequence[Any], fetched: dict[int, Any], call: health.Call | None) -> Any:
         with turns.DISPATCH: inputs = self._inputs(arrays, fetched)  # noqa: E701  # fmt: skip
         try:
-            with captured_explained():
-                if call is not None:
-                    call.prepare((lambda: self._compiled.lower(*inputs)) if self._takes_part() else None)
-                new_values, leaves = self._called(inputs)
+            if call is not None:
+                call.prepare((lambda: self._compiled.lower(*inputs)) if self._takes_part() else None)
+            new_values, leaves = self._called(inputs)
         except BaseException as error:
             explain_loss(error, self._updated, inputs[0])
             explain_devices(error, self._name())
+            told = captured_error(error)
+            if told is not None:
+                raise told from None
             raise
         if call is not None:
             call.sent(next(iter([*new_values[:1], *leaves[:1]]), None))
@@ -323,7 +328,7 @@ class Program:
             constant = self._loaded([(variable, self._sharding(variable)) for variable in self._constant])
         else:
             self._place()
-            _own([variable for variable in self._updated if id(variable) not in fetched])
+            _own(self._here)
             constant = _values(self._constant, fetched)
         return _values(self._updated, fetched), constant, donated, kept
 
