@@ -323,10 +323,16 @@ def normalize_axes(axis: int | Sequence[int], shape: Sequence[int]) -> tuple[int
     return normal
 
 
+def holds_numbers(value: Any) -> bool:
+    """Returns whether `value`, if it is of NumPy's, holds numbers; strings, objects, times and records are none."""
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return True
+    return value.dtype.kind not in "OSUMm" and value.dtype.names is None
+
+
 def _is_number(component: Any) -> bool:
-    if isinstance(component, (np.ndarray, np.generic)):
-        return component.dtype.kind not in "OSUMm"
-    return hasattr(component, "dtype") or isinstance(component, (bool, int, float, complex))
+    is_array = hasattr(component, "dtype") or isinstance(component, (bool, int, float, complex))
+    return is_array and holds_numbers(component)
 
 
 def _kind(component: Any) -> str:

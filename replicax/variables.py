@@ -191,13 +191,13 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
             ReplicaDivergenceError: The value may differ between replicas and the variable has no aggregation.
             VariableError: Shape mismatch, or an assignment that its aggregation gives no meaning to.
         """
-        new = self._assign_in_turn(value)
+        new = self._in_turn(self._assign, value)
         return new if read_value else None
 
-    def _assign_in_turn(self, value: Any) -> jax.Array:
+    def _in_turn(self, change: Callable[..., jax.Array], *args: Any) -> jax.Array:
         if context.current().frame is None and not lives_elsewhere(self):
-            with turns.of_thread(), turns.DISPATCH: return self._assign(value)  # noqa: E701  # fmt: skip
-        return self._assign(value)
+            with turns.of_thread(), turns.DISPATCH: return change(*args)  # noqa: E701  # fmt: skip
+        return change(*args)
 
     def _assign(self, value: Any) -> jax.Array:
         new = self._converted(value)
@@ -212,19 +212,14 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
     @called_as("tf.Variable.assign_add")
     def assign_add(self, value: Any, use_locking: Any = False, name: Any = None, read_value: bool = True) -> Any:
         """Adds `value`; otherwise like `assign`."""
-        new = self._changed(value, jnp.add)
+        new = self._in_turn(self._assign_sum, value, jnp.add)
         return new if read_value else None
 
     @called_as("tf.Variable.assign_sub")
     def assign_sub(self, value: Any, use_locking: Any = False, name: Any = None, read_value: bool = True) -> Any:
         """Subtracts `value`; otherwise like `assign`."""
-        new = self._changed(value, jnp.subtract)
+        new = self._in_turn(self._assign_sum, value, jnp.subtract)
         return new if read_value else None
-
-    def _changed(self, value: Any, combine: Callable[[Any, Any], jax.Array]) -> jax.Array:
-        if context.current().frame is None and not lives_elsewhere(self):
-            with turns.of_thread(), turns.DISPATCH: return self._assign_sum(value, combine)  # noqa: E701  # fmt: skip
-        return self._assign_sum(value, combine)
 
     def _assign_sum(self, value: Any, combine: Callable[[Any, Any], jax.Array]) -> jax.Array:
         current = context.current()
@@ -236,7 +231,7 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
             change = aggregate(change, self.aggregation, current.manual_replicas or 1, self.name)
             check_owner(self.strategy, current.strategy, self.name)
             return self._store(combine(self._read(), change))
-        return self._assign_in_turn(combine(self._read(), change))
+        return self._in_turn(self._assign, combine(self._read(), change))
 
     def _assign_in_replica(self, new: jax.Array, current: context.Context) -> jax.Array:
         if self.per_replica:
@@ -267,9 +262,7 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
         return self.value
 
     def _scatter(self, op: str, entries: Entries) -> jax.Array:
-        if context.current().frame is None and not lives_elsewhere(self):
-            with turns.of_thread(), turns.DISPATCH: return self._change_entries(op, entries)  # noqa: E701  # fmt: skip
-        return self._change_entries(op, entries)
+        return self._in_turn(self._change_entries, op, entries)
 
     def _change_entries(self, op: str, entries: Entries) -> jax.Array:
         if self.per_replica:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -46,14 +47,7 @@ def variables_of(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 def walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yields the variables in `value` and their names, without those whose `id` is among `seen`, and adds these."""
-    if isinstance(value, _LEAVES + _CODE) or id(value) in seen:
-        return
-    seen.add(id(value))
-    if is_variable(value):
-        yield path, value
-        return
-    for name, child in _children(value):
-        yield from walk(child, f"{path}/{name}" if path else name, seen)
+    return _found(value, path, seen, is_variable)
 
 
 def unbuilt(objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,7 +61,8 @@ def unbuilt(objects: Mapping[str, Any]) -> dict[str, Any]:
 def keras_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the Keras models, layers, optimizers and metrics in `objects`, by the names of the way to them."""
     seen: set[int] = set()
-    return {path: found for name, value in objects.items() for path, found in _keras_objects(value, name, seen)}
+    each = (_found(value, name, seen, is_keras_object) for name, value in objects.items())
+    return dict(itertools.chain.from_iterable(each))
 
 
 def is_unbuilt(value: Any) -> bool:
@@ -121,15 +116,16 @@ def how_to_build(name: str, value: Any) -> str:
     )
 
 
-def _keras_objects(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, _LEAVES + _CODE) or id(value) in seen or is_variable(value):
+def _found(value: Any, path: str, seen: set[int], is_wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """Yields what is wanted in `value` and the names of the way to it; nothing in a variable, or in what was wanted."""
+    if isinstance(value, _LEAVES + _CODE) or id(value) in seen:
         return
     seen.add(id(value))
-    if is_keras_object(value):
+    if is_wanted(value):
         yield path, value
-        return
-    for name, child in _children(value):
-        yield from _keras_objects(child, f"{path}/{name}" if path else name, seen)
+    elif not is_variable(value):
+        for name, child in _children(value):
+            yield from _found(child, f"{path}/{name}" if path else name, seen, is_wanted)
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ from replicax.containers import flattened, found_in, is_value, opened, walked
 from replicax.errors import ArgumentError, ReplicaShapeError
 from replicax.program.calls import check_result
 from replicax.program.foreign import check_no_tensor
-from replicax.values import PerReplica, UnevenPerReplica
+from replicax.values import PerReplica, UnevenPerReplica, holds_numbers
 
 _NUMBERS = (int, float, complex, np.generic)
 
@@ -35,14 +35,7 @@ def is_input(leaf: Any) -> bool:
 
 def is_number_like(leaf: Any) -> bool:
     """Returns whether `leaf` can be placed on a device: an array of numbers, a number or a bool."""
-    return (is_input(leaf) or isinstance(leaf, bool)) and _holds_numbers(leaf)
-
-
-def _holds_numbers(leaf: Any) -> bool:
-    """Returns whether `leaf`, if it is of NumPy's, holds numbers; strings, objects, times and records are none."""
-    if not isinstance(leaf, (np.ndarray, np.generic)):
-        return True
-    return leaf.dtype.kind not in "OSUMm" and leaf.dtype.names is None
+    return (is_input(leaf) or isinstance(leaf, bool)) and holds_numbers(leaf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +187,7 @@ def _check_leaf(leaf: Any) -> None:
 
 
 def _check_numbers(leaf: Any, what: str) -> None:
-    if not _holds_numbers(leaf):
+    if not holds_numbers(leaf):
         raise ArgumentError(
             f"Devices compute with numbers only, but an array of shape {leaf.shape} and dtype {leaf.dtype} was {what}. "
             "Encode it as numbers before (strings as indices into a vocabulary, times as `x.astype('int64')`), keep it "
