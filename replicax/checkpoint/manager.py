@@ -227,11 +227,12 @@ class CheckpointManager(Advised):
             return
         if (self.path(step) / FILE).is_file():
             what, so = f"Step {step} is in {self.directory} already", ": it is replaced"
-        elif not self._known and (self.latest_step() or 0) > step:
-            what = f"Step {self.latest_step()} is in {self.directory}, and step {step} is being saved"
-            so = ". It stays there, and is the newest for who restores next"
         else:
-            return
+            latest = None if self._known else self.latest_step()
+            if latest is None or latest <= step:
+                return
+            what = f"Step {latest} is in {self.directory}, and step {step} is being saved"
+            so = ". It stays there, and is the newest for who restores next"
         warnings.warn(_STRANGERS.format(what=what, so=so), stacklevel=4)
 
     @health.phase(health.CHECKPOINT)
