@@ -1,0 +1,62 @@
+"""A variable as programs see it, whichever class it has: one accessor for each thing that they ask of it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+from jax.sharding import Sharding
+
+
+class VariableLike(Protocol):
+    """What a Keras variable, an `rx.Variable`, a `DVariable` and a parameter server's variable have in common."""
+
+    @property
+    def name(self) -> str:
+        """The name that its maker gave it."""
+
+    @property
+    def dtype(self) -> object:
+        """Its dtype: NumPy's, or the name of one."""
+
+    @property
+    def value(self) -> jax.Array:
+        """What user code reads: inside a traced function the value there."""
+
+    def assign(self, value: object) -> object:
+        """Gives it a new value: inside a traced function when that returns."""
+
+
+#: Returns the array that a variable holds, outside of any traced function; None before it has its first value.
+array_of: Callable[[VariableLike], jax.Array] = operator.attrgetter("_value")
+
+
+def set_array(variable: VariableLike, array: jax.Array) -> None:
+    """Makes `array` what the variable holds: no check, no copy, no trace."""
+    variable._value = array  # type: ignore[attr-defined]  # the one place that reaches into all classes of variables
+
+
+def shape_of(variable: VariableLike) -> tuple[int, ...]:
+    """Returns the shape of one copy of the variable."""
+    return tuple(variable._shape)  # type: ignore[attr-defined]
+
+
+def name_of(variable: VariableLike) -> str:
+    """Returns the name for messages: a Keras variable's path, otherwise its name."""
+    return getattr(variable, "path", None) or variable.name
+
+
+def layout_of(variable: VariableLike) -> Sharding | None:
+    """Returns the sharding that the variable itself prescribes; None for most.
+
+    A `dtensor.DVariable` has one, and so have Keras variables made for such a variable or under `keras.distribution`.
+    """
+    layout = getattr(variable, "_layout", None)
+    return getattr(layout, "backend_layout", layout)
+
+
+def is_per_replica_variable(variable: VariableLike) -> bool:
+    """Returns whether the variable keeps one component for each replica, stacked."""
+    return getattr(variable, "per_replica", False)
