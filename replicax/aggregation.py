@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax.compat import assert_equal_over_axis
+from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.equality import Difference, difference
 from replicax.errors import ReplicaDivergenceError, VariableError
 from replicax.named import member_of

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.compat import refuse_as_argument
+from replicax.compat.jax import refuse_as_argument
 from replicax.errors import VariableError
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import jax
 
 import replicax.context as context
-from replicax.compat import taken_as_equal_over_axis, varying_axes
+from replicax.compat.jax import varying_axes
+from replicax.compat.jax_primitives import taken_as_equal_over_axis
 from replicax.runtime.mesh import REPLICA_AXIS
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-from replicax.compat import refuse_as_argument
+from replicax.compat.jax import refuse_as_argument
 from replicax.errors import ArgumentError, ReplicaShapeError
 
 #: What people ask an array for.

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.aggregation import VariableAggregation, first_replica
-from replicax.compat import assert_equal_over_axis, strongly_typed, vary
+from replicax.compat.jax import strongly_typed, vary
+from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.errors import ArgumentError, ReduceError, VariableError
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import component_here

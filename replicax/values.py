@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
-from replicax.compat import vary
+from replicax.compat.jax import vary
 from replicax.errors import ContextError, ReduceError, ReplicaShapeError, VariableError
 from replicax.no_array import NoArray
 from replicax.reduce_op import ReduceOp, mean_over

@@ -16,7 +16,8 @@ import numpy as np
 import replicax.context as context
 from replicax.aggregation import VariableAggregation, VariableSynchronization, aggregate, check_aggregation
 from replicax.array_like import ArrayLike
-from replicax.compat import is_random_key, is_tracing, outside_traces, strongly_typed, vary
+from replicax.compat.jax import is_random_key, strongly_typed, vary
+from replicax.compat.jax_tracing import is_tracing, outside_traces
 from replicax.errors import ProgramError, StrategyMismatchError, VariableError
 from replicax.migration import Advised, called_as
 from replicax.reduce_op import terms_of

@@ -14,7 +14,7 @@ from typing import TypeVar
 import jax
 
 import replicax.health as health
-from replicax.compat import delete_stored, publish, published
+from replicax.compat.jax_processes import delete_stored, publish, published
 from replicax.errors import CheckpointError
 
 _T = TypeVar("_T")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import jax
 
 import replicax.health as health
-from replicax.compat import publish, published
+from replicax.compat.jax_processes import publish, published
 from replicax.errors import CheckpointError
 
 _PREFIX = "replicax/preemption"

@@ -13,7 +13,7 @@ import numpy as np
 
 from replicax.checkpoint.reading import checked_metadata, read_arrays
 from replicax.checkpoint.store import Directory, write_arrays
-from replicax.compat import is_random_key
+from replicax.compat.jax import is_random_key
 from replicax.errors import CheckpointError
 from replicax.program.frames import variable_is_stacked, variable_shape
 

@@ -18,7 +18,7 @@ import jax
 
 from replicax.cluster.addresses import join_address, parse_address
 from replicax.cluster.own_address import LOOPBACK, family, is_loopback, is_mine, resolve
-from replicax.compat import collectives_are_gloo, publish, published
+from replicax.compat.jax_processes import collectives_are_gloo, publish, published
 from replicax.errors import ClusterError, ClusterTimeoutError
 
 _log = logging.getLogger(__name__)

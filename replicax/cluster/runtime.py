@@ -17,7 +17,7 @@ from replicax.cluster.outages import outlast_outages
 from replicax.cluster.own_address import own_ip_of
 from replicax.cluster.reach import agree_on_addresses
 from replicax.cluster.rendezvous import SECONDS_TO_CONNECT, meet
-from replicax.compat import (
+from replicax.compat.jax_processes import (
     backends_have_started,
     connected_as,
     give_up_connecting,

@@ -12,7 +12,7 @@ import numpy as np
 
 from replicax.collectives.options import CommunicationOptions
 from replicax.collectives.packing import ARRAYS_PER_PACK, Packing, packs_by_bytes, packs_by_number
-from replicax.compat import vary, varying_axes
+from replicax.compat.jax import vary, varying_axes
 from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.migration import NAMES, AdvisedContract
 from replicax.reduce_op import ReduceOp, in_which_means_add_up
@@ -106,7 +106,8 @@ class CrossDeviceOps(AdvisedContract):
 
         Returns:
             One array per buffer, same shape and dtype, typed as equal over the axis. An algorithm whose results JAX
-            cannot prove equal ends with `compat.assert_equal_over_axis`, and owes that they are, bit by bit.
+            cannot prove equal ends with `compat.jax_primitives.assert_equal_over_axis`, and owes that they are, bit by
+            bit.
         """
 
     def _sum_tangents(self, tangents: list[jax.Array], axis_name: str) -> list[jax.Array]:

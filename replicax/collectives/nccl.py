@@ -8,7 +8,7 @@ import jax
 
 from replicax.collectives.checks import check_num_packs
 from replicax.collectives.cross_device_ops import CrossDeviceOps
-from replicax.compat import assert_equal_over_axis
+from replicax.compat.jax_primitives import assert_equal_over_axis
 
 
 @dataclasses.dataclass(frozen=True)

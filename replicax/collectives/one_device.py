@@ -11,7 +11,8 @@ import jax
 
 from replicax.collectives.cross_device_ops import CrossDeviceOps
 from replicax.collectives.trees import copy_from_heads
-from replicax.compat import assert_equal_over_axis, vary
+from replicax.compat.jax import vary
+from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.errors import ArgumentError, ContextError, DeviceError, ReduceError
 from replicax.runtime.devices import device_name, parse_devices
 

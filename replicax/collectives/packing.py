@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 import jax
 import jax.numpy as jnp
 
-from replicax.compat import varying_axes
+from replicax.compat.jax import varying_axes
 
 SMALL_VALUE_BYTES = 64 * 1024
 ARRAYS_PER_PACK = 8  # With more, a step of one process is no faster.

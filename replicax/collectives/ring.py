@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax.collectives.cross_device_ops import CrossDeviceOps
-from replicax.compat import assert_equal_over_axis
+from replicax.compat.jax_primitives import assert_equal_over_axis
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.compat import is_random_key
+from replicax.compat.jax import is_random_key
 from replicax.errors import BatchError
 
 Signature = tuple[Any, tuple[tuple[int, np.dtype], ...]]

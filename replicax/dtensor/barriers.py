@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.health as health
-from replicax.compat import wait_at_barrier
+from replicax.compat.jax_processes import wait_at_barrier
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh
 from replicax.dtensor.placement import is_tracing

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.compat import is_random_key
+from replicax.compat.jax import is_random_key
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.placement import checked_layout, is_traced, is_tracing, laid_out
 from replicax.errors import ArgumentError, LayoutError

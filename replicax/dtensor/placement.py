@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.compat import primal_of
+from replicax.compat.jax_tracing import primal_of
 from replicax.data.placement import owned_copy
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import ArgumentError, LayoutError, TensorError

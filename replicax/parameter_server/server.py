@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.compat import backends_have_started
+from replicax.compat.jax_processes import backends_have_started
 from replicax.parameter_server.messages import Piece, Reply, ServerProgram
 from replicax.parameter_server.worker_program import compiled
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.compat import trace_state
+from replicax.compat.jax_tracing import trace_state
 from replicax.errors import ContextError, ProgramError, VariableError
 from replicax.parameter_server.current import worker_index
 from replicax.parameter_server.messages import Source

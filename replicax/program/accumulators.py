@@ -18,7 +18,8 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
-import replicax.compat as compat
+from replicax.compat.jax import axes_of_type, is_random_key
+from replicax.compat.jax_equations import location
 from replicax.program.jaxprs import is_literal
 from replicax.program.scales import PASSED_ON, Scope, equations_of
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -135,7 +136,7 @@ class _Search:
     def _varies(self, scope: Scope, atom: Any) -> bool:
         """Returns whether JAX types a value as varying for more than where it is used."""
         made_in, made = self._unmoved(scope, atom)
-        return made_in is not None and REPLICA_AXIS in compat.axes_of_type(made.aval)
+        return made_in is not None and REPLICA_AXIS in axes_of_type(made.aval)
 
     def _without_total(self, scope: Scope, equation: Any) -> _Kind:
         operands = equation.invars[1:] if equation.primitive.name == "select_n" else equation.invars
@@ -156,7 +157,7 @@ class _Search:
         if name == "scatter-add" and len(others) == 2 and inputs[0] not in others:
             return self._kind(scope, inputs[0])
         differ = not others or any(self._varies(scope, atom) for atom in others)
-        at = f"goes through `{name}` ({compat.location(equation)})"
+        at = f"goes through `{name}` ({location(equation)})"
         if name in ("mul", "div", "max", "min"):
             return self._no(at, certain=differ)
         return self._no(at, certain=name in _NOT_ADDITIVE)
@@ -232,5 +233,5 @@ def _branches(scope: Scope, equation: Any, out: Any) -> list[tuple[Scope, Any]]:
 
 
 def _is_zero(value: Any) -> bool:
-    known = not isinstance(value, jax.core.Tracer) and value is not None and not compat.is_random_key(value)
+    known = not isinstance(value, jax.core.Tracer) and value is not None and not is_random_key(value)
     return known and not np.any(np.asarray(value))

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.compat import vary, varying_axes
+from replicax.compat.jax import vary, varying_axes
 from replicax.equality import difference
 from replicax.errors import ArgumentError, ReplicaDivergenceError
 from replicax.program.calls import check_function, check_result

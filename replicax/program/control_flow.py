@@ -17,7 +17,7 @@ import jax
 from jax.extend import source_info_util
 
 import replicax.context as context
-from replicax.compat import vary, varying_axes
+from replicax.compat.jax import vary, varying_axes
 from replicax.equality import OWN_DATA
 from replicax.program.divergence import find_divergence
 from replicax.program.eager_frame import may_differ

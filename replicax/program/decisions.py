@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.ad_checkpoint import checkpoint_name
 
-from replicax.compat import vary
+from replicax.compat.jax import vary
 from replicax.equality import OWN_DATA, Difference
 from replicax.runtime.mesh import REPLICA_AXIS
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from jax.extend import core as jex_core
 
-from replicax.compat import axes_of_type, location, scan_counts, scopes
+from replicax.compat.jax import axes_of_type
+from replicax.compat.jax_equations import location, scan_counts, scopes
 from replicax.equality import OWN_DATA, Difference
 from replicax.errors import ProgramError
 from replicax.program.jaxprs import is_literal

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.compat import is_random_key, vary, varying_axes, within_trace
+from replicax.compat.jax import is_random_key, vary, varying_axes
+from replicax.compat.jax_tracing import within_trace
 from replicax.equality import OWN_DATA, Difference
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions

@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 
-from replicax.compat import being_differentiated, is_random_key, stand_in, trace_state, vary, within_trace
+from replicax.compat.jax import is_random_key, vary
+from replicax.compat.jax_primitives import stand_in
+from replicax.compat.jax_tracing import being_differentiated, trace_state, within_trace
 from replicax.equality import Difference
 from replicax.errors import ProgramError
 from replicax.program.accesses import Accesses

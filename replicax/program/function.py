@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.compat import is_weak
+from replicax.compat.jax import is_weak
 from replicax.errors import ArgumentError, ProgramError
 from replicax.migration import Advised, called_as
 from replicax.program.advice import advise_of_changed_object

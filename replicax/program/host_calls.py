@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex_core
 
-from replicax.compat import called_on_host, location
+from replicax.compat.jax_equations import called_on_host, location
 from replicax.errors import ProgramError
 
 _PRIMITIVES = {

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.compat import strongly_typed
+from replicax.compat.jax import strongly_typed
 from replicax.errors import ArgumentError
 from replicax.program.nest import is_array
 from replicax.values import PerReplica, is_per_replica

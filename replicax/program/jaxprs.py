@@ -10,7 +10,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
-import replicax.compat as compat
+import replicax.compat.jax_equations as jax_equations
 from replicax.program.decisions import is_decision
 
 _GRADIENT = "replicax_gradient"
@@ -114,7 +114,7 @@ def evaluate(equations: Iterable[Any], values: dict[Any, Any], in_place: bool = 
         else:
             # JAX has noted in each loop and condition the mesh that it was used on.
             params = {name: traced_anew(value, _elsewhere) for name, value in equation.params.items()}
-            results = compat.bind(equation, inputs, params)
+            results = jax_equations.bind(equation, inputs, params)
         values.update(zip(equation.outvars, results, strict=True))
 
 
@@ -141,7 +141,7 @@ def bind(equation: Any, inputs: Sequence[Any], **changes: Any) -> Sequence[Any]:
     """Returns the results of an equation on other operands, and with some of its parameters changed."""
     # Settings that held where the user's code ran: how random bits are made, and the mesh, which holds there only.
     with equation.ctx.manager:
-        return compat.bind(equation, inputs, {**equation.params, **changes})
+        return jax_equations.bind(equation, inputs, {**equation.params, **changes})
 
 
 def leading_to(

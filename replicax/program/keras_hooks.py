@@ -18,7 +18,7 @@ import numpy as np
 import replicax.context as context
 from replicax.aggregation import VariableAggregation
 from replicax.array_like import not_an_array
-from replicax.compat import refuse_as_argument
+from replicax.compat.jax import refuse_as_argument
 from replicax.equality import difference
 from replicax.errors import ReplicaDivergenceError
 from replicax.program.frames import variable_name

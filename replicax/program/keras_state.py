@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.aggregation import VariableAggregation, check_aggregation, combine
-from replicax.compat import vary
+from replicax.compat.jax import vary
 from replicax.equality import difference
 from replicax.errors import ContextError, ProgramError
 from replicax.program.accumulators import marked_as_share, marked_as_total

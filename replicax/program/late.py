@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.sharding import Sharding
 
-from replicax.compat import axes_of_type
+from replicax.compat.jax import axes_of_type
 from replicax.program.divergence import Divergence
 from replicax.program.jaxprs import evaluate, is_literal, read
 from replicax.program.moving import Moved

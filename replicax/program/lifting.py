@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
 import replicax.health as health
-from replicax.compat import is_kept_by_jax, is_tracing
+from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
 from replicax.errors import LayoutError, ProgramError
 from replicax.program.advice import advise_of_zeros
 from replicax.program.buffers import holders

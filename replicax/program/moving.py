@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from jax.extend import core as jex_core
 
-from replicax.compat import called_from, meshless, run_as_one
+from replicax.compat.jax import meshless
+from replicax.compat.jax_equations import called_from, run_as_one
 from replicax.program.decisions import is_decision
 from replicax.program.jaxprs import CALLS, is_literal
 

@@ -17,7 +17,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import replicax.context as context
-from replicax.compat import current_trace, varying_axes
+from replicax.compat.jax import varying_axes
+from replicax.compat.jax_tracing import current_trace
 from replicax.containers import opened
 from replicax.errors import ContextError, ReplicaDivergenceError, ReplicaShapeError
 from replicax.program.accesses import Accesses

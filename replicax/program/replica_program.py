@@ -9,7 +9,9 @@ from typing import Any
 import jax
 from jax.extend import core as jex_core
 
-from replicax.compat import current_trace, location, tracing_anew, vary, varying_axes
+from replicax.compat.jax import vary, varying_axes
+from replicax.compat.jax_equations import location
+from replicax.compat.jax_tracing import current_trace, tracing_anew
 from replicax.errors import ProgramError, ReplicaDivergenceError
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions

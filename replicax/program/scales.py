@@ -18,7 +18,8 @@ import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-import replicax.compat as compat
+from replicax.compat.jax import axes_of_type, is_random_key
+from replicax.compat.jax_equations import bind
 from replicax.program.jaxprs import CALLS, is_gradient, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
 
@@ -218,7 +219,7 @@ class Search:
 
     def _adds_rows(self, scope: Scope, atom: Any) -> bool:
         """Returns whether a value is this replica's own sum over its rows, such as the number of those that count."""
-        if REPLICA_AXIS not in compat.axes_of_type(atom.aval):
+        if REPLICA_AXIS not in axes_of_type(atom.aval):
             return False
         made_in, made = scope.origin(atom)
         equation = None if made_in is None else made_in.producer.get(made)
@@ -307,7 +308,7 @@ class Search:
         if not operands or any(operand is None for operand in operands):
             return None
         with jax.ensure_compile_time_eval():
-            (value,) = compat.bind(equation, operands, equation.params)
+            (value,) = bind(equation, operands, equation.params)
         return _known_number(value)
 
     def _constant_array(self, scope: Scope, atom: Any) -> Any:
@@ -324,7 +325,7 @@ def _known_number(value: Any) -> Any:
 
 def _is_unknown(value: Any) -> bool:
     """Returns whether a constant is none: it is large, traced elsewhere, or stands for a variable."""
-    is_none = value is None or isinstance(value, jax.core.Tracer) or compat.is_random_key(value)
+    is_none = value is None or isinstance(value, jax.core.Tracer) or is_random_key(value)
     return is_none or np.size(value) > _LARGEST_CONSTANT
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from jax.extend import core as jex_core
 
-from replicax.compat import axes_of_type
+from replicax.compat.jax import axes_of_type
 from replicax.errors import ProgramError
 from replicax.program.jaxprs import evaluate, is_literal, is_mark, leading_to, read
 from replicax.program.min_cut import cheapest_cut

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-import replicax.compat as compat
+from replicax.compat.jax import axes_of_type
 from replicax.program.jaxprs import is_gradient, is_literal
 from replicax.program.scales import PASSED_ON, LocalMean, Scope, Search, equations_of
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -50,7 +50,7 @@ def _local_means(equations: Sequence[Any], search: Search) -> Iterator[LocalMean
     for scope, equation in equations:
         if equation.primitive.name != "div" or equation.outvars[0].aval.shape:
             continue
-        if REPLICA_AXIS in compat.axes_of_type(equation.outvars[0].aval):
+        if REPLICA_AXIS in axes_of_type(equation.outvars[0].aval):
             found = search.local_mean(scope, equation.outvars[0])
             if found is not None:
                 yield found

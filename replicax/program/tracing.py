@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.extend import core as jex_core
 
-from replicax.compat import current_trace, tracing_anew
+from replicax.compat.jax_tracing import current_trace, tracing_anew
 from replicax.errors import TracedValueError
 from replicax.program.captured import captured_error
 from replicax.program.flax_modules import flax_error

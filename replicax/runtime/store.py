@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import replicax.compat as compat
+from replicax.compat.jax_processes import delete_stored, fetch_bytes, store_bytes
 
 _LONGEST_VALUE = 2 * 2**20  # The service takes messages of up to 4 MiB.
 
@@ -29,13 +29,13 @@ class ServiceStore:
     """
 
     def put(self, key: str, value: bytes) -> None:
-        compat.store_bytes(key, value)
+        store_bytes(key, value)
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
-        return compat.fetch_bytes(key, timeout_s)
+        return fetch_bytes(key, timeout_s)
 
     def delete(self, key: str) -> None:
-        compat.delete_stored(key)
+        delete_stored(key)
 
 
 def put_pieces(store: Store, key: str, message: bytes) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
-from replicax.compat import is_random_key
+from replicax.compat.jax import is_random_key
 
 
 def spans_processes(sharding: Sharding) -> bool:

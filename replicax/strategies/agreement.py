@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.health as health
-from replicax.compat import is_random_key
+from replicax.compat.jax import is_random_key
 from replicax.errors import ValuesMismatchError
 from replicax.runtime.exchange import exchanged
 from replicax.runtime.transfer import from_chief, local

@@ -13,7 +13,8 @@ import numpy as np
 import replicax.context as context
 import replicax.health as health
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops
-from replicax.compat import prepare_tracing_anew, strongly_typed
+from replicax.compat.jax import strongly_typed
+from replicax.compat.jax_tracing import prepare_tracing_anew
 from replicax.containers import opened
 from replicax.data import (
     DistributedDataset,

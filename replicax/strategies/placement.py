@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import replicax.health as health
-from replicax.compat import strongly_typed
+from replicax.compat.jax import strongly_typed
 from replicax.program.frames import variable_is_stacked, variable_name, variable_shape
 from replicax.program.handover import store_values
 from replicax.program.results import marked_like

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.collectives import CommunicationOptions
-from replicax.compat import assert_equal_over_axis, vary
+from replicax.compat.jax import vary
+from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.equality import difference
 from replicax.errors import ContextError, ReduceError
 from replicax.migration import called_as

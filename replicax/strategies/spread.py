@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.health as health
-from replicax.compat import strongly_typed
+from replicax.compat.jax import strongly_typed
 from replicax.errors import ReplicaShapeError, ValuesMismatchError
 from replicax.program.nest import is_number_like
 from replicax.reduce_op import ReduceOp

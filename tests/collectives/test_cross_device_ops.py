@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from replicax.collectives import CommunicationOptions, NcclAllReduce
-from replicax.compat import vary, varying_axes
+from replicax.compat.jax import vary, varying_axes
 from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.runtime import REPLICA_AXIS
 

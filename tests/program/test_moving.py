@@ -9,7 +9,7 @@ import pytest
 from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
-from replicax.compat import location, scopes
+from replicax.compat.jax_equations import location, scopes
 from replicax.program.moving import Moved
 from replicax.runtime import replica_mesh
 

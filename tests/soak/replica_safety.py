@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
-from replicax.compat import varying_axes
+from replicax.compat.jax import varying_axes
 from replicax.errors import ProgramError, ReduceError, ReplicaDivergenceError, VariableError
 from tests.soak.replica_programs import AXIS, SHAPE, VARIABLES, Program, World, all_steps, generated
 

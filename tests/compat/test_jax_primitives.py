@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from replicax.compat import assert_equal_over_axis, trace_state, vary, varying_axes
+from replicax.compat.jax import vary, varying_axes
+from replicax.compat.jax_primitives import assert_equal_over_axis
+from replicax.compat.jax_tracing import trace_state
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 
 SPLIT = PartitionSpec(REPLICA_AXIS)

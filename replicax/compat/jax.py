@@ -1,0 +1,95 @@
+"""What differs between JAX versions in the types of values, and what JAX knows of a value without a public spelling."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import jax
+import numpy as np
+from jax._src import core as jax_core
+from jax._src import dtypes as jax_dtypes
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """Returns the manual mesh axes over which `x` may differ (its "varying manual axes").
+
+    Args:
+        x: Any value that JAX can type; a Python number varies over no axis.
+    """
+    return axes_of_type(jax.typeof(x))
+
+
+def axes_of_type(aval: Any) -> frozenset[str]:
+    """Returns the manual mesh axes over which values of a type may differ."""
+    axes = getattr(aval, "vma", None)
+    if axes is None:
+        # JAX 0.10; types of effects have neither.
+        axes = aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else ()
+    return frozenset(axes)
+
+
+def meshless(aval: Any) -> Any:
+    """Returns a type without the mesh that JAX has noted in it; its values do not vary over that."""
+    return aval.update(sharding=None) if getattr(aval, "sharding", None) is not None else aval
+
+
+def vary(x: jax.Array, axis_name: str) -> jax.Array:
+    """Retypes `x` as varying over `axis_name`; free at run time. A value that varies already is returned as it is."""
+    if axis_name in varying_axes(x):
+        return x
+    return jax.lax.pcast(x, (axis_name,), to="varying")
+
+
+def strongly_typed(x: Any, dtype: Any = None) -> jax.Array:
+    """Returns `x` as an array whose dtype is its own, not "weak" like that of a Python number.
+
+    A program is specialised to that too, so state that starts weak would be compiled for twice. A NumPy array is
+    copied: on a CPU JAX may go on using its memory, which its owner may change.
+    """
+    array = x if isinstance(x, jax.Array) and dtype is None else jax.numpy.array(x, dtype, copy=type(x) is np.ndarray)
+    return jax.lax.convert_element_type(array, array.dtype) if is_weak(array) else array
+
+
+def unknown_axes(error: BaseException) -> tuple[str, ...]:
+    """Returns the names of axes that a collective asked for in vain, if that is what an error of JAX's is about.
+
+    A `NameError` says so. Of a value that may differ already, JAX 0.10 asserts it without a word.
+    """
+    if isinstance(error, NameError):
+        return tuple(re.findall(r"unbound axis name: (\w+)", str(error)))
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if not isinstance(error, AssertionError) or frame.f_code is not jax_core.pvary.__code__:
+        return ()
+    return tuple(axis for axis in frame.f_locals["axes"] if axis not in frame.f_locals["new_axes"])
+
+
+def refuse_as_argument(kind: type, error_of: Callable[[Any], Exception]) -> None:
+    """Lets JAX's functions raise an error of ours when they get an object of a class, or of a subclass, for an array.
+
+    JAX would say that `__jax_array__` is not supported there, and not what to do instead.
+
+    Args:
+        kind: The class.
+        error_of: Makes the error from the object. It must be no `TypeError`, which JAX would hide.
+    """
+
+    def refuse(value: Any) -> Any:
+        raise error_of(value)
+
+    jax_core.pytype_aval_mappings[kind] = refuse
+    register = getattr(jax_dtypes, "register_canonicalize_value_handler", None)
+    if register is not None:
+        register(kind, refuse)
+
+
+def is_weak(array: jax.Array) -> bool:
+    """Returns whether an array's dtype is weak; those of random keys never are."""
+    return getattr(array, "weak_type", False)
+
+
+def is_random_key(value: Any) -> TypeGuard[jax.Array]:
+    """Returns whether `value` is an array of JAX random keys, which NumPy and files know only as `key_data`."""
+    return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)

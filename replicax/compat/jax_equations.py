@@ -1,0 +1,74 @@
+"""The equations of traced programs: running one on other operands, and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax._src import source_info_util as jax_source_info
+from jax.extend import core as jex_core
+
+
+def bind(equation: Any, inputs: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
+    """Returns the results of an equation of a traced program, on other operands or with other parameters.
+
+    Errors and profiles go on to name the line of the user's code that it comes from.
+    """
+    found = equation.primitive.get_bind_params(params)
+    functions, params = found if isinstance(found, tuple) else ((), found)  # They are among the parameters today.
+    source = equation.source_info
+    scopes_here = jax_source_info.current_name_stack() + source.name_stack
+    with jax_source_info.user_context(source.traceback, name_stack=scopes_here):
+        results = equation.primitive.bind(*functions, *inputs, **params)
+    return results if equation.primitive.multiple_results else [results]
+
+
+def run_as_one(name: str, program: jex_core.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+    """Returns the results of a program: in a trace it is noted as one call of a compiled function, as it stands.
+
+    Args:
+        name: The function's name, for profiles.
+        program: A program whose types are those of the place: on its mesh, or on none.
+        inputs: Its operands.
+    """
+
+    def alike(*operands: Any) -> list[float]:
+        return [0.0] * len(program.jaxpr.outvars)
+
+    alike.__name__ = alike.__qualname__ = name
+    [call] = jax.make_jaxpr(jax.jit(alike))(*[0.0] * len(inputs)).eqns
+    return list(bind(call, inputs, {**call.params, "jaxpr": program}))
+
+
+def called_from(outer: Any, inner: Any) -> Any:
+    """Returns where an equation of a called function comes from (`source_info`), named also by the scopes of the call.
+
+    Args:
+        outer: Where the call comes from.
+        inner: Where the equation does.
+    """
+    return inner.replace(name_stack=outer.name_stack + inner.name_stack) if outer.name_stack.stack else inner
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """Returns how many operands of a `scan` are constants of its loop, and how many it carries, which come next."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # JAX 0.12.
+    return len(list(consts)), len(list(carry))
+
+
+def location(equation: Any) -> str:
+    """Returns where in the user's code an equation of a traced program comes from: `file:line (function)`."""
+    return jax_source_info.summarize(equation.source_info)
+
+
+def called_on_host(equation: Any) -> str:
+    """Returns the name of the function of the host that an equation of a traced program calls, if JAX knows it."""
+    return getattr(getattr(equation.params["callback"], "callback_func", None), "__qualname__", "")
+
+
+def scopes(equation: Any) -> str:
+    """Returns the names of the scopes and transformations that an equation of a traced program comes from."""
+    return str(equation.source_info.name_stack)

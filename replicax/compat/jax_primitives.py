@@ -1,0 +1,74 @@
+"""Two primitives of our own: a promise that a value is equal over an axis, and a stand-in for an unknown value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicax.compat.jax import vary
+
+# JAX proves equality over an axis only for its own collectives (`psum`, ...). An algorithm built from `ppermute` ends
+# with equal values too, but no rule can see that: this identity states it. With `proven=False` it only retypes.
+_assert_equal_p = jex_core.Primitive("replicax_assert_equal_over_axis")
+
+
+@_assert_equal_p.def_impl
+def _assert_equal_impl(x: jax.Array, *, axis_name: str, proven: bool) -> jax.Array:
+    del axis_name, proven
+    return x
+
+
+@_assert_equal_p.def_abstract_eval
+def _assert_equal_abstract(aval: Any, *, axis_name: str, proven: bool) -> Any:
+    del proven
+    if hasattr(aval, "vma"):
+        return aval.update(vma=aval.vma - {axis_name})
+    axis_type = aval.manual_axis_type
+    return aval.update(manual_axis_type=axis_type.update(varying=axis_type.varying - {axis_name}))
+
+
+mlir.register_lowering(_assert_equal_p, lambda context, x, *, axis_name, proven: [x])
+batching.defvectorized(_assert_equal_p)
+
+
+def _assert_equal_transpose(cotangent: Any, x: Any, *, axis_name: str, proven: bool) -> list[Any]:
+    del proven
+    # One value was made of equal copies: each device's copy has an equal share in it.
+    return [vary(cotangent / jax.lax.axis_size(axis_name), axis_name)]
+
+
+ad.deflinear2(_assert_equal_p, _assert_equal_transpose)
+
+
+def assert_equal_over_axis(x: jax.Array, axis_name: str) -> jax.Array:
+    """Retypes `x` as equal over `axis_name`: a promise of the caller, not checked.
+
+    Only for values that a collective algorithm has made bitwise equal on every device of the axis.
+    """
+    return _assert_equal_p.bind(x, axis_name=axis_name, proven=True)
+
+
+def taken_as_equal_over_axis(x: jax.Array, axis_name: str) -> jax.Array:
+    """Retypes `x` as equal over `axis_name`; the search for what differs (`program/divergence.py`) looks through it."""
+    return _assert_equal_p.bind(x, axis_name=axis_name, proven=False)
+
+
+# What stands for a value that is not known yet. It has no lowering: a program in which it is left means nothing.
+_stand_in_p = jex_core.Primitive("replicax_stand_in")
+
+
+@_stand_in_p.def_abstract_eval
+def _stand_in_abstract(*, aval: Any) -> Any:
+    return aval
+
+
+def stand_in(shape: Sequence[int], dtype: Any) -> jax.Array:
+    """Returns a traced array of a shape and dtype, in the innermost trace, on the mesh of the place."""
+    mesh = jax.sharding.get_abstract_mesh()
+    sharding = None if mesh.empty else NamedSharding(mesh, PartitionSpec(*[None] * len(shape)))
+    return _stand_in_p.bind(aval=jax.core.ShapedArray(tuple(shape), dtype, sharding=sharding))

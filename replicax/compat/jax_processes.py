@@ -1,0 +1,169 @@
+"""The service that connects JAX's processes, and what starts with them: devices, collectives, the compilation cache."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax._src import compiler as jax_compiler
+from jax._src import config as jax_config
+from jax._src import distributed as jax_distributed
+from jax._src import xla_bridge
+from jax._src.lib import _jax as jaxlib
+
+
+def backends_have_started() -> bool:
+    """Returns whether JAX has looked for devices: then it is too late to start `jax.distributed`."""
+    return xla_bridge.backends_are_initialized()
+
+
+@contextlib.contextmanager
+def without_preemption_service() -> Iterator[None]:
+    """Keeps `jax.distributed.initialize`, called in the block, from catching SIGTERM.
+
+    JAX catches it for its preemption service, whether or not somebody asks that: the signal would end no process any
+    more. Who wants JAX's service sets `JAX_ENABLE_PREEMPTION_SERVICE` in the environment.
+    """
+    name = "jax_enable_preemption_service"
+    if name.upper() in os.environ or not hasattr(jax.config, name):
+        yield
+        return
+    before = getattr(jax.config, name)
+    jax.config.update(name, False)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
+def connected_as() -> tuple[int, int]:
+    """Returns number and count of the processes that `jax.distributed` connects; JAX's own would start the devices."""
+    state = jax_distributed.global_state
+    return state.process_id, state.num_processes
+
+
+def give_up_connecting() -> None:
+    """Lets the process end in its own way while `jax.distributed.initialize` still waits, in a thread.
+
+    At exit JAX would wait for the others to say goodbye with it, which were never connected.
+    """
+    jax_distributed.global_state.client = None
+
+
+def let_collectives_listen_at(ip: str) -> None:
+    """Lets XLA's collectives between CPUs (Gloo) listen at one IP address of this machine.
+
+    By itself JAX takes what the machine's name stands for. It must be called before JAX looks for devices. Other
+    collectives than Gloo (MPI) are left as they are.
+    """
+
+    def make_client() -> Any:
+        connection = jax_distributed.global_state.client
+        if connection is None or not collectives_are_gloo():
+            return xla_bridge.make_cpu_client()
+        return xla_bridge.make_cpu_client(jaxlib.make_gloo_tcp_collectives(connection, hostname=ip))
+
+    xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
+
+
+def collectives_are_gloo() -> bool:
+    """Returns whether XLA's collectives between CPUs are those of Gloo, which listen at ports of their own."""
+    return bool(jax_config.cpu_collectives_implementation.value == "gloo")
+
+
+def wait_at_barrier(name: str, timeout_ms: int, processes: Sequence[int]) -> None:
+    """Waits until all of `processes` wait at the barrier `name` of JAX's coordination service.
+
+    JAX's public barrier (`multihost_utils.sync_global_devices`) computes on the devices and so has no timeout.
+
+    Args:
+        name: Name of the barrier. It can be used again after it has let all pass, not after a timeout.
+        timeout_ms: How long to wait, in milliseconds.
+        processes: The process indices that take part, this one among them.
+
+    Raises:
+        jax.errors.JaxRuntimeError: Not all came in time, or the service is gone.
+    """
+    _service().wait_at_barrier(name, timeout_ms, list(processes))
+
+
+def store_bytes(key: str, value: bytes) -> None:
+    """Puts `value` under a new `key` into the key-value store of JAX's coordination service, which process 0 keeps.
+
+    Raises:
+        jax.errors.JaxRuntimeError: The key is taken, or the service is gone.
+    """
+    _service().key_value_set_bytes(key, value)
+
+
+def fetch_bytes(key: str, timeout_s: float) -> bytes | None:
+    """Returns what a process has stored under `key`; None if nobody has within `timeout_s` seconds.
+
+    Raises:
+        jax.errors.JaxRuntimeError: The service is gone.
+    """
+    return _found_in_time(_service().blocking_key_value_get_bytes, key, max(1, round(1000 * timeout_s)))
+
+
+def delete_stored(key: str) -> None:
+    """Removes `key`, and all keys that begin with `key/`, from the store."""
+    _service().key_value_delete(key)
+
+
+def publish(key: str, value: str) -> None:
+    """Tells all processes a value, through the key-value store of JAX's coordination service."""
+    _service().key_value_set(key, value, allow_overwrite=True)
+
+
+def published(key: str, timeout_ms: int) -> str | None:
+    """Returns what some process has published under `key`, or None if none has after `timeout_ms` milliseconds.
+
+    Raises:
+        jax.errors.JaxRuntimeError: The coordination service is gone.
+    """
+    return _found_in_time(_service().blocking_key_value_get, key, timeout_ms)
+
+
+def _service() -> Any:
+    client = jax_distributed.global_state.client
+    assert client is not None, "jax.distributed is not initialized"
+    return client
+
+
+def _found_in_time(get: Callable[[str, int], Any], key: str, timeout_ms: int) -> Any:
+    """Returns what `get` finds under `key`, None if the time is up before."""
+    try:
+        return get(key, timeout_ms)
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return None
+        raise
+
+
+@functools.cache
+def write_compilation_cache_from_every_process() -> None:
+    """Lets each CPU process write what it compiles into JAX's compilation cache.
+
+    JAX leaves the writing to process 0. But the programs of CPU processes are kept under different names, so that after
+    a restart the others would not find theirs.
+    """
+    write = jax_compiler._cache_write
+
+    @functools.wraps(write)
+    def write_as_first(*args: Any, **kwargs: Any) -> None:
+        # The backend is the fourth argument.
+        if args[3].platform != "cpu":
+            write(*args, **kwargs)
+            return
+        state = jax_distributed.global_state
+        process_id, state.process_id = state.process_id, 0
+        try:
+            write(*args, **kwargs)
+        finally:
+            state.process_id = process_id
+
+    jax_compiler._cache_write = write_as_first

@@ -1,0 +1,92 @@
+"""JAX's traces: whether there is one, which one it is, and how to step out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+from typing import Any
+
+import jax
+from jax._src import core as jax_core
+from jax.extend import core as jex_core
+
+
+def trace_state() -> Any:
+    """Returns a token of the innermost JAX trace; two equal tokens mean the same trace."""
+    return jex_core.get_opaque_trace_state()
+
+
+def is_tracing() -> bool:
+    """Returns whether the code runs inside a function that JAX traces or transforms."""
+    return not jax_core.trace_state_clean()
+
+
+def is_kept_by_jax() -> bool:
+    """Returns whether JAX traces a function into a program: then what it finds now is used in later calls too.
+
+    A function that is only differentiated or mapped (`jax.grad`, `jax.vmap` outside of `jax.jit`) runs anew each time.
+    """
+    trace = current_trace()
+    while trace is not None:
+        if type(trace).__name__ == "DynamicJaxprTrace":
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
+def outside_traces() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which operations on known values are done at once, whatever function is being traced.
+
+    That is what `jax.ensure_compile_time_eval` is for; but where `jax.shard_map` runs op by op it keeps to its devices.
+    """
+    trace = current_trace()
+    return jax_core.eval_context() if type(trace).__name__ == "ShardMapTrace" else jax.ensure_compile_time_eval()
+
+
+def current_trace() -> Any:
+    """Returns JAX's innermost trace, for `within_trace`."""
+    with jex_core.take_current_trace() as trace:
+        return trace
+
+
+def within_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which JAX's operations belong to a trace that encloses the innermost one."""
+    return jex_core.set_current_trace(trace)
+
+
+def being_differentiated() -> set[int]:
+    """Returns the ids of the values with respect to which the innermost trace differentiates; none if it does not.
+
+    JAX does not keep a list of them, so this looks through all objects: some 0.05 s.
+    """
+    trace = current_trace()
+    if type(trace).__name__ not in ("JVPTrace", "LinearizeTrace"):
+        return set()
+    tracers = [found for found in gc.get_objects() if isinstance(found, jax.core.Tracer) and found._trace is trace]
+    return {id(tracer.primal) for tracer in tracers if hasattr(tracer, "primal")}
+
+
+def primal_of(value: Any) -> Any:
+    """Returns the value in a tracer that stands for it while JAX differentiates, op by op; others as they are."""
+    while isinstance(value, jax.core.Tracer) and getattr(value, "primal", None) is not None:
+        value = value.primal
+    return value
+
+
+@functools.cache
+def _trace_context() -> Any:
+    return jax.make_user_context(default_value=None)
+
+
+def prepare_tracing_anew() -> None:
+    """Makes `tracing_anew` possible. Doing it makes JAX forget what it has traced, so it is done early."""
+    _trace_context()
+
+
+def tracing_anew() -> Any:
+    """Returns a context in which JAX traces functions under `jax.jit` that it has traced before, too.
+
+    What it has kept of them may go by the variables' values of another program, or by what was equal there.
+    """
+    return _trace_context()(object())
