@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import jax
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding
 
 
 class VariableLike(Protocol):
@@ -48,7 +48,7 @@ def name_of(variable: VariableLike) -> str:
     return getattr(variable, "path", None) or variable.name
 
 
-def layout_of(variable: VariableLike) -> Sharding | None:
+def layout_of(variable: VariableLike) -> NamedSharding | None:
     """Returns the sharding that the variable itself prescribes; None for most.
 
     A `dtensor.DVariable` has one, and so have Keras variables made for such a variable or under `keras.distribution`.

@@ -20,8 +20,8 @@ from replicax.checkpoint.objects import how_to_build, is_append_only, is_unbuilt
 from replicax.checkpoint.parts import Parts
 from replicax.checkpoint.reading import check_wanted
 from replicax.errors import CheckpointError
-from replicax.program.frames import variable_shape
 from replicax.program.keras_state import give_value
+from replicax.variable_access import shape_of
 
 _WAITING = "_replicax_waiting"  # what a `build` that gives out values has of them
 
@@ -149,7 +149,7 @@ class Deferred:
                 f"or restore with partial=True what both have.{self._layers_left()}"
             )
         common = {name: variable for name, variable in own.items() if name in self._found}
-        wanted = {name: jax.ShapeDtypeStruct(variable_shape(v), v._dtype) for name, v in common.items()}
+        wanted = {name: jax.ShapeDtypeStruct(shape_of(v), v._dtype) for name, v in common.items()}
         check_wanted(self.directory, self._found, wanted)
         for name, variable in common.items():
             give_value(variable, self.values[name])

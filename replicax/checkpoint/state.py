@@ -15,7 +15,7 @@ from replicax.checkpoint.reading import checked_metadata, read_arrays
 from replicax.checkpoint.store import Directory, write_arrays
 from replicax.compat.jax import is_random_key
 from replicax.errors import CheckpointError
-from replicax.program.frames import variable_is_stacked, variable_shape
+from replicax.variable_access import is_per_replica_variable, shape_of
 
 _log = logging.getLogger(__name__)
 
@@ -105,8 +105,8 @@ def saved_value(variable: Any) -> jax.Array:
 
 def wanted_value(variable: Any) -> jax.ShapeDtypeStruct:
     """Returns how the stored value of a variable is to be read."""
-    placed = variable._value.committed and not variable_is_stacked(variable)
-    return _wanted(variable._value, variable_shape(variable), placed)
+    placed = variable._value.committed and not is_per_replica_variable(variable)
+    return _wanted(variable._value, shape_of(variable), placed)
 
 
 def restored_value(value: Any, variable: Any) -> Any:

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax import variable_access
 from replicax.checkpoint.objects import is_variable
 from replicax.data.placement import owned_copy
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.dtensor.placement import as_array, checked_layout, is_traced, is_tracing, laid_out, layout_of
 from replicax.errors import LayoutError, ProgramError, TensorError
 from replicax.migration import called_as
-from replicax.program.frames import variable_is_stacked, variable_layout, variable_shape
 from replicax.program.keras_state import owner_of
 
 
@@ -193,16 +193,16 @@ def _layout_of_dtensor(tensor: Any, caller: str) -> Layout:
 
 
 def _layout_of_variable(variable: Any) -> Layout | None:
-    if variable_is_stacked(variable):
+    if variable_access.is_per_replica_variable(variable):
         return None
-    sharding = variable_layout(variable)
+    sharding: Any = variable_access.layout_of(variable)
     placement = getattr(owner_of(variable), "placement", None)
     if sharding is None and placement is not None:  # Its value comes there with the first program that reads it.
         sharding = placement.variable_sharding(variable)
     value = variable._value
     if sharding is None and isinstance(value, jax.Array):
         sharding = value.sharding
-    return layout_of(jax.ShapeDtypeStruct(variable_shape(variable), variable._dtype, sharding=sharding))
+    return layout_of(jax.ShapeDtypeStruct(variable_access.shape_of(variable), variable._dtype, sharding=sharding))
 
 
 def _checked_present(layout: Layout | None, tensor: Any, caller: str) -> Layout:

@@ -21,10 +21,10 @@ from replicax.errors import ExportError
 from replicax.exporting.manifest import PORTABLE, SHARDED, VARIABLES, write_manifest
 from replicax.exporting.nests import described, is_value, rebuilt
 from replicax.exporting.portable import without_placement
-from replicax.program.frames import variable_name
 from replicax.program.function import Function, function
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure
+from replicax.variable_access import name_of
 
 
 def export(
@@ -108,7 +108,7 @@ class _Exported:
         self._why_not_portable = self._export_portable()
         if self._mesh is not None:
             self._programs[SHARDED] = self._export(self._jitted, sharded=True)
-        self._names = _unique([variable_name(variable) for variable in self._variables])
+        self._names = _unique([name_of(variable) for variable in self._variables])
         self._manifest = self._described()
 
     def _export_portable(self) -> str:
@@ -204,7 +204,7 @@ def _program(fn: Function, arguments: Any, inputs: list[jax.ShapeDtypeStruct]) -
 def _check_updated(program: Program, assigned: list[Any]) -> None:
     if len(assigned) != len(program.written):
         known = {id(variable) for variable in assigned}
-        names = [variable_name(variable) for variable in program.written if id(variable) not in known]
+        names = [name_of(variable) for variable in program.written if id(variable) not in known]
         raise ExportError(f"{names} are assigned without being read first; an exported function must read them too.")
 
 

@@ -23,10 +23,10 @@ from replicax.keras.feeding import as_keras_data
 from replicax.keras.saving import write_atomically, write_together
 from replicax.keras.trainer import PlacedState, StepFunctions
 from replicax.keras.workers import has_workers, loop_of_workers
-from replicax.program.frames import variable_layout
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras_state import keras_ownership
 from replicax.tracebacks import entry_point
+from replicax.variable_access import layout_of
 
 _EPOCH_LOOPS = ("fit", "evaluate", "predict")
 _LOOPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
@@ -137,7 +137,7 @@ def _joined(model: Any, call: str) -> Any:
     strategy = current.strategy
     if strategy is None or current.replica is not None or current.frame is not None:
         return None
-    has_places = any(variable_layout(variable) is not None for variable in model.variables)
+    has_places = any(layout_of(variable) is not None for variable in model.variables)
     if has_places or strategy.keras_loops(model) is not None:
         if not getattr(model, "_replicax_warned", False):
             model._replicax_warned = True

@@ -20,11 +20,11 @@ from replicax.keras.compiled_step import CompiledStep
 from replicax.keras.cutting import CutStep
 from replicax.keras.feeding import Feed
 from replicax.program.buffers import holders
-from replicax.program.frames import variable_name
 from replicax.program.handover import explain_loss, is_deleted, run_and_keep, staged, store_values
 from replicax.program.keras_state import owner_of
 from replicax.runtime import turns
 from replicax.runtime.transfer import put
+from replicax.variable_access import name_of
 from replicax.variables import check_owner
 
 
@@ -172,7 +172,7 @@ class PlacedState:
         # Known holders are Keras's list, `values`, and the variable if Keras has not taken it from there.
         shared = [holders(values[i]) > 2 + (variable._value is values[i]) for i, variable in enumerate(self.variables)]
         values = [jnp.copy(value) if is_shared else value for value, is_shared in zip(values, shared, strict=True)]
-        names = [variable_name(variable) for variable in self.variables]
+        names = [name_of(variable) for variable in self.variables]
         agreed = self._strategy.placement.agreed(values, names)
         placed = iter([put(value, sharding) for value, sharding in zip(agreed, self._shardings, strict=True)])
         return tuple(list(itertools.islice(placed, length)) for length in self._lengths)

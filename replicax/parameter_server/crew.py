@@ -14,7 +14,7 @@ from replicax.parameter_server.servers import Servers
 from replicax.parameter_server.variables import home_of
 from replicax.parameter_server.watch import WORKER, Who, longest_wait
 from replicax.parameter_server.workers import Workers
-from replicax.program.frames import variable_name
+from replicax.variable_access import name_of
 
 _log = logging.getLogger(__name__)
 _MOST_TRIES = 10  # Servers may be lost while others are being replaced, but not for ever.
@@ -131,12 +131,12 @@ def no_checkpoint(reason: str) -> ParameterServerLost:
 def _check_known(variables: Sequence[Any]) -> None:
     """Deals with variables that a lost server had, and that the checkpoint does not have."""
     missing = [variable for variable in variables if home_of(variable).is_unknown]
-    gone = [variable_name(variable) for variable in missing if not home_of(variable).has_value]
+    gone = [name_of(variable) for variable in missing if not home_of(variable).has_value]
     if gone:
         raise CheckpointError(
             f"A server was lost with {gone[:6]}, which the checkpoint does not have. Put everything that is to survive "
             "into the Checkpoint."
         )
     if missing:
-        names = [variable_name(variable) for variable in missing]
+        names = [name_of(variable) for variable in missing]
         _log.warning("The checkpoint does not have %s, which a lost server had: they get older values.", names)

@@ -10,7 +10,7 @@ import numpy as np
 
 from replicax.errors import ContextError
 from replicax.parameter_server.tracing import recorder
-from replicax.program.frames import variable_name
+from replicax.variable_access import name_of
 from replicax.variables import Variable
 
 
@@ -39,7 +39,7 @@ class PerWorkerVariable(Variable):
             coordinator = self.strategy.coordinator
             if coordinator is None:
                 raise ContextError(
-                    f"The workers' copies of variable {variable_name(self)!r} were asked for before there was a "
+                    f"The workers' copies of variable {name_of(self)!r} were asked for before there was a "
                     "coordinator. Make it first: rx.coordinator.ClusterCoordinator(strategy)."
                 )
             first = self._replicax_first

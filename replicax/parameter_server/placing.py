@@ -14,7 +14,7 @@ from typing import Any
 from replicax.errors import ArgumentError, ProgramError
 from replicax.parameter_server.tracing import TracedStep
 from replicax.parameter_server.variables import home_of, variable_bytes
-from replicax.program.frames import variable_name
+from replicax.variable_access import name_of
 
 _SMALL_BYTES = 1 << 16
 
@@ -46,7 +46,7 @@ class Places:
         if len(self.bytes) == 1:
             return []
         found = [v for v in _copied(step).values() if home_of(v).servers and not home_of(v).copies]
-        if updated := [variable_name(v) for v in found if home_of(v).number in self._written]:
+        if updated := [name_of(v) for v in found if home_of(v).number in self._written]:
             raise ProgramError(
                 f"{step.name!r} needs {updated[:6]} on every server, but a function that was scheduled before updates "
                 "them on one. Schedule the training step first."
@@ -88,7 +88,7 @@ class Places:
         found = {home.servers for home in homes if home.servers}
         if len(found) > 1:
             raise ProgramError(
-                f"The updates of {[variable_name(v) for v in group][:6]} need each other, but an earlier step has "
+                f"The updates of {[name_of(v) for v in group][:6]} need each other, but an earlier step has "
                 "placed them on different servers. Schedule the training step first, or give all of them the same "
                 "server with `variable_placement`."
             )
@@ -100,7 +100,7 @@ class Places:
                     self.bytes[server] += variable_bytes(variable) // parts
 
     def _check_cut_alike(self, group: Sequence[Any]) -> None:
-        cuts = {home_of(variable).bounds: variable_name(variable) for variable in group}
+        cuts = {home_of(variable).bounds: name_of(variable) for variable in group}
         if len(cuts) > 1:
             parts = ", ".join(f"{name!r} in {len(bounds)}" for bounds, name in cuts.items())
             raise ProgramError(
@@ -116,7 +116,7 @@ class Places:
             if server is not None:
                 if not _is_index(server, len(self.bytes)):
                     raise ArgumentError(
-                        f"`variable_placement` returned {server!r} for {variable_name(variable)!r}; there are "
+                        f"`variable_placement` returned {server!r} for {name_of(variable)!r}; there are "
                         f"{len(self.bytes)} servers, numbered from 0."
                     )
                 return tuple((server + i) % len(self.bytes) for i in range(parts))

@@ -15,9 +15,9 @@ from replicax.parameter_server.rows import NotByRowsError, evaluate_rows, has_en
 from replicax.parameter_server.tables import Table, moves_untouched_rows
 from replicax.parameter_server.tracing import TracedStep
 from replicax.parameter_server.variables import Home, home_of
-from replicax.program.frames import variable_name
 from replicax.program.jaxprs import evaluate, read
 from replicax.program.split import Part
+from replicax.variable_access import name_of
 
 
 class ServerHalf:
@@ -230,7 +230,7 @@ def _pieces_on(home: Home, server: int) -> list[Piece]:
 
 def _not_by_rows(variable: Any, why: str) -> ProgramError:
     return ProgramError(
-        f"Variable {variable_name(variable)!r} is cut over servers, and each of them updates its own rows, but its "
+        f"Variable {name_of(variable)!r} is cut over servers, and each of them updates its own rows, but its "
         f"update {why}. Updates like LAMB's, which need the norm of a whole variable, are possible for variables that "
         "are not cut: make a `variable_partitioner` that returns 1 for this one, or choose another optimizer. "
         "(Clipping by the global norm is no problem: workers do that.)"

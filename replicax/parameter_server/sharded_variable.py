@@ -14,8 +14,8 @@ import replicax.context as context
 from replicax.array_like import check_index
 from replicax.errors import VariableError
 from replicax.parameter_server.variables import Elsewhere, home_of
-from replicax.program.frames import variable_name, variable_shape
 from replicax.scattering import Entries, Scattered, scattered
+from replicax.variable_access import name_of, shape_of
 
 
 class ShardedVariable(Elsewhere, Scattered):
@@ -48,7 +48,8 @@ class ShardedVariable(Elsewhere, Scattered):
             IndexError: A row is out of range.
         """
         home = home_of(self)
-        check_index(index, variable_shape(self))
+        shape = shape_of(self)  # type: ignore[arg-type]  # a mix-in: the class beside it is a variable
+        check_index(index, shape)
         if context.current().frame is not None or home.changed or not home.servers:
             return self.value[index]  # type: ignore[attr-defined]
         first, *rest = index if isinstance(index, tuple) else (index,)
@@ -56,7 +57,7 @@ class ShardedVariable(Elsewhere, Scattered):
             first = np.asarray(first)
         if first is Ellipsis or first is None or (isinstance(first, np.ndarray) and first.ndim > 1):
             return self.value[index]  # type: ignore[attr-defined]
-        count = variable_shape(self)[0]
+        count = shape[0]
         if np.ndim(first) == 0 and not isinstance(first, slice):
             first = operator.index(first)
         rows = np.arange(count)[first]
@@ -72,10 +73,10 @@ class ShardedVariable(Elsewhere, Scattered):
         Raises:
             VariableError: `indices` is no list of row numbers, or one of them is out of range.
         """
-        rows, count = np.asarray(indices), variable_shape(self)[0]
+        rows, count = np.asarray(indices), shape_of(self)[0]  # type: ignore[arg-type]
         if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer) or ((rows < 0) | (rows >= count)).any():
             raise VariableError(
-                f"Rows of {variable_name(self)!r} are read by a list of numbers from 0 to {count - 1}, got "
+                f"Rows of {name_of(self)!r} are read by a list of numbers from 0 to {count - 1}, got "  # type: ignore[arg-type]
                 f"{indices!r:.100}."
             )
         home = home_of(self)
@@ -101,7 +102,7 @@ class Shard:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the part."""
-        return (self.bounds[1] - self.bounds[0], *variable_shape(self.whole)[1:])
+        return (self.bounds[1] - self.bounds[0], *shape_of(self.whole)[1:])
 
     @property
     def dtype(self) -> Any:

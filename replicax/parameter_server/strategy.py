@@ -31,12 +31,12 @@ from replicax.parameter_server.sharded_variable import ShardedVariable
 from replicax.parameter_server.tracing import recorder
 from replicax.parameter_server.variables import Elsewhere, Home, home_of, move_elsewhere, variable_bytes
 from replicax.parameter_server.workers_dataset import WorkersDataset
-from replicax.program.frames import variable_name, variable_shape
 from replicax.strategies.base import Strategy
 from replicax.strategies.combining import values_of
 from replicax.strategies.default import DefaultStrategy, default_replica_context, default_strategy
 from replicax.strategies.explaining import Explained
 from replicax.strategies.replica_context import ReplicaContext
+from replicax.variable_access import name_of, shape_of
 
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 120.0
@@ -147,7 +147,7 @@ class ParameterServerStrategy(Strategy):
         if "_replicax_home" in variable.__dict__:
             return
         home, shape = Home(next(self._numbers), self.servers), tuple(variable._shape)
-        shards = count_shards(self._partitioner, shape, variable._dtype, variable_name(variable))
+        shards = count_shards(self._partitioner, shape, variable._dtype, name_of(variable))
         home.cut(shape[0] if shape else 0, shards)
         move_elsewhere(variable, home, ShardedVariable if len(home.bounds) > 1 else Elsewhere)
         self._homes[home.number] = weakref.ref(variable, lambda _: self._homes.pop(home.number, None))
@@ -186,7 +186,7 @@ class ParameterServerStrategy(Strategy):
     _sum_of = "on all servers"
 
     def _explained(self, variable: Any) -> Explained:
-        home, shape = home_of(variable), variable_shape(variable)
+        home, shape = home_of(variable), shape_of(variable)
         if home.copies:
             where = "a copy on each server"
         elif not home.servers:
@@ -196,7 +196,7 @@ class ParameterServerStrategy(Strategy):
                 f"ps:{server}" if bounds is None else f"ps:{server} rows {bounds[0]}-{bounds[1] - 1}"
                 for server, bounds in zip(home.servers, home.bounds, strict=True)
             )
-        return Explained(variable_name(variable), str(shape), where, variable_bytes(variable))
+        return Explained(name_of(variable), str(shape), where, variable_bytes(variable))
 
     # Running.
 

@@ -16,11 +16,11 @@ from replicax.compat.jax_tracing import trace_state
 from replicax.errors import ContextError, ProgramError, VariableError
 from replicax.parameter_server.current import worker_index
 from replicax.parameter_server.messages import Source
-from replicax.program.frames import variable_name
 from replicax.program.jaxprs import inlined
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure
 from replicax.program.split import Assigned, Split
+from replicax.variable_access import name_of
 
 Specs = dict[int, tuple[Any, ...]]  # for each iterator, the ShapeDtypeStructs of a batch's arrays
 
@@ -208,7 +208,7 @@ def _check_result(result: Any) -> None:
     for leaf in jax.tree_util.tree_leaves(result):
         if getattr(leaf, "per_worker", False):
             raise VariableError(
-                f"A scheduled function returned variable {variable_name(leaf)!r}, of which each worker has its own. "
+                f"A scheduled function returned variable {name_of(leaf)!r}, of which each worker has its own. "
                 "Return its value, or ask for all of them with read_all()."
             )
 
@@ -223,7 +223,7 @@ def _spec(variable: Any) -> jax.ShapeDtypeStruct:
     value = variable._value
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         raise VariableError(
-            f"Variable {variable_name(variable)!r} holds random keys, which servers cannot keep. Keep jax.random."
+            f"Variable {name_of(variable)!r} holds random keys, which servers cannot keep. Keep jax.random."
             "key_data of it, and wrap that again in the function."
         )
     return jax.ShapeDtypeStruct(value.shape, value.dtype)

@@ -21,9 +21,9 @@ import numpy as np
 from replicax.errors import VariableError
 from replicax.parameter_server.messages import Piece
 from replicax.parameter_server.partition import shard_bounds
-from replicax.program.frames import variable_name, variable_shape
 from replicax.program.replica import enclosing_program
 from replicax.runtime.devices import device_name
+from replicax.variable_access import name_of, shape_of
 
 # What a variable that lives elsewhere does in another way than its own class says.
 _OF_ITS_KIND = ("__getitem__", "device")
@@ -213,7 +213,7 @@ def home_of(variable: Any) -> Home:
     home = variable.__dict__.get("_replicax_home")
     if home is None:
         raise VariableError(
-            f"Variable {variable_name(variable)!r} was not made in the scope of the ParameterServerStrategy, so no "
+            f"Variable {name_of(variable)!r} was not made in the scope of the ParameterServerStrategy, so no "
             "server has it. Create models, optimizers, metrics and variables inside `with strategy.scope():`; call "
             "`model.compile` there too, as it makes metrics."
         )
@@ -222,4 +222,4 @@ def home_of(variable: Any) -> Home:
 
 def variable_bytes(variable: Any) -> int:
     """Returns the size of a variable's value in bytes."""
-    return math.prod(variable_shape(variable)) * jnp.dtype(variable.dtype).itemsize
+    return math.prod(shape_of(variable)) * jnp.dtype(variable.dtype).itemsize

@@ -13,6 +13,7 @@ import weakref
 from typing import Any
 
 from replicax.errors import ProgramError
+from replicax.variable_access import array_of
 
 
 class Accesses:
@@ -53,7 +54,7 @@ class Accesses:
         if key in self._assigned:
             return
         self._assigned[key] = variable
-        if key not in self._read and (variable._value is None or key in self._made):
+        if key not in self._read and (array_of(variable) is None or key in self._made):
             self.first_values[key] = variable
 
     def given(self, variable: Any) -> None:
@@ -85,7 +86,7 @@ class Accesses:
     def lose(self) -> None:
         """The pass is thrown away: refuses the variables in `first_values` from now on, until they are assigned."""
         for variable in self.first_values.values():
-            value = variable._value
+            value = array_of(variable)
             # Before Keras has initialised the variable its value is None.
             variable._replicax_lost = (lambda: None) if value is None else weakref.ref(value)
 
@@ -94,7 +95,7 @@ def _check_not_lost(variable: Any) -> None:
     lost = getattr(variable, "_replicax_lost", None)
     if lost is None:
         return
-    if lost() is not variable._value:
+    if lost() is not array_of(variable):
         del variable._replicax_lost
         return
     name = getattr(variable, "path", None) or variable.name

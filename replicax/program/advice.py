@@ -8,8 +8,8 @@ from typing import Any
 
 from replicax.errors import VariableError
 from replicax.program.accumulators import NotSummable
-from replicax.program.frames import variable_name
 from replicax.program.scales import LocalMean
+from replicax.variable_access import name_of
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def advise(strategy: Any, about: str, text: str) -> None:
 
 def advise_of_zeros(strategy: Any, name: str, variables: Iterable[Any]) -> None:
     """Says that a function differentiates with respect to values of variables that its loss does not take."""
-    names = ", ".join(repr(variable_name(variable)) for variable in variables)
+    names = ", ".join(repr(name_of(variable)) for variable in variables)
     advise(
         strategy,
         f"the derivatives of {name}",
@@ -58,7 +58,7 @@ def advise_of_total(strategy: Any, name: str, variable: Any, found: NotSummable)
         VariableError: It is certainly wrong.
     """
     text = (
-        f"In {name}, the metric's variable {variable_name(variable)!r} {found.reason}. Replicas may only add to a "
+        f"In {name}, the metric's variable {name_of(variable)!r} {found.reason}. Replicas may only add to a "
         "metric's variable, since their parts of it are summed when the step ends. Keep parts that can be added and "
         "compute the result from them; or keep an rx.Variable with the aggregation that is meant; or compute the "
         "metric outside of the replica function, from strategy.gather of what that returns; or use Model.fit and "
@@ -68,7 +68,7 @@ def advise_of_total(strategy: Any, name: str, variable: Any, found: NotSummable)
         raise VariableError(text)
     advise(
         strategy,
-        f"the total {variable_name(variable)} of {name}",
+        f"the total {name_of(variable)} of {name}",
         text + " (Ignore this if the sum over replicas is what is meant.)",
     )
 

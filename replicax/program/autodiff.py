@@ -19,13 +19,7 @@ from replicax.compat.jax import vary, varying_axes
 from replicax.equality import difference
 from replicax.errors import ArgumentError, ReplicaDivergenceError
 from replicax.program.calls import check_function, check_result
-from replicax.program.frames import (
-    OverrideFrame,
-    VariablesCreatedError,
-    variable_is_stacked,
-    variable_layout,
-    variable_name,
-)
+from replicax.program.frames import OverrideFrame, VariablesCreatedError
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.program.keras_state import keras_scope
 from replicax.program.nest import take_apart_outputs
@@ -33,6 +27,7 @@ from replicax.program.scales import marked_as_summed_loss
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.tracebacks import entry_point
+from replicax.variable_access import array_of, is_per_replica_variable, layout_of, name_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -161,7 +156,7 @@ class _Differentiation:
         if not self._variables:
             self._build_only(args, kwargs)
         with keras_scope():
-            values = [variable._value if outer is None else outer.read(variable) for variable in self._variables]
+            values = [array_of(variable) if outer is None else outer.read(variable) for variable in self._variables]
             if self._replica is not None:
                 values = [vary(value, REPLICA_AXIS) for value in values]
             evaluate = jax.value_and_grad(lambda values: self._loss(values, args, kwargs), has_aux=True)
@@ -243,7 +238,7 @@ def _finished(gradient: Any, variable: Any, marked: bool) -> Any:
     """Gives a gradient the layout of its variable (an update touches each device's own part), and marks it as one."""
     if gradient is None:
         return None
-    layout = variable_layout(variable)
+    layout = layout_of(variable)
     if layout is not None:
         gradient = jax.lax.with_sharding_constraint(gradient, layout)
     return marked_as_gradient(gradient) if marked else gradient
@@ -256,11 +251,11 @@ def _settled(variable: Any, value: Any, frame: Any) -> Any:
         ReplicaDivergenceError: It may differ, and the variable has no aggregation.
     """
     is_equal = REPLICA_AXIS not in varying_axes(value)
-    if is_equal or frame.is_of_loss or variable_is_stacked(variable) or frame.defers(variable):
+    if is_equal or frame.is_of_loss or is_per_replica_variable(variable) or frame.defers(variable):
         return value
     value, why = difference(value, refused_if_different=True)
     if why is not None:
-        raise ReplicaDivergenceError(variable_name(variable), why.reason)
+        raise ReplicaDivergenceError(name_of(variable), why.reason)
     return value
 
 
@@ -311,4 +306,4 @@ def _check_variables(variables: list[Any]) -> None:
                 f"{type(variable).__name__}. For arrays use jax.value_and_grad."
             )
         if not jnp.issubdtype(variable._dtype, jnp.inexact):
-            raise ArgumentError(f"Variable {variable_name(variable)!r} is {variable._dtype}: it has no gradient.")
+            raise ArgumentError(f"Variable {name_of(variable)!r} is {variable._dtype}: it has no gradient.")

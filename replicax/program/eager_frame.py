@@ -14,9 +14,10 @@ from replicax.compat.jax_tracing import within_trace
 from replicax.equality import OWN_DATA, Difference
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
-from replicax.program.frames import ReplicaFrame, own_row, variable_is_stacked
+from replicax.program.frames import ReplicaFrame, own_row
 from replicax.program.keras_hooks import initialize_new_variables
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.variable_access import array_of, is_per_replica_variable
 
 
 class EagerReplicaFrame(ReplicaFrame):
@@ -35,16 +36,16 @@ class EagerReplicaFrame(ReplicaFrame):
     def read(self, variable: Any) -> Any:
         if self.holds(variable):
             return super().read(variable)
-        if variable._value is None:
+        if array_of(variable) is None:
             with within_trace(self._outside):
                 initialize_new_variables()
         self.accesses.read(variable)
-        value = variable._value
+        value = array_of(variable)
         if value.sharding != self._strategy.placement.replica_sharding(variable, self._replicas):
             value = jnp.asarray(np.asarray(value))  # Inside the map nothing can be moved, but a constant can be used.
         # The copy is a value of the map; operations on a part of the array itself would look for it on another mesh.
         value = jnp.copy(value)
-        return own_row(value) if variable_is_stacked(variable) else value
+        return own_row(value) if is_per_replica_variable(variable) else value
 
     def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
         """Decides by the values themselves; in a function that JAX traces on its own there are none: by their type."""

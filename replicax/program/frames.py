@@ -21,6 +21,7 @@ from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
 from replicax.program.results import Counts
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.variable_access import array_of, is_per_replica_variable, name_of
 
 
 class VariablesCreatedError(BaseException):
@@ -62,13 +63,13 @@ class _Frame:
         """
         if trace_state() != self._trace:
             raise ProgramError(
-                f"Variable {variable_name(variable)!r} was assigned inside a function that JAX traces on its own "
+                f"Variable {name_of(variable)!r} was assigned inside a function that JAX traces on its own "
                 "(the body of jax.lax.scan, cond, while_loop, jax.checkpoint, jax.grad or jax.jit). Values cannot "
                 "leave it by assignment: return the new value from that function and assign it afterwards. To "
                 "differentiate, use rx.value_and_grad."
             )
         self.accesses.assigned(variable)
-        self.saw_new = self.saw_new or variable._value is None
+        self.saw_new = self.saw_new or array_of(variable) is None
         self.written[id(variable)] = variable
         self._values[id(variable)] = value
         return value
@@ -141,7 +142,7 @@ class _TracedFrame(_Frame):
         if key not in self.placeholders:
             self.accesses.read(variable)
             self.inputs[key] = variable
-            self.saw_new = self.saw_new or variable._value is None
+            self.saw_new = self.saw_new or array_of(variable) is None
             with within_trace(self._outside):
                 self.placeholders[key] = self._placeholder_of(variable)
         return self.placeholders[key]
@@ -242,11 +243,11 @@ class OverrideFrame(_Frame):
             self.accesses.read(variable)
             self._taken.add(key)
             return self._lent[key]
-        self.saw_new = self.saw_new or variable._value is None
+        self.saw_new = self.saw_new or array_of(variable) is None
         if self.parent is not None:
             return self.parent.read(variable)
         self.accesses.read(variable)
-        return variable._value
+        return array_of(variable)
 
     def was_lent(self, variable: Any) -> bool:
         """Returns whether the lent value of `variable` was read."""
@@ -275,30 +276,6 @@ class OverrideFrame(_Frame):
         return self.parent.decide(value, refused_if_equal)
 
 
-def variable_shape(variable: Any) -> tuple[int, ...]:
-    """Returns the shape of one copy of a variable."""
-    return tuple(variable._shape)
-
-
-def variable_name(variable: Any) -> str:
-    """Returns the name for messages: a Keras variable's path, otherwise its name."""
-    return getattr(variable, "path", None) or variable.name
-
-
-def variable_is_stacked(variable: Any) -> bool:
-    """Returns whether the variable keeps one component per replica."""
-    return getattr(variable, "per_replica", False)
-
-
-def variable_layout(variable: Any) -> Any:
-    """Returns the `jax.sharding.Sharding` that a variable itself prescribes; None for most.
-
-    A `dtensor.DVariable` has one, and so have Keras variables made for such a variable or under `keras.distribution`.
-    """
-    layout = getattr(variable, "_layout", None)
-    return getattr(layout, "backend_layout", layout)
-
-
 def own_row(stacked: Any) -> Any:
     """Returns this replica's component of a stacked array, inside `shard_map`."""
     return stacked[jax.lax.axis_index(REPLICA_AXIS)]
@@ -306,17 +283,17 @@ def own_row(stacked: Any) -> Any:
 
 def stacked_in_program(variable: Any) -> int | None:
     """Returns the number of stacked components of a variable that has one per replica, otherwise None."""
-    return variable.strategy.num_replicas_in_sync if variable_is_stacked(variable) else None
+    return variable.strategy.num_replicas_in_sync if is_per_replica_variable(variable) else None
 
 
 def _placeholder_of_component(variable: Any) -> jax.Array:
     value = placeholder(variable, None)
-    return vary(value, REPLICA_AXIS) if variable_is_stacked(variable) else value
+    return vary(value, REPLICA_AXIS) if is_per_replica_variable(variable) else value
 
 
 def placeholder(variable: Any, stacked: int | None) -> jax.Array:
     """Returns what stands for the variable's value in a trace: it has its shape and dtype."""
-    value = variable._value
+    value = array_of(variable)
     if is_random_key(value):
         return stand_in(value.shape, value.dtype)
     dtype = jax.dtypes.canonicalize_dtype(variable._dtype if value is None else value.dtype)

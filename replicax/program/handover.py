@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from replicax.errors import LayoutError, ProgramError
-from replicax.program.frames import variable_name
+from replicax.variable_access import array_of, name_of
 from replicax.variables import lives_elsewhere
 
 _SHOWN = 3
@@ -78,7 +78,7 @@ def explain_loss(error: BaseException, variables: Sequence[Any], values: Sequenc
     lost = [
         variable
         for variable, value in zip(variables, values, strict=True)
-        if not lives_elsewhere(variable) and variable._value is value and is_deleted(value)
+        if not lives_elsewhere(variable) and array_of(variable) is value and is_deleted(value)
     ]
     if not lost:
         return
@@ -113,7 +113,7 @@ def explain_devices(error: BaseException, name: str) -> None:
 
 def shown_names(variables: Sequence[Any]) -> str:
     """Returns the names of variables for messages, at most the first few."""
-    names = ", ".join(repr(variable_name(variable)) for variable in variables[:_SHOWN])
+    names = ", ".join(repr(name_of(variable)) for variable in variables[:_SHOWN])
     return names + (", ..." if len(variables) > _SHOWN else "")
 
 

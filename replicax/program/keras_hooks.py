@@ -21,7 +21,7 @@ from replicax.array_like import not_an_array
 from replicax.compat.jax import refuse_as_argument
 from replicax.equality import difference
 from replicax.errors import ReplicaDivergenceError
-from replicax.program.frames import variable_name
+from replicax.variable_access import name_of
 
 
 @functools.cache
@@ -98,7 +98,7 @@ def _checked_equal(gradient: Any, variable: Any) -> Any:
         return gradient
     gradient, why = difference(gradient, refused_if_different=True)
     if why is not None:
-        raise ReplicaDivergenceError(variable_name(variable), why.reason)
+        raise ReplicaDivergenceError(name_of(variable), why.reason)
     return gradient
 
 

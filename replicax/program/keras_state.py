@@ -22,7 +22,7 @@ from replicax.compat.jax import vary
 from replicax.equality import difference
 from replicax.errors import ContextError, ProgramError
 from replicax.program.accumulators import marked_as_share, marked_as_total
-from replicax.program.frames import VariablesCreatedError, variable_name
+from replicax.program.frames import VariablesCreatedError
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras_hooks import (
     a_layer_is_called,
@@ -32,6 +32,7 @@ from replicax.program.keras_hooks import (
 )
 from replicax.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.variable_access import array_of, name_of
 from replicax.variables import check_owner
 
 _MAX_PASSES = 5
@@ -132,7 +133,7 @@ def _made_equal(variable: Any, value: jax.Array, current: context.Context) -> ja
     replicas = current.manual_replicas or 1
     if _is_accumulator(variable) and replicas > 1:
         how = VariableAggregation.of(variable.aggregation)
-        check_aggregation(how, variable._dtype, variable_name(variable))
+        check_aggregation(how, variable._dtype, name_of(variable))
         number = current.frame.defer(variable, functools.partial(_aggregate_accumulator, how))  # type: ignore[union-attr]
         return value if how is VariableAggregation.MEAN else marked_as_total(value, number)
     how = _aggregation(variable)
@@ -140,8 +141,8 @@ def _made_equal(variable: Any, value: jax.Array, current: context.Context) -> ja
     if why is None:
         return value
     if replicas > 1:
-        check_aggregation(how, variable._dtype, variable_name(variable))
-    return combine(value, why, how, replicas, variable_name(variable))
+        check_aggregation(how, variable._dtype, name_of(variable))
+    return combine(value, why, how, replicas, name_of(variable))
 
 
 def _aggregation(variable: Any) -> VariableAggregation:
@@ -205,7 +206,7 @@ def give_value(variable: Any, value: Any) -> None:
     frame = context.current().frame
     if frame is not None:
         frame.forget(variable)
-    if variable._value is None:  # Keras computes first values when the traced function has ended.
+    if array_of(variable) is None:  # Keras computes first values when the traced function has ended.
         variable._initializer = functools.partial(constant, value)
         return
     with jax.ensure_compile_time_eval():

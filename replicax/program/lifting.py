@@ -28,7 +28,7 @@ from replicax.program.advice import advise_of_zeros
 from replicax.program.buffers import holders
 from replicax.program.captured import captured_error
 from replicax.program.flax_modules import PassedModules
-from replicax.program.frames import ProgramFrame, variable_layout, variable_name
+from replicax.program.frames import ProgramFrame
 from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.host_calls import HostCalls
 from replicax.program.jaxprs import constants_of
@@ -38,6 +38,7 @@ from replicax.program.tracing import Pass, trace_function
 from replicax.runtime import turns
 from replicax.runtime.garbage import collected_later
 from replicax.runtime.transfer import put
+from replicax.variable_access import array_of, layout_of, name_of, set_array
 from replicax.variables import lives_elsewhere
 
 
@@ -146,12 +147,12 @@ class Program:
         return self.strategy is not None and self.replicas != self.strategy.num_replicas_in_sync
 
     def _sharding(self, variable: Any) -> Any:
-        layout = variable_layout(variable)
+        layout = layout_of(variable)
         if layout is not None:
             return layout
         if self.strategy is not None and self.strategy.mesh is not None:
             return self.strategy.placement.program_sharding(variable, self.replicas)
-        return None if self._mesh is None else self._sharding_beside_layouts(variable._value)
+        return None if self._mesh is None else self._sharding_beside_layouts(array_of(variable))
 
     def _sharding_beside_layouts(self, value: jax.Array) -> Any:
         """Returns where a variable without a layout lives in a program that has variables over a mesh.
@@ -230,7 +231,8 @@ class Program:
         if not self._elsewhere:
             return {}
         updated = set(map(id, self._updated))
-        return {id(each): jnp.copy(each._value) if id(each) in updated else each._value for each in self._elsewhere}
+        arrays = {id(each): array_of(each) for each in self._elsewhere}
+        return {key: jnp.copy(array) if key in updated else array for key, array in arrays.items()}
 
     def _run(self, arrays: Sequence[Any], fetched: dict[int, Any], call: health.Call | None) -> Any:
         with turns.DISPATCH: inputs = self._inputs(arrays, fetched)  # noqa: E701  # fmt: skip
@@ -335,11 +337,11 @@ class Program:
     def _loaded(self, placements: Sequence[tuple[Any, Any]]) -> list[jax.Array]:
         """Returns the values of variables at their shardings, those of a strategy all at once."""
         if self.strategy is None or self.strategy.mesh is None:
-            return [put(variable._value, sharding) for variable, sharding in placements]
-        strategys = [variable for variable, _ in placements if variable_layout(variable) is None]
+            return [put(array_of(variable), sharding) for variable, sharding in placements]
+        strategys = [variable for variable, _ in placements if layout_of(variable) is None]
         values = iter(self.strategy.placement.load(strategys, self.replicas))
         return [
-            next(values) if variable_layout(variable) is None else put(variable._value, sharding)
+            next(values) if layout_of(variable) is None else put(array_of(variable), sharding)
             for variable, sharding in placements
         ]
 
@@ -369,7 +371,7 @@ class Program:
         """Moves variables onto the mesh that are not there yet: they are new, or were assigned outside of a program."""
         new = []
         for placement in self._placements:
-            value, sharding = placement[0]._value, placement[1]
+            value, sharding = array_of(placement[0]), placement[1]
             if (value.sharding is not sharding and value.sharding != sharding) or not value.committed:
                 new.append(placement)
         if new:
@@ -396,24 +398,24 @@ def _mesh_of_layouts(variables: Sequence[Any]) -> Any:
     """
     first = None
     for variable in variables:
-        layout = variable_layout(variable)
+        layout = layout_of(variable)
         if layout is None:
             continue
         if first is None:
             first = variable, layout.mesh
         elif layout.mesh.devices.flatten().tolist() != first[1].devices.flatten().tolist():
             raise LayoutError(
-                f"A function uses variables of different devices: {variable_name(first[0])!r} lives over {first[1]!r}, "
-                f"{variable_name(variable)!r} over {layout.mesh!r}. One program runs on one set of devices."
+                f"A function uses variables of different devices: {name_of(first[0])!r} lives over {first[1]!r}, "
+                f"{name_of(variable)!r} over {layout.mesh!r}. One program runs on one set of devices."
             )
     return None if first is None else first[1]
 
 
 def _values(variables: Sequence[Any], fetched: dict[int, Any]) -> list[Any]:
     if not fetched:
-        return [variable._value for variable in variables]
+        return [array_of(variable) for variable in variables]
     known = map(fetched.get, map(id, variables))
-    return [variable._value if value is None else value for variable, value in zip(variables, known, strict=True)]
+    return [array_of(variable) if value is None else value for variable, value in zip(variables, known, strict=True)]
 
 
 def _own(variables: Sequence[Any]) -> None:
@@ -422,5 +424,5 @@ def _own(variables: Sequence[Any]) -> None:
     An array that a user has read from a variable, or that two variables share after `a.assign(b)`, is copied.
     """
     for variable in variables:
-        if holders(variable._value) > 1:
-            variable._value = jnp.copy(variable._value)
+        if holders(array_of(variable)) > 1:
+            set_array(variable, jnp.copy(array_of(variable)))

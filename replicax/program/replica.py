@@ -27,12 +27,7 @@ from replicax.program.advice import advise_of_captured, advise_of_local_mean, ad
 from replicax.program.control_flow import install_control_flow
 from replicax.program.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
 from replicax.program.flax_modules import PassedModules
-from replicax.program.frames import (
-    OverrideFrame,
-    ProgramFrame,
-    variable_is_stacked,
-    variable_name,
-)
+from replicax.program.frames import OverrideFrame, ProgramFrame
 from replicax.program.handover import store_values
 from replicax.program.jaxprs import inlined, marked_as_gradient
 from replicax.program.keras_state import repeat_while_variables_are_created
@@ -48,6 +43,7 @@ from replicax.program.unequal_types import types_explained
 from replicax.program.unknown_axes import axes_explained
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.values import ManualPerReplica, PerReplica, is_per_replica
+from replicax.variable_access import array_of, is_per_replica_variable, name_of
 
 _SHARED, _STACKED = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
 _AXES = {REPLICA_AXIS}  # A mesh may have more axes; those are XLA's to partition over.
@@ -111,7 +107,7 @@ class ReplicaCall:
         return value[: self.replicas] if self._leaves_rows_out(variable) else value
 
     def _leaves_rows_out(self, variable: Any) -> bool:
-        return variable_is_stacked(variable) and self.replicas < self.strategy.num_replicas_in_sync
+        return is_per_replica_variable(variable) and self.replicas < self.strategy.num_replicas_in_sync
 
     def eager(self) -> Any:
         """Runs operation by operation, for debugging; variables are read and assigned directly."""
@@ -130,8 +126,8 @@ class ReplicaCall:
             written[:] = frame.written.values()
             varying[:] = [differs_now(leaf) for leaf in leaves]
             for variable, value in zip(written, frame.new_values(), strict=True):
-                if self.replicas > 1 and not variable_is_stacked(variable) and differs_now(value):
-                    raise ReplicaDivergenceError(variable_name(variable), DIFFERS_NOW)
+                if self.replicas > 1 and not is_per_replica_variable(variable) and differs_now(value):
+                    raise ReplicaDivergenceError(name_of(variable), DIFFERS_NOW)
             # Whether a result is equal everywhere is known only now, too late for the out_specs: stack them all.
             return [leaf[None] for leaf in leaves], [value[None] for value in frame.new_values()]
 
@@ -143,10 +139,10 @@ class ReplicaCall:
         with explained_op_by_op():
             outputs, new_values = repeat_while_variables_are_created(lambda: mapped(placed))
         for i, (variable, value) in enumerate(zip(written, new_values, strict=True)):
-            if not variable_is_stacked(variable):
+            if not is_per_replica_variable(variable):
                 new_values[i] = value[0]
             elif self._leaves_rows_out(variable):
-                new_values[i] = np.concatenate([value, variable._value[self.replicas :]])
+                new_values[i] = np.concatenate([value, array_of(variable)[self.replicas :]])
         stored = self.strategy.placement.stored(written, new_values)
         outputs = [out if differs else out[0] for out, differs in zip(outputs, varying, strict=True)]
         result = self.strategy.placement.rejoined(self._wrapped(outputs, varying), self.replicas)
@@ -198,7 +194,7 @@ class ReplicaCall:
         def body(arrays: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             local: list[Any] = [None] * len(values)
             for number, value in zip(needed, given, strict=True):
-                local[number] = _component(value) if variable_is_stacked(site.inputs[number]) else value
+                local[number] = _component(value) if is_per_replica_variable(site.inputs[number]) else value
             inside = site.constants(local)
             results, sent = parts.early({i: inside[i] for i in parts.needed}, arrays)
             results[:first_stored] = site.typed(results[:first_stored])
@@ -254,12 +250,12 @@ class ReplicaCall:
 
         def body(arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             local = [
-                _component(v) if variable_is_stacked(var) else v for var, v in zip(site.inputs, values, strict=True)
+                _component(v) if is_per_replica_variable(var) else v for var, v in zip(site.inputs, values, strict=True)
             ]
             leaves, new_values = site(arrays, local)
             outputs = [leaf[None] if differs else leaf for leaf, differs in zip(leaves, site.varying, strict=True)]
             stored = [
-                value[None] if variable_is_stacked(variable) else value
+                value[None] if is_per_replica_variable(variable) else value
                 for variable, value in zip(site.outputs, new_values, strict=True)
             ]
             return outputs, stored
@@ -316,10 +312,10 @@ def _cut_at_gradients(program: Any, arguments: int, site: ReplicaProgram) -> Spl
     assigned = [
         Assigned(len(site.varying) + i, position.get(id(variable)))
         for i, variable in enumerate(site.outputs)
-        if not variable_is_stacked(variable)
+        if not is_per_replica_variable(variable)
     ]
     variables = [
-        i for variable, i in zip(site.inputs, position.values(), strict=True) if not variable_is_stacked(variable)
+        i for variable, i in zip(site.inputs, position.values(), strict=True) if not is_per_replica_variable(variable)
     ]
     return Split(program, variables, assigned, only_gradients=True)
 
@@ -378,7 +374,7 @@ def _settle_strategy(program: ProgramFrame, strategy: Any) -> None:
 
 
 def _spec(variable: Any) -> PartitionSpec:
-    return _STACKED if variable_is_stacked(variable) else _SHARED
+    return _STACKED if is_per_replica_variable(variable) else _SHARED
 
 
 def _component(stacked: Any) -> Any:

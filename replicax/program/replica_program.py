@@ -16,10 +16,11 @@ from replicax.errors import ProgramError, ReplicaDivergenceError
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
 from replicax.program.divergence import Divergence, find_divergence
-from replicax.program.frames import ReplicaFrame, variable_is_stacked, variable_name
+from replicax.program.frames import ReplicaFrame
 from replicax.program.jaxprs import called
 from replicax.program.late import Late
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.variable_access import is_per_replica_variable, name_of
 
 _MAX_PASSES = 10
 
@@ -176,8 +177,8 @@ def _checked(traced: ReplicaProgram, divergence: Divergence) -> ReplicaProgram:
         )
     results = len(traced.varying)
     for variable, why in zip(traced.outputs, divergence.outputs[results:], strict=True):
-        if why is not None and not variable_is_stacked(variable):
-            raise ReplicaDivergenceError(variable_name(variable), why.reason)
+        if why is not None and not is_per_replica_variable(variable):
+            raise ReplicaDivergenceError(name_of(variable), why.reason)
     found = zip(traced.varying, divergence.outputs[:results], strict=True)
     varying = [typed or why is not None for typed, why in found]
     return dataclasses.replace(traced, varying=varying, late=Late(traced.program, divergence))

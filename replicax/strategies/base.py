@@ -26,7 +26,6 @@ from replicax.keras import keras_entered
 from replicax.migration import AdvisedContract, called_as
 from replicax.program.calls import checked_call
 from replicax.program.foreign import check_outside_of_graphs
-from replicax.program.frames import variable_is_stacked, variable_name, variable_shape
 from replicax.program.replica import noted, settle_strategy
 from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
@@ -39,6 +38,7 @@ from replicax.strategies.scope import Scope
 from replicax.strategies.tf_spellings import TFSpellings
 from replicax.tracebacks import entry_point
 from replicax.values import is_per_replica
+from replicax.variable_access import is_per_replica_variable, name_of, shape_of
 
 _T = TypeVar("_T")
 
@@ -221,12 +221,12 @@ class Strategy(TFSpellings, AdvisedContract):
     _sum_of = "on each device"
 
     def _explained(self, variable: Any) -> Explained:
-        sharding, shape = self.placement.variable_sharding(variable), variable_shape(variable)
-        part = shape if variable_is_stacked(variable) else sharding.shard_shape(shape)
+        sharding, shape = self.placement.variable_sharding(variable), shape_of(variable)
+        part = shape if is_per_replica_variable(variable) else sharding.shard_shape(shape)
         local = math.prod(part) * jnp.dtype(variable.dtype).itemsize
         where = self._layout_of(variable)
         why = self._why_mirrored(variable) if where == _MIRRORED else ""
-        return Explained(variable_name(variable), str(shape), where, local, why)
+        return Explained(name_of(variable), str(shape), where, local, why)
 
     def _why_mirrored(self, variable: Any) -> str:
         """Returns why a variable is not cut; empty where the strategy cuts none."""
@@ -235,7 +235,7 @@ class Strategy(TFSpellings, AdvisedContract):
 
     def _layout_of(self, variable: Any) -> str:
         sharding = self.placement.variable_sharding(variable)
-        if variable_is_stacked(variable):
+        if is_per_replica_variable(variable):
             return "one for each replica"
         return _MIRRORED if sharding.is_fully_replicated else str(tuple(sharding.spec))
 

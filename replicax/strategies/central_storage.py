@@ -10,7 +10,6 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
-from replicax.program.frames import variable_is_stacked
 from replicax.program.halves import Halves, Places
 from replicax.program.results import marked_like
 from replicax.runtime.devices import chosen_devices, device_name, parse_devices
@@ -18,6 +17,7 @@ from replicax.runtime.transfer import put
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement
 from replicax.values import is_per_replica
+from replicax.variable_access import is_per_replica_variable
 
 
 class CentralStorageStrategy(MeshStrategy):
@@ -82,7 +82,7 @@ class CentralStorageStrategy(MeshStrategy):
         return Halves(step, assigned, places, in_place=replicas == self.num_replicas_in_sync)
 
     def _layout_of(self, variable: Any) -> str:
-        if variable_is_stacked(variable):
+        if is_per_replica_variable(variable):
             return super()._layout_of(variable)
         return f"on {device_name(self.parameter_device)}"
 
@@ -105,7 +105,7 @@ class CentralPlacement(Placement):
 
     def variable_sharding(self, variable: Any) -> Any:
         """Returns where a variable's value lives between steps."""
-        return super().variable_sharding(variable) if variable_is_stacked(variable) else self.home
+        return super().variable_sharding(variable) if is_per_replica_variable(variable) else self.home
 
     def program_sharding(self, variable: Any, replicas: int) -> Any:
         """Returns where a variable's value is at the beginning and end of a program on `replicas` replicas."""
@@ -117,7 +117,7 @@ class CentralPlacement(Placement):
 
     def place_of_its_own(self, variable: Any, replicas: int) -> Any:
         """Returns where a program on `replicas` replicas has a variable that does not live at home; None for others."""
-        return super().program_sharding(variable, replicas) if variable_is_stacked(variable) else None
+        return super().program_sharding(variable, replicas) if is_per_replica_variable(variable) else None
 
     def rejoined(self, nest: Any, replicas: int) -> Any:
         """Moves the mirrored results of `replicas` replicas to all devices, and numbers home, beside the variables."""

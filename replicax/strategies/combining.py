@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import replicax.context as context
 from replicax.equality import difference
 from replicax.errors import ReduceError
-from replicax.program.frames import variable_is_stacked, variable_name
 from replicax.program.nest import is_number_like
 from replicax.program.replica import returned_by
 from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
 from replicax.values import EqualPerReplica, ManualPerReplica, Mirrored, PerReplica, is_per_replica, normalize_axes
+from replicax.variable_access import is_per_replica_variable, name_of
 
 
 class Reduction(NamedTuple):
@@ -61,7 +61,7 @@ def one_per_replica(leaf: Any, refused_if_equal: bool = False) -> Any:
     """
     if is_per_replica(leaf):
         return leaf
-    if variable_is_stacked(leaf):
+    if is_per_replica_variable(leaf):
         replicas = context.current().manual_replicas
         raw = leaf._read()
         return PerReplica(raw) if replicas is None else ManualPerReplica(raw, replicas)
@@ -109,7 +109,7 @@ def _is_for_all(value: Any) -> bool:
 
 def _no_sum(leaf: Any, value: Any, replicas: int) -> str:
     if _is_variable(leaf):
-        what = f"variable {variable_name(leaf)!r}"
+        what = f"variable {name_of(leaf)!r}"
     else:
         what = "an array" if isinstance(value, jax.Array) else f"{type(value).__name__}: {value!r:.60}"
     if returned_by(value) == COMBINED:

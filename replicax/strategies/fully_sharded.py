@@ -11,10 +11,10 @@ from jax.sharding import PartitionSpec
 
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
-from replicax.program.frames import variable_shape
 from replicax.runtime.devices import chosen_devices
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement, cut_if_large
+from replicax.variable_access import shape_of
 
 
 class FullyShardedStrategy(MeshStrategy):
@@ -56,7 +56,7 @@ class FullyShardedStrategy(MeshStrategy):
     def _why_mirrored(self, variable: Any) -> str:
         if self.num_replicas_in_sync == 1:
             return "there is one device"
-        size = math.prod(variable_shape(variable))
+        size = math.prod(shape_of(variable))
         if size < self.min_size:
             return f"{size} elements, fewer than min_size={self.min_size}"
         return f"{self.num_replicas_in_sync} devices divide none of its dimensions"

@@ -14,10 +14,10 @@ from jax.sharding import Mesh, PartitionSpec
 import replicax.context as context
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError, LayoutError
-from replicax.program.frames import variable_name, variable_shape
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement
+from replicax.variable_access import name_of, shape_of
 
 Axes = tuple[str | None, ...]
 
@@ -87,7 +87,7 @@ class LayoutStrategy(MeshStrategy):
         return axes
 
     def _layout(self, variable: Any) -> PartitionSpec:
-        path, shape = variable_name(variable), variable_shape(variable)
+        path, shape = name_of(variable), shape_of(variable)
         self._seen.setdefault(path)
         slot = self._layout_of_slot(path, shape)
         if slot is not None:
@@ -130,7 +130,7 @@ class LayoutStrategy(MeshStrategy):
             self._layout(variable)
         unused = [pattern for pattern in self._layouts if pattern not in self._matched]
         if unused:
-            raise LayoutError(_said_of_unused(unused, [variable_name(variable) for variable in variables]))
+            raise LayoutError(_said_of_unused(unused, [name_of(variable) for variable in variables]))
 
     def _run(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]) -> Any:
         result = super()._run(fn, args, kwargs, donate)
@@ -143,7 +143,7 @@ class LayoutStrategy(MeshStrategy):
         return result
 
     def _why_mirrored(self, variable: Any) -> str:
-        path = variable_name(variable)
+        path = name_of(variable)
         if any(re.search(pattern, path) for pattern in self._layouts):
             return "its pattern cuts nothing"
         return "no pattern matches its path"

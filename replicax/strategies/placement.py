@@ -14,13 +14,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import replicax.health as health
 from replicax.compat.jax import strongly_typed
-from replicax.program.frames import variable_is_stacked, variable_name, variable_shape
 from replicax.program.handover import store_values
 from replicax.program.results import marked_like
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
 from replicax.runtime.transfer import from_chief, is_in_host_memory, put, put_all, spans_processes
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
 from replicax.values import is_per_replica
+from replicax.variable_access import array_of, is_per_replica_variable, name_of, set_array, shape_of
 
 
 def whole(variable: Any) -> PartitionSpec:
@@ -90,7 +90,7 @@ class Placement:
 
     def variable_sharding(self, variable: Any) -> NamedSharding:
         """Returns where a variable's value lives between steps."""
-        if variable_is_stacked(variable):
+        if is_per_replica_variable(variable):
             return self.sharding(stacked=True)
         return NamedSharding(self.mesh_for(self.replicas), self._layout(variable))
 
@@ -123,7 +123,7 @@ class Placement:
         mesh yet is a first value: where the mesh spans processes, that of process 0.
         """
         homes = [self.variable_sharding(variable) for variable in variables]
-        values = [variable._value for variable in variables]
+        values = [array_of(variable) for variable in variables]
         # One that JAX may still move is not there either: programs tell such values from others.
         new = [
             i
@@ -131,7 +131,7 @@ class Placement:
             if value.sharding != home or not value.committed
         ]
         if new:
-            names = [variable_name(variables[i]) for i in new]
+            names = [name_of(variables[i]) for i in new]
             agreed = self.agreed([values[i] for i in new], names)
             for i, value in zip(new, placed_copies(agreed, [homes[i] for i in new]), strict=True):
                 values[i] = value
@@ -147,8 +147,8 @@ class Placement:
 
     def initialize(self, variable: Any, value: Any) -> None:
         """Gives a variable a copy of `value`, which may be anybody's; of process 0's if there are several."""
-        (agreed,) = self.agreed([value], [variable_name(variable)])
-        variable._value = placed_copy(agreed, self.variable_sharding(variable))
+        (agreed,) = self.agreed([value], [name_of(variable)])
+        set_array(variable, placed_copy(agreed, self.variable_sharding(variable)))
 
     def agreed(self, values: Sequence[Any], names: Sequence[str], what: str = FIRST_VALUES) -> Sequence[Any]:
         """Returns values that are the same in every process: those that are not global yet become process 0's.
@@ -178,13 +178,13 @@ class Placement:
         Raises:
             ValuesMismatchError: The processes have other variables.
         """
-        own = bytes(_is_own(variable._value) for variable in variables)
+        own = bytes(_is_own(array_of(variable)) for variable in variables)
         what = "variables to be kept alike"
-        descriptions = [described(variable_name(variable), variable._value) for variable in variables]
+        descriptions = [described(name_of(variable), array_of(variable)) for variable in variables]
         anyones = self._agreement.alike(what, descriptions, own)
         changed = [v for i, v in enumerate(variables) if any(flags[i] for flags in anyones)]
-        names = [variable_name(variable) for variable in changed]
-        chiefs = self._agreement.chiefs(what, names, [variable._value for variable in changed])
+        names = [name_of(variable) for variable in changed]
+        chiefs = self._agreement.chiefs(what, names, [array_of(variable) for variable in changed])
         store_values(changed, placed_copies(chiefs, [self.variable_sharding(variable) for variable in changed]))
 
     def stored(self, variables: Sequence[Any], values: Sequence[jax.Array]) -> list[jax.Array]:
@@ -272,7 +272,7 @@ def _copied(value: Any) -> Any:
 
 def cut_if_large(variable: Any, min_size: int, parts: int) -> PartitionSpec:
     """Returns the layout that cuts a variable of at least `min_size` elements, and leaves others whole."""
-    shape = variable_shape(variable)
+    shape = shape_of(variable)
     return largest_divisible_cut(shape, parts) if math.prod(shape) >= min_size else PartitionSpec()
 
 
