@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from replicax.launch.doctor import Diagnosis, Finding, Status, diagnose
+from replicax.launch.doctor import DoctorReport, Finding, Severity, diagnose
 
-_STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
+_STYLES = {Severity.OK: "green", Severity.WARN: "yellow", Severity.FAIL: "bold red"}
 
 
 def doctor(
@@ -32,7 +32,7 @@ def doctor(
     raise typer.Exit(diagnosis.exit_code)
 
 
-def _print(diagnosis: Diagnosis, console: Console) -> None:
+def _print(diagnosis: DoctorReport, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     table.add_column("what", no_wrap=True)
@@ -44,7 +44,7 @@ def _print(diagnosis: Diagnosis, console: Console) -> None:
     if diagnosis.detection is not None:
         console.print("Where this process looked for its cluster:")
         console.print(Text("\n".join(diagnosis.detection.report().splitlines()[1:])))
-    counts = {status: sum(finding.status is status for finding in diagnosis.findings) for status in Status}
+    counts = {status: sum(finding.status is status for finding in diagnosis.findings) for status in Severity}
     told = ", ".join(f"{count} {status.name}" for status, count in counts.items() if count)
     console.print(f"\n{told}")
 

@@ -11,7 +11,7 @@ import typer
 from replicax.errors import LaunchError
 from replicax.exit_codes import ExitCode
 from replicax.launch import templates
-from replicax.launch.templates import Cluster
+from replicax.launch.templates import ClusterJob
 
 template = typer.Typer(help="Print what starts a script on a real cluster.", no_args_is_help=True)
 # What follows the script belongs to the script, whatever it looks like.
@@ -34,17 +34,17 @@ _MEMORY = "Memory for each worker, such as 32G; by default 4 GB for each core."
 @template.command(context_settings=_SETTINGS)
 def kubernetes(
     command: Command = None,
-    name: Name = Cluster.name,
-    workers: Workers = Cluster.workers,
-    devices: Devices = Cluster.devices,
-    gpus: Gpus = Cluster.gpus,
-    restarts: Restarts = Cluster.restarts,
+    name: Name = ClusterJob.name,
+    workers: Workers = ClusterJob.workers,
+    devices: Devices = ClusterJob.devices,
+    gpus: Gpus = ClusterJob.gpus,
+    restarts: Restarts = ClusterJob.restarts,
     image: Annotated[
         str, typer.Option(metavar="IMAGE", help="A container image with script and replicax.  [required]")
     ] = "",
     cpus: Annotated[int | None, typer.Option(metavar="N", help=_CPUS)] = None,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help=_MEMORY)] = None,
-    shm: Annotated[str, typer.Option(metavar="SIZE", help="/dev/shm, a part of that memory.")] = Cluster.shm,
+    shm: Annotated[str, typer.Option(metavar="SIZE", help="/dev/shm, a part of that memory.")] = ClusterJob.shm,
 ) -> None:
     """Prints an Indexed Job with its service and secret, for `kubectl apply`."""
     options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "restarts": restarts}
@@ -56,14 +56,14 @@ def kubernetes(
 @template.command(context_settings=_SETTINGS)
 def slurm(
     command: Command = None,
-    name: Name = Cluster.name,
-    workers: Workers = Cluster.workers,
-    devices: Devices = Cluster.devices,
-    gpus: Gpus = Cluster.gpus,
-    restarts: Restarts = Cluster.restarts,
+    name: Name = ClusterJob.name,
+    workers: Workers = ClusterJob.workers,
+    devices: Devices = ClusterJob.devices,
+    gpus: Gpus = ClusterJob.gpus,
+    restarts: Restarts = ClusterJob.restarts,
     time: Annotated[
         str, typer.Option(metavar="TIME", help="After how long the job ends: minutes, HH:MM:SS or D-HH:MM:SS.")
-    ] = Cluster.time,
+    ] = ClusterJob.time,
     cpus_per_task: Annotated[int | None, typer.Option(metavar="N", help=_CPUS)] = None,
     mem: Annotated[str | None, typer.Option(metavar="SIZE", help=_MEMORY)] = None,
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="By default Slurm's own.")] = None,
@@ -77,10 +77,10 @@ def slurm(
     _print(templates.slurm, command, {**options, **own})
 
 
-def _print(written: Callable[[Cluster], str], command: list[str] | None, options: dict[str, Any]) -> None:
+def _print(written: Callable[[ClusterJob], str], command: list[str] | None, options: dict[str, Any]) -> None:
     script, *arguments = command or [""]
     try:
-        typer.echo(written(Cluster(script, tuple(arguments), **options)), nl=False)
+        typer.echo(written(ClusterJob(script, tuple(arguments), **options)), nl=False)
     except LaunchError as error:
         typer.echo(f"replicax template: {error}", err=True)
         raise typer.Exit(ExitCode.USAGE) from error

@@ -84,7 +84,7 @@ class Guest:
             self.connection.setblocking(False)
 
 
-class Gathering:
+class RendezvousServer:
     """The connections that process 0 serves.
 
     Args:
@@ -103,7 +103,7 @@ class Gathering:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
-    def __enter__(self) -> Gathering:
+    def __enter__(self) -> RendezvousServer:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.answers import LONGEST_ANSWER, NOT_OURS, checked
-from replicax.cluster.gathering import SECONDS_BETWEEN_QUESTIONS, SECONDS_OF_SILENCE, Gathering, listening
+from replicax.cluster.gathering import SECONDS_BETWEEN_QUESTIONS, SECONDS_OF_SILENCE, RendezvousServer, listening
 from replicax.cluster.lines import encoded
 from replicax.cluster.work import Work
 from replicax.errors import ClusterError, ClusterTimeoutError
@@ -115,7 +115,7 @@ class _Waiting:
 
 
 def _gather(waiting: _Waiting, mine: dict[str, Any]) -> list[dict[str, Any]]:
-    with listening(waiting.address) as listener, Gathering(listener, mine) as gathering:
+    with listening(waiting.address) as listener, RendezvousServer(listener, mine) as gathering:
         while not gathering.complete():
             missing, silent = gathering.missing(), gathering.silent()
             names = [f"{waiting.names[process]} (for {age:.0f} s)" for process, age in silent.items()]
@@ -132,7 +132,7 @@ def _gather(waiting: _Waiting, mine: dict[str, Any]) -> list[dict[str, Any]]:
     return infos
 
 
-def _accompany(waiting: _Waiting, gathering: Gathering) -> None:
+def _accompany(waiting: _Waiting, gathering: RendezvousServer) -> None:
     """Does this process's work, while it looks whether the others are still there."""
     work, latest = Work(waiting.work), time.monotonic() + SECONDS_TO_CONNECT
     while not work.is_over():

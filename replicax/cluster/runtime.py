@@ -35,7 +35,7 @@ _HEARTBEAT_S = 24 * 60 * 60
 
 
 @dataclasses.dataclass(frozen=True)
-class Peer:
+class Member:
     """A process of the cluster, as the others know it.
 
     Attributes:
@@ -47,7 +47,7 @@ class Peer:
     info: Mapping[str, Any]
 
 
-def start(config: ClusterConfig, introduce: Callable[[str], Mapping[str, Any]], timeout_s: float) -> list[Peer]:
+def start(config: ClusterConfig, introduce: Callable[[str], Mapping[str, Any]], timeout_s: float) -> list[Member]:
     """Connects this process with the others; returns when all of them have called it.
 
     Args:
@@ -82,7 +82,7 @@ def start(config: ClusterConfig, introduce: Callable[[str], Mapping[str, Any]], 
     info = {**introduce(ip), "same number of processes": config.num_processes}
     infos = connect(address, config.process_id, names, info, deadline - time.monotonic(), _HEARTBEAT_S, ip)
     write_compilation_cache_from_every_process()
-    return [Peer(name.partition(" ")[0], each) for name, each in zip(names, infos, strict=True)]
+    return [Member(name.partition(" ")[0], each) for name, each in zip(names, infos, strict=True)]
 
 
 def connect(
@@ -150,7 +150,7 @@ def _initialize(address: str, process: int, names: Sequence[str], timeout_s: flo
         outlast_outages(parse_address(address, "coordinator").port)
 
 
-def _already_connected(config: ClusterConfig, timeout_s: float) -> list[Peer]:
+def _already_connected(config: ClusterConfig, timeout_s: float) -> list[Member]:
     """Takes part in a connection that was made before: by an earlier strategy, or by the user."""
     found, wanted = connected_as(), (config.process_id, config.num_processes)
     if found != wanted:
@@ -164,7 +164,7 @@ def _already_connected(config: ClusterConfig, timeout_s: float) -> list[Peer]:
         let_collectives_listen_at(
             agree_on_addresses(config.process_id, names, config.coordinator_address, ip, timeout_s)
         )
-    return [Peer(name.partition(" ")[0], {}) for name in names]
+    return [Member(name.partition(" ")[0], {}) for name in names]
 
 
 def _check_not_started(config: ClusterConfig) -> None:

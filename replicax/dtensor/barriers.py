@@ -12,9 +12,9 @@ import numpy as np
 
 import replicax.health as health
 from replicax.compat.jax_processes import wait_at_barrier
+from replicax.dtensor.arrays import constants_are_traced
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh
-from replicax.dtensor.placement import is_tracing
 from replicax.errors import ArgumentError, BarrierTimeoutError, ContextError, DeviceError, MeshError, ProgramError
 
 _DAY_IN_MS = 24 * 60 * 60 * 1000
@@ -44,7 +44,7 @@ def barrier(mesh: Any, barrier_name: str | None = None, timeout_in_ms: int | Non
         raise ArgumentError(f"`timeout_in_ms` is a positive int, got {timeout_in_ms!r}.")
     if not isinstance(name, str):
         raise ArgumentError(f"`barrier_name` is a string, got {barrier_name!r}.")
-    if is_tracing():
+    if constants_are_traced():
         raise ProgramError("barrier was called while a function was being traced: clients wait between programs.")
     if mesh.is_remote():
         raise MeshError(f"Process {jax.process_index()} has no device in {mesh!r}, so it has no part in its barrier.")

@@ -8,9 +8,9 @@ import jax
 
 from replicax.data.batches import count_rows
 from replicax.data.placement import device_dtype
+from replicax.dtensor.arrays import checked_layout
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh
-from replicax.dtensor.placement import checked_layout
 from replicax.dtensor.specs import MATCH, UNSHARDED, Spec
 from replicax.errors import LayoutError
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.compat.jax import is_random_key
+from replicax.dtensor.arrays import checked_layout, constants_are_traced, is_traced, laid_out
 from replicax.dtensor.layout import Layout
-from replicax.dtensor.placement import checked_layout, is_traced, is_tracing, laid_out
 from replicax.errors import ArgumentError, LayoutError
 from replicax.program.function import WeakProgramCaches
 from replicax.program.nest import Structure, is_array
@@ -52,7 +52,7 @@ def call_with_layout(fn: Callable[..., Any], layout: Layout | None, *args: Any, 
 def _made(fn: Callable[..., Any], layout: Layout | None, args: Any, kwargs: Any) -> Any:
     """Calls `fn` as one program, or as a part of the one that is being traced."""
     leaves, treedef = jax.tree_util.tree_flatten((args, kwargs))
-    if any(map(is_traced, leaves)) or is_tracing():
+    if any(map(is_traced, leaves)) or constants_are_traced():
         results = fn(*args, **kwargs)
         return results if layout is None else jax.tree_util.tree_map(lambda result: laid_out(result, layout), results)
     arrays = [leaf for leaf in leaves if is_array(leaf)]

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 
 import replicax.context as context
+from replicax.dtensor.arrays import constants_are_traced
 from replicax.dtensor.mesh import Mesh
-from replicax.dtensor.placement import is_tracing
 from replicax.runtime.devices import device_name as name_of
 
 
@@ -28,7 +28,7 @@ def default_mesh(mesh: Any) -> Iterator[Mesh]:
     """
     mesh = Mesh.of(mesh)
     with contextlib.ExitStack() as stack:
-        if not is_tracing():  # JAX sets its own mesh outside of traced functions only.
+        if not constants_are_traced():  # JAX sets its own mesh outside of traced functions only.
             stack.enter_context(jax.set_mesh(mesh.jax_mesh))
         stack.enter_context(context.entered(default_mesh=mesh))
         yield mesh

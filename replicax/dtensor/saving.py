@@ -12,9 +12,9 @@ import jax
 from replicax.checkpoint import Checkpoint as _Checkpoint
 from replicax.checkpoint import entries, read_arrays, write_arrays
 from replicax.checkpoint.store import Directory
+from replicax.dtensor.arrays import is_traced, layout_of
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh
-from replicax.dtensor.placement import is_traced, layout_of
 from replicax.dtensor.variable import DVariable
 from replicax.errors import CheckpointError, LayoutError, ProgramError, TensorError
 from replicax.migration import called_as

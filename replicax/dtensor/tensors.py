@@ -15,8 +15,8 @@ import numpy as np
 from replicax import variable_access
 from replicax.checkpoint.objects import is_variable
 from replicax.data.placement import owned_copy
+from replicax.dtensor.arrays import as_array, checked_layout, constants_are_traced, is_traced, laid_out, layout_of
 from replicax.dtensor.layout import MATCH, Layout
-from replicax.dtensor.placement import as_array, checked_layout, is_traced, is_tracing, laid_out, layout_of
 from replicax.errors import LayoutError, ProgramError, TensorError
 from replicax.migration import called_as
 from replicax.program.keras_state import owner_of
@@ -216,7 +216,7 @@ def _checked_present(layout: Layout | None, tensor: Any, caller: str) -> Layout:
 
 def _check_not_traced(tensors: Sequence[Any], caller: str) -> None:
     """Checks that none of `tensors` is traced, nor would be what is computed from them."""
-    if any(map(is_traced, tensors)) or is_tracing():
+    if any(map(is_traced, tensors)) or constants_are_traced():
         raise _traced_error(caller)
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 import replicax.context as context
+from replicax.dtensor.arrays import as_array, checked_layout, constants_are_traced, is_traced, laid_out, layout_of
 from replicax.dtensor.creation import call_with_layout
 from replicax.dtensor.layout import MATCH, Layout
-from replicax.dtensor.placement import as_array, checked_layout, is_traced, is_tracing, laid_out, layout_of
 from replicax.errors import ContextError, LayoutError, VariableError
 from replicax.migration import called_as
 from replicax.variables import Variable
@@ -53,7 +53,7 @@ class DVariable(Variable):
     ):
         layout = checked_layout(layout) if layout is not None else None
         # Where a function is being traced, the value must be a real one all the same: then it is computed op by op.
-        with jax.ensure_compile_time_eval() if is_tracing() else contextlib.nullcontext():
+        with jax.ensure_compile_time_eval() if constants_are_traced() else contextlib.nullcontext():
             if callable(initial_value) and layout is not None:
                 initial_value = call_with_layout(initial_value, layout)
             value = initial_value() if callable(initial_value) else initial_value

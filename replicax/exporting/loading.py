@@ -13,13 +13,13 @@ import numpy as np
 
 from replicax.checkpoint import read_arrays
 from replicax.checkpoint.store import absolute
+from replicax.dtensor.arrays import laid_out
 from replicax.dtensor.layout import UNSHARDED, Layout
 from replicax.dtensor.mesh import Mesh
-from replicax.dtensor.placement import laid_out
 from replicax.dtensor.variable import DVariable
 from replicax.errors import ArgumentError, ExportError, LayoutError
 from replicax.exporting.manifest import PORTABLE, SHARDED, VARIABLES, leaves_of, read_manifest
-from replicax.exporting.nests import described, is_value, rebuilt
+from replicax.exporting.pytrees import described, is_value, rebuilt
 from replicax.variables import Variable
 
 

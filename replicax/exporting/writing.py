@@ -15,12 +15,12 @@ import jax.numpy as jnp
 
 from replicax.checkpoint import write_variables
 from replicax.checkpoint.store import absolute
+from replicax.dtensor.arrays import layout_of
 from replicax.dtensor.layout import Layout
-from replicax.dtensor.placement import layout_of
 from replicax.errors import ExportError
 from replicax.exporting.manifest import PORTABLE, SHARDED, VARIABLES, write_manifest
-from replicax.exporting.nests import described, is_value, rebuilt
 from replicax.exporting.portable import without_placement
+from replicax.exporting.pytrees import described, is_value, rebuilt
 from replicax.program.function import Function, function
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure

@@ -11,16 +11,16 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from replicax.health import monitor
-from replicax.health.order import Program
+from replicax.health.order import CallDescription
 from replicax.health.phases import COMPILE, IDLE, START, STEP, WAIT, now, phase
-from replicax.health.programs import Announced, fingerprint
+from replicax.health.programs import AnnouncedProgram, fingerprint
 
 
 class _Prepared(NamedTuple):
     """A program that has been compared: its fingerprint, and what is noted of each call."""
 
     fingerprint: str
-    program: Program
+    program: CallDescription
 
 
 class Calls:
@@ -56,7 +56,7 @@ def together(name: str, what: str = "") -> Call:
         name: Its name.
         what: What tells it from others of that name, such as shapes; the same in all processes.
     """
-    return Call(name, {}, STEP, Program.of(name, what))
+    return Call(name, {}, STEP, CallDescription.of(name, what))
 
 
 class Call:
@@ -64,7 +64,9 @@ class Call:
 
     __slots__ = ("_before", "_name", "_phase", "_prepared", "_program")
 
-    def __init__(self, name: str, prepared: dict[Hashable, _Prepared], phase: str, program: Program | None = None):
+    def __init__(
+        self, name: str, prepared: dict[Hashable, _Prepared], phase: str, program: CallDescription | None = None
+    ):
         self._name, self._prepared, self._phase, self._program = name, prepared, phase, program
         self._before: str | None = None
 
@@ -113,7 +115,7 @@ class Call:
         with phase(COMPILE):
             lowered = lower() if lower is not None else None
             found = fingerprint(lowered) if lowered is not None else ""
-            index = running.programs.announce(Announced(self._name, found))
+            index = running.programs.announce(AnnouncedProgram(self._name, found))
             running.programs.compare(index, running.peers, wait=False)
             if lowered is not None:
                 lowered.compile()  # What is slow is done before others wait. JAX finds it again when it is called.
@@ -121,7 +123,7 @@ class Call:
         running.programs.compare(index, running.peers, wait=True)
         self._go_on(STEP)
         # Its number among those compared stands for it: who has no part in it does not know its fingerprint.
-        return _Prepared(found, Program.of(self._name, f"program {index + 1}"))
+        return _Prepared(found, CallDescription.of(self._name, f"program {index + 1}"))
 
     def _go_on(self, phase: str) -> None:
         if self._before is not None:

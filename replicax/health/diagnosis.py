@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from replicax.exit_codes import ExitCode
-from replicax.health.order import Noted, Order
+from replicax.health.order import Order, RecordedCall
 from replicax.health.phases import SLOW_PHASES
 from replicax.health.status import Status
 
@@ -33,7 +33,7 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class WorkerObservation:
     """What is known of a worker.
 
     Attributes:
@@ -61,7 +61,7 @@ class Seen:
         return self.status is not None and not self.status.ended
 
 
-class Kind(enum.Enum):
+class ProblemKind(enum.Enum):
     """What went wrong."""
 
     DEAD = "dead"
@@ -83,19 +83,19 @@ class Diagnosis:
         reason: The finding in a sentence.
     """
 
-    kind: Kind
+    kind: ProblemKind
     culprits: tuple[int, ...]
     reason: str
 
     @property
     def exit_code(self) -> ExitCode:
         """How the others end: `DIVERGED` if it is their programs, `PEER_LOST` if a worker is gone, else `STALLED`."""
-        if self.kind is Kind.DIVERGED:
+        if self.kind is ProblemKind.DIVERGED:
             return ExitCode.DIVERGED
-        return ExitCode.PEER_LOST if self.kind in (Kind.DEAD, Kind.ENDED) else ExitCode.STALLED
+        return ExitCode.PEER_LOST if self.kind in (ProblemKind.DEAD, ProblemKind.ENDED) else ExitCode.STALLED
 
 
-def diagnose(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
+def diagnose(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
     """Returns what is wrong; None if nothing is, or nothing that is sure yet.
 
     Slow is not stuck. A worker that does something else is only to blame when another one has been waiting for as long.
@@ -103,7 +103,7 @@ def diagnose(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
     return _gone(workers, limits) or _not_coming(workers, limits) or _not_leaving(workers, limits)
 
 
-def disagrees(order: Order, me: int, workers: Sequence[Seen]) -> int | None:
+def disagrees(order: Order, me: int, workers: Sequence[WorkerObservation]) -> int | None:
     """Returns the number of a worker that has run something else than this one; None if that is not known of any.
 
     Of two workers the one that is ahead compares. The numbers of calls count when all scripts have ended.
@@ -121,7 +121,9 @@ def disagrees(order: Order, me: int, workers: Sequence[Seen]) -> int | None:
     return None
 
 
-def diverged(me: int, other: int, workers: Sequence[Seen], mine: Noted | None, theirs: Noted | None) -> Diagnosis:
+def diverged(
+    me: int, other: int, workers: Sequence[WorkerObservation], mine: RecordedCall | None, theirs: RecordedCall | None
+) -> Diagnosis:
     """Returns the alarm that two workers have run different programs.
 
     Args:
@@ -139,14 +141,14 @@ def diverged(me: int, other: int, workers: Sequence[Seen], mine: Noted | None, t
         ran = [f"{workers[i].name} {noted.program if noted is not None else 'nothing more'}" for i, noted in pair]
         said = f"have run different programs: as call number {number}, {' and '.join(ran)}"
     said += "; all workers must call the same functions in the same order"
-    return _diagnosis(workers, Kind.DIVERGED, [i for i, _ in pair], said)
+    return _diagnosis(workers, ProblemKind.DIVERGED, [i for i, _ in pair], said)
 
 
-def _gone(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
+def _gone(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
     """Who does not answer at all: whether somebody waits for it or not, it cannot come back."""
     dead = [i for i, w in enumerate(workers) if w.runs and w.refusals >= _REFUSALS_OF_THE_DEAD]
     if dead:
-        return _diagnosis(workers, Kind.DEAD, dead, "is dead: its process is gone. It ended without a word")
+        return _diagnosis(workers, ProblemKind.DEAD, dead, "is dead: its process is gone. It ended without a word")
     # Who has ended is not missed before all have: then they leave together.
     all_ended = all(w.status is None or w.status.ended for w in workers)
     stopped = [
@@ -157,11 +159,11 @@ def _gone(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
     if stopped:
         longest = max(workers[i].silent for i in stopped)
         said = f"does not answer (stopped, or its machine is out of reach); it was last heard of {longest:.1f} s ago"
-        return _diagnosis(workers, Kind.STOPPED, stopped, said)
+        return _diagnosis(workers, ProblemKind.STOPPED, stopped, said)
     return None
 
 
-def _not_coming(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
+def _not_coming(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
     """Who answers, but does not come to where others wait."""
     known = {i: w.status for i, w in enumerate(workers) if w.status is not None}
     here = {i: s for i, s in known.items() if _is_here(workers[i])}
@@ -171,16 +173,16 @@ def _not_coming(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
     behind = {i: found for i in known if i not in waits and (found := _missed(i, known, waits)) is not None}
     ended = [i for i in behind if known[i].ended and behind[i].longest >= _patience(known[i], behind[i], limits)]
     if ended:
-        return _diagnosis(workers, Kind.ENDED, ended, "has ended, and others wait for it")
+        return _diagnosis(workers, ProblemKind.ENDED, ended, "has ended, and others wait for it")
     stuck = {i: min(known[i].seconds, behind[i].longest) for i in behind if not known[i].ended}
     absent = [i for i, age in stuck.items() if known[i].phase not in SLOW_PHASES and age >= limits.stall]
     if absent:
         said = "is alive, but does not come to where others wait for it"
-        return _diagnosis(workers, Kind.ABSENT, _furthest_behind(workers, absent), said)
+        return _diagnosis(workers, ProblemKind.ABSENT, _furthest_behind(workers, absent), said)
     slow = [i for i, age in stuck.items() if known[i].phase in SLOW_PHASES and age >= limits.slow]
     if slow:
         said = f"takes longer than the {limits.slow:g} s that its phase may last, and others wait for it"
-        return _diagnosis(workers, Kind.SLOW, _furthest_behind(workers, slow), said)
+        return _diagnosis(workers, ProblemKind.SLOW, _furthest_behind(workers, slow), said)
     if len(waits) == len(workers) and _stands_still(list(here.values()), limits):
         return _deadlock(workers)
     return None
@@ -193,7 +195,7 @@ def _stands_still(statuses: Sequence[Status], limits: Limits) -> bool:
     return in_vain >= limits.stall or min(min(s.waiting or 0.0, s.seconds) for s in statuses) >= limits.slow
 
 
-def _not_leaving(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
+def _not_leaving(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
     """Who goes on for very long although others are done and wait to leave."""
     waits = [w.status.seconds for w in workers if w.status is not None and w.status.ended == DONE and w.silent == 0.0]
     running = {i: w.status for i, w in enumerate(workers) if w.status is not None and w.runs}
@@ -201,10 +203,10 @@ def _not_leaving(workers: Sequence[Seen], limits: Limits) -> Diagnosis | None:
     if not late:
         return None
     said = f"goes on, while others have been done for more than {limits.slow:g} s and wait to leave with it"
-    return _diagnosis(workers, Kind.SLOW, late, said)
+    return _diagnosis(workers, ProblemKind.SLOW, late, said)
 
 
-def _is_here(worker: Seen) -> bool:
+def _is_here(worker: WorkerObservation) -> bool:
     return worker.runs and worker.silent == 0.0 and not worker.refusals
 
 
@@ -237,12 +239,12 @@ def _patience(ended: Status, wait: _Wait, limits: Limits) -> float:
     return min(limits.confirm, limits.stall) if never_came else limits.stall
 
 
-def _furthest_behind(workers: Sequence[Seen], candidates: Sequence[int]) -> list[int]:
+def _furthest_behind(workers: Sequence[WorkerObservation], candidates: Sequence[int]) -> list[int]:
     calls = {i: workers[i].status.calls for i in candidates}  # type: ignore[union-attr]
     return [i for i in candidates if calls[i] == min(calls.values())]
 
 
-def _deadlock(workers: Sequence[Seen]) -> Diagnosis:
+def _deadlock(workers: Sequence[WorkerObservation]) -> Diagnosis:
     """All wait, and nobody goes on."""
     everyone = list(range(len(workers)))
     behind = _furthest_behind(workers, everyone)
@@ -253,14 +255,16 @@ def _deadlock(workers: Sequence[Seen]) -> Diagnosis:
         said = "run different programs and wait in them for each other (a deadlock)"
     else:
         said = "are all in the same step, and none makes progress (a deadlock, or a step that takes this long)"
-    return _diagnosis(workers, Kind.DEADLOCK, behind, said)
+    return _diagnosis(workers, ProblemKind.DEADLOCK, behind, said)
 
 
-def _diagnosis(workers: Sequence[Seen], kind: Kind, culprits: Sequence[int], said: str) -> Diagnosis:
+def _diagnosis(
+    workers: Sequence[WorkerObservation], kind: ProblemKind, culprits: Sequence[int], said: str
+) -> Diagnosis:
     names = ", ".join(f"{workers[i].name} ({workers[i].address or 'address unknown'})" for i in culprits)
     states = [workers[i].status for i in culprits]
     known = "; ".join(status.describe() for status in states if status is not None)
     return Diagnosis(kind, tuple(culprits), f"{names} {said}. {'Last known' if kind in _GONE else 'Now'}: {known}.")
 
 
-_GONE = (Kind.DEAD, Kind.STOPPED)
+_GONE = (ProblemKind.DEAD, ProblemKind.STOPPED)

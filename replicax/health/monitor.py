@@ -17,12 +17,12 @@ from typing import Any
 
 from replicax.exit_codes import ExitCode, from_signal
 from replicax.health.asking import Asking
-from replicax.health.diagnosis import DONE, Diagnosis, Limits, Seen, diagnose, disagrees, diverged
-from replicax.health.order import Order, noted_from, order_from
+from replicax.health.diagnosis import DONE, Diagnosis, Limits, WorkerObservation, diagnose, disagrees, diverged
+from replicax.health.order import Order, order_from, recorded_call_from
 from replicax.health.peers import Peer, tell
 from replicax.health.phases import LEAVE, now
-from replicax.health.programs import Programs
-from replicax.health.reporting import Report, alarm_report, gather, table, write
+from replicax.health.programs import ProgramComparison
+from replicax.health.reporting import AlarmReport, alarm_report, gather, table, write
 from replicax.health.status import Status, status_from, status_of
 from replicax.health.traffic import Traffic
 
@@ -72,7 +72,7 @@ class Monitor:
         end: Callable[[int], Any] = os._exit,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.peers, self.programs, self.order = tuple(peers), Programs(name), Order()
+        self.peers, self.programs, self.order = tuple(peers), ProgramComparison(name), Order()
         self._index, self._name, self._address, self._limits = index, name, address, limits
         self._end, self._clock = end, clock
         self._traffic = Traffic(()) if traffic is None else traffic
@@ -190,10 +190,10 @@ class Monitor:
             self._unreachable_told = True
             _log.warning("%s cannot be watched: no answer from its health server.", ", ".join(missing))
 
-    def workers(self) -> list[Seen]:
+    def workers(self) -> list[WorkerObservation]:
         """Returns what is known of all workers, in order."""
         time_now = self._clock()
-        me = Seen(self._name, self._address, self._own_status())
+        me = WorkerObservation(self._name, self._address, self._own_status())
         seen = {peer.index: peer.history.seen(time_now) for peer in self.peers} | {self._index: me}
         return [seen[i] for i in sorted(seen)]
 
@@ -207,14 +207,14 @@ class Monitor:
 
     # The alarm.
 
-    def _diverged(self, other: int, workers: Sequence[Seen]) -> Diagnosis:
+    def _diverged(self, other: int, workers: Sequence[WorkerObservation]) -> Diagnosis:
         """Returns the alarm that a peer has run other programs; asks it which, if it still answers."""
         peer, status = self._by_index[other], workers[other].status
         assert status is not None
         mine = theirs = None
         with contextlib.suppress(OSError, ValueError):  # It may be gone; that they differ is known all the same.
             mine, theirs = self.order.difference(
-                status.order, lambda number: noted_from(peer.client.call(number, peer.seconds_to_answer))
+                status.order, lambda number: recorded_call_from(peer.client.call(number, peer.seconds_to_answer))
             )
         return diverged(self._index, other, workers, mine, theirs)
 
@@ -241,14 +241,14 @@ class Monitor:
         told, culprits = document.get("code"), document.get("culprits")
         code = told if isinstance(told, int) else ExitCode.STALLED
         culprits = culprits if isinstance(culprits, list) else []
-        self._write(Report(str(document.get("text")), str(document.get("summary"))), code, culprits)
+        self._write(AlarmReport(str(document.get("text")), str(document.get("summary"))), code, culprits)
         self._leave(
             code,
             culprits,
             [peer for peer in self.peers if peer.history.seen(self._clock()).refusals == 0],
         )
 
-    def _write(self, report: Report, code: int, culprits: Sequence[int]) -> None:
+    def _write(self, report: AlarmReport, code: int, culprits: Sequence[int]) -> None:
         names = [worker.name for i, worker in enumerate(self.workers()) if i in culprits]
         write(report, self._name, self._exit_code(code, culprits), names)
 

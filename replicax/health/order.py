@@ -20,7 +20,7 @@ _FACTOR = 0x1B8736A1C3D5E7F9 % _PRIME
 _REMEMBERED = 2**14  # calls; a peer's answer is at most a second or two old
 
 
-class Noted(NamedTuple):
+class RecordedCall(NamedTuple):
     """A call.
 
     Attributes:
@@ -35,7 +35,7 @@ class Noted(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class CallDescription:
     """What is noted of a call.
 
     Attributes:
@@ -48,7 +48,7 @@ class Program:
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
-    def of(cls, name: str, what: str = "") -> Program:
+    def of(cls, name: str, what: str = "") -> CallDescription:
         """Returns what to note of a program called `name`, told from others of that name by `what`."""
         words = f"{name!r} ({what})" if what else repr(name)
         digest = hashlib.sha256(words.encode(errors="replace")).digest()
@@ -59,22 +59,22 @@ class Order:
     """The calls of this process. One thread notes them, any other may read."""
 
     def __init__(self) -> None:
-        self._last = Noted(0, 0, "")
-        self._ring: list[Noted] = [self._last] * _REMEMBERED
+        self._last = RecordedCall(0, 0, "")
+        self._ring: list[RecordedCall] = [self._last] * _REMEMBERED
 
     @property
     def last(self) -> tuple[int, int]:
         """Number and digest of the last call."""
         return self._last[:2]
 
-    def note(self, program: Program) -> None:
+    def note(self, program: CallDescription) -> None:
         """Notes a call."""
         number, digest, _ = self._last
-        noted = Noted(number + 1, (digest * _FACTOR + program.token) % _PRIME, program.words)
+        noted = RecordedCall(number + 1, (digest * _FACTOR + program.token) % _PRIME, program.words)
         self._ring[noted.number % _REMEMBERED] = noted  # before the last: who knows its number finds it
         self._last = noted
 
-    def get(self, number: int) -> Noted | None:
+    def get(self, number: int) -> RecordedCall | None:
         """Returns the call of a number; None if it has not been made yet, or too long ago."""
         noted = self._ring[number % _REMEMBERED]
         return noted if noted.number == number else None
@@ -86,8 +86,8 @@ class Order:
         return mine is not None and mine.digest != digest
 
     def difference(
-        self, last: tuple[int, int], theirs: Callable[[int], Noted | None]
-    ) -> tuple[Noted | None, Noted | None]:
+        self, last: tuple[int, int], theirs: Callable[[int], RecordedCall | None]
+    ) -> tuple[RecordedCall | None, RecordedCall | None]:
         """Returns the first call of this worker and that of another one that are not the same.
 
         Args:
@@ -103,10 +103,12 @@ class Order:
             return self._first_difference(both, theirs) or (None, None)
         return self.get(both + 1), theirs(both + 1)
 
-    def _first_difference(self, last: int, theirs: Callable[[int], Noted | None]) -> tuple[Noted, Noted] | None:
+    def _first_difference(
+        self, last: int, theirs: Callable[[int], RecordedCall | None]
+    ) -> tuple[RecordedCall, RecordedCall] | None:
         """Looks for it by halves: once digests differ, they differ for good."""
         same, differs = max(0, self._last.number - _REMEMBERED), last
-        found: tuple[Noted, Noted] | None = None
+        found: tuple[RecordedCall, RecordedCall] | None = None
         while differs - same > 1 or found is None:
             number = (same + differs) // 2 if differs - same > 1 else differs
             pair = self.get(number), theirs(number)
@@ -131,7 +133,7 @@ def order_from(document: Any) -> tuple[int, int]:
     return number, digest
 
 
-def noted_from(document: Any) -> Noted | None:
+def recorded_call_from(document: Any) -> RecordedCall | None:
     """Returns a call that another process has sent, as JSON gives it; None if it does not know it.
 
     Raises:
@@ -141,4 +143,4 @@ def noted_from(document: Any) -> Noted | None:
         return None
     if not isinstance(document, list) or [type(item) for item in document] != [int, int, str]:
         raise ValueError(f"not a call: {document!r:.100}")
-    return Noted(*document)
+    return RecordedCall(*document)

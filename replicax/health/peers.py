@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicax.health.client import Client, in_parallel
-from replicax.health.diagnosis import Seen
+from replicax.health.diagnosis import WorkerObservation
 from replicax.health.phases import LEAVE
 from replicax.health.status import Status
 
@@ -65,11 +65,11 @@ class History:
                 self.status or Status(LEAVE), phase=LEAVE, seconds=0.0, ended=how, waiting=None, order=order
             )
 
-    def seen(self, time: float) -> Seen:
+    def seen(self, time: float) -> WorkerObservation:
         """Returns what is known of it now; it is not silent if it answered the last question."""
         with self._lock:
             silent = time - self._heard if self._missed else 0.0
-            return Seen(self.name, self.address, self.status, silent, self._refusals)
+            return WorkerObservation(self.name, self.address, self.status, silent, self._refusals)
 
 
 @dataclasses.dataclass

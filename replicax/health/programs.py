@@ -23,7 +23,7 @@ _SECONDS_BETWEEN_QUESTIONS = 0.02, 0.25
 
 
 @dataclasses.dataclass(frozen=True)
-class Announced:
+class AnnouncedProgram:
     """A program that a worker is about to run for the first time.
 
     Attributes:
@@ -34,7 +34,7 @@ class Announced:
     name: str
     fingerprint: str
 
-    def differs(self, other: Announced) -> bool:
+    def differs(self, other: AnnouncedProgram) -> bool:
         """Returns whether the two cannot be the same program."""
         known = self.fingerprint and other.fingerprint
         return self.name != other.name or bool(known and self.fingerprint != other.fingerprint)
@@ -71,15 +71,15 @@ def _large(constant: Any) -> Iterator[bytes | memoryview]:
         yield constant.get_asm().encode()
 
 
-class Programs:
+class ProgramComparison:
     """The programs of this process, in the order in which it came to them, and the comparison with the peers'."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._announced: list[Announced] = []
+        self._announced: list[AnnouncedProgram] = []
 
-    def announce(self, program: Announced) -> int:
+    def announce(self, program: AnnouncedProgram) -> int:
         """Tells the peers, when they ask, of a program; returns its number."""
         with self._lock:
             self._announced.append(program)
@@ -115,7 +115,7 @@ class Programs:
         """Returns whether a peer has announced the same program; False if it has announced none yet."""
         try:
             answer = peer.client.program(index, peer.seconds_to_answer)
-            theirs = None if answer is None else Announced(str(answer["name"]), str(answer["fingerprint"]))
+            theirs = None if answer is None else AnnouncedProgram(str(answer["name"]), str(answer["fingerprint"]))
         except (OSError, ValueError, KeyError, TypeError):
             return False
         mine = self._announced[index]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from replicax.exit_codes import describe
 from replicax.health.client import in_parallel
-from replicax.health.diagnosis import Diagnosis, Kind, Seen
+from replicax.health.diagnosis import Diagnosis, ProblemKind, WorkerObservation
 from replicax.health.launcher import tell_launcher
 from replicax.health.peers import Peer
 from replicax.health.server import stacks
@@ -39,7 +39,7 @@ def gather(peers: Sequence[Peer]) -> dict[int, tuple[Status, str]]:
     return {peer.index: answer for peer, answer in zip(peers, answers, strict=True) if answer is not None}
 
 
-def table(workers: Sequence[Seen], answers: dict[int, tuple[Status, str]]) -> str:
+def table(workers: Sequence[WorkerObservation], answers: dict[int, tuple[Status, str]]) -> str:
     """Returns a line for each worker: what it is doing, or when it was last heard of."""
     lines = []
     for i, worker in enumerate(workers):
@@ -52,7 +52,7 @@ def table(workers: Sequence[Seen], answers: dict[int, tuple[Status, str]]) -> st
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class AlarmReport:
     """What is said of an alarm.
 
     Attributes:
@@ -65,8 +65,12 @@ class Report:
 
 
 def alarm_report(
-    diagnosis: Diagnosis, workers: Sequence[Seen], me: int, answers: dict[int, tuple[Status, str]], note: str = ""
-) -> Report:
+    diagnosis: Diagnosis,
+    workers: Sequence[WorkerObservation],
+    me: int,
+    answers: dict[int, tuple[Status, str]],
+    note: str = "",
+) -> AlarmReport:
     """Returns the report of an alarm.
 
     Args:
@@ -77,7 +81,7 @@ def alarm_report(
         note: What else is to be said.
     """
     answers = {**answers, me: (workers[me].status or Status("idle"), stacks())}
-    why = "would compute wrong numbers" if diagnosis.kind is Kind.DIVERGED else "stands still"
+    why = "would compute wrong numbers" if diagnosis.kind is ProblemKind.DIVERGED else "stands still"
     head = [f"replicax: the job {why} and is ended. {diagnosis.reason}", *([note] if note else [])]
     found = f"Found by {workers[me].name}."
     end = f"Every worker that can ends now; {describe(diagnosis.exit_code)}. docs/guides/my-job-hangs.md explains."
@@ -90,7 +94,7 @@ def alarm_report(
     told = [lines[i] for i in sorted(first)] + ([f"  ... and {left_out} others"] if left_out else [])
     blamed = [i for i in diagnosis.culprits if i in answers][:1]
     summary = [*head, f"{found} Workers:", *told, *(_main_stack(stacks_of[i]) for i in blamed), end]
-    return Report("\n".join(text) + "\n", "\n".join(summary) + "\n")
+    return AlarmReport("\n".join(text) + "\n", "\n".join(summary) + "\n")
 
 
 def _main_stack(stacks: str) -> str:
@@ -99,7 +103,7 @@ def _main_stack(stacks: str) -> str:
     return "\n".join([title, *lines[:1], *lines[1:][-_LINES_OF_STACK:]])
 
 
-def write(report: Report, name: str, code: int, culprits: Sequence[str]) -> None:
+def write(report: AlarmReport, name: str, code: int, culprits: Sequence[str]) -> None:
     """Writes a report to a file, if `REPLICAX_LOG_DIR` names a folder, and tells the launcher or stderr of it.
 
     The launcher shows the summary of one worker alone. The main thread may hold the lock of stderr for ever, or nobody
@@ -128,7 +132,7 @@ def write(report: Report, name: str, code: int, culprits: Sequence[str]) -> None
     writer.join(_SECONDS_TO_WRITE)
 
 
-def _written(report: Report, name: str) -> Path | None:
+def _written(report: AlarmReport, name: str) -> Path | None:
     """Writes the whole report to a file, if there is a folder for it; returns where it is."""
     folder = os.environ.get(LOG_DIR)
     if not folder:

@@ -56,7 +56,7 @@ def _seconds(value: Any, name: str) -> float:
     return seconds
 
 
-def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) -> list[runtime.Peer]:
+def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) -> list[runtime.Member]:
     """Connects this process with the others, as `replicax.cluster.runtime.start` does, and looks after them from then.
 
     Args:
@@ -92,7 +92,7 @@ def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) 
     return workers
 
 
-def _watch(config: ClusterConfig, server: HealthServer, workers: Sequence[runtime.Peer], limits: Limits) -> None:
+def _watch(config: ClusterConfig, server: HealthServer, workers: Sequence[runtime.Member], limits: Limits) -> None:
     token = os.environ.get(TOKEN) or str(workers[0].info[_TOKEN])
     peers = []
     for i, worker in enumerate(workers):
@@ -109,7 +109,7 @@ def _watch(config: ClusterConfig, server: HealthServer, workers: Sequence[runtim
     monitor.install(watching)
 
 
-def _busy_ports(config: ClusterConfig, workers: Sequence[runtime.Peer]) -> list[int]:
+def _busy_ports(config: ClusterConfig, workers: Sequence[runtime.Member]) -> list[int]:
     """Returns the ports of the health servers and of JAX's coordination service."""
     assert config.coordinator_address is not None
     ports = [int(worker.info[_ADDRESS][1]) for worker in workers]

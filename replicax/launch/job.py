@@ -17,8 +17,8 @@ from replicax.launch.options import Options, check_script, make_log_dir
 from replicax.launch.output import error_line, shortened
 from replicax.launch.plan import Job, count_ports, make_plan
 from replicax.launch.ports import reserved_ports
-from replicax.launch.processes import Event, Events, Guard, Signalled
-from replicax.launch.restart import Attempt, End, decide
+from replicax.launch.processes import Event, Events, Guard, SignalReceived
+from replicax.launch.restart import AttemptResult, Finish, decide
 from replicax.launch.supervisor import ENDING, Failure, Supervisor
 from replicax.launch.terminal import Terminal
 
@@ -58,14 +58,14 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
 
 
 def _attempts(job: Job, log_dir: Path, terminal: Terminal, guard: Guard, events: Events[Event]) -> int:
-    workers, history = job.options.workers, list[Attempt]()
+    workers, history = job.options.workers, list[AttemptResult]()
     while True:
         with reserved_ports(count_ports(job.options, workers)) as ports:
             plan = make_plan(job, workers, len(history), ports, log_dir.absolute())
             attempt, failure = Supervisor(plan, job, log_dir, terminal, guard, events).run()
         history.append(attempt)
         decision = decide(history, job.options)
-        if isinstance(decision, End):
+        if isinstance(decision, Finish):
             _tell_end(terminal, attempt, failure)
             return decision.code
         how = failure.how if failure is not None else describe(attempt.code)
@@ -79,7 +79,7 @@ def _reason(failure: Failure | None) -> str:
     return f" ({line})" if line else ""
 
 
-def _tell_end(terminal: Terminal, attempt: Attempt, failure: Failure | None) -> None:
+def _tell_end(terminal: Terminal, attempt: AttemptResult, failure: Failure | None) -> None:
     """Shows what the first failing task said last: below everything else, where it is looked for."""
     if attempt.interrupted:
         terminal.say(f"All tasks have ended; {describe(attempt.code)}.")
@@ -97,7 +97,7 @@ def _signals(events: Events[Event]) -> Iterator[None]:
     """Reports signals as events while the block runs. One that is ignored (`nohup`) stays so."""
 
     def report(number: int, _: FrameType | None) -> None:
-        events.put(Signalled(number))
+        events.put(SignalReceived(number))
 
     before = {}
     if threading.current_thread() is threading.main_thread():

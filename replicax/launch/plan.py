@@ -56,7 +56,7 @@ class Job(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class PlannedTask:
     """One process of the cluster.
 
     Attributes:
@@ -94,7 +94,7 @@ class Plan:
 
     attempt: int
     workers: int
-    tasks: tuple[Task, ...]
+    tasks: tuple[PlannedTask, ...]
 
 
 def count_ports(options: Options, workers: int) -> int:
@@ -118,12 +118,12 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_di
 
     if options.ps:
         counts = {WORKERS: str(workers), SERVERS: str(options.ps)}
-        return Plan(attempt, workers, (Task(COORDINATOR, 0, None, {**common, **counts}),))
+        return Plan(attempt, workers, (PlannedTask(COORDINATOR, 0, None, {**common, **counts}),))
 
-    def task(kind: str, index: int, port: int | None) -> Task:
+    def task(kind: str, index: int, port: int | None) -> PlannedTask:
         role = {"cluster": {WORKER: addresses}, "task": {"type": kind, "index": index}}
         own = {"TF_CONFIG": json.dumps(role)} | (_jax(addresses, index) if kind == WORKER else {})
-        return Task(kind, index, port, {**common, **own})
+        return PlannedTask(kind, index, port, {**common, **own})
 
     tasks = [task(WORKER, index, port) for index, port in enumerate(ports)]
     tasks += [task(EVALUATOR, 0, None)] if options.evaluator else []  # Not in the cluster, as with TensorFlow.

@@ -28,7 +28,7 @@ from replicax.errors import LaunchError
 from replicax.launch import child, guard
 from replicax.launch.options import Options
 from replicax.launch.output import Log, Stream, last_traceback
-from replicax.launch.plan import Task
+from replicax.launch.plan import PlannedTask
 from replicax.launch.terminal import Terminal
 
 _CHUNK = 65_536
@@ -38,7 +38,7 @@ _SECONDS_FOR_THREADS = 2.0
 _SECONDS_TO_HEAR = 0.05
 
 
-class Failing(NamedTuple):
+class ScriptEnded(NamedTuple):
     """A task's script is over, though its process may take a while to end.
 
     Attributes:
@@ -54,7 +54,7 @@ class Failing(NamedTuple):
     blames: tuple[str, ...] = ()
 
 
-class Ended(NamedTuple):
+class ProcessEnded(NamedTuple):
     """A task's process has ended; nothing has been tidied up after it yet.
 
     Attributes:
@@ -66,7 +66,7 @@ class Ended(NamedTuple):
     time: float
 
 
-class Signalled(NamedTuple):
+class SignalReceived(NamedTuple):
     """The launcher was sent a signal.
 
     Attributes:
@@ -76,7 +76,7 @@ class Signalled(NamedTuple):
     number: int
 
 
-class Meeting(NamedTuple):
+class WaitingForOthers(NamedTuple):
     """A task now needs the others of its cluster, and waits for those that have not come.
 
     Attributes:
@@ -86,7 +86,7 @@ class Meeting(NamedTuple):
     process: Process
 
 
-Event = Failing | Ended | Signalled | Meeting
+Event = ScriptEnded | ProcessEnded | SignalReceived | WaitingForOthers
 Events = SimpleQueue  # Not Queue: a signal handler puts into it while the main thread may just be taking out.
 
 
@@ -114,12 +114,14 @@ class Process:
         has_left: Whether it has left them in order, on its way out of Python.
     """
 
-    def __init__(self, task: Task, number: int, options: Options, log: Log, terminal: Terminal, events: Events[Event]):
+    def __init__(
+        self, task: PlannedTask, number: int, options: Options, log: Log, terminal: Terminal, events: Events[Event]
+    ):
         self.task = task
         self._log, self._events = log, events
         self._streams = [Stream(terminal, task.name, number, error) for error in (False, True)]
         self.last_words = ""
-        self.told: Failing | None = None
+        self.told: ScriptEnded | None = None
         self.meets, self.has_left = 0, False
         self._ended = threading.Event()
         size = terminal.bar_size(task.name) if number == 0 and terminal.shows_bars else None
@@ -179,7 +181,7 @@ class Process:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         else:  # macOS before Python 3.13
             self._popen.wait()
-        self._events.put(Ended(self, time.monotonic() - _SECONDS_TO_HEAR))
+        self._events.put(ProcessEnded(self, time.monotonic() - _SECONDS_TO_HEAR))
 
     def _listen(self) -> None:
         """Reads what the process prints, and its news, until all of it has been read."""
@@ -226,7 +228,7 @@ class Process:
         """Reports what the task has told; what it said of a failure is written to the log, and not shown yet."""
         if "meets" in told:
             self.meets = told["meets"]
-            self._events.put(Meeting(self))
+            self._events.put(WaitingForOthers(self))
             return
         if "leaves" in told:
             self.has_left = True
@@ -235,7 +237,7 @@ class Process:
         if words:
             self._log.write(f"{words}\n".encode())
         self.last_words = words or self._last_words()
-        self.told = Failing(self, told["code"], told["time"], tuple(told.get("blames", ())))
+        self.told = ScriptEnded(self, told["code"], told["time"], tuple(told.get("blames", ())))
         self._events.put(self.told)
 
     def _last_words(self) -> str:
@@ -243,7 +245,7 @@ class Process:
         return last_traceback(error if any(line.strip() for line in error) else output)
 
 
-def _start(task: Task, options: Options, out: int, err: int, news: int) -> subprocess.Popen[bytes]:
+def _start(task: PlannedTask, options: Options, out: int, err: int, news: int) -> subprocess.Popen[bytes]:
     kind = "module" if options.module else "file"
     ours = [child.__file__, str(os.getpid()), str(news), kind]
     return subprocess.Popen(

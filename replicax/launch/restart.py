@@ -14,7 +14,7 @@ _SECONDS_OF_A_USEFUL_ATTEMPT = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Attempt:
+class AttemptResult:
     """How an attempt ended.
 
     Attributes:
@@ -33,7 +33,7 @@ class Attempt:
 
 
 @dataclasses.dataclass(frozen=True)
-class End:
+class Finish:
     """The job is over.
 
     Attributes:
@@ -44,7 +44,7 @@ class End:
 
 
 @dataclasses.dataclass(frozen=True)
-class Again:
+class Restart:
     """Everything is started once more.
 
     Attributes:
@@ -56,7 +56,7 @@ class Again:
     why: str
 
 
-def decide(attempts: Sequence[Attempt], options: Options) -> End | Again:
+def decide(attempts: Sequence[AttemptResult], options: Options) -> Finish | Restart:
     """Returns what follows after the last of `attempts`.
 
     - Success, a failure that a restart would only repeat (`exit_codes`), or an interrupted launcher end the job.
@@ -67,19 +67,19 @@ def decide(attempts: Sequence[Attempt], options: Options) -> End | Again:
     """
     last = attempts[-1]
     if last.interrupted or not is_restartable(last.code):
-        return End(last.code)
+        return Finish(last.code)
     left = options.restarts - _restarts_taken(attempts, options)
     if _is_resumption(attempts, len(attempts) - 1):
-        return Again(last.workers, "it asks to be resumed") if left > 0 else End(last.code)
+        return Restart(last.workers, "it asks to be resumed") if left > 0 else Finish(last.code)
     for_good = left <= 0 or _same_worker_again(attempts, len(attempts) - 1)
     if for_good and last.failed.startswith(WORKER) and last.workers > options.fewest_workers:
-        return Again(last.workers - 1, f"{last.failed} is given up, {last.workers - 1} worker(s) go on")
+        return Restart(last.workers - 1, f"{last.failed} is given up, {last.workers - 1} worker(s) go on")
     if left > 0:
-        return Again(last.workers, f"restart {options.restarts - left + 1} of {options.restarts}")
-    return End(last.code)
+        return Restart(last.workers, f"restart {options.restarts - left + 1} of {options.restarts}")
+    return Finish(last.code)
 
 
-def _restarts_taken(attempts: Sequence[Attempt], options: Options) -> int:
+def _restarts_taken(attempts: Sequence[AttemptResult], options: Options) -> int:
     """Counts the failures before the last attempt that were followed by a restart with as many workers."""
     return sum(
         not _is_resumption(attempts, number) and attempts[number + 1].workers == attempts[number].workers
@@ -87,7 +87,7 @@ def _restarts_taken(attempts: Sequence[Attempt], options: Options) -> int:
     )
 
 
-def _is_resumption(attempts: Sequence[Attempt], number: int) -> bool:
+def _is_resumption(attempts: Sequence[AttemptResult], number: int) -> bool:
     attempt = attempts[number]
     if attempt.code != ExitCode.RESUME:
         return False
@@ -95,7 +95,7 @@ def _is_resumption(attempts: Sequence[Attempt], number: int) -> bool:
     return not (follows_another and attempt.seconds < _SECONDS_OF_A_USEFUL_ATTEMPT)
 
 
-def _same_worker_again(attempts: Sequence[Attempt], number: int) -> bool:
+def _same_worker_again(attempts: Sequence[AttemptResult], number: int) -> bool:
     if number == 0 or _is_resumption(attempts, number - 1):
         return False
     last, before = attempts[number], attempts[number - 1]

@@ -13,8 +13,17 @@ from pathlib import Path
 from replicax.exit_codes import ExitCode, describe, from_returncode, from_signal
 from replicax.launch.output import Log
 from replicax.launch.plan import EVALUATOR, WORKER, Job, Plan
-from replicax.launch.processes import Ended, Event, Events, Failing, Guard, Meeting, Process, Signalled
-from replicax.launch.restart import Attempt
+from replicax.launch.processes import (
+    Event,
+    Events,
+    Guard,
+    Process,
+    ProcessEnded,
+    ScriptEnded,
+    SignalReceived,
+    WaitingForOthers,
+)
+from replicax.launch.restart import AttemptResult
 from replicax.launch.terminal import Terminal
 
 # Two tasks that end within this time are put in order by when they ended, not by when we heard of it.
@@ -71,7 +80,7 @@ class Supervisor:
         self._tasks: list[Process] = []
         self._running: list[Process] = []
         self._failures: list[Failure] = []
-        self._done: list[Ended] = []  # Those that ended with 0.
+        self._done: list[ProcessEnded] = []  # Those that ended with 0.
         self._missed: list[Failure] = []  # Those of them that others may need, until that is sure.
         self._signal = 0
         self._killed = False
@@ -80,7 +89,7 @@ class Supervisor:
         self._miss_at = math.inf  # When it is sure that others need those who ended.
         self._blamed_until = math.inf  # What fails later fails because we ended it.
 
-    def run(self) -> tuple[Attempt, Failure | None]:
+    def run(self) -> tuple[AttemptResult, Failure | None]:
         """Returns how the attempt ended, and the first failure, when no process is left."""
         started = time.monotonic()
         try:
@@ -94,7 +103,7 @@ class Supervisor:
         first = self._first()
         code = self._code(first)
         name = first.culprit.task.name if first else ""
-        return Attempt(self._plan.workers, code, name, time.monotonic() - started, bool(self._signal)), first
+        return AttemptResult(self._plan.workers, code, name, time.monotonic() - started, bool(self._signal)), first
 
     def _first(self) -> Failure | None:
         """Returns the first failure; that of the task to blame itself, if it has failed in its own way."""
@@ -102,7 +111,7 @@ class Supervisor:
         own = [failure for failure in self._failures if first is not None and failure.process is first.culprit]
         return own[0] if own else first
 
-    def _culprit(self, event: Failing) -> Process:
+    def _culprit(self, event: ScriptEnded) -> Process:
         names = {process.task.name: process for process in self._tasks}
         blamed = [names[name] for name in event.blames if name in names]
         return event.process if not blamed or event.process in blamed else blamed[0]
@@ -121,16 +130,16 @@ class Supervisor:
             event = self._events.get(timeout=max(wait, 0) if math.isfinite(wait) else None)
         except queue.Empty:
             return
-        if isinstance(event, Signalled):
+        if isinstance(event, SignalReceived):
             self._on_signal(event.number)
-        elif isinstance(event, Failing):
+        elif isinstance(event, ScriptEnded):
             self._on_failing(event)
-        elif isinstance(event, Meeting):
+        elif isinstance(event, WaitingForOthers):
             self._find_missed()
         elif event.process in self._running:  # Not one of an attempt that was broken off.
             self._on_end(event)
 
-    def _on_end(self, event: Ended) -> None:
+    def _on_end(self, event: ProcessEnded) -> None:
         process = event.process
         returncode = process.tidy_up()
         self._running.remove(process)
@@ -169,7 +178,7 @@ class Supervisor:
             for failure in self._missed if now or self._training_runs() else []:
                 self._fail(failure)
 
-    def _on_failing(self, event: Failing) -> None:
+    def _on_failing(self, event: ScriptEnded) -> None:
         self._on_failure(Failure(event.process, event.code, event.time, self._culprit(event)))
 
     def _on_failure(self, failure: Failure) -> None:

@@ -25,7 +25,7 @@ _INDENT = " " * 14
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class ClusterJob:
     """A job for a real cluster.
 
     Attributes:
@@ -120,7 +120,7 @@ def _size(text: str) -> str:
     return text.removesuffix("i")
 
 
-def kubernetes(cluster: Cluster, token: str) -> str:
+def kubernetes(cluster: ClusterJob, token: str) -> str:
     """Returns a manifest of an Indexed Job, the service that gives its pods names, and their secret.
 
     Args:
@@ -216,7 +216,7 @@ spec:
 """
 
 
-def _pod_script(cluster: Cluster) -> str:
+def _pod_script(cluster: ClusterJob) -> str:
     """Returns what a pod runs. Worker 0 is where JAX's processes meet, and the first in TF_CONFIG."""
     command = cluster.command.replace("$(", "$$(")  # Kubernetes would put a variable of its own in its place.
     hosts = ", ".join(f'"{cluster.name}-{index}.{cluster.name}:{cluster.port}"' for index in range(cluster.workers))
@@ -229,14 +229,14 @@ export JAX_NUM_PROCESSES={cluster.workers} JAX_PROCESS_ID=$JOB_COMPLETION_INDEX
 exec {command}"""
 
 
-def _variables(cluster: Cluster) -> str:
+def _variables(cluster: ClusterJob) -> str:
     plain = {"KERAS_BACKEND": "jax", "PYTHONUNBUFFERED": "1", **cluster.device_variables}
     lines = [f'- {{name: {name}, value: "{value}"}}' for name, value in plain.items()]
     secret = f"{{secretKeyRef: {{name: {cluster.name}-token, key: token}}}}"
     return "\n".join([*lines, f"- {{name: REPLICAX_TOKEN, valueFrom: {secret}}}"])
 
 
-def _resources(cluster: Cluster) -> str:
+def _resources(cluster: ClusterJob) -> str:
     # No limit on CPU time: a worker that is throttled keeps all others waiting.
     gpus, memory = f", nvidia.com/gpu: {cluster.gpus}" if cluster.gpus else "", f"memory: {cluster.memory_size}i"
     return f'resources:\n  requests: {{cpu: "{cluster.num_cpus}", {memory}{gpus}}}\n  limits: {{{memory}{gpus}}}'
@@ -246,7 +246,7 @@ def _indented(text: str, indent: str = _INDENT) -> str:
     return "\n".join(f"{indent}{line}" for line in text.splitlines())
 
 
-def slurm(cluster: Cluster) -> str:
+def slurm(cluster: ClusterJob) -> str:
     """Returns a batch script: one task on each node, which finds the others by Slurm's own variables.
 
     Args:

@@ -16,7 +16,7 @@ from replicax.launch.job import Job
 from replicax.launch.options import Options
 from replicax.launch.plan import count_ports, make_plan
 from replicax.launch.ports import reserved_ports
-from replicax.launch.processes import Event, Events, Guard, Signalled
+from replicax.launch.processes import Event, Events, Guard, SignalReceived
 from replicax.launch.supervisor import Supervisor
 from replicax.launch.terminal import Terminal
 
@@ -77,9 +77,9 @@ def _alarm(events: Events[Event], timeout_s: float) -> Iterator[threading.Event]
         if over.wait(timeout_s):
             return
         rang.set()
-        events.put(Signalled(STACKS_SIGNAL))
+        events.put(SignalReceived(STACKS_SIGNAL))
         over.wait(_SECONDS_TO_WRITE_STACKS)
-        events.put(Signalled(signal.SIGINT))  # The second signal, if it is this one, means: kill.
+        events.put(SignalReceived(signal.SIGINT))  # The second signal, if it is this one, means: kill.
 
     thread = threading.Thread(target=wait, name="replicax-alarm", daemon=True)
     thread.start()

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from replicax.cluster import ClusterConfig, ClusterResolver, find_cluster
-from replicax.cluster.runtime import Peer
+from replicax.cluster.runtime import Member
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
 from replicax.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
@@ -69,7 +69,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         self.cluster_resolver = found.resolver if found else cluster_resolver
         self.cluster: ClusterConfig = found.config if found else cluster_resolver.config()  # type: ignore[union-attr]
         stall_timeout = _patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
-        self._peers: list[Peer] = start(self.cluster, start_timeout, stall_timeout_from(stall_timeout))
+        self._peers: list[Member] = start(self.cluster, start_timeout, stall_timeout_from(stall_timeout))
         self.workers = tuple(peer.name for peer in self._peers) or ("worker:0",)
         placement = Placement(_devices(len(self._peers) > 1), workers=self.workers)
         super().__init__(placement, cross_device_ops, communication_options)

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from replicax.cli.app import app
 from replicax.cluster import detect_cluster, own_address
 from replicax.launch.doctor import (
-    Diagnosis,
+    DoctorReport,
     Finding,
-    Status,
+    Severity,
     all_reduce,
     devices,
     diagnosis,
@@ -37,35 +37,35 @@ def by_name(findings: Any) -> dict[str, Finding]:
     ("versions", "python", "wrong"),
     [
         ({}, "3.11.7", {}),
-        ({}, "3.10.1", {"python": Status.FAIL}),
-        ({"jax": None}, "3.12.0", {"jax": Status.FAIL}),
-        ({"jaxlib": "0.9.0"}, "3.12.0", {"jax": Status.FAIL}),
-        ({"jax": "0.9.2", "jaxlib": "0.9.2"}, "3.12.0", {"jax": Status.FAIL}),
-        ({"jax": "0.12.0.dev1", "jaxlib": "0.12.0"}, "3.12.0", {"jax": Status.WARN}),
-        ({"keras": "3.9.0"}, "3.12.0", {"keras": Status.FAIL}),
-        ({"keras": None, "replicax": None}, "3.12.0", {"keras": Status.FAIL}),
+        ({}, "3.10.1", {"python": Severity.FAIL}),
+        ({"jax": None}, "3.12.0", {"jax": Severity.FAIL}),
+        ({"jaxlib": "0.9.0"}, "3.12.0", {"jax": Severity.FAIL}),
+        ({"jax": "0.9.2", "jaxlib": "0.9.2"}, "3.12.0", {"jax": Severity.FAIL}),
+        ({"jax": "0.12.0.dev1", "jaxlib": "0.12.0"}, "3.12.0", {"jax": Severity.WARN}),
+        ({"keras": "3.9.0"}, "3.12.0", {"keras": Severity.FAIL}),
+        ({"keras": None, "replicax": None}, "3.12.0", {"keras": Severity.FAIL}),
     ],
 )
-def test_versions(versions: dict[str, Any], python: str, wrong: dict[str, Status]):
+def test_versions(versions: dict[str, Any], python: str, wrong: dict[str, Severity]):
     found = list(software.check_software((GOOD | versions).get, python))
     assert [finding.name for finding in found] == ["python", "replicax", "jax", "keras"]
-    assert {finding.name: finding.status for finding in found if finding.status is not Status.OK} == wrong
-    assert all(finding.cure for finding in found if finding.status is not Status.OK)
+    assert {finding.name: finding.status for finding in found if finding.status is not Severity.OK} == wrong
+    assert all(finding.cure for finding in found if finding.status is not Severity.OK)
 
 
 def test_the_backend_of_keras(tmp_path: Path):
-    def status(environ: dict[str, str]) -> Status:
+    def status(environ: dict[str, str]) -> Severity:
         return software.check_keras_backend(environ, tmp_path).status
 
-    assert status({"KERAS_BACKEND": "jax"}) is Status.OK
-    assert status({"KERAS_BACKEND": "torch"}) is Status.FAIL
-    assert status({}) is Status.WARN
+    assert status({"KERAS_BACKEND": "jax"}) is Severity.OK
+    assert status({"KERAS_BACKEND": "torch"}) is Severity.FAIL
+    assert status({}) is Severity.WARN
     settings = tmp_path / ".keras" / "keras.json"
     settings.parent.mkdir()
     settings.write_text('{"backend": "jax"}')
-    assert status({}) is Status.OK
+    assert status({}) is Severity.OK
     settings.write_text("[")
-    assert status({}) is Status.WARN
+    assert status({}) is Severity.WARN
 
 
 def test_devices_are_counted_by_kind():
@@ -77,19 +77,19 @@ def test_devices_are_found_by_another_process():
     environ = {**os.environ, "JAX_NUM_CPU_DEVICES": "3", "NPROC": "2"}
     found = by_name(devices.check_devices(environ))
     assert found["devices"].text == "3 x cpu"
-    assert found["threads"].status is Status.WARN
+    assert found["threads"].status is Severity.WARN
     assert "NPROC=6" in found["threads"].cure
-    assert devices.check_threads({"NPROC": "6"}, 3, 2).status is Status.OK
-    assert devices.check_threads({}, 1, 1).status is Status.OK
+    assert devices.check_threads({"NPROC": "6"}, 3, 2).status is Severity.OK
+    assert devices.check_threads({}, 1, 1).status is Severity.OK
 
 
 def test_devices_that_cannot_be_found():
     (finding,) = devices.check_devices({**os.environ, "JAX_PLATFORMS": "nonsense"})
-    assert finding.status is Status.FAIL
+    assert finding.status is Severity.FAIL
     assert "nonsense" in finding.text
     hanging = devices.find_devices(dict(os.environ), timeout_s=0.01)
     assert isinstance(hanging, Finding)
-    assert hanging.status is Status.FAIL
+    assert hanging.status is Severity.FAIL
 
 
 def tf_config(addresses: list[str], index: int = 0) -> dict[str, str]:
@@ -100,7 +100,7 @@ def tf_config(addresses: list[str], index: int = 0) -> dict[str, str]:
 def test_the_cluster_is_told_with_its_source():
     (finding,), detection = network.check_cluster(tf_config(["a:1", "b:1"], 1))
     assert detection is not None
-    assert finding.status is Status.OK
+    assert finding.status is Severity.OK
     assert finding.details["source"] == "TF_CONFIG"
     assert finding.text.startswith("this process is worker:1, process 1 of 2, coordinator a:1")
 
@@ -108,7 +108,7 @@ def test_the_cluster_is_told_with_its_source():
 def test_a_malformed_cluster_fails_with_the_error():
     (finding,), detection = network.check_cluster(tf_config(["a:1", "a:1"]))
     assert detection is None
-    assert finding.status is Status.FAIL
+    assert finding.status is Severity.FAIL
     assert "has the address of worker[0]" in finding.text
     assert finding.cure.startswith("Give each task an address of its own")
 
@@ -116,7 +116,7 @@ def test_a_malformed_cluster_fails_with_the_error():
 def test_a_conflict_is_a_warning():
     environ = tf_config(["a:1", "b:1"]) | {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     findings, _ = network.check_cluster(environ)
-    assert [finding.status for finding in findings] == [Status.OK, Status.WARN]
+    assert [finding.status for finding in findings] == [Severity.OK, Severity.WARN]
     assert "TF_CONFIG tells of 2 processes, torchrun of 4" in findings[1].text
 
 
@@ -125,11 +125,11 @@ def test_names_ports_and_peers():
         ports = [each.getsockname()[1] for each in (free, peer)]
         environ = tf_config([f"127.0.0.1:{port}" for port in ports])
         taken = by_name(network.check_addresses(detect_cluster(environ).config))
-        assert taken["port"].status is Status.FAIL
+        assert taken["port"].status is Severity.FAIL
         assert "is taken" in taken["port"].text
         free.close()
         well = by_name(network.check_addresses(detect_cluster(environ).config))
-        assert {finding.status for finding in well.values()} == {Status.OK}
+        assert {finding.status for finding in well.values()} == {Severity.OK}
         assert well["peers"].details["peers"] == {"worker:1": "listens"}
     gone = by_name(network.check_addresses(detect_cluster(environ).config))
     assert gone["peers"].text == "worker:1 not started"
@@ -142,7 +142,7 @@ def test_names_that_nobody_knows(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     config = detect_cluster(tf_config(["nowhere:1", "also-nowhere:1"])).config
     found = by_name(network.check_addresses(config))
-    assert {finding.status for finding in found.values()} == {Status.FAIL}
+    assert {finding.status for finding in found.values()} == {Severity.FAIL}
     assert found["names"].details["unresolved"] == ["worker:0", "worker:1"]
     assert "'nowhere' is a name that nobody knows here" in found["own address"].text
 
@@ -150,13 +150,13 @@ def test_names_that_nobody_knows(monkeypatch: pytest.MonkeyPatch):
 def test_an_address_that_this_machine_does_not_have():
     environ = tf_config(["192.0.2.200:1", "192.0.2.201:1"])
     found = by_name(network.check_addresses(detect_cluster(environ).config, environ, timeout_s=0.1))
-    assert found["own address"].status is Status.FAIL
+    assert found["own address"].status is Severity.FAIL
     assert "The address of worker:0 cannot be used: '192.0.2.200' stands for" in found["own address"].text
     assert "See that each machine is told its own task" in found["own address"].cure
     assert "port" not in found
     translated = {**environ, "REPLICAX_HOST": "127.0.0.1"}
     found = by_name(network.check_addresses(detect_cluster(environ).config, translated, timeout_s=0.1))
-    assert found["own address"].status is Status.OK
+    assert found["own address"].status is Severity.OK
     assert found["own address"].text.startswith("worker:0 listens at 127.0.0.1; '192.0.2.200', its name in the cluster")
 
 
@@ -166,30 +166,30 @@ def test_a_name_that_leads_back_to_this_machine(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(network, "resolve", names.__getitem__)
     monkeypatch.setattr(own_address, "_source", {"127.0.1.1": "127.0.0.1", "192.0.2.1": "192.0.2.7"}.get)
     found = by_name(network._check_own(detect_cluster(tf_config(["alpha:1", "beta:1"])).config, {}))
-    assert found["own address"].status is Status.OK
+    assert found["own address"].status is Severity.OK
     assert found["own address"].details == {"address": "192.0.2.7", "resolved": ["127.0.1.1"]}
     assert "stands for 127.0.1.1 on this machine" in found["own address"].text
     found = by_name(network._check_own(detect_cluster(tf_config(["alpha:1", "alpha:2"])).config, {}))
     assert found["own address"].text == "worker:0 listens at 127.0.1.1"
     monkeypatch.setattr(own_address, "_source", lambda ip: "")
     found = by_name(network._check_own(detect_cluster(tf_config(["alpha:1", "beta:1"])).config, {}))
-    assert found["own address"].status is Status.FAIL
+    assert found["own address"].status is Severity.FAIL
     assert "knows no way to the others" in found["own address"].text
 
 
 @pytest.mark.parametrize(
     ("environ", "status", "word"),
     [
-        ({}, Status.OK, "none"),
-        ({"https_proxy": ""}, Status.OK, "none"),
-        ({"no_proxy": "example.org"}, Status.OK, "none (no_proxy alone does no harm"),
-        ({"https_proxy": "http://p:1"}, Status.WARN, "10.0.0.1, 10.0.0.2"),
-        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.0.1"}, Status.WARN, "also for 10.0.0.2:"),
-        ({"http_proxy": "http://p:1", "no_proxy": "10.0.0.1, 10.0.0.2"}, Status.OK, "leaves out"),
-        ({"http_proxy": "http://p:1", "no_proxy": "*"}, Status.OK, "leaves out"),
+        ({}, Severity.OK, "none"),
+        ({"https_proxy": ""}, Severity.OK, "none"),
+        ({"no_proxy": "example.org"}, Severity.OK, "none (no_proxy alone does no harm"),
+        ({"https_proxy": "http://p:1"}, Severity.WARN, "10.0.0.1, 10.0.0.2"),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.0.1"}, Severity.WARN, "also for 10.0.0.2:"),
+        ({"http_proxy": "http://p:1", "no_proxy": "10.0.0.1, 10.0.0.2"}, Severity.OK, "leaves out"),
+        ({"http_proxy": "http://p:1", "no_proxy": "*"}, Severity.OK, "leaves out"),
     ],
 )
-def test_proxies(environ: dict[str, str], status: Status, word: str):
+def test_proxies(environ: dict[str, str], status: Severity, word: str):
     config = detect_cluster(tf_config(["10.0.0.1:1", "10.0.0.2:1"])).config
     finding = network.check_proxies(environ, config)
     assert finding.status is status
@@ -202,24 +202,24 @@ def test_a_proxy_matters_on_one_machine_too():
 
 
 def test_the_clock(tmp_path: Path):
-    assert machine.check_clock(tmp_path).status is Status.OK
-    assert machine.check_clock(tmp_path, now=0.0).status is Status.FAIL
-    assert machine.check_clock(tmp_path, now=4e9).status is Status.WARN
-    assert machine.check_clock(tmp_path / "absent").status is Status.WARN
+    assert machine.check_clock(tmp_path).status is Severity.OK
+    assert machine.check_clock(tmp_path, now=0.0).status is Severity.FAIL
+    assert machine.check_clock(tmp_path, now=4e9).status is Severity.WARN
+    assert machine.check_clock(tmp_path / "absent").status is Severity.WARN
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_compilation_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def status(folder: Path | str) -> Status:
+    def status(folder: Path | str) -> Severity:
         return machine.check_cache({"JAX_COMPILATION_CACHE_DIR": str(folder)}).status
 
-    assert status(tmp_path / "new" / "folder") is Status.OK
+    assert status(tmp_path / "new" / "folder") is Severity.OK
     assert list(tmp_path.iterdir()) == []
-    assert status("gs://bucket/cache") is Status.OK
+    assert status("gs://bucket/cache") is Severity.OK
     (tmp_path / "file").touch()
-    assert status(tmp_path / "file" / "cache") is Status.WARN
+    assert status(tmp_path / "file" / "cache") is Severity.WARN
     monkeypatch.setattr(machine, "_LEAST_FREE", 2**80)
-    assert status(tmp_path) is Status.WARN
+    assert status(tmp_path) is Severity.WARN
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_the_compilation_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_an_all_reduce_that_fails(outcome: Outcome, word: str):
     logs = {"worker 0": "", "worker 1": "Traceback (most recent call last):\n  ...\nValueError: no"}
     finding = all_reduce.read_outcome(outcome, logs, 9)
-    assert finding.status is Status.FAIL
+    assert finding.status is Severity.FAIL
     assert word in finding.text
 
 
@@ -245,7 +245,7 @@ def test_a_crash_tells_what_stood_before_it():
 @pytest.mark.multiprocess
 def test_a_real_all_reduce():
     finding = all_reduce.check_all_reduce(os.environ)
-    assert finding.status is Status.OK, finding
+    assert finding.status is Severity.OK, finding
     assert set(finding.details["sizes"]) == {"4096", str(2**20), str(2**24)}
     assert all(size["bytes_per_second"] > 0 for size in finding.details["sizes"].values())
 
@@ -268,11 +268,11 @@ def test_json_has_a_fixed_schema_and_the_worst_finding_is_the_exit_code(monkeypa
 
 
 def test_the_table_shows_cures(monkeypatch: pytest.MonkeyPatch):
-    findings = (Finding("good", Status.OK, "well"), Finding("bad", Status.WARN, "not so well", "Do this."))
-    found = Diagnosis(findings, detect_cluster({}))
+    findings = (Finding("good", Severity.OK, "well"), Finding("bad", Severity.WARN, "not so well", "Do this."))
+    found = DoctorReport(findings, detect_cluster({}))
     monkeypatch.setattr("replicax.cli.doctor.diagnose", lambda quick: found)
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 0
     for words in ("OK     good", "WARN   bad", "-> Do this.", "TF_CONFIG    no", "1 OK, 1 WARN"):
         assert words in done.stdout
-    assert diagnosis.Diagnosis((), None).status is Status.OK
+    assert diagnosis.DoctorReport((), None).status is Severity.OK

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from replicax.exit_codes import ExitCode
 from replicax.health.client import Client
-from replicax.health.diagnosis import Kind, Limits, Seen, diagnose
+from replicax.health.diagnosis import Limits, ProblemKind, WorkerObservation, diagnose
 from replicax.health.peers import History, Peer
 from replicax.health.phases import SLOW_PHASES, WAITING_PHASES
 from replicax.health.status import Status
@@ -16,8 +16,8 @@ from replicax.health.status import Status
 LIMITS = Limits(stall=10.0, slow=100.0)
 
 
-def seen(index: int, status: Status | None, silent: float = 0.0, refusals: int = 0) -> Seen:
-    return Seen(f"worker:{index}", f"host{index}:1", status, silent, refusals)
+def seen(index: int, status: Status | None, silent: float = 0.0, refusals: int = 0) -> WorkerObservation:
+    return WorkerObservation(f"worker:{index}", f"host{index}:1", status, silent, refusals)
 
 
 def waits(seconds: float, calls: int = 7, program: str = "step", fingerprint: str = "f") -> Status:
@@ -58,7 +58,7 @@ def test_no_alarm(one: Status, other: Status | None):
 def test_an_absent_worker_is_named_with_its_phase(phase: str, calls: int):
     found = diagnose([seen(0, waits(12)), seen(1, does(phase, 11.5, calls)), seen(2, waits(13))], LIMITS)
     assert found is not None
-    assert found.kind is Kind.ABSENT
+    assert found.kind is ProblemKind.ABSENT
     assert found.culprits == (1,)
     assert found.exit_code == ExitCode.STALLED
     assert f"worker:1 (host1:1) is alive, but does not come to where others wait for it. Now: phase {phase!r}" in (
@@ -86,14 +86,14 @@ def test_slow_phases_have_a_limit_of_their_own(phase: str):
     assert diagnose([seen(0, waits(99)), seen(1, does(phase, 99))], LIMITS) is None
     found = diagnose([seen(0, waits(100)), seen(1, does(phase, 101))], LIMITS)
     assert found is not None
-    assert (found.kind, found.culprits) == (Kind.SLOW, (1,))
+    assert (found.kind, found.culprits) == (ProblemKind.SLOW, (1,))
 
 
 def test_a_dead_worker_is_confirmed_once():
     assert diagnose([seen(0, waits(1)), seen(1, does("input", 0), 1.0, refusals=1)], LIMITS) is None
     found = diagnose([seen(0, waits(1)), seen(1, does("input", 0), 1.5, refusals=2)], LIMITS)
     assert found is not None
-    assert (found.kind, found.culprits, found.exit_code) == (Kind.DEAD, (1,), ExitCode.PEER_LOST)
+    assert (found.kind, found.culprits, found.exit_code) == (ProblemKind.DEAD, (1,), ExitCode.PEER_LOST)
     assert "Last known: phase 'input'" in found.reason
 
 
@@ -102,14 +102,14 @@ def test_a_worker_that_does_not_answer(phase: str):
     assert diagnose([seen(0, does("idle", 1)), seen(1, does(phase, 0), 9.9)], LIMITS) is None
     found = diagnose([seen(0, does("idle", 1)), seen(1, does(phase, 0), 10.1)], LIMITS)
     assert found is not None
-    assert (found.kind, found.culprits) == (Kind.STOPPED, (1,))
+    assert (found.kind, found.culprits) == (ProblemKind.STOPPED, (1,))
 
 
 def test_who_begins_to_wait_after_another_has_ended_waits_in_vain():
     waiting = Status("wait", 3.0, 6, 6, 3.0, waits_at="first values")
     found = diagnose([seen(0, waiting), seen(1, Status("leave", 4.0, 6, 6, ended="done"))], LIMITS)
     assert found is not None
-    assert (found.kind, found.culprits) == (Kind.ENDED, (1,))
+    assert (found.kind, found.culprits) == (ProblemKind.ENDED, (1,))
 
 
 def test_while_bytes_move_a_wait_is_slow_and_not_in_vain():
@@ -119,11 +119,11 @@ def test_while_bytes_move_a_wait_is_slow_and_not_in_vain():
     still = [dataclasses.replace(status, quiet=10.5) for status in moving]
     found = diagnose([seen(i, status) for i, status in enumerate(still)], LIMITS)
     assert found is not None
-    assert found.kind is Kind.DEADLOCK
+    assert found.kind is ProblemKind.DEADLOCK
     for_ever = [dataclasses.replace(status, waiting=101.0, seconds=101.0) for status in moving]
     found = diagnose([seen(i, status) for i, status in enumerate(for_ever)], LIMITS)
     assert found is not None
-    assert found.kind is Kind.DEADLOCK
+    assert found.kind is ProblemKind.DEADLOCK
 
 
 def test_only_those_are_missed_that_others_wait_for():
@@ -132,7 +132,7 @@ def test_only_those_are_missed_that_others_wait_for():
     assert diagnose([seen(0, waiting), seen(1, compiles), seen(2, idle)], LIMITS) is None
     found = diagnose([seen(0, waiting), seen(1, idle), seen(2, idle)], LIMITS)
     assert found is not None
-    assert (found.kind, found.culprits) == (Kind.ABSENT, (1,))
+    assert (found.kind, found.culprits) == (ProblemKind.ABSENT, (1,))
 
 
 @pytest.mark.parametrize("how", ["done", "RuntimeError: x"])
@@ -141,7 +141,7 @@ def test_a_worker_that_has_ended_is_missed_where_others_wait(how: str):
     assert diagnose([seen(0, does("callback", 90)), ended], LIMITS) is None
     found = diagnose([seen(0, waits(2.5)), ended], LIMITS)
     assert found is not None
-    assert (found.kind, found.culprits, found.exit_code) == (Kind.ENDED, (1,), ExitCode.PEER_LOST)
+    assert (found.kind, found.culprits, found.exit_code) == (ProblemKind.ENDED, (1,), ExitCode.PEER_LOST)
     assert how in found.reason
 
 
@@ -155,7 +155,7 @@ def test_who_does_not_answer_on_the_way_out_is_stopped_once_all_have_ended():
     assert diagnose([seen(0, LEAVES), seen(1, LEAVES), seen(2, LEAVES, silent=10.5, refusals=1)], LIMITS) is None
     found = diagnose([seen(0, LEAVES), seen(1, LEAVES), stopped], LIMITS)
     assert found is not None
-    assert (found.kind, found.culprits) == (Kind.STOPPED, (2,))
+    assert (found.kind, found.culprits) == (ProblemKind.STOPPED, (2,))
 
 
 def test_who_goes_on_after_the_others_have_ended_has_the_time_of_slow_phases():
@@ -165,7 +165,7 @@ def test_who_goes_on_after_the_others_have_ended_has_the_time_of_slow_phases():
         assert diagnose([seen(0, leaves), seen(1, does("idle", other))], LIMITS) is None
     found = diagnose([seen(0, ended), seen(1, does("idle", 101))], LIMITS)
     assert found is not None
-    assert (found.kind, found.culprits) == (Kind.SLOW, (1,))
+    assert (found.kind, found.culprits) == (ProblemKind.SLOW, (1,))
     failed = dataclasses.replace(ended, ended="RuntimeError: x")  # It fails whatever the others do.
     assert diagnose([seen(0, failed), seen(1, does("idle", 101))], LIMITS) is None
 
@@ -181,7 +181,7 @@ def test_who_goes_on_after_the_others_have_ended_has_the_time_of_slow_phases():
 def test_a_deadlock(statuses: list[Status], culprits: tuple[int, ...], said: str):
     found = diagnose([seen(i, status) for i, status in enumerate(statuses)], LIMITS)
     assert found is not None
-    assert (found.kind, found.culprits) == (Kind.DEADLOCK, culprits)
+    assert (found.kind, found.culprits) == (ProblemKind.DEADLOCK, culprits)
     assert said in found.reason
 
 

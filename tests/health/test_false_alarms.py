@@ -12,7 +12,7 @@ import replicax.health.calls as calls
 import replicax.health.phases as phases
 import replicax.health.status as status
 from replicax.health.calls import Calls
-from replicax.health.diagnosis import Diagnosis, Kind, Limits, Seen, diagnose
+from replicax.health.diagnosis import Diagnosis, Limits, ProblemKind, WorkerObservation, diagnose
 from replicax.health.phases import SLOW_PHASES, START, WAITING_PHASES, Activity, exchange, now, phase
 
 STALL, SLOW = 10.0, 25.0
@@ -81,7 +81,7 @@ class World:
         seen = []
         for i, worker in enumerate(self.workers):
             self._become(worker)
-            seen.append(Seen(f"worker:{i}", "", status.status_of()))
+            seen.append(WorkerObservation(f"worker:{i}", "", status.status_of()))
             self._keep(worker)
         return diagnose(seen, LIMITS)
 
@@ -127,7 +127,7 @@ def check(world: World) -> None:
         quiet = [world.time - world.workers[i].changed for i in alarm.culprits]
         assert min(quiet) >= STALL - 1e-6, (alarm, quiet)
         everyone = [world.time - worker.changed for worker in world.workers]
-        if alarm.kind is Kind.DEADLOCK and min(everyone) < SLOW:  # No bytes have moved anywhere.
+        if alarm.kind is ProblemKind.DEADLOCK and min(everyone) < SLOW:  # No bytes have moved anywhere.
             still = [world.time - worker.moved for worker in world.workers]
             assert min(still) >= STALL - 1e-6, (alarm, still)
 

@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 
 import replicax.health.order as order_module
 from replicax.exit_codes import ExitCode
-from replicax.health.diagnosis import DONE, Kind, Seen, disagrees, diverged
-from replicax.health.order import Noted, Order, Program, noted_from, order_from
+from replicax.health.diagnosis import DONE, ProblemKind, WorkerObservation, disagrees, diverged
+from replicax.health.order import CallDescription, Order, RecordedCall, order_from, recorded_call_from
 from replicax.health.status import Status
 
-PROGRAMS = [Program.of("A", "program 1"), Program.of("B", "program 2"), Program.of("reduction", "float32(2,)")]
+PROGRAMS = [
+    CallDescription.of("A", "program 1"),
+    CallDescription.of("B", "program 2"),
+    CallDescription.of("reduction", "float32(2,)"),
+]
 calls = st.lists(st.integers(0, len(PROGRAMS) - 1), max_size=40)
 
 
@@ -25,8 +29,8 @@ def order_of(numbers: Sequence[int]) -> Order:
     return order
 
 
-def seen(order: Order, ended: str = "") -> Seen:
-    return Seen("worker", "", Status("step", ended=ended, order=order.last))
+def seen(order: Order, ended: str = "") -> WorkerObservation:
+    return WorkerObservation("worker", "", Status("step", ended=ended, order=order.last))
 
 
 def disagreement(mine: Order, theirs: Order, ended: str = "", their_end: str | None = None) -> bool:
@@ -74,18 +78,18 @@ def test_a_worker_that_has_made_one_call_more_is_only_known_when_all_have_ended(
     assert not disagreement(one, other)
     assert not disagreement(one, other, DONE, "")
     assert disagreement(one, other, DONE)
-    assert disagrees(one, 0, [seen(one, DONE), Seen("unreachable")]) is None
+    assert disagrees(one, 0, [seen(one, DONE), WorkerObservation("unreachable")]) is None
     found = diverged(0, 1, [seen(one, DONE), seen(other, DONE)], *one.difference(other.last, other.get))
     assert "as call number 3, worker nothing more and worker 'A' (program 1)" in found.reason
 
 
 def test_the_alarm_is_of_different_programs():
     one, other = order_of([0, 1, 0]), order_of([0, 0])
-    workers = [Seen(f"worker:{i}", "", seen(order).status) for i, order in enumerate([one, other])]
+    workers = [WorkerObservation(f"worker:{i}", "", seen(order).status) for i, order in enumerate([one, other])]
     mine, theirs = one.difference(other.last, other.get)
     found = diverged(0, 1, workers, mine, theirs)
     assert found == diverged(1, 0, workers, theirs, mine)
-    assert (found.kind, found.culprits, found.exit_code) == (Kind.DIVERGED, (0, 1), ExitCode.DIVERGED)
+    assert (found.kind, found.culprits, found.exit_code) == (ProblemKind.DIVERGED, (0, 1), ExitCode.DIVERGED)
     assert "call number 2, worker:0 'B' (program 2) and worker:1 'A' (program 1); all workers must" in found.reason
     assert "where that began is too long ago" in diverged(0, 1, workers, None, None).reason
 
@@ -109,9 +113,9 @@ def test_what_is_too_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_program_is_the_same_in_all_processes():
-    assert Program.of("train", "program 1").token == 187078467999236946
-    assert len({Program.of(name, what).token for name in "ab" for what in ("", "1", "2")}) == 6
-    assert Program.of("train").words == "'train'"
+    assert CallDescription.of("train", "program 1").token == 187078467999236946
+    assert len({CallDescription.of(name, what).token for name in "ab" for what in ("", "1", "2")}) == 6
+    assert CallDescription.of("train").words == "'train'"
 
 
 @pytest.mark.parametrize("document", [None, 1, "ab", [1], [1, 2, 3], [1, True], [1, "2"], [1.0, 2]])
@@ -120,10 +124,10 @@ def test_what_is_no_order_is_refused(document: object):
         order_from(document)
     if document is not None:
         with pytest.raises(ValueError, match="not a call"):
-            noted_from(document)
+            recorded_call_from(document)
 
 
 def test_calls_travel_as_json():
     assert order_from([3, 4]) == (3, 4)
-    assert noted_from([3, 4, "x"]) == Noted(3, 4, "x")
-    assert noted_from(None) is None
+    assert recorded_call_from([3, 4, "x"]) == RecordedCall(3, 4, "x")
+    assert recorded_call_from(None) is None

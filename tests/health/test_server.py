@@ -23,12 +23,12 @@ import replicax.health.server as server_module
 from replicax.errors import ArgumentError, ProgramMismatchError
 from replicax.health.calls import Calls, together
 from replicax.health.client import TOKEN_HEADER, Client, in_parallel
-from replicax.health.diagnosis import Diagnosis, Kind, Limits
+from replicax.health.diagnosis import Diagnosis, Limits, ProblemKind
 from replicax.health.monitor import Monitor
-from replicax.health.order import Program
+from replicax.health.order import CallDescription
 from replicax.health.peers import History, Peer
 from replicax.health.phases import now
-from replicax.health.programs import Announced, Programs, fingerprint
+from replicax.health.programs import AnnouncedProgram, ProgramComparison, fingerprint
 from replicax.health.server import HealthServer
 from replicax.health.status import Status, status_from, status_of
 from replicax.health.watching import stall_timeout_from
@@ -230,7 +230,7 @@ def test_all_tell_the_same_story(workers: list[Worker], tmp_path: Path, monkeypa
     monkeypatch.setenv("REPLICAX_LOG_DIR", str(tmp_path))
     told = threading.Thread(target=workers[1].monitor._run)
     told.start()
-    workers[0].monitor._alarm(Diagnosis(Kind.ABSENT, (1,), "worker:1 (there:1) sleeps."))
+    workers[0].monitor._alarm(Diagnosis(ProblemKind.ABSENT, (1,), "worker:1 (there:1) sleeps."))
     told.join(10)
     assert (workers[0].codes, workers[1].codes) == ([70], [70])
     report = (tmp_path / "stall-worker-0.txt").read_text()
@@ -276,7 +276,7 @@ def alarm_of(workers: list[Worker]) -> str:
 
 def run_programs(worker: Worker, *names: str) -> None:
     for name in names:
-        worker.monitor.order.note(Program.of(name))
+        worker.monitor.order.note(CallDescription.of(name))
 
 
 def test_workers_that_run_known_programs_in_another_order_end(workers: list[Worker], capfd: Any):
@@ -345,14 +345,16 @@ def test_each_call_of_a_program_is_noted(monkeypatch: pytest.MonkeyPatch):
 def test_the_same_programs_run(workers: list[Worker]):
     for worker in workers:
         worker.monitor.peers[0].history.answered(status_of(), 0.0)
-        worker.monitor.programs.announce(Announced("train", "abc"))
+        worker.monitor.programs.announce(AnnouncedProgram("train", "abc"))
     for worker in workers:
         worker.monitor.programs.compare(0, worker.monitor.peers, wait=True)
 
 
-@pytest.mark.parametrize("theirs", [Announced("train", "other"), Announced("test", "abc"), Announced("test", "")])
-def test_different_programs_are_told_apart(workers: list[Worker], theirs: Announced):
-    for worker, program in zip(workers, [Announced("train", "abc"), theirs], strict=True):
+@pytest.mark.parametrize(
+    "theirs", [AnnouncedProgram("train", "other"), AnnouncedProgram("test", "abc"), AnnouncedProgram("test", "")]
+)
+def test_different_programs_are_told_apart(workers: list[Worker], theirs: AnnouncedProgram):
+    for worker, program in zip(workers, [AnnouncedProgram("train", "abc"), theirs], strict=True):
         worker.monitor.peers[0].history.answered(status_of(), 0.0)
         worker.monitor.programs.announce(program)
     with pytest.raises(ProgramMismatchError, match="worker:0 is about to run 'train'") as raised:
@@ -363,8 +365,8 @@ def test_different_programs_are_told_apart(workers: list[Worker], theirs: Announ
 
 
 def test_who_has_no_part_in_a_program_does_not_know_its_fingerprint():
-    assert not Announced("train", "abc").differs(Announced("train", ""))
-    assert Programs("worker:0").get(0) is None
+    assert not AnnouncedProgram("train", "abc").differs(AnnouncedProgram("train", ""))
+    assert ProgramComparison("worker:0").get(0) is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64"])

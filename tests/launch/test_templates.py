@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from replicax.errors import LaunchError
-from replicax.launch.templates import Cluster, kubernetes, slurm
+from replicax.launch.templates import ClusterJob, kubernetes, slurm
 
 ARGUMENTS = ("--epochs", "3", "it's", "$HOME", "$(NAME)", "a\nb", '"', "\\")
 
@@ -84,9 +84,9 @@ def faults(value: Any, schema: Any, where: str = "") -> list[str]:
 
 @pytest.mark.parametrize(
     "cluster",
-    [Cluster("train.py", image="i"), Cluster("train.py", ARGUMENTS, "my-job", 4, gpus=8, image="i")],
+    [ClusterJob("train.py", image="i"), ClusterJob("train.py", ARGUMENTS, "my-job", 4, gpus=8, image="i")],
 )
-def test_the_manifest_has_the_fields_of_the_api(cluster: Cluster):
+def test_the_manifest_has_the_fields_of_the_api(cluster: ClusterJob):
     documents = list(yaml.safe_load_all(kubernetes(cluster, "secret")))
     for document, schema in zip(documents, DOCUMENTS, strict=True):
         assert faults(document, schema) == []
@@ -94,13 +94,13 @@ def test_the_manifest_has_the_fields_of_the_api(cluster: Cluster):
 
 
 def test_the_check_of_the_fields_finds_faults():
-    good = next(yaml.safe_load_all(kubernetes(Cluster("train.py", image="i"), "secret")))
+    good = next(yaml.safe_load_all(kubernetes(ClusterJob("train.py", image="i"), "secret")))
     assert faults({**good, "kind": "Servant"}, DOCUMENTS[0]) == ["kind is 'Servant'"]
     assert faults({**good, "speck": {}}, DOCUMENTS[0]) == [".speck is unknown"]
 
 
 def test_what_belongs_together_in_the_manifest():
-    cluster = Cluster("train.py", name="my-job", workers=4, gpus=8, image="registry/me/train:1", restarts=5)
+    cluster = ClusterJob("train.py", name="my-job", workers=4, gpus=8, image="registry/me/train:1", restarts=5)
     service, secret, job = yaml.safe_load_all(kubernetes(cluster, "1e9"))
     spec = job["spec"]
     pod = spec["template"]["spec"]
@@ -123,7 +123,7 @@ def test_what_belongs_together_in_the_manifest():
 
 
 def test_exit_codes_in_the_manifest():
-    rules = list(yaml.safe_load_all(kubernetes(Cluster("train.py", image="i"), "")))[2]["spec"]["podFailurePolicy"][
+    rules = list(yaml.safe_load_all(kubernetes(ClusterJob("train.py", image="i"), "")))[2]["spec"]["podFailurePolicy"][
         "rules"
     ]
     by_code = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", [])}
@@ -156,7 +156,7 @@ def words(path: Path) -> list[str]:
 
 
 def test_a_pod_starts_the_script_as_the_worker_that_it_is(programs, tmp_path: Path):
-    cluster = Cluster("train.py", ARGUMENTS, "my-job", 3, devices=8, image="i")
+    cluster = ClusterJob("train.py", ARGUMENTS, "my-job", 3, devices=8, image="i")
     (container,) = list(yaml.safe_load_all(kubernetes(cluster, "")))[2]["spec"]["template"]["spec"]["containers"]
     # What the kubelet does with arguments.
     command = [*container["command"], *(argument.replace("$$(", "$(") for argument in container["args"])]
@@ -177,7 +177,7 @@ def test_a_pod_starts_the_script_as_the_worker_that_it_is(programs, tmp_path: Pa
     [(0, 0, False), (2, 0, False), (72, 0, False), (75, 9, True), (1, 0, True), (137, 1, True), (1, 2, False)],
 )
 def test_the_batch_script(code: int, restart: int, again: bool, programs, tmp_path: Path):
-    script = slurm(Cluster("train.py", ARGUMENTS, "my-job", 4, gpus=2, restarts=2))
+    script = slurm(ClusterJob("train.py", ARGUMENTS, "my-job", 4, gpus=2, restarts=2))
     subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=30)
     environment = {**programs(srun=code, scontrol=0), "SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": str(restart)}
     done = subprocess.run(["bash"], input=script, text=True, env=environment, check=False, timeout=30)
@@ -191,7 +191,7 @@ def test_the_batch_script(code: int, restart: int, again: bool, programs, tmp_pa
 
 
 def test_the_head_of_the_batch_script(programs, tmp_path: Path):
-    script = slurm(Cluster("train.py", name="my-job", workers=4, gpus=2))
+    script = slurm(ClusterJob("train.py", name="my-job", workers=4, gpus=2))
     head = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
     assert head == [
         "job-name=my-job",
@@ -206,7 +206,7 @@ def test_the_head_of_the_batch_script(programs, tmp_path: Path):
         "requeue",
         "signal=TERM@120",
     ]
-    assert "gpus" not in slurm(Cluster("train.py"))
+    assert "gpus" not in slurm(ClusterJob("train.py"))
     subprocess.run(["bash"], input=script, text=True, env=programs(srun=0), check=True, timeout=30)
     environment = dict(word.split("=", 1) for word in words(tmp_path / "env"))
     assert environment["JAX_LOCAL_DEVICE_IDS"] == "0,1"
@@ -237,17 +237,17 @@ def test_the_head_of_the_batch_script(programs, tmp_path: Path):
 )
 def test_what_is_no_cluster(options: dict[str, Any], says: str):
     with pytest.raises(LaunchError, match=says):
-        Cluster(**{"script": "train.py", **options})
+        ClusterJob(**{"script": "train.py", **options})
 
 
 def test_kubernetes_needs_an_image():
     with pytest.raises(LaunchError, match="--image must name a container image with replicax and your script in it"):
-        kubernetes(Cluster("train.py"), "")
+        kubernetes(ClusterJob("train.py"), "")
 
 
 def test_what_a_worker_gets_on_each_cluster(programs, tmp_path: Path):
     asked = {"cpus": 12, "memory": "48Gi", "shm": "500M", "image": "i"}
-    cluster = Cluster("train.py", time="2-00:00:00", partition="gpu", setup="export FOUND=it", **asked)
+    cluster = ClusterJob("train.py", time="2-00:00:00", partition="gpu", setup="export FOUND=it", **asked)
     pod = list(yaml.safe_load_all(kubernetes(cluster, "")))[2]["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"] == {
         "requests": {"cpu": "12", "memory": "48Gi"},
@@ -262,7 +262,7 @@ def test_what_a_worker_gets_on_each_cluster(programs, tmp_path: Path):
 
 
 def test_a_job_whose_environment_does_not_come_up_ends_at_once(programs, tmp_path: Path):
-    script = slurm(Cluster("train.py", setup="source no/such/environment"))
+    script = slurm(ClusterJob("train.py", setup="source no/such/environment"))
     environment = {**programs(srun=0, scontrol=0), "SLURM_JOB_ID": "12"}
     done = subprocess.run(
         ["bash"], input=script, text=True, env=environment, check=False, timeout=30, capture_output=True
@@ -275,4 +275,4 @@ def test_a_job_whose_environment_does_not_come_up_ends_at_once(programs, tmp_pat
 
 @pytest.mark.parametrize("time", ["90", "30:00", "24:00:00", "1-12", "1-12:30", "7-00:00:00"])
 def test_times_as_slurm_writes_them(time: str):
-    assert f"#SBATCH --time={time}\n" in slurm(Cluster("train.py", time=time))
+    assert f"#SBATCH --time={time}\n" in slurm(ClusterJob("train.py", time=time))

@@ -1,6 +1,6 @@
 """What `replicax doctor` looks at: software, devices, the cluster, this machine, and a real all-reduce."""
 
-from replicax.launch.doctor.diagnosis import Diagnosis, diagnose
-from replicax.launch.doctor.findings import SCHEMA_VERSION, Finding, Status
+from replicax.launch.doctor.diagnosis import DoctorReport, diagnose
+from replicax.launch.doctor.findings import SCHEMA_VERSION, Finding, Severity
 
-__all__ = ["SCHEMA_VERSION", "Diagnosis", "Finding", "Status", "diagnose"]
+__all__ = ["SCHEMA_VERSION", "DoctorReport", "Finding", "Severity", "diagnose"]

@@ -14,16 +14,16 @@ from replicax.cluster.environment import Environ
 from replicax.exit_codes import ExitCode
 from replicax.launch.doctor.all_reduce import check_all_reduce
 from replicax.launch.doctor.devices import check_devices
-from replicax.launch.doctor.findings import SCHEMA_VERSION, Finding, Status
+from replicax.launch.doctor.findings import SCHEMA_VERSION, Finding, Severity
 from replicax.launch.doctor.machine import check_cache, check_clock
 from replicax.launch.doctor.network import check_addresses, check_cluster, check_proxies
 from replicax.launch.doctor.software import check_keras_backend, check_software
 
-_WORST_LAST = (Status.OK, Status.WARN, Status.FAIL)
+_WORST_LAST = (Severity.OK, Severity.WARN, Severity.FAIL)
 
 
 @dataclasses.dataclass(frozen=True)
-class Diagnosis:
+class DoctorReport:
     """All that was found.
 
     Attributes:
@@ -35,14 +35,14 @@ class Diagnosis:
     detection: Detection | None
 
     @property
-    def status(self) -> Status:
+    def status(self) -> Severity:
         """The worst of all findings."""
-        return max((finding.status for finding in self.findings), key=_WORST_LAST.index, default=Status.OK)
+        return max((finding.status for finding in self.findings), key=_WORST_LAST.index, default=Severity.OK)
 
     @property
     def exit_code(self) -> int:
         """1 if anything fails, else 0."""
-        return ExitCode.FAILED if self.status is Status.FAIL else ExitCode.OK
+        return ExitCode.FAILED if self.status is Severity.FAIL else ExitCode.OK
 
     def as_dict(self) -> dict[str, Any]:
         """Returns it as JSON can hold it.
@@ -57,7 +57,7 @@ class Diagnosis:
         }
 
 
-def diagnose(environ: Environ | None = None, quick: bool = False) -> Diagnosis:
+def diagnose(environ: Environ | None = None, quick: bool = False) -> DoctorReport:
     """Looks at all that training needs.
 
     Args:
@@ -75,7 +75,7 @@ def diagnose(environ: Environ | None = None, quick: bool = False) -> Diagnosis:
     ]
     if not quick:
         findings.append(check_all_reduce(variables))
-    return Diagnosis(tuple(findings), detection)
+    return DoctorReport(tuple(findings), detection)
 
 
 def _of_this_process(environ: Environ) -> Iterator[Finding]:

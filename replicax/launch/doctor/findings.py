@@ -10,7 +10,7 @@ from typing import Any
 SCHEMA_VERSION = 1
 
 
-class Status(enum.Enum):
+class Severity(enum.Enum):
     """How well something is."""
 
     OK = "ok"
@@ -31,7 +31,7 @@ class Finding:
     """
 
     name: str
-    status: Status
+    status: Severity
     text: str
     cure: str = ""
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -49,14 +49,14 @@ class Finding:
 
 def ok(name: str, text: str, **details: Any) -> Finding:
     """Returns a finding that all is well."""
-    return Finding(name, Status.OK, text, "", details)
+    return Finding(name, Severity.OK, text, "", details)
 
 
 def warn(name: str, text: str, cure: str, **details: Any) -> Finding:
     """Returns a finding that somebody should look at."""
-    return Finding(name, Status.WARN, text, cure, details)
+    return Finding(name, Severity.WARN, text, cure, details)
 
 
 def fail(name: str, text: str, cure: str, **details: Any) -> Finding:
     """Returns a finding that something will not work."""
-    return Finding(name, Status.FAIL, text, cure, details)
+    return Finding(name, Severity.FAIL, text, cure, details)

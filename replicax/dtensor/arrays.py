@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.compat.jax_tracing import primal_of
+from replicax.compat.jax_tracing import is_tracing, primal_of
 from replicax.data.placement import owned_copy
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import ArgumentError, LayoutError, TensorError
@@ -29,9 +29,12 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def is_tracing() -> bool:
-    """Returns whether JAX is tracing the running code, so that even what is computed from constants is traced."""
-    return is_traced(jax.numpy.zeros(()))
+def constants_are_traced() -> bool:
+    """Returns whether JAX traces the running code, so that even what is computed from constants is traced.
+
+    It is not so under `jax.grad` alone, nor under `jax.ensure_compile_time_eval`.
+    """
+    return is_tracing() and is_traced(jax.numpy.zeros(()))  # Outside of any trace nothing is computed.
 
 
 def laid_out(value: Any, layout: Layout, copy: bool = False) -> jax.Array:
@@ -49,7 +52,7 @@ def laid_out(value: Any, layout: Layout, copy: bool = False) -> jax.Array:
         TensorError: `value` is no array.
     """
     value = as_array(value)
-    if is_traced(value) or is_tracing():
+    if is_traced(value) or constants_are_traced():
         layout.check_rank(value.shape)
         present = primal_of(value)
         if isinstance(present, jax.Array) and not is_traced(present) and layout_of(present) is not None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicax.errors import ExportError
-from replicax.exporting.nests import described, is_value, rebuilt
+from replicax.exporting.pytrees import described, is_value, rebuilt
 
 plain = st.none() | st.booleans() | st.text(max_size=3)
 nests = st.recursive(
