@@ -3,10 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 from replicax.migration import not_found
+from replicax.parameter_server.compiling.tracing import current_worker_index as get_current_worker_index
 from replicax.parameter_server.coordinator import ClusterCoordinator
-from replicax.parameter_server.remote_values import PerWorkerDataset, PerWorkerIterator, PerWorkerValues, RemoteValue
-from replicax.parameter_server.stats import Stats
-from replicax.parameter_server.tracing import current_worker_index as get_current_worker_index
+from replicax.parameter_server.scheduling.remote_values import (
+    PerWorkerDataset,
+    PerWorkerIterator,
+    PerWorkerValues,
+    RemoteValue,
+)
+from replicax.parameter_server.scheduling.stats import Stats
 
 __all__ = [
     "ClusterCoordinator",

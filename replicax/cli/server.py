@@ -10,7 +10,7 @@ import typer
 from replicax.cluster import TFConfigClusterResolver
 from replicax.errors import ClusterError, ClusterTimeoutError
 from replicax.exit_codes import ExitCode
-from replicax.parameter_server.cluster import Server
+from replicax.ray_cluster import Server
 
 
 def server(

@@ -13,24 +13,24 @@ import jax
 
 from replicax.errors import ArgumentError
 from replicax.migration import called_as
-from replicax.parameter_server.actor_errors import closed
-from replicax.parameter_server.closures import Closure, StepPrograms, Unused
-from replicax.parameter_server.crew import Crew, Recovery, no_checkpoint
-from replicax.parameter_server.messages import Done, SetUp
-from replicax.parameter_server.policy import Ledger
-from replicax.parameter_server.remote_values import (
+from replicax.parameter_server.actors.actor_errors import closed
+from replicax.parameter_server.actors.messages import Done, SetUp
+from replicax.parameter_server.compiling.tracing import Described
+from replicax.parameter_server.scheduling.closures import Closure, StepPrograms, Unused
+from replicax.parameter_server.scheduling.crew import Crew, Recovery, no_checkpoint
+from replicax.parameter_server.scheduling.policy import Ledger
+from replicax.parameter_server.scheduling.remote_values import (
     PerWorkerDataset,
     PerWorkerIterator,
     PerWorkerValues,
     RemoteValue,
 )
-from replicax.parameter_server.scheduler import Scheduler
-from replicax.parameter_server.servers import Servers
-from replicax.parameter_server.stats import Stats, StatsRecorder
-from replicax.parameter_server.tracing import Described
-from replicax.parameter_server.waiting import check_timeout
-from replicax.parameter_server.watch import Who
-from replicax.parameter_server.workers import Workers
+from replicax.parameter_server.scheduling.scheduler import Scheduler
+from replicax.parameter_server.scheduling.servers import Servers
+from replicax.parameter_server.scheduling.stats import Stats, StatsRecorder
+from replicax.parameter_server.scheduling.waiting import check_timeout
+from replicax.parameter_server.scheduling.watch import Who
+from replicax.parameter_server.scheduling.workers import Workers
 
 _MAX_QUEUED = 10_000
 _VERSIONS_PER_WORKER = 2  # A worker that had a pause pulls anew; one that is busy uses what came with its last push.
@@ -294,7 +294,7 @@ class ClusterCoordinator:
 
     def live(self) -> contextlib.AbstractContextManager[None]:
         """Shows a table of `stats()` in the terminal while a `with` block runs; see `live_table`."""
-        from replicax.parameter_server.live import live_table  # A training without it needs no tables.
+        from replicax.parameter_server.scheduling.live import live_table  # A training without it needs no tables.
 
         return live_table(self.stats)
 
@@ -305,7 +305,7 @@ class ClusterCoordinator:
             directory: Where the event files go.
             every_s: How often, in seconds.
         """
-        from replicax.parameter_server.scalars import written_scalars
+        from replicax.parameter_server.scheduling.scalars import written_scalars
 
         return written_scalars(self.stats, directory, every_s)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from replicax.keras.cutting import gradients_marked
 from replicax.parameter_server.coordinator import ClusterCoordinator
-from replicax.parameter_server.remote_values import RemoteValue
+from replicax.parameter_server.scheduling.remote_values import RemoteValue
 
 _STEPS_AHEAD = 4  # for each worker: two that it has, and two that wait, so that it need not
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from replicax.errors import ContextError
-from replicax.parameter_server.tracing import recorder
+from replicax.parameter_server.compiling.tracing import recorder
 from replicax.variable_access import name_of
 from replicax.variables import Variable
 

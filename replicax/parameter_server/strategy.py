@@ -19,18 +19,18 @@ from replicax.cluster import ClusterResolver
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
 from replicax.migration import called_as
-from replicax.parameter_server.cluster import connect, serve_if_task
-from replicax.parameter_server.current import worker_index
-from replicax.parameter_server.keras_loops import KerasLoops
-from replicax.parameter_server.messages import Piece
-from replicax.parameter_server.partition import count_shards
+from replicax.parameter_server.actors.current import worker_index
+from replicax.parameter_server.actors.messages import Piece
+from replicax.parameter_server.actors.workers_dataset import WorkersDataset
+from replicax.parameter_server.compiling.placing import Choice, Places
+from replicax.parameter_server.compiling.tracing import recorder
+from replicax.parameter_server.keras.loops import KerasLoops
 from replicax.parameter_server.per_worker import PerWorkerVariable, keep_on_each_worker
-from replicax.parameter_server.placing import Choice, Places
-from replicax.parameter_server.servers import Servers
-from replicax.parameter_server.sharded_variable import ShardedVariable
-from replicax.parameter_server.tracing import recorder
-from replicax.parameter_server.variables import Elsewhere, Home, home_of, move_elsewhere, variable_bytes
-from replicax.parameter_server.workers_dataset import WorkersDataset
+from replicax.parameter_server.scheduling.servers import Servers
+from replicax.parameter_server.variables.partition import count_shards
+from replicax.parameter_server.variables.remote import Elsewhere, Home, home_of, move_elsewhere, variable_bytes
+from replicax.parameter_server.variables.sharded import ShardedVariable
+from replicax.ray_cluster import connect, serve_if_task
 from replicax.strategies.base import Strategy
 from replicax.strategies.combining import values_of
 from replicax.strategies.default import DefaultStrategy, default_replica_context, default_strategy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from replicax.parameter_server.cluster.connection import Cluster, connect, shared
+from replicax.ray_cluster.connection import Cluster, connect, shared
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.launch.conftest import Done, Launcher, wait_for
-from tests.parameter_server.cluster.conftest import assert_nothing_left
+from tests.ray_cluster.conftest import assert_nothing_left
 
 pytestmark = pytest.mark.multiprocess
 Launch = Callable[..., Launcher]
@@ -17,7 +17,7 @@ Launch = Callable[..., Launcher]
 # A cluster with an actor that is stopped: such a process does not notice anybody's end.
 CLUSTER = """
 import glob, ray
-from replicax.parameter_server.cluster import connect
+from replicax.ray_cluster import connect
 cluster = connect(dashboard=False)
 class Task:
     def pid(self):

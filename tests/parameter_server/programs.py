@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.parameter_server.messages import Piece, Pulled, Sent, ServerProgram, Source, Step, WorkerProgram
+from replicax.parameter_server.actors.messages import Piece, Pulled, Sent, ServerProgram, Source, Step, WorkerProgram
 
 W, COUNT, OTHER = Piece(0, 0), Piece(1, 0), Piece(2, 0)
 FOUR = jax.ShapeDtypeStruct((4,), jnp.float32)

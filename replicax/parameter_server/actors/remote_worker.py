@@ -1,0 +1,39 @@
+"""A worker as an actor: what its methods raise is answered instead, so that it arrives as what it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replicax.parameter_server.actors.actor_errors import Raised, raised
+from replicax.parameter_server.actors.messages import Done, OtherBatch, ServerLost, Step
+from replicax.parameter_server.actors.worker import Worker
+
+CALLS_AT_ONCE = 8  # two steps, and what comes between: looking at batches
+WATCH, SET_UP = "watch", "set_up"
+# Threads of their own: a worker that computes still answers, and steps cannot be in the way of what they wait for.
+THREADS = {WATCH: 1, SET_UP: 1}
+
+
+class RemoteWorker(Worker):
+    """A worker in a process of its own."""
+
+    def run(self, step: Step) -> Done | OtherBatch | ServerLost | Raised:  # type: ignore[override]
+        """Makes a step."""
+        try:
+            return super().run(step)
+        except Exception as error:
+            return raised(error)
+
+    def structure(self, kind: str, number: int, set_up: int) -> Any:
+        """Returns the structure of the next batch of an iterator, or of a resource."""
+        try:
+            return super().structure(kind, number, set_up)
+        except Exception as error:
+            return raised(error)
+
+    def resource(self, number: int, set_up: int) -> Any:
+        """Returns the arrays of a resource."""
+        try:
+            return super().resource(number, set_up)
+        except Exception as error:
+            return raised(error)

@@ -1,0 +1,140 @@
+"""A parameter server: keeps variables, and applies what workers send, one push after the other."""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.compat.jax_processes import backends_have_started
+from replicax.parameter_server.actors.messages import Piece, Reply, ServerProgram
+from replicax.parameter_server.actors.worker_program import compiled
+
+_REMEMBERED_STEPS = 100_000
+_REMEMBERED_PUTS = 100
+_THREADS = "NPROC"
+_SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
+
+
+class ParameterServer:
+    """The state of one server. Its methods run one at a time, so that each push is applied as a whole.
+
+    Args:
+        settings: Settings of JAX that the coordinator has.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]):
+        jax.config.update("jax_platforms", "cpu")
+        take_over(settings)
+        self._values: dict[Piece, jax.Array] = {}
+        self._programs: dict[int, tuple[ServerProgram, Any]] = {}
+        self._version = 0
+        self._puts: collections.deque[int] = collections.deque([0], maxlen=_REMEMBERED_PUTS)
+        self._applied: collections.OrderedDict[int, None] = collections.OrderedDict()
+        self._era = 0
+
+    def load(self, program: ServerProgram) -> None:
+        """Compiles a program, so that the first push does not wait for that."""
+        self._programs[program.number] = program, compiled(program.code, donate=[0])
+
+    def drop(self, program: int) -> None:
+        """Forgets a program."""
+        self._programs.pop(program, None)
+
+    def begin_era(self, era: int) -> None:
+        """Forgets which steps were applied: all variables are about to get the values of a checkpoint, and steps that
+        are made again count again. What comes late, from before, is not applied.
+
+        Args:
+            era: How often lost servers have been replaced.
+        """
+        self._era = era
+        self._applied.clear()
+
+    def put(self, values: Mapping[Piece, np.ndarray]) -> int:
+        """Replaces (or creates) variables; returns the version from which on workers see them."""
+        for piece, value in values.items():
+            self._values[piece] = jax.numpy.array(value)
+        self._version += 1
+        self._puts.append(self._version)
+        return self._version
+
+    def get(self, pieces: Iterable[Piece], known: int = -1, rows: Sequence[tuple[Piece, np.ndarray]] = ()) -> Reply:
+        """Returns variables, or that nothing has changed since version `known`, and rows of others."""
+        looked_up = tuple(np.asarray(self._values[piece])[numbers] for piece, numbers in rows)
+        if known == self._version:
+            return Reply(self._version, None, looked_up)
+        return Reply(self._version, {piece: np.asarray(self._values[piece]) for piece in pieces}, looked_up)
+
+    def push(
+        self,
+        program: int,
+        step: int,
+        pulled: int,
+        sent: Sequence[np.ndarray],
+        wanted: Sequence[Piece] | None,
+        era: int = 0,
+    ) -> Reply:
+        """Applies a step and returns the variables that the worker wants for its next one.
+
+        Args:
+            program: Number of the program.
+            step: Number of the step; one that has been applied is not applied again.
+            pulled: Version of the variables from which the worker computed.
+            sent: What it computed.
+            wanted: The pieces to return.
+            era: That of the servers which the worker knew when it computed.
+        """
+        if era != self._era:
+            return Reply(self._version, None, is_stale=True)
+        # Steps count, and not what the coordinator has assigned meanwhile.
+        behind = self._version - pulled - sum(version > pulled for version in self._puts)
+        repeated = step in self._applied
+        if not repeated:
+            self._apply(program, sent)
+            self._applied[step] = None
+            if len(self._applied) > _REMEMBERED_STEPS:
+                self._applied.popitem(last=False)
+        values = None if wanted is None else {piece: np.asarray(self._values[piece]) for piece in wanted}
+        return Reply(self._version, values, behind=behind, repeated=repeated)
+
+    def _apply(self, number: int, sent: Sequence[np.ndarray]) -> None:
+        program, run = self._programs[number]
+        updated = [self._values[piece] for piece in program.updated]
+        others = [self._values[piece] for piece in program.others]
+        new = run(updated, others, list(sent))
+        self._values.update(zip(program.updated, new, strict=True))
+        self._version += 1
+
+    def identity(self) -> tuple[str, int]:
+        """Returns the Ray node and the process that this server runs in."""
+        return identity()
+
+
+def settings_for(cluster: Any) -> dict[str, Any]:
+    """Returns settings for the actors of a cluster: those of this process's JAX that decide what programs compute, and
+    how many threads an actor computes with, if they all share one machine."""
+    settings = {name: getattr(jax.config, name) for name in _SETTINGS}
+    if cluster.is_local:
+        settings[_THREADS] = max(1, (os.cpu_count() or 1) // (cluster.workers + cluster.servers))
+    return settings
+
+
+def take_over(settings: Mapping[str, Any]) -> None:
+    """Makes settings this process's own, before it has computed anything."""
+    for name, value in settings.items():
+        if name != _THREADS:
+            jax.config.update(name, value)
+        elif not backends_have_started():
+            os.environ[_THREADS] = str(value)  # XLA reads it.
+
+
+def identity() -> tuple[str, int]:
+    """Returns the Ray node and the process of an actor."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id(), os.getpid()

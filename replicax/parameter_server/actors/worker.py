@@ -1,0 +1,329 @@
+"""A worker: takes steps, pulls variables, computes, and pushes what the servers need. It knows no user code."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.errors import ArgumentError
+from replicax.parameter_server.actors.messages import (
+    Done,
+    OtherBatch,
+    Report,
+    Sent,
+    ServerLost,
+    SetUp,
+    Source,
+    Step,
+    WorkerProgram,
+)
+from replicax.parameter_server.actors.server import identity, take_over
+from replicax.parameter_server.actors.worker_cache import Cache
+from replicax.parameter_server.actors.worker_data import WorkerData
+from replicax.parameter_server.actors.worker_program import Loaded, LookUp
+
+
+class Worker:
+    """The state of one worker. Two steps may be in it at once: one computes while the other one's push is under way.
+
+    Args:
+        index: Number of the worker.
+        servers: Handles of the servers' actors.
+        settings: Settings of JAX that the coordinator has.
+        era: How often lost servers have been replaced.
+    """
+
+    def __init__(self, index: int, servers: Sequence[Any], settings: Mapping[str, Any], era: int = 0):
+        take_over(settings)
+        self._index = index
+        self._servers = _Servers(servers, era)
+        self._data = WorkerData(index)
+        self._programs: dict[int, Loaded] = {}
+        self._cache = Cache()
+        self._computing = threading.Lock()
+        self._set_up = _Progress()
+        self._tasks: dict[str, Callable[..., None]] = {
+            "program": self._load,
+            "dataset": self._make_dataset,
+            "iterator": self._make_iterator,
+            "resource": self._make_resource,
+            "servers": self._use_servers,
+            "drop": self._drop,
+        }
+
+    # Before steps.
+
+    def set_up(self, number: int, task: SetUp) -> None:
+        """Does the things that steps rely on, in the order of their numbers: this one, if those before it are done.
+
+        Calls may come in any order. One that comes early waits here, and not in a thread: those that it would wait
+        for might find none.
+
+        Args:
+            number: Its number, from 0.
+            task: What to do. If it fails, the error is raised by every step that needs it.
+        """
+        if not self._set_up.comes(number, task):
+            return
+        while (next_task := self._set_up.turn()) is not None:
+            try:
+                self._tasks[next_task.kind](*next_task.args)
+            except Exception as error:
+                provided = next_task.kind if next_task.provides is None else next_task.provides
+                self._set_up.failures[provided] = error
+            self._set_up.end()
+
+    def _load(self, program: WorkerProgram) -> None:
+        self._programs[program.number] = Loaded(program)
+
+    def _make_dataset(self, number: int, pickled: bytes) -> None:
+        self._data.make_dataset(number, self._unpickled(pickled, "dataset_fn"))
+
+    def _make_iterator(self, number: int, dataset: int) -> None:
+        self._set_up.check(dataset)
+        self._data.make_iterator(number, dataset)
+
+    def _make_resource(self, number: int, pickled: bytes) -> None:
+        self._data.make_resource(number, self._unpickled(pickled, "resource_fn"))
+
+    def _unpickled(self, pickled: bytes, name: str) -> Any:
+        import ray.cloudpickle
+
+        try:
+            return ray.cloudpickle.loads(pickled)
+        except Exception as error:
+            raise ArgumentError(
+                f"`{name}` cannot be unpickled on worker {self._index}: {error!r}. It was pickled on the coordinator; "
+                "the modules that it uses must be there on the workers, too, in the same versions."
+            ) from error
+
+    def _use_servers(self, servers: Sequence[Any], era: int) -> None:
+        with self._computing:
+            self._servers, self._cache = _Servers(servers, era), Cache()
+
+    def _drop(self, *provided: Any) -> None:
+        for each in provided:
+            if isinstance(each, tuple):
+                self._programs.pop(each[1], None)
+            else:
+                self._data.drop(each)
+
+    def structure(self, kind: str, number: int, set_up: int) -> tuple[Any, Any]:
+        """Returns the structure, shapes and dtypes of the next batch of an iterator, or of a resource."""
+        self._set_up.wait_for(set_up)
+        self._set_up.check(number)
+        return self._data.structure(kind, number)
+
+    def resource(self, number: int, set_up: int) -> list[np.ndarray]:
+        """Returns the arrays of a resource."""
+        self._set_up.wait_for(set_up)
+        self._set_up.check(number)
+        return self._data.resource(number)
+
+    def report(self) -> Report:
+        """Returns where this worker is, what it computes on, and how far it has been set up."""
+        return Report(*identity(), jax.default_backend(), self._set_up.done)
+
+    # Steps.
+
+    def run(self, step: Step) -> Done | OtherBatch | ServerLost:
+        """Makes a step: pull, compute, push."""
+        self._set_up.wait_for(step.set_up)
+        self._set_up.check("servers")
+        self._set_up.check(("program", step.program))
+        loaded = self._programs[step.program]
+        clock = _Clock()
+        with self._computing:
+            servers = self._servers
+            inputs = self._inputs(loaded.program, step)
+            clock.note("input")
+            if isinstance(inputs, OtherBatch):
+                return inputs
+            try:
+                look_ups = loaded.look_ups(inputs)
+                pulled = self._pull(loaded, step, look_ups)
+            except servers.lost as error:
+                return ServerLost(str(error))
+            versions = self._versions(loaded)
+            clock.note("pull")
+            results, sent = loaded(self._cache.values(loaded.program), look_ups, inputs)
+            self._data.take(loaded.program.turns())
+            results = self._data.keep(loaded.program.keeps, results)
+            clock.note("compute")
+        try:
+            behind, pushed, back = self._push(servers, loaded, step, _parts(loaded, look_ups, sent), versions)
+        except servers.lost as error:
+            return ServerLost(str(error))
+        clock.note("push")
+        return Done(results, self._cache.newest(), behind, clock.seconds, pulled + back, pushed)
+
+    def _versions(self, loaded: Loaded) -> dict[int, int]:
+        """Returns, for each server, how old the variables are from which a step is computed."""
+        newest = self._cache.newest()
+        read = {server: self._cache.version_of(server, pieces) for server, pieces in loaded.wanted.items()}
+        return {server: read.get(server, newest.get(server, 0)) for server in loaded.program.sends}
+
+    def _inputs(self, program: WorkerProgram, step: Step) -> list[Any] | OtherBatch:
+        """Returns the inputs of a program; the batches among them are not taken yet, for the step may have to be
+        tried again."""
+        batches: dict[tuple[int, int], list[np.ndarray]] = {}
+        for source in program.inputs:
+            if source.kind in ("batch", "resource"):
+                self._set_up.check(source.number)
+            if source.kind == "batch" and (source.number, source.turn) not in batches:
+                batches[source.number, source.turn] = self._data.batch(source.number, source.turn)
+        for (iterator, _), arrays in batches.items():
+            specs = tuple((array.shape, array.dtype) for array in arrays)
+            if specs != program.specs[iterator]:
+                return OtherBatch(iterator)
+        return [self._input(source, step, batches) for source in program.inputs]
+
+    def _input(self, source: Source, step: Step, batches: dict[tuple[int, int], list[np.ndarray]]) -> Any:
+        if source.kind == "batch":
+            return batches[source.number, source.turn][source.leaf]
+        if source.kind == "argument":
+            return step.arrays[source.number]
+        if source.kind == "resource":
+            return self._data.resource(source.number)[source.leaf]
+        return np.int32(self._index)
+
+    def _pull(self, loaded: Loaded, step: Step, look_ups: Sequence[LookUp]) -> int:
+        """Sees to it that the variables are there; returns how many bytes have come."""
+        wanted = {server: _Wanted(look_ups, server) for server in {s for each in look_ups for s in each.table.servers}}
+        pulls = {}
+        for server in {*loaded.wanted, *wanted}:
+            pieces, rows = loaded.wanted.get(server, ()), wanted[server].asked if server in wanted else ()
+            version = self._cache.version_of(server, pieces)
+            fresh = not pieces or (not step.pull and version >= step.at_least[server])
+            if rows or not fresh:
+                pulls[server] = (() if fresh else pieces, version, rows)
+        replies = self._servers.call("get", pulls)
+        for server, reply in replies.items():
+            self._cache.store(server, reply)
+            if server in wanted:
+                wanted[server].take(reply.rows)
+        return sum(reply.nbytes for reply in replies.values())
+
+    def _push(
+        self, servers: _Servers, loaded: Loaded, step: Step, parts: dict[int, list[Any]], versions: dict[int, int]
+    ) -> tuple[dict[int, int], int, int]:
+        pushes, pushed = {}, 0
+        for server, sent in parts.items():
+            pushed += sum(part.nbytes for part in jax.tree_util.tree_leaves(sent))
+            wanted = loaded.wanted.get(server, ()) if step.ahead else None
+            pushes[server] = (step.program, step.number, versions[server], sent, wanted, servers.era)
+        replies = servers.call("push", pushes)
+        if any(reply.is_stale for reply in replies.values()):
+            raise _EraOverError("Lost servers have been replaced since this step was computed.")
+        for server, reply in replies.items():
+            self._cache.store(server, reply)
+        read = {*loaded.wanted, *(server for table in loaded.program.tables for server in table.servers)}
+        behind = {server: reply.behind for server, reply in replies.items() if server in read and not reply.repeated}
+        return behind, pushed, sum(reply.nbytes for reply in replies.values())
+
+
+def _parts(loaded: Loaded, look_ups: Sequence[LookUp], sent: list[np.ndarray]) -> dict[int, list[Any]]:
+    """Returns what to send to each server."""
+
+    def part(each: Sent) -> Any:
+        if each.table is not None:
+            assert each.bounds is not None
+            return look_ups[each.table].sent(sent[each.result], each.bounds)
+        return sent[each.result] if each.bounds is None else sent[each.result][slice(*each.bounds)]
+
+    return {server: [part(each) for each in parts] for server, parts in loaded.program.sends.items()}
+
+
+class _Wanted:
+    """The rows that one server is asked for."""
+
+    def __init__(self, look_ups: Sequence[LookUp], server: int):
+        self._places = [
+            (look_up, where, piece, numbers)
+            for look_up in look_ups
+            for piece, numbers, where in look_up.requests().get(server, ())
+        ]
+        self.asked = tuple((piece, numbers) for _, _, piece, numbers in self._places)
+
+    def take(self, rows: Sequence[np.ndarray]) -> None:
+        for (look_up, where, _, _), found in zip(self._places, rows, strict=True):
+            look_up.rows[where] = found
+
+
+class _Servers:
+    """Calls of the servers' actors."""
+
+    def __init__(self, handles: Sequence[Any], era: int):
+        import ray
+
+        self.era = era
+        self._handles, self._get = list(handles), ray.get
+        self.lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, _EraOverError)
+
+    def call(self, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Calls a method of several servers at once; returns what they answer."""
+        calls = [getattr(self._handles[server], method).remote(*args) for server, args in arguments.items()]
+        return dict(zip(arguments, self._get(calls), strict=True))
+
+
+class _EraOverError(Exception):
+    """Servers have been recovered, and what was computed before counts no more; never reaches the user."""
+
+
+class _Progress:
+    """How far a worker has been set up, and what has failed in that."""
+
+    def __init__(self) -> None:
+        self.failures: dict[Hashable, Exception] = {}
+        self.done = 0
+        self._waiting: dict[int, SetUp] = {}
+        self._is_at_it = False
+        self._changed = threading.Condition()
+
+    def comes(self, number: int, task: SetUp) -> bool:
+        """Takes a task; returns whether the caller has to do what `turn` gives. Otherwise another thread is at it."""
+        with self._changed:
+            self._waiting[number] = task
+            has_to = not self._is_at_it
+            self._is_at_it = True
+            return has_to
+
+    def turn(self) -> SetUp | None:
+        """Returns the task whose turn it is; None if that has not come yet."""
+        with self._changed:
+            found = self._waiting.pop(self.done, None)
+            self._is_at_it = found is not None  # A task that comes from now on finds nobody at it.
+            return found
+
+    def end(self) -> None:
+        with self._changed:
+            self.done += 1
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        """Waits until the first `count` things are done; each of them is on its way already."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.done >= count)
+
+    def check(self, provided: Hashable) -> None:
+        """Raises the error with which something that a step needs could not be made."""
+        if provided in self.failures:
+            raise self.failures[provided]
+
+
+class _Clock:
+    """Notes what time goes into."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def note(self, what: str) -> None:
+        now = time.perf_counter()
+        self.seconds[what] = now - self._last
+        self._last = now

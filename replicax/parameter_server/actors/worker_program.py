@@ -1,0 +1,117 @@
+"""A worker's program, compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+
+from replicax.parameter_server.actors.messages import Piece, PulledRows, WorkerProgram
+
+_LEAST_ROWS = 16
+
+
+class Loaded:
+    """A program that can be called.
+
+    Args:
+        program: The program.
+
+    Attributes:
+        program: The program.
+        wanted: For each server, the pieces that the program reads whole.
+    """
+
+    def __init__(self, program: WorkerProgram):
+        self.program = program
+        self.wanted: dict[int, tuple[Piece, ...]] = {}
+        for variable in program.variables:
+            for server, piece in zip(variable.servers, variable.pieces, strict=True):
+                self.wanted[server] = (*self.wanted.get(server, ()), piece)
+        self._compiled = compiled(program.code)
+        self._indices = None if program.index_code is None else compiled(program.index_code)
+
+    def look_ups(self, inputs: Sequence[Any]) -> list[LookUp]:
+        """Returns which rows of each table a batch needs."""
+        if self._indices is None:
+            return []
+        arrays = [np.asarray(index) for index in self._indices(list(inputs))]
+        return [LookUp(table, [arrays[i] for i in table.indices]) for table in self.program.tables]
+
+    def __call__(
+        self, variables: Sequence[Any], look_ups: Sequence[LookUp], inputs: Sequence[Any]
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Returns the results, and what is sent to servers."""
+        rows, positions = [each.rows for each in look_ups], [each.positions for each in look_ups]
+        results, sent = self._compiled(list(variables), rows, positions, list(inputs))
+        return [np.asarray(result) for result in results], [np.asarray(value) for value in sent]
+
+
+class LookUp:
+    """The rows of one table that a batch needs.
+
+    Args:
+        table: The table.
+        indices: What is looked up, arrays of row numbers of shape `(..., 1)`.
+
+    Attributes:
+        numbers: The numbers of the rows, in order, each once.
+        rows: The rows, filled in as they come; zeros behind them.
+        positions: For each index array, where in `rows` each of its rows is.
+    """
+
+    def __init__(self, table: PulledRows, indices: Sequence[np.ndarray]):
+        self.table = table
+        count = table.shape[0]
+        wanted = [np.clip(i, 0, count - 1) if clips else i for i, clips in zip(indices, table.clips, strict=True)]
+        flat = np.concatenate([index.ravel() for index in wanted])
+        inside = (flat >= 0) & (flat < count)
+        self.numbers, inverse = np.unique(flat[inside], return_inverse=True)
+        found = np.full(flat.shape, table.capacity, np.int32)  # past the end, where nothing is found
+        found[inside] = inverse
+        lengths = np.cumsum([index.size for index in wanted])[:-1]
+        self.positions = [p.reshape(i.shape) for p, i in zip(np.split(found, lengths), wanted, strict=True)]
+        self.rows = np.zeros((table.capacity, *table.shape[1:]), table.dtype)
+
+    def requests(self) -> dict[int, list[tuple[Piece, np.ndarray, slice]]]:
+        """Returns what to ask each server for: a piece, row numbers within it, and where in `rows` they belong."""
+        found: dict[int, list[tuple[Piece, np.ndarray, slice]]] = {}
+        for server, piece, bounds in zip(self.table.servers, self.table.pieces, self.table.bounds, strict=True):
+            where = self._within(bounds)
+            if where.stop > where.start:
+                found.setdefault(server, []).append((piece, self.numbers[where] - bounds[0], where))
+        return found
+
+    def _within(self, bounds: tuple[int, int]) -> slice:
+        return slice(*np.searchsorted(self.numbers, bounds).tolist())
+
+    def sent(self, gradient: np.ndarray, bounds: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the rows of a gradient between two bounds: their numbers, counted from there, and they.
+
+        There are a power of two of them, so that servers compile for few lengths; numbers past the end fill up.
+        """
+        where = self._within(bounds)
+        count = where.stop - where.start
+        length = max(_LEAST_ROWS, 1 << max(count - 1, 0).bit_length())
+        numbers = np.full(length, bounds[1] - bounds[0], np.int32)
+        numbers[:count] = self.numbers[where] - bounds[0]
+        rows = np.zeros((length, *gradient.shape[1:]), gradient.dtype)
+        rows[:count] = gradient[where]
+        return numbers, rows
+
+
+def compiled(code: bytes, donate: Sequence[int] = ()) -> Any:
+    """Returns a program that `jax.export` has serialised, compiled for the shapes that it was made for.
+
+    One whose shapes are partly open is compiled when it is called.
+    """
+    exported = jax.export.deserialize(bytearray(code))
+    program = jax.jit(exported.call, donate_argnums=donate, keep_unused=True)
+    if any(not isinstance(length, int) for aval in exported.in_avals for length in aval.shape):
+        return program
+    args, _ = jax.tree_util.tree_unflatten(exported.in_tree, exported.in_avals)
+    shapes = jax.tree_util.tree_map(lambda aval: jax.ShapeDtypeStruct(aval.shape, aval.dtype), args)
+    return program.lower(*shapes).compile()

@@ -1,0 +1,1 @@
+"""From a scheduled function to the programs that workers and servers run."""

@@ -1,0 +1,185 @@
+"""Which variable goes to which server. Nothing here talks to one.
+
+Variables whose updates need each other (a weight and its moments) live on the same server, so that a server can apply a
+push without asking another one. What every update needs and none changes by data (an optimizer's step counter, its
+learning rate) has a copy on each server. Everything else goes, largest first, where there is least so far.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from replicax.errors import ArgumentError, ProgramError
+from replicax.parameter_server.compiling.tracing import TracedStep
+from replicax.parameter_server.variables.remote import home_of, variable_bytes
+from replicax.variable_access import name_of
+
+_SMALL_BYTES = 1 << 16
+
+Choice = Callable[[Any], int | None]
+
+
+class Places:
+    """The servers' loads, and where new variables go.
+
+    Args:
+        servers: How many servers there are.
+        choose: Returns the server for a variable, or None to leave it to the loads.
+
+    Attributes:
+        bytes: For each server, the bytes of the variables placed there.
+    """
+
+    def __init__(self, servers: int, choose: Choice | None = None):
+        self.bytes = [0] * servers
+        self._choose = choose
+        self._written: set[int] = set()  # numbers of the variables that steps update
+
+    def to_copy(self, step: TracedStep) -> list[Any]:
+        """Returns the variables of a step that every server needs a copy of, and that are on one server only.
+
+        Raises:
+            ProgramError: An earlier step updates such a variable, on one server.
+        """
+        if len(self.bytes) == 1:
+            return []
+        found = [v for v in _copied(step).values() if home_of(v).servers and not home_of(v).copies]
+        if updated := [name_of(v) for v in found if home_of(v).number in self._written]:
+            raise ProgramError(
+                f"{step.name!r} needs {updated[:6]} on every server, but a function that was scheduled before updates "
+                "them on one. Schedule the training step first."
+            )
+        return found
+
+    def copy(self, variable: Any) -> None:
+        """Gives a variable a copy on each server."""
+        home = home_of(variable)
+        for server in range(len(self.bytes)):
+            if server not in home.servers:
+                self.bytes[server] += variable_bytes(variable)
+        home.servers, home.copies = tuple(range(len(self.bytes))), True
+
+    def place_for(self, step: TracedStep) -> None:
+        """Places the variables of a step that are not placed yet.
+
+        Raises:
+            ProgramError: Variables on different servers are updated by each other.
+        """
+        copied = _copied(step)
+        for variable in copied.values():
+            if not home_of(variable).copies:
+                self.copy(variable)
+        for group in sorted(_groups(step, copied), key=_group_bytes, reverse=True):
+            self._place_group(group)
+        self._written |= {home_of(variable).number for variable in step.written}
+
+    def place(self, variables: Iterable[Any]) -> None:
+        """Places variables that no step updates so far."""
+        for variable in variables:
+            self._place_group([variable])
+
+    def _place_group(self, group: Sequence[Any]) -> None:
+        homes = [home_of(variable) for variable in group]
+        parts = max(len(home.bounds) for home in homes)
+        if parts > 1:
+            self._check_cut_alike(group)
+        found = {home.servers for home in homes if home.servers}
+        if len(found) > 1:
+            raise ProgramError(
+                f"The updates of {[name_of(v) for v in group][:6]} need each other, but an earlier step has "
+                "placed them on different servers. Schedule the training step first, or give all of them the same "
+                "server with `variable_placement`."
+            )
+        servers = found.pop() if found else self._chosen(group, parts)
+        for variable, home in zip(group, homes, strict=True):
+            if not home.servers:
+                home.servers = servers
+                for server in servers:
+                    self.bytes[server] += variable_bytes(variable) // parts
+
+    def _check_cut_alike(self, group: Sequence[Any]) -> None:
+        cuts = {home_of(variable).bounds: name_of(variable) for variable in group}
+        if len(cuts) > 1:
+            parts = ", ".join(f"{name!r} in {len(bounds)}" for bounds, name in cuts.items())
+            raise ProgramError(
+                f"The updates of some variables need each other, but they are cut into different parts over the "
+                f"servers: {parts}. A server updates its own rows of a variable from the same rows of the others: make "
+                "a `variable_partitioner` that cuts all of them alike, or returns 1 for them, or choose another "
+                "optimizer."
+            )
+
+    def _chosen(self, group: Sequence[Any], parts: int) -> tuple[int, ...]:
+        for variable in group if self._choose is not None else ():
+            server = self._choose(variable)  # type: ignore[misc]
+            if server is not None:
+                if not _is_index(server, len(self.bytes)):
+                    raise ArgumentError(
+                        f"`variable_placement` returned {server!r} for {name_of(variable)!r}; there are "
+                        f"{len(self.bytes)} servers, numbered from 0."
+                    )
+                return tuple((server + i) % len(self.bytes) for i in range(parts))
+        first = self.bytes.index(min(self.bytes))
+        return tuple((first + i) % len(self.bytes) for i in range(parts))
+
+
+def _is_index(value: Any, count: int) -> bool:
+    try:
+        return not isinstance(value, bool) and 0 <= operator.index(value) < count
+    except TypeError:
+        return False
+
+
+def _copied(step: TracedStep) -> dict[int, Any]:
+    """Returns the small variables that updates on several servers read, and that need no data to be updated."""
+    served = {id(variable): i for i, variable in enumerate(step.written)}
+    own: dict[int, Any] = {}
+    read_by_others: set[int] = set()
+    for i, variable in enumerate(step.written):
+        part = step.split.part(i)
+        reads = [step.variables[j] for j in part.inputs]
+        read_by_others |= {id(read) for read in reads if read is not variable}
+        if not part.sent and _may_be_copied(variable):
+            own[id(variable)] = (variable, reads)
+    clocks = {key: variable for key, (variable, _) in own.items()}
+    for read in (step.variables[i] for i in step.split.server_inputs):
+        if id(read) not in served and _may_be_copied(read):
+            clocks[id(read)] = read
+    changed = True
+    while changed:  # A clock goes by other clocks only.
+        stuck = [key for key, (_, reads) in own.items() if key in clocks and any(id(r) not in clocks for r in reads)]
+        for key in stuck:
+            del clocks[key]
+        changed = bool(stuck)
+    return {key: variable for key, variable in clocks.items() if key in read_by_others}
+
+
+def _may_be_copied(variable: Any) -> bool:
+    return variable_bytes(variable) <= _SMALL_BYTES and len(home_of(variable).bounds) == 1
+
+
+def _groups(step: TracedStep, copied: dict[int, Any]) -> list[list[Any]]:
+    """Returns all variables of a step that are no copies, those together whose updates need each other."""
+    used = [v for v in [*step.variables, *step.written] if id(v) not in copied and not home_of(v).copies]
+    everything = {id(v): v for v in used}
+    leader = {key: key for key in everything}
+
+    def find(key: int) -> int:
+        while leader[key] != key:
+            key = leader[key]
+        return key
+
+    for i, variable in enumerate(step.written):
+        if id(variable) in everything:
+            for j in step.split.part(i).inputs:
+                if id(step.variables[j]) in everything:
+                    leader[find(id(step.variables[j]))] = find(id(variable))
+    groups: dict[int, list[Any]] = {}
+    for key, variable in everything.items():
+        groups.setdefault(find(key), []).append(variable)
+    return list(groups.values())
+
+
+def _group_bytes(group: Sequence[Any]) -> int:
+    return sum(map(variable_bytes, group))

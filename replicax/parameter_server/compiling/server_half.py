@@ -1,0 +1,237 @@
+"""A server's half of a step, as a function that can be exported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from replicax.errors import ProgramError
+from replicax.parameter_server.actors.messages import Piece, Sent
+from replicax.parameter_server.compiling.rows import NotByRowsError, evaluate_rows, has_entries_of_its_own
+from replicax.parameter_server.compiling.tables import Table, moves_untouched_rows
+from replicax.parameter_server.compiling.tracing import TracedStep
+from replicax.parameter_server.variables.remote import Home, home_of
+from replicax.program.jaxprs import evaluate, read
+from replicax.program.split import Part
+from replicax.variable_access import name_of
+
+
+class ServerHalf:
+    """What one server does in a step: `(updated, others, sent) -> new values of updated`.
+
+    Args:
+        step: The step; its variables are placed.
+        server: Number of the server.
+        tables: The step's tables, by their numbers among its variables.
+        lazy_rows: Whether updates leave alone the rows of a table that a step has not looked up.
+
+    Attributes:
+        updated: The pieces that it updates.
+        others: The pieces that it reads only.
+        sent: What it takes from a worker, in order; the rows of a table are two arrays, their numbers and they.
+
+    Raises:
+        ProgramError: A cut variable cannot be updated part by part.
+    """
+
+    def __init__(self, step: TracedStep, server: int, tables: Mapping[int, Table], lazy_rows: bool):
+        self._step, self._lazy_rows = step, lazy_rows
+        self._outputs = [
+            (i, piece) for i, variable in enumerate(step.written) for piece in _pieces_on(home_of(variable), server)
+        ]
+        self._parts = {i: step.split.part(i) for i, _ in self._outputs}
+        self._tables = _gradients_of(step, tables)
+        self.updated = [piece for _, piece in self._outputs]
+        self.others: dict[Piece, Any] = {}
+        self.sent: list[Sent] = []
+        for i, piece in self._outputs:
+            for j in self._parts[i].inputs:
+                needed = self._needed_piece(j, i, piece)
+                if needed not in self.updated:
+                    self.others[needed] = step.variables[j]
+            for result in self._parts[i].sent:
+                sent = self._sent_for(result, i, piece)
+                if sent not in self.sent:
+                    self.sent.append(sent)
+
+    def _needed_piece(self, variable: int, output: int, piece: Piece) -> Piece:
+        """Returns which part of a variable the update of another one's part reads."""
+        home, written = home_of(self._step.variables[variable]), self._step.written[output]
+        if len(home.bounds) == 1:
+            return Piece(home.number, 0)
+        if home.bounds != home_of(written).bounds:
+            raise _not_by_rows(written, "reads a variable that is cut otherwise")
+        return Piece(home.number, piece.shard)
+
+    def _sent_for(self, result: int, output: int, piece: Piece) -> Sent:
+        variable = self._step.written[output]
+        bounds, rows = home_of(variable).bounds[piece.shard], tuple(variable._shape[:1])
+        if result in self._tables:
+            return Sent(result, (0, rows[0]) if bounds is None else bounds, self._tables[result])
+        has_rows = bounds is not None and self._step.split.sent[result].aval.shape[:1] == rows
+        part = self._parts[output]
+        if has_rows and has_entries_of_its_own(part.equations, part.sent[result]):
+            has_rows = False
+        return Sent(result, bounds if has_rows else None)
+
+    # Computing.
+
+    def __call__(self, updated: list[Any], others: list[Any], sent: list[Any]) -> list[Any]:
+        """Returns the new values."""
+        state = dict(zip([*self.updated, *self.others], [*updated, *others], strict=True))
+        arrived = dict(zip(self.sent, sent, strict=True))
+        return [self._new_value(i, piece, state, arrived) for i, piece in self._outputs]
+
+    def _new_value(self, output: int, piece: Piece, state: dict[Piece, Any], arrived: dict[Sent, Any]) -> Any:
+        part, variable = self._parts[output], self._step.written[output]
+        bounds, full = home_of(variable).bounds[piece.shard], tuple(variable._shape[:1])
+        values, by_row = self._known(output, piece, state)
+        rows = None if bounds is None else bounds[1] - bounds[0]
+        looked_up = None
+        for result, leaf in part.sent.items():
+            sent = self._sent_for(result, output, piece)
+            values[leaf] = arrived[sent]
+            if sent.table is not None:
+                looked_up = leaf
+            elif sent.bounds is not None:
+                by_row.add(leaf)
+        if looked_up is not None:
+            numbers, gradient = values[looked_up]
+            count = full[0] if rows is None else rows
+            if self._by_touched_rows(output, part):
+                return self._update_rows(output, part, values, by_row, looked_up)
+            values[looked_up] = (
+                jnp.zeros((count, *gradient.shape[1:]), gradient.dtype).at[numbers].add(gradient, mode="drop")
+            )
+            by_row.add(looked_up)
+        if rows is None:
+            evaluate(part.equations, values, in_place=False)
+            return read(part.outvar, values)
+        assert bounds is not None
+        return self._by_rows(output, part, values, by_row, rows, bounds[0])
+
+    def _known(self, output: int, piece: Piece, state: dict[Piece, Any]) -> tuple[dict[Any, Any], set[Any]]:
+        """Returns the values of the state that an update reads, and which of them have the variable's rows."""
+        part, shape = self._parts[output], tuple(self._step.written[output]._shape)
+        values, by_row = dict(part.consts), set()
+        for j, var in part.inputs.items():
+            values[var] = state[self._needed_piece(j, output, piece)]
+            if shape and tuple(var.aval.shape[:1]) == shape[:1]:
+                by_row.add(var)
+        return values, by_row
+
+    def _by_rows(
+        self, output: int, part: Part, values: dict[Any, Any], by_row: set[Any], rows: Any, first: int | None = None
+    ) -> Any:
+        variable = self._step.written[output]
+        try:
+            evaluate_rows(part.equations, values, by_row, variable._shape[0], rows, first)
+        except NotByRowsError as error:
+            raise _not_by_rows(variable, str(error)) from error
+        new = read(part.outvar, values)
+        if part.outvar in by_row:
+            return new
+        if first is None:
+            raise _not_by_rows(variable, "computes the new value from no rows at all")
+        return new[first : first + rows]
+
+    def _update_rows(self, output: int, part: Part, values: dict[Any, Any], by_row: set[Any], looked_up: Any) -> Any:
+        """Updates the rows that were looked up, and no others."""
+        numbers, gradient = values[looked_up]
+        (own,) = [var for j, var in part.inputs.items() if self._step.variables[j] is self._step.written[output]]
+        table = values[own]
+        for var in by_row:
+            values[var] = values[var].at[numbers].get(mode="fill", fill_value=1)  # Numbers past the end fill up.
+        values[looked_up] = gradient
+        new = self._by_rows(output, part, values, {*by_row, looked_up}, gradient.shape[0])
+        return table.at[numbers].set(new.astype(table.dtype), mode="drop")
+
+    def _by_touched_rows(self, output: int, part: Part) -> bool:
+        """Returns whether it is right to update nothing but the rows that were looked up."""
+        written = self._step.written[output]
+        own = [var for j, var in part.inputs.items() if self._step.variables[j] is written]
+        if not own:
+            return False
+        if self._lazy_rows:
+            return True
+        state = list(part.inputs.values())
+        (leaf,) = [self._step.split.sent[result] for result in part.sent if result in self._tables]
+        others = [var for result, var in part.sent.items() if result not in self._tables]
+        rows = tuple(written._shape[:1])
+
+        def two_rows(var: Any) -> jax.ShapeDtypeStruct:
+            has_rows = tuple(var.aval.shape[:1]) == rows
+            shape = (2, *var.aval.shape[1:]) if has_rows else var.aval.shape
+            return jax.ShapeDtypeStruct(shape, var.aval.dtype)
+
+        def update(tried: Sequence[Any], gradient: Any) -> list[Any]:
+            values = dict(part.consts) | dict(zip([*state, *others], tried, strict=True)) | {leaf: gradient}
+            by_row = {var for var in [*state, leaf] if tuple(var.aval.shape[:1]) == rows}
+            new = self._by_rows(output, part, values, by_row, 2)
+            return [new if var in own else values[var] for var in [*state, *others]]
+
+        try:
+            with jax.ensure_compile_time_eval():
+                return not moves_untouched_rows(update, [two_rows(v) for v in [*state, *others]], two_rows(leaf))
+        except ProgramError:
+            return False
+
+    # Shapes.
+
+    def shapes(self) -> Sequence[Any]:
+        """Returns the shapes of its arguments; how many rows of a table come is left open."""
+        return [
+            [self._piece_shape(piece) for piece in self.updated],
+            [self._piece_shape(piece) for piece in self.others],
+            self._sent_shapes(),
+        ]
+
+    def _piece_shape(self, piece: Piece) -> jax.ShapeDtypeStruct:
+        everything = {home_of(v).number: v for v in [*self._step.variables, *self._step.written]}
+        variable = everything[piece.variable]
+        bounds, shape = home_of(variable).bounds[piece.shard], tuple(variable._shape)
+        shape = shape if bounds is None else (bounds[1] - bounds[0], *shape[1:])
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(variable._dtype))
+
+    def _sent_shapes(self) -> list[Any]:
+        tables = [sent for sent in self.sent if sent.table is not None]
+        symbols = jax.export.symbolic_shape(", ".join(f"k{i}" for i in range(len(tables)))) if tables else ()
+        lengths = dict(zip(tables, symbols, strict=True))
+        return [self._sent_shape(sent, lengths.get(sent)) for sent in self.sent]
+
+    def _sent_shape(self, sent: Sent, length: Any) -> Any:
+        aval = self._step.split.sent[sent.result].aval
+        if sent.table is not None:
+            rows = jax.ShapeDtypeStruct((length, *aval.shape[1:]), aval.dtype)
+            return jax.ShapeDtypeStruct((length,), jnp.int32), rows
+        shape = aval.shape if sent.bounds is None else (sent.bounds[1] - sent.bounds[0], *aval.shape[1:])
+        return jax.ShapeDtypeStruct(shape, aval.dtype)
+
+
+def _gradients_of(step: TracedStep, tables: Mapping[int, Table]) -> dict[int, int]:
+    """Returns which of the sent values have the rows of which table, the tables counted from 0."""
+    found = {}
+    for number, table in enumerate(tables.values()):
+        for result, leaf in enumerate(step.split.sent):
+            if leaf in table.by_row:
+                found[result] = number
+    return found
+
+
+def _pieces_on(home: Home, server: int) -> list[Piece]:
+    if home.copies:
+        return [Piece(home.number, 0)]
+    return [piece for piece, where in zip(home.pieces, home.servers, strict=True) if where == server]
+
+
+def _not_by_rows(variable: Any, why: str) -> ProgramError:
+    return ProgramError(
+        f"Variable {name_of(variable)!r} is cut over servers, and each of them updates its own rows, but its "
+        f"update {why}. Updates like LAMB's, which need the norm of a whole variable, are possible for variables that "
+        "are not cut: make a `variable_partitioner` that returns 1 for this one, or choose another optimizer. "
+        "(Clipping by the global norm is no problem: workers do that.)"
+    )

@@ -1,0 +1,288 @@
+"""Tables: large variables of which a step reads, and changes, a few rows only, such as embeddings.
+
+If all that a worker's half does with a variable is look up rows, the worker gets those rows and nothing else: the
+look-ups are rewritten to a small table of the rows that the batch needs. Going backward JAX adds the rows' gradients
+into a table of zeros; that becomes a small one too, and only it is sent. What may happen to it on the way (scaling,
+clipping, also by a norm) must leave zeros zero. A variable that is used in another way is pulled whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from replicax.parameter_server.compiling.rows import BY_ELEMENT
+from replicax.program.jaxprs import bind, evaluate, is_literal, leading_to, read
+
+MIN_BYTES = 1 << 16  # Below that it costs less to send all of it.
+
+# Of these the result is zero where all operands with rows are.
+_KEEP_ZEROS = frozenset(
+    [
+        "abs",
+        "add",
+        "add_any",
+        "asin",
+        "asinh",
+        "atan",
+        "cbrt",
+        "ceil",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "erf",
+        "expm1",
+        "floor",
+        "log1p",
+        "max",
+        "min",
+        "name",
+        "neg",
+        "real",
+        "reduce_precision",
+        "round",
+        "select_n",
+        "sign",
+        "sin",
+        "sinh",
+        "sqrt",
+        "square",
+        "stop_gradient",
+        "sub",
+        "tan",
+        "tanh",
+    ]
+)
+
+
+class Table:
+    """How a step uses a variable as a table.
+
+    Args:
+        equations: The equations of the worker's half.
+        outvars: What the worker's half returns or sends.
+        variable: The variable's value, an input of the program.
+        gradient: What is sent for its update, if anything.
+
+    Attributes:
+        rows: Number of rows of the variable.
+        by_row: Values of the program that have a row for each row of the variable.
+        indices: The look-ups' index arrays, of shape `(..., 1)`; for each whether it is clipped to the rows there are,
+            otherwise what is looked up outside of them is dropped, or not a number.
+        capacity: At most so many different rows are looked up.
+
+    Raises:
+        NotATableError: The step does something else with the variable.
+    """
+
+    def __init__(self, equations: Sequence[Any], outvars: set[Any], variable: Any, gradient: Any):
+        self.rows = variable.aval.shape[0]
+        self.by_row: dict[Any, bool] = {}  # and whether rows that are not looked up are zero
+        self.indices: dict[Any, bool] = {}
+        self._equations, self._shape = equations, variable.aval.shape
+        self._producer = {out: equation for equation in equations for out in equation.outvars}
+        self._outvars = outvars
+        self._follow(variable)
+        if gradient is not None:
+            self._trace_back(gradient)
+            if not self.by_row[gradient]:
+                raise NotATableError
+        if any(value in outvars and value is not gradient for value in self.by_row):
+            raise NotATableError
+
+    def _follow(self, variable: Any) -> None:
+        """Follows the variable to its look-ups."""
+        self.by_row[variable] = False
+        for equation in self._equations:
+            touched = [atom for atom in _values(equation) if atom in self.by_row]
+            if not touched:
+                continue
+            if equation.primitive.name == "gather" and _by_rows(equation, "collapsed_slice_dims", "start_index_map"):
+                if equation.params["slice_sizes"] != (1, *self._shape[1:]) or touched != [equation.invars[0]]:
+                    raise NotATableError
+                self._look_up(equation)
+            elif equation.primitive.name in BY_ELEMENT and len(touched) == 1 and _is_alone(equation):
+                self.by_row[equation.outvars[0]] = False
+            else:
+                raise NotATableError
+
+    def _look_up(self, equation: Any) -> None:
+        index = equation.invars[1]
+        if is_literal(index):
+            raise NotATableError
+        clips = "FILL_OR_DROP" not in str(equation.params["mode"])
+        if self.indices.setdefault(index, clips) != clips:
+            raise NotATableError
+
+    @property
+    def capacity(self) -> int:
+        return min(self.rows, sum(math.prod(index.aval.shape[:-1]) for index in self.indices))
+
+    def _trace_back(self, gradient: Any) -> None:
+        """Goes back from the gradient to where rows were added up, and forward to everything made of them."""
+        found, todo = set(), [gradient]
+        while todo:
+            value = todo.pop()
+            if value in found or value.aval.shape[:1] != self._shape[:1]:
+                continue
+            found.add(value)
+            equation = self._producer.get(value)
+            if equation is None:
+                raise NotATableError
+            if equation.primitive.name == "scatter-add":
+                self._look_up(equation)
+                todo.append(equation.invars[0])
+            else:
+                todo += _values(equation)
+        side: set[Any] = set()
+        for equation in self._equations:
+            if any(out in found for out in equation.outvars) or any(atom in side for atom in _values(equation)):
+                self._classify(equation, found, side)
+                side.update(out for out in equation.outvars if out in self.by_row)
+
+    def _classify(self, equation: Any, found: set[Any], side: set[Any]) -> None:
+        name, (out, *_) = equation.primitive.name, equation.outvars
+        operands = [atom for atom in _values(equation) if atom in side]
+        if name == "broadcast_in_dim" and out in found and is_literal(equation.invars[0]):
+            self.by_row[out] = _is_zero(equation.invars[0])
+        elif name == "scatter-add" and operands == [equation.invars[0]]:
+            if not _by_rows(equation, "inserted_window_dims", "scatter_dims_to_operand_dims"):
+                raise NotATableError
+            self.by_row[out] = self.by_row[operands[0]]
+        elif name in BY_ELEMENT and operands and all(a in side or not a.aval.shape for a in _values(equation)):
+            self.by_row[out] = self._keeps_zeros(equation)
+        elif name == "reduce_sum" and operands and all(self.by_row[atom] for atom in operands):
+            if 0 not in equation.params["axes"]:
+                raise NotATableError
+        else:
+            raise NotATableError
+
+    def _keeps_zeros(self, equation: Any) -> bool:
+        name = equation.primitive.name
+        zero = [_is_zero(a) if is_literal(a) else self.by_row.get(a, False) for a in equation.invars]
+        if name in ("mul", "and"):
+            return any(zero)
+        if name == "div":
+            return zero[0]
+        if name == "integer_pow":
+            return zero[0] and equation.params["y"] > 0
+        if name == "select_n":
+            return all(zero[1:])
+        if name == "clamp":
+            return (
+                zero[1]
+                and all(is_literal(a) for a in (equation.invars[0], equation.invars[2]))
+                and (equation.invars[0].val <= 0 <= equation.invars[2].val)
+            )
+        return name in _KEEP_ZEROS and all(zero)
+
+
+class NotATableError(Exception):
+    """A variable is not used as a table; never reaches the user."""
+
+
+def find_table(step_equations: Sequence[Any], outvars: set[Any], variable: Any, gradient: Any) -> Table | None:
+    """Returns how a step uses a variable as a table; None if it is small, or used otherwise."""
+    aval = variable.aval
+    if len(aval.shape) < 2 or math.prod(aval.shape) * aval.dtype.itemsize < MIN_BYTES:
+        return None
+    try:
+        table = Table(step_equations, outvars, variable, gradient)
+    except NotATableError:
+        return None
+    return table if table.indices else None
+
+
+def evaluate_with_tables(
+    equations: Sequence[Any],
+    values: dict[Any, Any],
+    tables: Sequence[Table],
+    capacities: Sequence[int],
+    positions: Sequence[dict[Any, Any]],
+) -> None:
+    """Evaluates the worker's half with small tables instead of the whole ones.
+
+    Args:
+        equations: Its equations.
+        values: What is known, for the tables their rows. Results are added.
+        tables: How the tables are used.
+        capacities: For each table, how many rows the small one has.
+        positions: For each table and index array, where in the small table each row is that is looked up.
+    """
+    owner = {value: i for i, table in enumerate(tables) for value in table.by_row}
+    for equation in equations:
+        inputs, changes = [read(atom, values) for atom in equation.invars], {}
+        touched = [owner[a] for a in [*_values(equation), *equation.outvars] if a in owner]
+        if touched:
+            name = equation.primitive.name
+            if name in ("gather", "scatter-add") and equation.invars[0] in owner:
+                inputs[1] = positions[touched[0]][equation.invars[1]]
+            elif name == "broadcast_in_dim":
+                changes["shape"] = (capacities[touched[0]], *equation.params["shape"][1:])
+        values.update(zip(equation.outvars, bind(equation, inputs, **changes), strict=True))
+
+
+def index_program(
+    equations: Sequence[Any], wanted: Sequence[Any], invars: Sequence[Any], consts: dict[Any, Any]
+) -> Any:
+    """Returns a function of the step's own inputs that computes index arrays, None if these need variables too.
+
+    Args:
+        equations: The equations of the worker's half.
+        wanted: The index arrays.
+        invars: The step's own inputs, variables of the program.
+        consts: The program's constants.
+    """
+    chosen, needed = leading_to(equations, wanted)
+    made = {out for equation in chosen for out in equation.outvars}
+    if needed - made - set(invars) - consts.keys():
+        return None
+
+    def indices(inputs: list[Any]) -> list[jax.Array]:
+        values = dict(zip(invars, inputs, strict=True)) | consts
+        evaluate(chosen, values)
+        return [values[each] for each in wanted]
+
+    return indices
+
+
+def moves_untouched_rows(
+    update: Callable[[Sequence[Any], Any], Sequence[Any]], state: Sequence[Any], gradient: Any
+) -> bool:
+    """Returns whether an update changes rows whose gradient is zero, as Adam's momentum does; found out by trying.
+
+    Args:
+        update: `(state, gradient) -> new state`, all of them with two rows.
+        state: Shapes of the state.
+        gradient: Shape of the gradient.
+    """
+    keys = jax.random.split(jax.random.key(0), len(state))
+    tried = [
+        jax.random.uniform(key, each.shape, minval=0.5, maxval=1.5).astype(each.dtype)
+        for key, each in zip(keys, state, strict=True)
+    ]
+    new = update(tried, jax.numpy.zeros(gradient.shape, gradient.dtype))
+    return any(bool((a != b).any()) for a, b in zip(new, tried, strict=True))
+
+
+def _values(equation: Any) -> list[Any]:
+    return [atom for atom in equation.invars if not is_literal(atom)]
+
+
+def _is_alone(equation: Any) -> bool:
+    """Returns whether all other operands are scalars."""
+    return sum(bool(atom.aval.shape) for atom in equation.invars) == 1
+
+
+def _is_zero(literal: Any) -> bool:
+    return is_literal(literal) and not literal.aval.shape and float(literal.val) == 0.0
+
+
+def _by_rows(equation: Any, collapsed: str, mapped: str) -> bool:
+    numbers = equation.params["dimension_numbers"]
+    return (
+        getattr(numbers, collapsed) == (0,) and getattr(numbers, mapped) == (0,) and not numbers.operand_batching_dims
+    )

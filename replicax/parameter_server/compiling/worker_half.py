@@ -1,0 +1,124 @@
+"""The worker's half of a step, as a function that can be exported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.parameter_server.actors.messages import Pulled, PulledRows
+from replicax.parameter_server.compiling.tables import Table, evaluate_with_tables, find_table, index_program
+from replicax.parameter_server.compiling.tracing import TracedStep
+from replicax.parameter_server.variables.remote import home_of
+from replicax.program.jaxprs import is_literal
+
+
+class WorkerHalf:
+    """What a worker does in a step: `(variables, rows, positions, inputs) -> (results, sent)`.
+
+    Args:
+        step: The step; its variables are placed.
+
+    Attributes:
+        tables: The variables of which only rows are read, by their numbers among the step's variables.
+        indices: Computes, of the inputs, the index arrays with which rows are looked up.
+        input_shapes: Shapes of the inputs.
+    """
+
+    def __init__(self, step: TracedStep):
+        self._step, split = step, step.split
+        self._count = len(step.variables)
+        invars = split.program.jaxpr.invars
+        self._own = invars[self._count :]
+        self.input_shapes = [_shape(var) for var in self._own]
+        self.tables = self._find_tables()
+        self._index_vars = list(dict.fromkeys(var for table in self.tables.values() for var in table.indices))
+        consts = dict(zip(split.program.jaxpr.constvars, split.program.consts, strict=True))
+        self.indices = index_program(split.worker_equations, self._index_vars, self._own, consts)
+        if self.indices is None:
+            self.tables, self._index_vars = {}, []
+        self._read = [i for i in split.worker_inputs if i < self._count and i not in self.tables]
+
+    def _find_tables(self) -> dict[int, Table]:
+        split = self._step.split
+        outvars = {atom for atom in split.program.jaxpr.outvars if not is_literal(atom)} | set(split.sent)
+        found = {}
+        for i in split.worker_inputs:
+            if i < self._count and not home_of(self._step.variables[i]).copies:
+                is_table, gradient = self._gradient_of(i)
+                variable = split.program.jaxpr.invars[i]
+                table = find_table(split.worker_equations, outvars, variable, gradient) if is_table else None
+                if table is not None:
+                    found[i] = table
+        return found
+
+    def _gradient_of(self, number: int) -> tuple[bool, Any]:
+        """Returns what is sent for a variable's rows, and whether it is for variables like it alone."""
+        split, variable = self._step.split, self._step.variables[number]
+        leaves: set[int] = set()
+        for j, written in enumerate(self._step.written):
+            if written is variable:
+                leaves |= {i for i, leaf in split.part(j).sent.items() if leaf.aval.shape == tuple(variable._shape)}
+        if len(leaves) != 1:
+            return not leaves, None
+        (leaf,) = leaves
+        for j, written in enumerate(self._step.written):
+            if leaf in split.part(j).sent and tuple(written._shape) != tuple(variable._shape):
+                return False, None
+        return True, split.sent[leaf]
+
+    def __call__(self, variables: list[Any], rows: list[Any], positions: list[list[Any]], inputs: list[Any]) -> Any:
+        """Computes the results and what is sent; `positions` has for each table an array for each of its look-ups."""
+        split, invars = self._step.split, self._step.split.program.jaxpr.invars
+        values = dict(zip([invars[i] for i in self._read], variables, strict=True))
+        values |= dict(zip([invars[i] for i in self.tables], rows, strict=True))
+        values |= dict(zip(self._own, inputs, strict=True))
+        values |= dict(zip(split.program.jaxpr.constvars, split.program.consts, strict=True))
+        tables = list(self.tables.values())
+        where = [dict(zip(table.indices, given, strict=True)) for table, given in zip(tables, positions, strict=True)]
+        evaluate_with_tables(split.worker_equations, values, tables, [t.capacity for t in tables], where)
+        outputs, sent = split.worker_results(values)
+        return outputs[len(self._step.written) :], sent
+
+    def shapes(self) -> Sequence[Any]:
+        """Returns the shapes of its arguments."""
+        invars = self._step.split.program.jaxpr.invars
+        rows = [
+            jax.ShapeDtypeStruct((table.capacity, *invars[i].aval.shape[1:]), invars[i].aval.dtype)
+            for i, table in self.tables.items()
+        ]
+        positions = [
+            [jax.ShapeDtypeStruct(index.aval.shape, jnp.int32) for index in table.indices]
+            for table in self.tables.values()
+        ]
+        return [_shape(invars[i]) for i in self._read], rows, positions, self.input_shapes
+
+    def pulled(self) -> tuple[Pulled, ...]:
+        """Returns where the variables are that are read whole."""
+        found = []
+        for i in self._read:
+            home = home_of(self._step.variables[i])
+            found.append(Pulled(home.servers[:1] if home.copies else home.servers, home.pieces))
+        return tuple(found)
+
+    def pulled_rows(self) -> tuple[PulledRows, ...]:
+        """Returns where the tables are."""
+        found = []
+        for i, table in self.tables.items():
+            variable = self._step.variables[i]
+            home, shape = home_of(variable), tuple(variable._shape)
+            bounds = tuple((0, shape[0]) if bounds is None else bounds for bounds in home.bounds)
+            numbers = tuple(self._index_vars.index(var) for var in table.indices)
+            found.append(
+                PulledRows(
+                    home.servers, home.pieces, bounds, shape, jnp.dtype(variable._dtype), table.capacity, numbers,
+                    tuple(table.indices.values()),
+                )
+            )  # fmt: skip
+        return tuple(found)
+
+
+def _shape(var: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)

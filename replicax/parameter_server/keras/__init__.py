@@ -1,0 +1,1 @@
+"""`Model.fit`, `evaluate` and `predict` under a `ParameterServerStrategy`."""

@@ -1,0 +1,327 @@
+"""`Model.fit`, `evaluate` and `predict` under a `ParameterServerStrategy`: Keras's steps, scheduled on workers.
+
+Keras's own loops hand the values of all variables from step to step. Here they are on servers, and nobody needs to have
+them all: a step is scheduled, and the loop goes on. What Keras does around the steps is done here as there.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.errors import ArgumentError, BatchError
+from replicax.parameter_server.coordinator import ClusterCoordinator
+from replicax.parameter_server.keras.data import Arguments, Dealt, array_batches, for_coordinator, for_workers
+from replicax.parameter_server.keras_steps import KerasSteps, UnderWay
+
+
+class KerasLoops:
+    """The loops of one model, by the names that they have in Keras.
+
+    Training is asynchronous. Callbacks of a batch are called when its steps have been scheduled (a few for each worker
+    are under way), with the logs of the newest step that is through, as its worker saw them. At the end of an epoch
+    all steps are through, and its logs are exact. `steps_per_execution` says how often callbacks are called.
+
+    Evaluation and prediction are exact: the coordinator reads the data, and sends each batch to one worker.
+
+    Args:
+        model: The model.
+        strategy: Its strategy.
+
+    Attributes:
+        steps: Makes the functions that are scheduled; they stand in `model.train_function` and the like.
+    """
+
+    def __init__(self, model: Any, strategy: Any):
+        self._model, self._strategy = model, strategy
+        self.steps = KerasSteps(model)
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool | str = True,
+        class_weight: dict[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> Any:
+        """Trains the model; see `keras.Model.fit`.
+
+        Args:
+            x: What to train on. Arrays, and datasets whose batches have numbers (a `PyDataset`), are sent to all
+                workers, who take their batches in turn. `rx.data.DatasetCreator`, or a function without arguments, is
+                called on each worker: it needs `steps_per_epoch`. Any other dataset is copied to each worker. One that
+                ends begins anew. With `max_staleness=0` arrays are read here, and batches come in the order of Keras.
+            y: As in Keras, and so are the others.
+        """
+        model = self._model
+        model._assert_compile_called("fit")
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = _split((x, y, sample_weight), validation_split)
+        given = Arguments(x, y, sample_weight, batch_size, steps_per_epoch, class_weight)
+        with self._training(given, shuffle) as (next_call, steps):
+            callbacks = self._callbacks(callbacks, verbose, epochs, steps, add_history=True)
+            model.stop_training = False
+            callbacks.on_train_begin()
+            logs: dict[str, Any] = {}
+            first, model._initial_epoch = model._initial_epoch or initial_epoch, None  # of a backup, if there was one
+            for epoch in range(first, epochs):
+                model.reset_metrics()
+                callbacks.on_epoch_begin(epoch)
+                newest = self._train_epoch(next_call, steps, callbacks)
+                logs = dict(model._get_metrics_result_or_logs(newest))
+                if validation_data is not None and model._should_eval(epoch, validation_freq):
+                    size = validation_batch_size or (batch_size if isinstance(validation_data, (tuple, list)) else None)
+                    logs |= self._validate(validation_data, size, validation_steps, callbacks)
+                callbacks.on_epoch_end(epoch, logs)
+                if model.stop_training:
+                    break
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+            callbacks.on_train_end(logs=logs)
+        return model.history
+
+    @contextlib.contextmanager
+    def _training(self, given: Arguments, shuffle: bool | str) -> Iterator[tuple[Callable[[], tuple[Any, ...]], int]]:
+        """Gives what returns the next step to schedule, a function with its arguments, and the steps of an epoch."""
+        data, model = for_workers(given, shuffle, self._strategy.cluster.workers), self._model
+        if self._strategy.max_staleness == 0 and isinstance(data.dataset_fn, Dealt):
+            # Whichever worker makes a step, its batch is that of one device.
+            stream = data.dataset_fn.in_order()
+            first = next(stream)
+            self._build(first)
+            model.make_train_function()
+            in_order = itertools.chain([first], stream)
+            yield lambda: (model.train_function, next(in_order)), data.steps
+            return
+        held = [iter(self._coordinator().create_per_worker_dataset(data.dataset_fn))]
+        self._build(held[0].element_spec)
+        model.make_train_function()
+        step = model.train_function
+
+        def train_step() -> Any:
+            return step(next(held[0]))
+
+        try:
+            yield lambda: (train_step,), data.steps
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._coordinator().join()  # The few steps that are under way want their batches.
+            raise
+        finally:
+            held.clear()  # What is compiled may live on; the workers are to forget the data now.
+
+    def _train_epoch(self, next_call: Callable[[], tuple[Any, ...]], steps: int, callbacks: Any) -> Any:
+        """Schedules the steps of an epoch, and waits for them; returns the logs of the last one."""
+        newest: collections.deque[Any] = collections.deque([None], maxlen=1)
+        under_way = UnderWay(self._coordinator(), newest.append)
+        for begin in range(0, steps, self._model.steps_per_execution):
+            end = min(begin + self._model.steps_per_execution, steps)
+            callbacks.on_train_batch_begin(begin)
+            for _ in range(begin, end):
+                under_way.schedule(*next_call())
+            if end == steps:
+                under_way.join()
+            callbacks.on_train_batch_end(end - 1, newest[0])
+            if self._model.stop_training:
+                break
+        under_way.join()
+        return newest[0]
+
+    def _validate(self, data: Any, batch_size: int | None, steps: int | None, callbacks: Any) -> dict[str, Any]:
+        x, y, sample_weight = _unpacked(data)
+        logs = self._evaluated(Arguments(x, y, sample_weight, batch_size, steps), 0, callbacks)
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Evaluates the model, on each row once; see `keras.Model.evaluate`."""
+        self._model._assert_compile_called("evaluate")
+        logs = self._evaluated(Arguments(x, y, sample_weight, batch_size, steps), verbose, callbacks)
+        return logs if return_dict else self._model._flatten_metrics_in_order(logs)
+
+    def _evaluated(self, given: Arguments, verbose: Any, callbacks: Any) -> dict[str, Any]:
+        model = self._model
+        first, batches, steps = _opened(given)
+        self._build(first)
+        callbacks = self._callbacks(callbacks, verbose, 1, steps)
+        model.make_test_function()
+        model.stop_evaluating = False
+        callbacks.on_test_begin()
+        model.reset_metrics()
+        newest: collections.deque[Any] = collections.deque([None], maxlen=1)
+        under_way = UnderWay(self._coordinator(), newest.append)
+        for number, batch in enumerate(batches):
+            callbacks.on_test_batch_begin(number)
+            under_way.schedule(model.test_function, batch)
+            callbacks.on_test_batch_end(number, newest[0])
+            if model.stop_evaluating:
+                break
+        under_way.join()
+        logs = _as_python(model._get_metrics_result_or_logs(newest[0]))
+        callbacks.on_test_end(logs)
+        return logs
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """Returns predictions for each row, in order; see `keras.Model.predict`."""
+        model = self._model
+        first, batches, count = _opened(Arguments(x, batch_size=batch_size, steps=steps))
+        self._build_layers(_unpacked(first)[0])
+        callbacks = self._callbacks(callbacks, verbose, 1, count)
+        model.make_predict_function()
+        model.stop_predicting = False
+        outputs: list[Any] = []
+
+        def collect(predicted: Any) -> None:
+            outputs.append(predicted)
+            callbacks.on_predict_batch_end(len(outputs) - 1, {"outputs": predicted})
+
+        callbacks.on_predict_begin()
+        under_way = UnderWay(self._coordinator(), collect)
+        for number, batch in enumerate(batches):
+            callbacks.on_predict_batch_begin(number)
+            under_way.schedule(model.predict_function, batch)
+            if model.stop_predicting:
+                break
+        under_way.join()
+        callbacks.on_predict_end()
+        return jax.tree_util.tree_map(lambda *parts: np.concatenate(parts), *outputs)
+
+    # Single batches.
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: dict[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Makes a training step, and waits for it; see `keras.Model.train_on_batch`."""
+        self._model._assert_compile_called("train_on_batch")
+        return self._on_batch(Arguments(x, y, sample_weight, class_weight=class_weight), "train", return_dict)
+
+    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+        """Evaluates one batch; see `keras.Model.test_on_batch`."""
+        self._model._assert_compile_called("test_on_batch")
+        return self._on_batch(Arguments(x, y, sample_weight), "test", return_dict)
+
+    def _on_batch(self, given: Arguments, kind: str, return_dict: bool) -> Any:
+        batch = array_batches(given).arrays
+        self._build(batch)
+        getattr(self._model, f"make_{kind}_function")()
+        self._model.reset_metrics()
+        logs = _as_python(self._once(getattr(self._model, f"{kind}_function"), batch))
+        return logs if return_dict else self._model._flatten_metrics_in_order(logs)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Returns predictions for one batch; see `keras.Model.predict_on_batch`."""
+        self._build_layers(x)
+        self._model.make_predict_function()
+        return self._once(self._model.predict_function, (x,))
+
+    def _once(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        results: list[Any] = []
+        under_way = UnderWay(self._coordinator(), results.append)
+        under_way.schedule(step, batch)
+        under_way.join()
+        return results[0]
+
+    # What the loops have in common.
+
+    def _coordinator(self) -> ClusterCoordinator:
+        return ClusterCoordinator(self._strategy)
+
+    def _build(self, batch: Any) -> None:
+        """Makes the variables of the model, its metrics and its optimizer, for batches like this one."""
+        with self._strategy.scope():
+            self._model._symbolic_build(data_batch=batch)
+
+    def _build_layers(self, x: Any) -> None:
+        import keras
+
+        if not all(layer.built for layer in self._model._flatten_layers()):
+            with self._strategy.scope(), keras.StatelessScope():
+                self._model(x)
+
+    def _callbacks(
+        self, callbacks: Any, verbose: Any, epochs: int, steps: int | None, add_history: bool = False
+    ) -> Any:
+        import keras
+
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            return callbacks
+        return keras.callbacks.CallbackList(
+            callbacks,
+            add_history=add_history,
+            add_progbar=verbose != 0,
+            verbose=verbose,
+            epochs=epochs,
+            steps=steps,
+            model=self._model,
+        )
+
+
+def _opened(given: Arguments) -> tuple[Any, Iterator[Any], int | None]:
+    """Returns the first batch, all of them (the first is among them), and their number if it is known."""
+    batches = for_coordinator(given)
+    try:
+        count = len(batches)
+    except ArgumentError:  # unknown before the end
+        count = None
+    if given.steps is not None:
+        count = given.steps if count is None else min(given.steps, count)
+    found = itertools.islice(iter(batches), given.steps)
+    first = next(found, None)
+    if first is None:
+        raise BatchError("The data yielded no batch at all.")
+    return first, itertools.chain([first], found), count
+
+
+def _unpacked(data: Any) -> tuple[Any, Any, Any]:
+    import keras
+
+    return keras.utils.unpack_x_y_sample_weight(data)
+
+
+def _split(arrays: tuple[Any, Any, Any], fraction: float) -> tuple[tuple[Any, Any, Any], Any]:
+    from keras.src.trainers.data_adapters.array_slicing import train_validation_split  # Keras exports no name for it
+
+    return train_validation_split(arrays, validation_split=fraction)
+
+
+def _as_python(logs: Any) -> dict[str, Any]:
+    from keras.src.utils.python_utils import pythonify_logs  # Keras exports no name for it
+
+    return pythonify_logs(logs)

@@ -1,0 +1,187 @@
+"""Results that are not there yet, and values that each worker has of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.errors import ArgumentError, ContextError
+from replicax.migration import called_as
+from replicax.parameter_server.compiling.tracing import recorder
+from replicax.parameter_server.scheduling.waiting import check_timeout
+
+_SECONDS_TO_LOOK_UP = 0.5  # so that Ctrl-C is heard
+
+
+class RemoteValue:
+    """The result of a scheduled function, which may not have run yet."""
+
+    def __init__(self) -> None:
+        self._there = threading.Event()
+        self._value: Any = None
+        self._arrays: Any = None
+        self._error: BaseException | None = None
+
+    def fetch(self, timeout: float | None = None) -> Any:
+        """Waits for the function and returns its result, with NumPy arrays.
+
+        Args:
+            timeout: How long to wait at most, in seconds; None for as long as it takes.
+
+        Raises:
+            CancelledError: The function was not run, because another one failed.
+            TimeoutError: The result was not there in time.
+            ArgumentError: `timeout` is no number of seconds.
+            Exception: What the function, or the dataset it takes batches from, raised on the worker.
+        """
+        check_timeout(timeout)
+        remaining = timeout
+        while not self._there.wait(_SECONDS_TO_LOOK_UP if remaining is None else min(remaining, _SECONDS_TO_LOOK_UP)):
+            if remaining is not None:
+                remaining -= _SECONDS_TO_LOOK_UP
+                if remaining <= 0:
+                    raise TimeoutError(f"The result of a scheduled function was not there after {timeout:g} s.")
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Waits for the function and returns its result, with JAX arrays; otherwise like `fetch`."""
+        value = self.fetch(timeout)
+        if self._arrays is None:
+            self._arrays = jax.tree_util.tree_map(
+                lambda leaf: jnp.asarray(leaf) if hasattr(leaf, "dtype") else leaf, value
+            )
+        return self._arrays
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the function has run, failed or been cancelled."""
+        return self._there.is_set()
+
+    def _set(self, value: Any) -> None:
+        self._value = value
+        self._there.set()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._there.set()
+
+    def __repr__(self) -> str:
+        state = "waiting" if not self.is_ready else "ready" if self._error is None else "failed"
+        return f"<RemoteValue {state}>"
+
+
+class PerWorkerValues:
+    """A value that each worker has of its own; in a scheduled function, that of the worker which runs it.
+
+    `ClusterCoordinator.create_per_worker_resource` makes it.
+    """
+
+    @called_as("tf.distribute.coordinator.PerWorkerValue")
+    def __init__(self, number: int, fetch_all: Callable[[int], Sequence[Any]]):
+        self._number, self._fetch_all = number, fetch_all
+
+    @property
+    def value(self) -> Any:
+        """The value, inside a scheduled function."""
+        current = recorder()
+        if current is None:
+            raise ContextError(
+                "Each worker has a value of its own; there is none on the coordinator. Pass it to a function that is "
+                "scheduled, or use `fetch()` for all of them."
+            )
+        return current.resource(self._number)
+
+    def assign(self, value: Any) -> None:
+        """Replaces the value of the worker that runs the scheduled function in which this is called.
+
+        A worker that takes the place of a lost one begins with what its function returned.
+
+        Raises:
+            ContextError: Called on the coordinator.
+            VariableError: The new value has another structure, shape or dtype.
+            ProgramError: Called inside a function that JAX traces on its own.
+        """
+        current = recorder()
+        if current is None:
+            raise ContextError(
+                "Each worker has a value of its own; the coordinator cannot assign it. Do it in a function that is "
+                "scheduled, or make a new resource."
+            )
+        current.assign(self._number, value)
+
+    def fetch(self) -> tuple[Any, ...]:
+        """Returns all workers' values, with NumPy arrays."""
+        return tuple(self._fetch_all(self._number))
+
+
+class PerWorkerDataset:
+    """A dataset that each worker makes for itself; `iter()` of it gives what to pass to `schedule`."""
+
+    def __init__(self, number: int, make_iterator: Callable[[PerWorkerDataset], PerWorkerIterator]):
+        self._number, self._make_iterator = number, make_iterator
+
+    def __iter__(self) -> PerWorkerIterator:
+        """Begins a pass over it, on each worker from the beginning.
+
+        Raises:
+            ContextError: Called in a scheduled function.
+        """
+        if recorder() is not None:
+            raise ContextError("iter() of a dataset of the workers was called in a scheduled function: call it before.")
+        return self._make_iterator(self)
+
+
+class PerWorkerIterator:
+    """One pass over a dataset on each worker; `next()` of it, in a scheduled function, is the next batch there."""
+
+    def __init__(self, number: int, dataset: PerWorkerDataset, describe: Callable[[str, int], Any]):
+        self._number, self._describe = number, describe
+        self._dataset = dataset  # The workers drop it when nobody refers to it here.
+
+    @property
+    def element_spec(self) -> Any:
+        """The next batch as a nest of `jax.ShapeDtypeStruct`; asks a worker, who may have to read it first."""
+        described = self._describe("batch", self._number)
+        return described.rebuild(described.specs)
+
+    def __iter__(self) -> PerWorkerIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """Returns the next batch of the worker that runs the function.
+
+        Raises:
+            ContextError: Called on the coordinator, which has no batches.
+        """
+        current = recorder()
+        if current is None:
+            raise ContextError(
+                "next() of a worker's iterator was called on the coordinator: the batches are on the workers. Call it "
+                "in the function that is scheduled."
+            )
+        return current.batch(self._number)
+
+
+def check_arguments(nest: Any) -> None:
+    """Refuses arguments that cannot be sent to a worker.
+
+    Raises:
+        ArgumentError: There is a `RemoteValue` among them, or a variable of which each worker has its own.
+    """
+    for leaf in jax.tree_util.tree_leaves(nest):
+        if isinstance(leaf, RemoteValue):
+            raise ArgumentError(
+                "The result of a scheduled function was passed to another one; it may not be there yet. Pass "
+                "`coordinator.fetch(value)`, or do both in one function."
+            )
+        if getattr(leaf, "per_worker", False):
+            raise ArgumentError(
+                f"Variable {leaf.name!r} was passed to a scheduled function, but each worker has its own. Let the "
+                "function use it without passing it: it is that of the worker which runs the function."
+            )

@@ -1,0 +1,63 @@
+"""What workers and servers are doing, for TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from replicax.errors import ArgumentError
+from replicax.parameter_server.scheduling.periodic import Periodic
+from replicax.parameter_server.scheduling.stats import Stats
+
+# tensorboardX names a file by the second; a second one within the same second would overwrite the first.
+_file_numbers = itertools.count()
+
+
+@contextlib.contextmanager
+def written_scalars(
+    stats: Callable[[], Stats], directory: str | os.PathLike[str], every_s: float = 10.0
+) -> Iterator[None]:
+    """Writes figures for TensorBoard while a `with` block runs, and once more at its end.
+
+    They are those of `Stats.scalars()`, over the number of steps.
+
+    Args:
+        stats: Returns the figures.
+        directory: Folder to write to; it is made if it does not exist.
+        every_s: Seconds from one writing to the next.
+
+    Raises:
+        ArgumentError: `every_s` is not positive, tensorboardX is not installed, or `directory` cannot be written to.
+    """
+    if isinstance(every_s, bool) or not isinstance(every_s, (int, float)) or not every_s > 0:
+        raise ArgumentError(f"`every_s` is a number of seconds, got {every_s!r}.")
+    writer = _writer(os.fspath(directory))
+
+    def write() -> None:
+        found = stats()
+        for name, value in found.scalars().items():
+            writer.add_scalar(name, value, found.steps)
+        writer.flush()
+
+    with contextlib.closing(writer), Periodic(write, every_s, "replicax-scalars"):
+        yield
+
+
+def _writer(directory: str) -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise ArgumentError(
+            f"Figures for TensorBoard are written with tensorboardX, which cannot be imported ({error}). Install it: "
+            "pip install 'replicax[tensorboard]'."
+        ) from error
+    try:
+        return SummaryWriter(directory, filename_suffix=f".{os.getpid()}.{next(_file_numbers):06d}")
+    except OSError as error:
+        raise ArgumentError(
+            f"Figures for TensorBoard cannot be written to {directory!r}: {error}. Give a folder that exists or can be "
+            "made, and that this process may write to."
+        ) from error

@@ -1,0 +1,265 @@
+"""The coordinator's view of the servers: their actors, and the variables that they have."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from replicax.errors import ParameterServerLost
+from replicax.parameter_server.actors.actor_errors import closed, is_actor_lost, own_error
+from replicax.parameter_server.actors.messages import Piece, ServerProgram
+from replicax.parameter_server.actors.server import ParameterServer, settings_for
+from replicax.ray_cluster import Cluster
+from replicax.ray_cluster.bounded import done_within
+from replicax.ray_cluster.processes import end_actor
+
+T = TypeVar("T")
+_TICK_S = 0.25
+_SECONDS_BETWEEN_LOOKS = 0.02
+_SECONDS_TO_KILL = 5.0
+_MOST_RECOVERIES = 10  # Servers may be lost while they are being replaced, but not for ever.
+
+
+class Servers:
+    """The servers' actors.
+
+    Args:
+        cluster: Where they live.
+        timeout_s: How long a server may take to answer, in seconds.
+
+    Attributes:
+        age: Counts whatever may have changed variables.
+        recover: Replaces lost servers, told why; returns whether it could. Without it the loss is an error.
+        starts: Is told of each server that is started in the place of another one.
+        era: How often lost servers have been replaced.
+        restorations: How many times that has begun or ended: odd while variables are being restored.
+        written: For each server, its version after the coordinator wrote to it last.
+        failure: Why lost servers could not be replaced; None as long as all is well.
+    """
+
+    def __init__(self, cluster: Cluster, timeout_s: float):
+        self._cluster, self._timeout_s = cluster, timeout_s
+        self.handles: list[Any] = [None] * cluster.servers
+        self._identities: dict[int, tuple[str, int]] = {}
+        self._programs: dict[int, list[ServerProgram]] = {server: [] for server in range(cluster.servers)}
+        self._restorer: int | None = None
+        self._lives = [0] * cluster.servers
+        self.age = self.era = self.restorations = 0
+        self.starts: Callable[[int], None] = lambda server: None
+        self.recover: Callable[[str], bool] = lambda reason: False
+        self.written = [0] * cluster.servers
+        self._lock = threading.RLock()
+        self._closed = False
+        self.failure: BaseException | None = None
+        self.start(range(cluster.servers))
+
+    def __len__(self) -> int:
+        return len(self.handles)
+
+    def start(self, servers: Sequence[int] | range) -> None:
+        """Starts (or replaces) servers, with the programs that they had and no variables."""
+        import ray
+
+        self.check()
+
+        made: dict[int, Any] = {}
+
+        def make() -> None:
+            actor = ray.remote(ParameterServer)
+            for server in servers:
+                options = self._cluster.actor_options("ps", server)
+                made[server] = actor.options(**options).remote(settings_for(self._cluster))
+
+        if not done_within(self._timeout_s, make):
+            names = ", ".join(f"ps:{server}" for server in servers)
+            raise ParameterServerLost(
+                f"Ray has not taken the order to start {names} within {self._timeout_s:g} s. The machine that it is "
+                "ruled from, that of ps:0, may be out of reach."
+            )
+        for server in servers:
+            self._identities.pop(server, None)
+            self.handles[server] = made[server]
+            self._lives[server] += 1
+            self.written[server] = 0
+            self.starts(server)
+        for server in servers:
+            self._identities[server] = self._wait(server, self.handles[server].identity.remote())
+            with self._lock:
+                programs = list(self._programs[server])
+            self._wait(server, [self.handles[server].load.remote(program) for program in programs])
+
+    def check(self) -> None:
+        """Raises if variables have no values any more.
+
+        Raises:
+            ContextError: The strategy is closed.
+            ParameterServerLost: A server was lost for good.
+        """
+        if self._closed:
+            raise closed()
+        if self.failure is not None:
+            raise self.failure
+
+    def begin_era(self) -> None:
+        """Lets servers forget which steps were applied: they count again, after a recovery."""
+        self.era += 1
+        self.age += 1  # What is being read at this moment is no more the newest.
+        self._call("begin_era", dict.fromkeys(range(len(self)), (self.era,)))
+
+    def ping(self, server: int, life: int) -> Any:
+        """Asks a server for a sign of life; returns a future, or None if this life of it is over."""
+        return self.handles[server].identity.remote().future() if self._is_current(server, life) else None
+
+    def _is_current(self, server: int, life: int) -> bool:
+        return self._lives[server] == life and not self._closed
+
+    def load(self, programs: Mapping[int, ServerProgram]) -> None:
+        """Gives servers a program each."""
+        with self._lock:
+            for server, program in programs.items():
+                self._programs[server].append(program)
+        self.surely(lambda: self._call("load", {server: (program,) for server, program in programs.items()}))
+
+    def forget(self, number: int, servers: Sequence[int]) -> None:
+        """Lets servers drop a program that nobody will run any more."""
+        if self._closed:
+            return
+        for server in servers:
+            with self._lock:
+                self._programs[server] = [program for program in self._programs[server] if program.number != number]
+            self.handles[server].drop.remote(number)
+
+    def put(self, values: Mapping[int, Mapping[Piece, np.ndarray]]) -> None:
+        """Sends variables to servers.
+
+        Raises:
+            ParameterServerLost: One is lost. Use `surely`: after the recovery there are other values to send.
+        """
+        versions = self._call("put", {server: (dict(each),) for server, each in values.items()})
+        for server, version in versions.items():
+            self.written[server] = version
+
+    def fetch(self, wanted: Sequence[tuple[int, Piece]]) -> list[np.ndarray]:
+        """Returns pieces from the servers that have them."""
+        pieces: dict[int, list[Piece]] = {}
+        for server, piece in wanted:
+            pieces.setdefault(server, []).append(piece)
+        replies = self.surely(lambda: self._call("get", {server: (asked,) for server, asked in pieces.items()}))
+        return [replies[server].values[piece] for server, piece in wanted]
+
+    def fetch_rows(self, wanted: Sequence[tuple[int, Piece, np.ndarray]]) -> list[np.ndarray]:
+        """Returns rows of pieces from the servers that have them."""
+        pieces: dict[int, list[int]] = {}
+        for i, (server, _, _) in enumerate(wanted):
+            pieces.setdefault(server, []).append(i)
+        asked = {server: ((), -1, [wanted[i][1:] for i in numbers]) for server, numbers in pieces.items()}
+        replies = self.surely(lambda: self._call("get", asked))
+        found = {i: row for server, ids in pieces.items() for i, row in zip(ids, replies[server].rows, strict=True)}
+        return [found[i] for i in range(len(wanted))]
+
+    def _call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        self.check()
+        calls = {server: getattr(self.handles[server], method).remote(*args) for server, args in arguments.items()}
+        return {server: self._wait(server, call) for server, call in calls.items()}
+
+    def surely(self, call: Callable[[], T]) -> T:
+        """Returns what servers answer, after they have been replaced if one was lost.
+
+        Args:
+            call: Asks them. It is called again after a recovery.
+
+        Raises:
+            ParameterServerLost: They cannot be replaced, or not from this thread.
+        """
+        for _ in range(_MOST_RECOVERIES):
+            self.wait_until_restored()
+            before = self.restorations
+            try:
+                answer = call()
+            except ParameterServerLost as error:
+                if not self.recover(str(error)):
+                    raise
+            except Exception:
+                if before == self.restorations:
+                    raise  # Otherwise a server that has just been started may not have had its variables yet.
+            else:
+                if before == self.restorations:
+                    return answer
+        return call()
+
+    @contextlib.contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Lets other threads wait while this one gives all variables the values of a checkpoint."""
+        self._restorer = threading.get_ident()
+        self.restorations += 1
+        try:
+            yield
+        finally:
+            self.restorations += 1
+            self._restorer = None
+
+    def wait_until_restored(self) -> None:
+        """Returns when no recovery is under way, except in the thread that does it."""
+        while self.restorations % 2 and self._restorer != threading.get_ident():
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def lost(self, timeout_s: float) -> list[int]:
+        """Returns which servers have gone or do not answer."""
+        self.check()
+        calls = {server: handle.identity.remote().future() for server, handle in enumerate(self.handles)}
+        _wait_for(calls.values(), timeout_s)
+        return [server for server, call in calls.items() if not call.done() or call.exception() is not None]
+
+    def end(self, servers: Sequence[int]) -> None:
+        """Kills the processes of servers, also stopped ones, as far as Ray can be reached."""
+        for server in [] if self._closed else servers:
+            identity = self._identities.get(server)
+            if end_actor(self.handles[server]) and identity is not None:
+                self._cluster.end_process(*identity)
+
+    def end_life(self, server: int, life: int) -> None:
+        """Kills a server's process, if it has not been replaced already."""
+        if self._is_current(server, life):
+            self.end([server])
+
+    def pids(self) -> dict[int, int]:
+        """Returns the servers' process ids."""
+        return {server: pid for server, (_, pid) in list(self._identities.items())}
+
+    def close(self) -> None:
+        """Ends all servers."""
+        import ray
+
+        self._closed = True
+        done_within(_SECONDS_TO_KILL, lambda: [ray.kill(handle) for handle in self.handles])
+
+    def _wait(self, server: int, call: Any) -> Any:
+        """Returns what a server answers to a call, or to each of several."""
+        calls = call if isinstance(call, list) else [call]
+        futures = [each.future() for each in calls]
+        if not _wait_for(futures, self._timeout_s):
+            raise ParameterServerLost(f"ps:{server} has not answered for {self._timeout_s:g} s.")
+        for error in filter(None, (future.exception() for future in futures)):
+            if not is_actor_lost(error):
+                raise own_error(error)
+            raise ParameterServerLost(
+                f"ps:{server} has gone, and with it the variables that it had. Give the coordinator a "
+                f"CheckpointManager, so that training goes on from the newest checkpoint. Ray said: {error}"
+            ) from error
+        results = [future.result() for future in futures]
+        return results if isinstance(call, list) else results[0]
+
+
+def _wait_for(futures: Iterable[concurrent.futures.Future[Any]], timeout_s: float) -> bool:
+    """Waits for all of these; returns whether they have come. Unlike `ray.get`, it hears Ctrl-C whatever Ray does."""
+    deadline = time.monotonic() + timeout_s
+    left = set(futures)
+    while left and (seconds := deadline - time.monotonic()) > 0:
+        _, left = concurrent.futures.wait(left, min(seconds, _TICK_S))
+    return not left

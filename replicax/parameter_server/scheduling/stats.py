@@ -1,0 +1,173 @@
+"""What a coordinator has seen so far: steps, times, staleness, bytes, restarts."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+import time
+
+from replicax.parameter_server.actors.messages import Done
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerStats:
+    """What one worker has done.
+
+    Attributes:
+        steps: Steps that it has made.
+        steps_per_second: Over the last few seconds.
+        seconds: What its time went into: `"input"`, `"pull"`, `"compute"`, `"push"`.
+        restarts: How often it was replaced.
+    """
+
+    steps: int
+    steps_per_second: float
+    seconds: dict[str, float]
+    restarts: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Queue:
+    """Functions that were scheduled.
+
+    Attributes:
+        waiting: How many nobody has begun.
+        under_way: How many workers have.
+        ready_workers: How many workers can take some.
+    """
+
+    waiting: int
+    under_way: int
+    ready_workers: int
+
+    def __str__(self) -> str:
+        return f"{self.waiting} waiting, {self.under_way} under way, {self.ready_workers} workers ready"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """What a coordinator has seen so far.
+
+    Attributes:
+        steps: Steps that are through.
+        seconds: Time since the first one, in seconds.
+        queue: What was scheduled and is not through.
+        workers: For each worker what it has done.
+        staleness: How many updates were applied to variables that had been updated so many times since they were read.
+        bytes_pulled: Bytes of variables that went to workers.
+        bytes_pushed: Bytes that workers have sent to servers.
+        server_restarts: How often a server was replaced.
+    """
+
+    steps: int
+    seconds: float
+    queue: Queue
+    workers: tuple[WorkerStats, ...]
+    staleness: dict[int, int]
+    bytes_pulled: int
+    bytes_pushed: int
+    server_restarts: int
+
+    @property
+    def steps_per_second(self) -> float:
+        """Of all workers together, over the last few seconds."""
+        return sum(worker.steps_per_second for worker in self.workers)
+
+    @property
+    def mean_staleness(self) -> float:
+        """By how many updates variables were behind, in the mean."""
+        updates = sum(self.staleness.values())
+        return sum(behind * count for behind, count in self.staleness.items()) / updates if updates else 0.0
+
+    def scalars(self) -> dict[str, float]:
+        """Returns the figures by name, as TensorBoard has them."""
+        found = {
+            "steps": self.steps,
+            "steps_per_second": self.steps_per_second,
+            "queue": self.queue.waiting,
+            "staleness_mean": self.mean_staleness,
+            "staleness_max": max(self.staleness, default=0),
+            "bytes_pulled": self.bytes_pulled,
+            "bytes_pushed": self.bytes_pushed,
+            "worker_restarts": sum(worker.restarts for worker in self.workers),
+            "server_restarts": self.server_restarts,
+        }
+        found |= {f"steps_per_second/worker_{i}": worker.steps_per_second for i, worker in enumerate(self.workers)}
+        return {name: float(value) for name, value in found.items()}
+
+
+_RECENT_S = 10.0
+
+
+class StatsRecorder:
+    """Collects them.
+
+    Args:
+        workers: How many workers there are.
+        servers: How many servers.
+
+    Attributes:
+        versions: For each server the newest version that a worker has seen.
+        restarts: For each worker how often it was replaced.
+        server_restarts: How often a server was replaced.
+    """
+
+    def __init__(self, workers: int, servers: int):
+        self.versions = [0] * servers
+        self.restarts = [0] * workers
+        self.server_restarts = 0
+        self._seconds: list[dict[str, float]] = [{} for _ in range(workers)]
+        self._steps = [0] * workers
+        self._recent: list[collections.deque[float]] = [collections.deque() for _ in range(workers)]
+        self._staleness: collections.Counter[int] = collections.Counter()
+        self._bytes_pulled = self._bytes_pushed = 0
+        self._first: float | None = None
+        self._last = 0.0
+        self._lock = threading.Lock()
+
+    def note(self, worker: int, done: Done) -> None:
+        """Counts a step."""
+        with self._lock:
+            self._last = now = time.monotonic()
+            if self._first is None:
+                self._first = now - sum(done.seconds.values())  # Rates count the time of the first step too.
+            self._steps[worker] += 1
+            self._recent[worker].append(now)
+            for what, seconds in done.seconds.items():
+                self._seconds[worker][what] = self._seconds[worker].get(what, 0.0) + seconds
+            for server, version in done.versions.items():
+                self.versions[server] = max(self.versions[server], version)
+            if done.behind:
+                self._staleness[max(done.behind.values())] += 1
+            self._bytes_pulled += done.bytes_pulled
+            self._bytes_pushed += done.bytes_pushed
+
+    def servers_replaced(self, servers: list[int]) -> None:
+        """Notes that servers began anew, with version 0."""
+        with self._lock:
+            self.server_restarts += len(servers)
+            for server in servers:
+                self.versions[server] = 0
+
+    def snapshot(self, queue: Queue) -> Stats:
+        """Returns the figures of this moment."""
+        with self._lock:
+            return Stats(
+                steps=sum(self._steps),
+                seconds=0.0 if self._first is None else self._last - self._first,
+                queue=queue,
+                workers=tuple(self._worker(i) for i in range(len(self._steps))),
+                staleness=dict(sorted(self._staleness.items())),
+                bytes_pulled=self._bytes_pulled,
+                bytes_pushed=self._bytes_pushed,
+                server_restarts=self.server_restarts,
+            )
+
+    def _worker(self, worker: int) -> WorkerStats:
+        recent, now = self._recent[worker], time.monotonic()
+        while recent and recent[0] < now - _RECENT_S:
+            recent.popleft()
+        span = min(_RECENT_S, now - self._first) if self._first is not None else 0.0
+        rate = len(recent) / span if span > 0 else 0.0
+        return WorkerStats(self._steps[worker], rate, dict(self._seconds[worker]), self.restarts[worker])

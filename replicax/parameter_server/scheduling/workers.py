@@ -1,0 +1,259 @@
+"""The coordinator's view of the workers: their actors, and what these have been told."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from replicax.errors import ClusterTimeoutError, WorkerLostError
+from replicax.parameter_server.actors.actor_errors import Raised, closed, is_actor_lost, own_error
+from replicax.parameter_server.actors.messages import Report, SetUp, Step
+from replicax.parameter_server.actors.remote_worker import CALLS_AT_ONCE, SET_UP, THREADS, WATCH, RemoteWorker
+from replicax.parameter_server.actors.server import settings_for
+from replicax.parameter_server.scheduling.watch import longest_wait
+from replicax.ray_cluster import Cluster
+from replicax.ray_cluster.bounded import done_within
+from replicax.ray_cluster.processes import end_actor
+
+_SENT_AS_THEY_ARE = ("drop", "servers")  # What others are may be large, and is stored once for all workers.
+_SECONDS_TO_KILL = 5.0
+_MOST_ASKED = 10  # Of these, some may be lost; and some may hang.
+_SECONDS_BETWEEN_LOOKS = 0.005
+
+
+class _AskedInVainError(WorkerLostError):
+    """A worker that was asked something is lost."""
+
+
+class Workers:
+    """The workers' actors.
+
+    Args:
+        cluster: Where they live.
+        servers: Handles of the servers' actors.
+        start_timeout: How long a worker may take to start, in seconds.
+        stall_timeout: How long a worker may take to answer.
+
+    Attributes:
+        platforms: The kinds of devices that workers compute on.
+        told_of_servers: How many things steps must wait for, so that they go to the servers that there are.
+    """
+
+    def __init__(self, cluster: Cluster, servers: Sequence[Any], start_timeout: float, stall_timeout: float):
+        self._cluster, self._servers, self._era = cluster, list(servers), 0
+        self._start_timeout, self._stall_timeout = start_timeout, stall_timeout
+        self.platforms: set[str] = set()
+        self._handles: dict[int, Any] = {}
+        self._lives: dict[int, int] = {}
+        self._reports: dict[int, Report] = {}
+        self._tasks: list[SetUp] = []
+        self._lock = threading.RLock()
+        self.told_of_servers = 0
+        self._closed = self._ended = False
+        self._starts_under_way = 0
+
+    def __len__(self) -> int:
+        return self._cluster.workers
+
+    def start(self, worker: int, life: int) -> int:
+        """Starts (or replaces) a worker; it does again whatever workers have been told to do.
+
+        Returns:
+            How many things those are.
+        """
+        with self._lock:
+            if self._closed:
+                return 0
+            servers, era = self._servers, self._era
+            self._starts_under_way += 1
+        try:
+            # Without the lock: while Ray's head is out of reach this does not return.
+            handle = self._made(worker, servers, era)
+            with self._lock:
+                is_late = self._closed or self._lives.get(worker, 0) > life
+                over = handle if is_late else self._handles.get(worker)
+                told = 0 if is_late else self._introduce(worker, life, handle)
+            if over is not None:
+                end_actor(over)  # It may be alive: nobody may have heard of it for a reason of the network's.
+        finally:
+            with self._lock:
+                self._starts_under_way -= 1
+        return told
+
+    def _made(self, worker: int, servers: Sequence[Any], era: int) -> Any:
+        import ray
+
+        options = self._cluster.actor_options("worker", worker)
+        actor: Any = ray.remote(concurrency_groups=THREADS)(RemoteWorker)  # type: ignore[call-overload]
+        actor = actor.options(max_concurrency=CALLS_AT_ONCE, **options)
+        return actor.remote(worker, servers, settings_for(self._cluster), era)
+
+    def _introduce(self, worker: int, life: int, handle: Any) -> int:
+        """Tells a new worker what the others were told, newer servers among it; returns how many things those are."""
+        self._handles[worker], self._lives[worker] = handle, life
+        self._reports.pop(worker, None)
+        for number, task in enumerate(self._tasks):
+            _set_up(handle, number, task)
+        return len(self._tasks)
+
+    def ping(self, worker: int, life: int) -> concurrent.futures.Future[Any] | None:
+        """Asks a worker for its report; returns None if this life of it is over."""
+        with self._lock:
+            if self._closed or self._lives.get(worker) != life:
+                return None
+            handle = self._handles[worker]
+        future: concurrent.futures.Future[Any] = handle.report.options(concurrency_group=WATCH).remote().future()
+        return future
+
+    def heard(self, worker: int, report: Report) -> None:
+        """Takes a worker's report."""
+        self.platforms.add(report.platform)
+        self._reports[worker] = report
+
+    def use_servers(self, servers: Sequence[Any], era: int) -> None:
+        """Lets workers use these servers from now on."""
+        with self._lock:
+            self._servers, self._era = list(servers), era
+            self._tasks = [task if task.kind != "servers" else SetUp("drop", ()) for task in self._tasks]
+            self.told_of_servers = self.tell(SetUp("servers", (self._servers, era)))
+
+    def forget(self, provided: Hashable) -> None:
+        """Lets workers drop a dataset, iterator, resource or program that nobody refers to any more."""
+        with self._lock:
+            if self._closed:
+                return
+            # A worker that is started later need not make it, but counts it.
+            self._tasks = [task if task.provides != provided else SetUp("drop", ()) for task in self._tasks]
+        self.tell(SetUp("drop", (provided,)))
+
+    def structure(self, kind: str, number: int, worker: int | None = None) -> Any:
+        """Asks a worker (any by default) for the structure of the next batch of an iterator, or of a resource.
+
+        Raises:
+            WorkerLostError: It is lost, or hangs; if it may be any, so were all that were asked.
+        """
+        if worker is not None:
+            return self._ask(worker, "structure", kind, number)
+        return self._ask_again(range(len(self)), "structure", kind, number)
+
+    def resources(self, number: int) -> list[Any]:
+        """Returns the arrays of a resource of each worker."""
+        return [self._ask_again([worker], "resource", number) for worker in range(len(self))]
+
+    def _ask_again(self, workers: Sequence[int], method: str, *args: Any) -> Any:
+        for tries_left in reversed(range(_MOST_ASKED)):
+            try:
+                return self._ask(self._someone(workers), method, *args)
+            except _AskedInVainError:
+                if not tries_left:
+                    raise
+
+    def _ask(self, worker: int, method: str, *args: Any) -> Any:
+        with self._lock:
+            if self._closed:
+                raise closed()
+            handle, life = self._handles[worker], self._lives[worker]
+        future = getattr(handle, method).remote(*args, self.told).future()
+        longest = 2 * self._stall_timeout  # to be set up, and to answer
+        if not _wait_for(future.done, longest):
+            self.end(worker, life)
+            raise _AskedInVainError(
+                f"worker:{worker} was asked for its {method}, and has not answered for {longest:g} s. Its dataset may "
+                "hang; if it is only slow, give the strategy a longer `stall_timeout`."
+            )
+        error = future.exception()
+        if error is None:
+            return _checked(future.result())
+        if not is_actor_lost(error):
+            raise own_error(error)
+        with self._lock:
+            if self._lives[worker] == life:
+                self._reports.pop(worker, None)
+        raise _AskedInVainError(f"worker:{worker} was asked for its {method}, and has gone. {error}")
+
+    def _someone(self, workers: Sequence[int]) -> int:
+        """Returns one of these workers that is there."""
+        longest = longest_wait(self._start_timeout, self._stall_timeout)
+        if not _wait_for(lambda: self._closed or any(worker in self._reports for worker in workers), longest):
+            names = [f"worker:{number}" for number in workers]
+            raise ClusterTimeoutError("the coordinator", longest, names, "the Ray cluster")
+        if self._closed:
+            raise closed()
+        set_up = {worker: report.set_up for worker, report in list(self._reports.items()) if worker in workers}
+        return min(set_up, key=lambda worker: (-set_up[worker], worker), default=workers[0])
+
+    def tell(self, task: SetUp) -> int:
+        """Lets all workers, also later ones, do something before later steps; returns how many things there are.
+
+        Raises:
+            ContextError: The strategy is closed.
+        """
+        import ray
+
+        if self._closed:
+            raise closed()
+        shared = task if task.kind in _SENT_AS_THEY_ARE else ray.put(task)
+        with self._lock:
+            number = len(self._tasks)
+            self._tasks.append(task)
+            for handle in self._handles.values():
+                _set_up(handle, number, shared)
+        return number + 1
+
+    @property
+    def told(self) -> int:
+        """How many things workers have been told to do."""
+        return len(self._tasks)
+
+    def run(self, worker: int, step: Step) -> Any:
+        """Sends a step to a worker; returns the reference to what it will answer."""
+        return self._handles[worker].run.remote(step)
+
+    def end(self, worker: int, life: int) -> None:
+        """Kills a worker's process, also a stopped one, as far as Ray can be reached."""
+        with self._lock:
+            if self._closed or self._lives.get(worker) != life:
+                return
+            handle, report = self._handles.get(worker), self._reports.pop(worker, None)
+        if handle is not None and end_actor(handle) and report is not None:
+            self._cluster.end_process(report.node, report.pid)
+
+    def pids(self) -> dict[int, int]:
+        """Returns the process ids of the workers that are up."""
+        return {worker: report.pid for worker, report in list(self._reports.items())}
+
+    def close(self) -> None:
+        """Ends all workers; a second time it does nothing, as Ray may have ended too."""
+        import ray
+
+        if self._ended:
+            return
+        with self._lock:
+            self._closed = True
+        _wait_for(lambda: not self._starts_under_way, _SECONDS_TO_KILL)  # Ray must be there as long as they go on.
+        with self._lock:
+            handles = list(self._handles.values())
+        done_within(_SECONDS_TO_KILL, lambda: [ray.kill(handle) for handle in handles])
+        self._ended = True
+
+
+def _set_up(handle: Any, number: int, task: Any) -> None:
+    handle.set_up.options(concurrency_group=SET_UP).remote(number, task)
+
+
+def _wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return True
+
+
+def _checked(answer: Any) -> Any:
+    if isinstance(answer, Raised):
+        raise answer.error()
+    return answer

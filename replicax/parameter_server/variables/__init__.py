@@ -1,0 +1,1 @@
+"""Variables whose values live on servers."""

@@ -1,0 +1,184 @@
+"""The three ways to a connection with Ray: a node within this process, a cluster that is there, one made of tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import Any
+
+from replicax.cluster import ClusterSpec, Task, parse_address
+from replicax.cluster.addresses import join_address
+from replicax.cluster.own_address import is_mine
+from replicax.errors import ClusterError
+from replicax.ray_cluster.authentication import optional_token, own_token, shared_token
+from replicax.ray_cluster.bounded import done_within
+from replicax.ray_cluster.folder import Folder
+from replicax.ray_cluster.memory import object_store_memory
+from replicax.ray_cluster.nodes import SETTINGS, Node, answers, head_ip, node_ip, visitor_arguments
+from replicax.ray_cluster.placement import alive_resources
+from replicax.ray_cluster.ray_environment import forget_token, leave_unfinished, starting, waiting_for_node
+from replicax.ray_cluster.tasks import (
+    COORDINATOR,
+    describe,
+    head_address,
+    missing_tasks,
+    serving_tasks,
+)
+from replicax.ray_cluster.waiting import Deadline, wait_for
+
+_log = logging.getLogger(__name__)
+LOOPBACK = "127.0.0.1"
+_SECONDS_TO_DISCONNECT = 10.0
+# JAX would take most of a GPU's memory for the first of several workers that share it.
+# Gradients go through the object store at every step: its pages are made at the start, and not while they wait.
+_READY_MEMORY = {"RAY_preallocate_plasma_memory": "1"}
+_SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+_CONNECTION: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": True}
+
+
+def embed(dashboard: bool, start_timeout: float = 120.0) -> contextlib.ExitStack:
+    """Starts a Ray node that belongs to this process and listens on the loopback address only.
+
+    On a machine that is too busy for it, the start is tried once more, with twice the time.
+
+    Args:
+        dashboard: Whether to show Ray's dashboard, if it is installed.
+        start_timeout: How long to wait for the node's processes, in seconds.
+
+    Returns:
+        What ends it again.
+
+    Raises:
+        ClusterError: Ray is not installed, or cannot start.
+    """
+    try:
+        return _embed(dashboard, start_timeout)
+    except ClusterError as error:
+        if not _is_too_slow(error):
+            raise
+        _log.warning("Ray has not come up within %g s; it is started again, with twice the time.", start_timeout)
+    return _embed(dashboard, 2 * start_timeout)
+
+
+def _is_too_slow(error: ClusterError) -> bool:
+    """Whether Ray has given up waiting for processes of its own, which it tells by a bare `Exception`."""
+    return type(error.__cause__) is Exception
+
+
+def _embed(dashboard: bool, start_timeout: float) -> contextlib.ExitStack:
+    with contextlib.ExitStack() as ending:
+        folder = Folder()
+        ending.callback(folder.close)
+        defaults = {**SETTINGS, **_SHARED_GPU, **_READY_MEMORY}
+        with (
+            starting({**own_token(os.environ), **folder.environment}, defaults, LOOPBACK) as ray,
+            waiting_for_node(start_timeout),
+        ):
+            _disconnect_by(ending, ray, folder)
+            _init(
+                ray,
+                "local",
+                _node_ip_address=LOOPBACK,
+                _temp_dir=folder.path,
+                object_store_memory=object_store_memory(),
+                include_dashboard=None if dashboard else False,
+            )
+        return ending.pop_all()
+
+
+def attach(address: str) -> contextlib.ExitStack:
+    """Connects with a Ray cluster that somebody else has started.
+
+    Args:
+        address: Where it is, as `ray.init` takes it.
+
+    Returns:
+        What ends the connection again.
+
+    Raises:
+        ClusterError: Ray is not installed, or there is no such cluster, or it does not let us in.
+    """
+    with contextlib.ExitStack() as ending:
+        with starting(optional_token(os.environ)) as ray:
+            _disconnect_by(ending, ray)
+            _init(ray, address)
+        return ending.pop_all()
+
+
+def attach_to_tasks(spec: ClusterSpec, deadline: Deadline, connected: bool) -> contextlib.ExitStack:
+    """Connects with the Ray cluster of these tasks, and waits until all of them are there.
+
+    Args:
+        spec: The tasks.
+        deadline: How long to wait.
+        connected: Whether this process is connected already.
+
+    Returns:
+        What ends the connection again.
+
+    Raises:
+        ClusterError: Ray is not installed, no token is set, or the cluster does not let us in.
+        ClusterTimeoutError: Not all tasks came in time.
+    """
+    with contextlib.ExitStack() as ending:
+        if not connected:
+            _connect_with_head(spec, ending, deadline)
+        tasks = serving_tasks(spec)
+
+        def missing() -> list[str]:
+            there = {name for resources in alive_resources() for name in resources}
+            return [describe(spec, task) for task in missing_tasks(spec, there)]
+
+        wait_for(missing, len(tasks), COORDINATOR, head_address(spec), deadline)
+        return ending.pop_all()
+
+
+def _connect_with_head(spec: ClusterSpec, ending: contextlib.ExitStack, deadline: Deadline) -> None:
+    token = shared_token(os.environ)
+    head = head_address(spec)
+    names = [describe(spec, task) for task in serving_tasks(spec)]
+    wait_for(lambda: [] if answers(head) else names, len(names), COORDINATOR, head, deadline)
+    ip = own = head_ip(spec)
+    more: dict[str, Any] = {}
+    if not is_mine(ip):  # A driver needs a node on its own machine, and one that does not end with a worker.
+        own = node_ip(spec, Task(COORDINATOR, 0), deadline.left)
+        node = Node(COORDINATOR, visitor_arguments(spec), own, token, deadline.left)
+        ending.callback(node.stop)
+        more["_temp_dir"] = node.folder.path
+    with starting(token, SETTINGS, own) as ray:
+        _disconnect_by(ending, ray)
+        _init(ray, join_address(ip, parse_address(head, "address").port), **more)
+
+
+def _init(ray: Any, address: str, **options: Any) -> None:
+    if address.startswith("ray://"):
+        options = {"logging_level": _CONNECTION["logging_level"], **options}
+    else:
+        options = {**_CONNECTION, **options}
+    try:
+        ray.init(address=address, **options)
+    except Exception as error:  # Ray raises of any kind, bare ones among them.
+        own = "This machine may be too busy: give the strategy a longer `start_timeout`."
+        theirs = "Is it there, can this machine reach it, and has it the same token (REPLICAX_TOKEN) and versions?"
+        raise ClusterError(
+            "The Ray cluster",
+            address,
+            f"cannot be connected with: {error}",
+            own if address == "local" else theirs,
+        ) from error
+
+
+def _disconnect_by(ending: contextlib.ExitStack, ray: Any, folder: Folder | None = None) -> None:
+    ending.callback(forget_token)
+    ending.callback(_shut_down, ray, folder)
+
+
+def _shut_down(ray: Any, folder: Folder | None) -> None:
+    """Ends the connection, and the node in the folder, also if Ray's processes are stopped and do not answer."""
+    if done_within(_SECONDS_TO_DISCONNECT, ray.shutdown):
+        return
+    _log.warning("Ray has not answered for %g s: its processes are killed.", _SECONDS_TO_DISCONNECT)
+    if folder is not None:
+        folder.close()
+    leave_unfinished()

@@ -1,0 +1,63 @@
+"""The secret of a cluster: whoever knows it may run code in it, nobody else. Ray checks it; here it is decided on."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from replicax.cluster.environment import Environ, text
+from replicax.cluster.runtime import TOKEN
+from replicax.errors import ClusterError
+from replicax.ray_cluster.options import INSECURE
+
+MODE, RAY_TOKEN, RAY_TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_BYTES = 16
+_YES = ("1", "true", "yes", "on")
+_CURE = (
+    f"Make one (python -c 'import secrets; print(secrets.token_hex({_BYTES}))') and set it as {TOKEN} for all tasks "
+    f"and the coordinator. {INSECURE}=1 does without: then whoever reaches the ports can run code on the machines."
+)
+
+
+def new_token() -> str:
+    """Returns a token that nobody can guess."""
+    return secrets.token_hex(_BYTES)
+
+
+def own_token(environ: Environ) -> dict[str, str]:
+    """Returns Ray's variables for a cluster that this process starts for itself: with a new token if there is none."""
+    return _given(environ) or {MODE: "token", RAY_TOKEN: new_token()}
+
+
+def shared_token(environ: Environ) -> dict[str, str]:
+    """Returns Ray's variables for a cluster whose tasks are started one by one.
+
+    Raises:
+        ClusterError: There is no token, and the environment does not say that none is wanted.
+    """
+    given = _given(environ)
+    if given is None:
+        raise ClusterError(TOKEN, None, "is not set: the tasks of a cluster must share a secret", _CURE)
+    return given
+
+
+def optional_token(environ: Environ) -> dict[str, str]:
+    """Returns Ray's variables for a cluster that others have started: if no token is given, Ray's own ways decide."""
+    return _given(environ) or {}
+
+
+def _given(environ: Environ) -> dict[str, str] | None:
+    """Returns what the user has decided; None if nothing. Ray's own variables come first."""
+    if (text(environ, INSECURE) or "").lower() in _YES or text(environ, MODE) == "disabled":
+        return {MODE: "disabled"}
+    if text(environ, RAY_TOKEN) or text(environ, RAY_TOKEN_PATH):
+        return {MODE: "token"}
+    token = text(environ, TOKEN)
+    if token is not None:
+        return {MODE: "token", RAY_TOKEN: token}
+    return {MODE: "token"} if _file(environ).is_file() else None
+
+
+def _file(environ: Environ) -> Path:
+    """Returns where `ray get-auth-token --generate` keeps a user's token."""
+    return Path(environ.get("HOME") or "/") / ".ray" / "auth_token"

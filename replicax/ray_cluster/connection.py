@@ -1,0 +1,187 @@
+"""From what the user has said, or the environment, to a cluster that actors can be started in."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from replicax.cluster import ClusterConfig, ClusterResolver, find_cluster
+from replicax.cluster.environment import text
+from replicax.errors import ClusterError
+from replicax.ray_cluster import processes
+from replicax.ray_cluster.attaching import attach, attach_to_tasks, embed
+from replicax.ray_cluster.options import SERVERS, WORKERS, Counts, given_counts, told_counts
+from replicax.ray_cluster.placement import ByTask, OneNode, Placement, Spread
+from replicax.ray_cluster.tasks import SERVER, WORKER, check_cluster, check_coordinator, own_task
+from replicax.ray_cluster.waiting import Deadline
+
+_WAYS = (
+    "Run the script with `replicax run --ps 1 --workers 2`, pass the numbers of workers and servers, set TF_CONFIG or "
+    "pass a cluster resolver with jobs 'worker' and 'ps', or give the address of a Ray cluster."
+)
+_NUMBERS = f"Pass `workers` and `servers`, or set {WORKERS} and {SERVERS}."
+
+
+class Cluster:
+    """A Ray cluster that this process is connected with, for the tasks of a parameter server strategy.
+
+    `connect` makes it. It is a context manager.
+
+    Args:
+        counts: How many tasks there are.
+        placement: Where their actors go.
+        is_local: Whether it is one that this process has started for itself.
+        ending: What `close` does.
+        resolver: What told of the tasks.
+
+    Attributes:
+        resolver: The resolver that told of the tasks; None if numbers did.
+        workers: How many workers there are.
+        servers: How many parameter servers.
+        is_local: Whether all of it is on this machine and ends with this process.
+    """
+
+    def __init__(
+        self,
+        counts: Counts,
+        placement: Placement,
+        is_local: bool = False,
+        ending: contextlib.ExitStack | None = None,
+        resolver: ClusterResolver | None = None,
+    ):
+        self.workers, self.servers = counts
+        self.resolver = resolver
+        self.is_local = is_local
+        self._placement = placement
+        self._ending = ending or contextlib.ExitStack()
+        atexit.register(self.close)
+
+    def actor_options(self, job: str, index: int) -> dict[str, Any]:
+        """Returns the keyword arguments for `ActorClass.options` that place the actor of a task.
+
+        If the node of the task is not there, the actor waits for it.
+
+        Args:
+            job: `"worker"` or `"ps"`.
+            index: Number of the task in its job.
+
+        Raises:
+            ClusterError: There is no such task.
+        """
+        tasks = {WORKER: self.workers, SERVER: self.servers}
+        if job not in tasks:
+            raise ClusterError("job", job, f"must be one of {[*tasks]}", "Name a job that has actors.")
+        if not 0 <= index < tasks[job]:
+            raise ClusterError("index", index, f"must be less than {tasks[job]}", f"Name one of the {job} tasks.")
+        return self._placement.options(job, index)
+
+    def end_process(self, node_id: str, pid: int) -> None:
+        """Kills a process of one of our own actors, even if it is stopped. If it has ended already, nothing happens.
+
+        Args:
+            node_id: The node that it is on, in hex.
+            pid: Its number there.
+        """
+        processes.end_process(node_id, pid)
+
+    def close(self) -> None:
+        """Ends what `connect` has started: the connection, and a cluster of this process's own."""
+        atexit.unregister(self.close)
+        self._ending.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_shared: list[Cluster] = []
+
+
+@contextlib.contextmanager
+def shared(cluster: Cluster) -> Iterator[Cluster]:
+    """Lets `connect` find this cluster while the block runs, if nothing else is asked for."""
+    _shared.append(cluster)
+    try:
+        yield cluster
+    finally:
+        _shared.remove(cluster)
+
+
+def connect(
+    resolver: ClusterResolver | ClusterConfig | None = None,
+    *,
+    workers: int | None = None,
+    servers: int | None = None,
+    address: str | None = None,
+    start_timeout: float = 120.0,
+    dashboard: bool = True,
+) -> Cluster:
+    """Connects this process, as the coordinator, with the cluster where servers and workers shall live.
+
+    Which one that is, the first of these tells: `resolver`, `address`, a cluster that `rx.testing.local_cluster` has
+    made, the numbers (here or in `REPLICAX_PS_WORKERS` and `REPLICAX_PS_SERVERS`), `TF_CONFIG`. Numbers alone mean a
+    cluster of its own within this process, on the loopback address; `RAY_ADDRESS` makes it that cluster. If this
+    process has called `ray.init`, that connection is used, and stays when the cluster is closed.
+
+    Call it in the main thread, or in one that lives as long as the cluster: Ray's processes end with it.
+
+    Args:
+        resolver: The addresses of all tasks, each of which is brought up by a `Server`.
+        workers: How many workers; with `address`, or for a cluster of its own.
+        servers: How many parameter servers; by default 1 if `workers` is given.
+        address: A Ray cluster that is there: `"auto"`, `"host:port"` or `"ray://host:port"`.
+        start_timeout: How long to wait for the tasks, in seconds.
+        dashboard: Whether a cluster of its own shows Ray's dashboard, on the loopback address.
+
+    Raises:
+        ClusterError: No cluster was found, it cannot be used for this, or Ray is not installed or refuses.
+        ClusterTimeoutError: Not all tasks came in time; it says which.
+    """
+    deadline = Deadline(start_timeout)
+    counts = given_counts(workers, servers)
+    if resolver is not None:
+        if counts or address:
+            raise ClusterError("resolver", None, "tells all of it", "Leave workers, servers and address out.")
+        return _by_tasks(resolver, deadline)
+    if address is None and _shared:
+        return Cluster(counts or Counts(_shared[-1].workers, _shared[-1].servers), _shared[-1]._placement, True)
+    if address is None and counts:
+        address = text(os.environ, "RAY_ADDRESS")
+    counts = counts or told_counts(os.environ)
+    if counts is None and address is None:
+        found = find_cluster()
+        if SERVER in found.config.spec.jobs:
+            return _by_tasks(found.resolver, deadline)
+    if counts is None:
+        problem = "was not found" if address is None else "does not tell how many workers to use"
+        raise ClusterError("The cluster", address, problem, _WAYS if address is None else _NUMBERS)
+    return _by_counts(counts, address, dashboard, start_timeout)
+
+
+def _by_counts(counts: Counts, address: str | None, dashboard: bool, start_timeout: float) -> Cluster:
+    if _is_connected():
+        return Cluster(counts, Spread(counts))
+    if address is not None:
+        return Cluster(counts, Spread(counts), ending=attach(address))
+    return Cluster(counts, OneNode(counts), is_local=True, ending=embed(dashboard, start_timeout))
+
+
+def _by_tasks(config: ClusterResolver | ClusterConfig, deadline: Deadline) -> Cluster:
+    spec, job, index = own_task(config)
+    check_cluster(spec)
+    check_coordinator(spec, job, index)
+    ending = attach_to_tasks(spec, deadline, connected=_is_connected())
+    resolver = config if isinstance(config, ClusterResolver) else None
+    return Cluster(Counts(spec.num_tasks(WORKER), spec.num_tasks(SERVER)), ByTask(), ending=ending, resolver=resolver)
+
+
+def _is_connected() -> bool:
+    """Whether the user has called `ray.init`."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())

@@ -1,0 +1,44 @@
+"""The folder of a Ray node that this process starts, and the promise that nothing of the node outlives it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+
+from replicax.ray_cluster import keeper
+
+_SECONDS_TO_CLOSE = 30.0
+_LONGEST_BASE = 20  # The path of a Unix socket has 107 bytes at most, of which Ray needs about 64.
+
+
+class Folder:
+    """A new folder that only this user can enter, for one Ray node: its logs and sockets.
+
+    When it is closed, or this process ends in any way, the node's processes are killed and the folder is removed.
+
+    Attributes:
+        root: Where it is. Nobody else can get past it.
+        path: A folder in it, for Ray, which lets everybody write to what it is given.
+    """
+
+    def __init__(self) -> None:
+        base = tempfile.gettempdir()
+        self.root = tempfile.mkdtemp(prefix=f"rx-{os.getpid()}-", dir=base if len(base) <= _LONGEST_BASE else "/tmp")
+        self.path = os.path.join(self.root, "r")
+        os.mkdir(self.path, 0o700)
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__, self.root], stdin=subprocess.PIPE, start_new_session=True
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the node's processes must have in their environment."""
+        return {keeper.VARIABLE: self.root}
+
+    def close(self) -> None:
+        """Kills the processes that are left, and removes the folder."""
+        if self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+        self._keeper.wait(_SECONDS_TO_CLOSE)

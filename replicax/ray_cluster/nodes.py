@@ -1,0 +1,164 @@
+"""A Ray node as a process of its own: for a task of the cluster, or for a coordinator on a machine without one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from replicax.cluster import ClusterSpec, Task, parse_address
+from replicax.cluster.addresses import join_address
+from replicax.cluster.own_address import is_mine, own_ip, resolve
+from replicax.errors import ClusterError
+from replicax.ray_cluster import node_process
+from replicax.ray_cluster.folder import Folder
+from replicax.ray_cluster.memory import object_store_memory
+from replicax.ray_cluster.ray_environment import QUIET, import_ray
+from replicax.ray_cluster.tasks import SERVER, head_address, resource_name
+
+_STARTED = "Ray runtime started."
+_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_TO_STOP = 5.0
+_LINES_TO_SHOW = 15
+SETTINGS = {
+    **QUIET,
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # A parameter server must not see the workers' GPUs.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",  # A machine that is switched off is missed after some five of these.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # A node whose head has gone ends after so long.
+}
+
+
+def task_arguments(spec: ClusterSpec, task: Task, dashboard: bool) -> list[str]:
+    """Returns the arguments of `ray start` for a task: the first parameter server hosts the head at its own port."""
+    port = str(parse_address(spec.task_address(task.type, task.index), "address").port)
+    arguments = ["--resources", json.dumps({resource_name(task): 1})]
+    arguments += ["--object-store-memory", str(object_store_memory())]
+    if (task.type, task.index) == ("ps", 0):
+        return ["--head", "--port", port, "--include-dashboard", str(dashboard).lower(), *arguments]
+    return [
+        "--address",
+        _head(spec),
+        "--node-manager-port",
+        port,
+        *arguments,
+    ]
+
+
+def _head(spec: ClusterSpec) -> str:
+    return join_address(head_ip(spec), parse_address(head_address(spec), "address").port)
+
+
+def visitor_arguments(spec: ClusterSpec) -> list[str]:
+    """Returns the arguments for the node of a coordinator on a machine of its own: nothing else may run there."""
+    return ["--address", _head(spec), "--num-cpus", "0", "--num-gpus", "0", "--include-log-monitor", "false"]
+
+
+def node_ip(spec: ClusterSpec, task: Task, timeout_s: float) -> str:
+    """Returns the IP address of this machine, where the Ray node of a task listens.
+
+    Args:
+        spec: The cluster.
+        task: Which task this is. The cluster need not name the coordinator.
+        timeout_s: For how many seconds to wait until the name service knows the names.
+
+    Raises:
+        ClusterError: The task's address is of no use here.
+    """
+    if not spec.has_task(task.type, task.index):
+        return own_ip(str(task), "", [head_address(spec)], timeout_s)
+    address = spec.task_address(task.type, task.index)
+    tasks = [Task(job, index) for job in spec.jobs for index in spec.task_indices(job)]
+    others = [spec.task_address(other.type, other.index) for other in tasks if other != task]
+    return own_ip(str(task), address, others, timeout_s)
+
+
+def head_ip(spec: ClusterSpec) -> str:
+    """Returns the IP address of the first parameter server's host, the one that it listens at if this is that host."""
+    host = parse_address(head_address(spec), "address").host
+    ip = next(iter(resolve(host)), host)
+    return node_ip(spec, Task(SERVER, 0), 0.0) if is_mine(ip) else ip
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens at `"host:port"`."""
+    host, port = parse_address(address, "address")
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+class Node:
+    """A Ray node that runs until it is stopped, or its starter ends in any way.
+
+    Args:
+        name: What to call it in messages.
+        arguments: Those of `ray start`.
+        ip: Its address.
+        token: Ray's variables for the cluster's secret.
+        timeout_s: How long its start may take, in seconds.
+
+    Raises:
+        ClusterError: Ray is not installed, or cannot start it.
+    """
+
+    def __init__(self, name: str, arguments: list[str], ip: str, token: Mapping[str, str], timeout_s: float):
+        import_ray()
+        self._name = name
+        self.folder = Folder()
+        self._log = Path(self.folder.root) / "start.out"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    node_process.__file__,
+                    str(timeout_s),
+                    ip,
+                    *arguments,
+                    "--temp-dir",
+                    self.folder.path,
+                ],
+                env={**SETTINGS, **os.environ, **token, **self.folder.environment, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._wait_for_start(time.monotonic() + timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+
+    def is_running(self) -> bool:
+        """Whether it has not ended by itself."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Ends it, and whatever runs on it."""
+        if self.is_running():
+            self._process.send_signal(signal.SIGTERM)  # It tells the head that it leaves.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SECONDS_TO_STOP)
+        self.folder.close()
+        self._process.kill()  # Where processes cannot be told by their environment, at least this one.
+        self._process.wait()
+
+    def _wait_for_start(self, deadline: float) -> None:
+        while _STARTED not in self._log.read_text(errors="replace"):
+            if not self.is_running() or time.monotonic() >= deadline:
+                ended = "has ended at once" if not self.is_running() else "is not up in time"
+                words = "\n".join(self._log.read_text(errors="replace").splitlines()[-_LINES_TO_SHOW:])
+                raise ClusterError(f"The Ray node of {self._name}", None, ended, f"What it said last:\n{words}")
+            time.sleep(_SECONDS_BETWEEN_LOOKS)

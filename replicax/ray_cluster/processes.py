@@ -1,0 +1,58 @@
+"""Ending processes of actors, wherever they are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Any
+
+from replicax.ray_cluster.bounded import done_within
+
+_SECONDS_TO_KILL = 10.0
+_SECONDS_TO_ORDER = 5.0
+
+
+def end_actor(handle: Any) -> bool:
+    """Lets Ray kill an actor; returns whether Ray has taken the order. It does not while its head is out of reach."""
+    import ray
+
+    return done_within(_SECONDS_TO_ORDER, lambda: ray.kill(handle))
+
+
+def end_process(node_id: str, pid: int) -> None:
+    """Kills a process on a node. If the process or the node has gone or is out of reach, nothing happens.
+
+    Args:
+        node_id: The node, in hex.
+        pid: Number of the process there.
+    """
+    import ray
+
+    if not ray.util.client.ray.is_connected() and ray.get_runtime_context().get_node_id() == node_id:
+        kill(pid)
+        return
+    alive: set[str] = set()
+    if done_within(_SECONDS_TO_ORDER, lambda: alive.update(_alive_nodes())) and node_id in alive:
+        done_within(_SECONDS_TO_ORDER + _SECONDS_TO_KILL, lambda: _kill_at(node_id, pid))
+
+
+def _alive_nodes() -> list[str]:
+    import ray
+
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+
+
+def kill(pid: int) -> None:
+    """Kills a process of this machine."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _kill_at(node_id: str, pid: int) -> None:
+    import ray
+
+    there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+    with contextlib.suppress(ray.exceptions.RayError):  # The node has gone in between, and the process with it.
+        ray.get(task.remote(pid), timeout=_SECONDS_TO_KILL)

@@ -1,0 +1,146 @@
+"""One task of a parameter server cluster, as a Ray node: the place where the coordinator lets its actors live."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, found_cluster
+from replicax.errors import ClusterError
+from replicax.migration import Advised, called_as
+from replicax.ray_cluster.authentication import shared_token
+from replicax.ray_cluster.nodes import Node, answers, node_ip, task_arguments
+from replicax.ray_cluster.tasks import (
+    SERVER,
+    SERVING,
+    check_cluster,
+    check_server,
+    describe,
+    head_address,
+    own_task,
+)
+from replicax.ray_cluster.waiting import Deadline, wait_for
+
+_log = logging.getLogger(__name__)
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class Server(Advised):
+    """Brings this task of a cluster up: a parameter server or a worker, that waits for what a coordinator sends.
+
+    It serves one coordinator after another. The first parameter server hosts what holds the cluster together (Ray's
+    head) at its own address; the others wait for it. All tasks need the same `REPLICAX_TOKEN` in their environment. It
+    listens on the host of its own address; if that is a loopback address, nobody outside the machine can connect.
+
+    Args:
+        cluster: The addresses of all tasks: a dict, a `ClusterSpec`, or a `ClusterResolver` (which may know job and
+            index, too).
+        job: `"ps"` or `"worker"`.
+        index: Number of the task in its job.
+        start_timeout: How long to wait for the first parameter server, in seconds.
+        dashboard: Whether the first parameter server shows Ray's dashboard, on the loopback address.
+
+    Raises:
+        ClusterError: There is no such task, no token is set, Ray is not installed, or it cannot start.
+        ClusterTimeoutError: The first parameter server is not there in time.
+
+    Attributes:
+        name: What it is called, such as `"ps:0 at host0:2222"`.
+        address: Where it is.
+
+    Example:
+        >>> cluster = {"worker": ["host1:2222"], "ps": ["host0:2222"]}
+        >>> Server(cluster, "ps", 0).join()  # doctest: +SKIP
+    """
+
+    @called_as("tf.distribute.Server")
+    def __init__(
+        self,
+        cluster: ClusterResolver | ClusterSpec | Mapping[str, Any],
+        job: str | None = None,
+        index: int | None = None,
+        *,
+        start_timeout: float = 300.0,
+        dashboard: bool = True,
+    ):
+        spec, job, index = _read(cluster, job, index)
+        check_cluster(spec)
+        self._task = check_server(spec, job, index)
+        self.address = spec.task_address(job, index)
+        self.name = describe(spec, self._task)
+        token = shared_token(os.environ)
+        deadline = Deadline(start_timeout)
+        if (job, index) != (SERVER, 0):
+            head = head_address(spec)
+            wait_for(lambda: [] if answers(head) else [f"ps:0 at {head}"], 1, self.name, head, deadline)
+        ip = node_ip(spec, self._task, deadline.left)
+        self._node = Node(self.name, task_arguments(spec, self._task, dashboard), ip, token, deadline.left)
+        self._told_to_stop = threading.Event()
+
+    def join(self) -> None:
+        """Returns when the server has ended: by SIGTERM, Ctrl-C, `stop`, or because the first parameter server has."""
+        with _signals_set(self._told_to_stop):
+            while not self._told_to_stop.wait(_SECONDS_BETWEEN_LOOKS) and self._node.is_running():
+                pass
+        if not self._told_to_stop.is_set():
+            _log.warning("%s has ended: the first parameter server is gone, or this node of Ray was ended.", self.name)
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends it, with all that runs there."""
+        self._told_to_stop.set()
+        self._node.stop()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def serve_if_task(config: ClusterConfig | ClusterResolver | None = None) -> None:
+    """Serves, and then ends the program, if this process is a worker or parameter server; else returns at once.
+
+    So the same script can be started on all machines.
+
+    Args:
+        config: Who this process is; by default what the environment says.
+
+    Raises:
+        SystemExit: It has served. The exit code is 0.
+        ClusterError: As for `Server`.
+    """
+    spec, job, index = own_task(found_cluster() if config is None else config)
+    if job in SERVING and index is not None and SERVER in spec.jobs:
+        Server(spec, job, index).join()
+        raise SystemExit(0)
+
+
+def _read(cluster: Any, job: str | None, index: int | None) -> tuple[ClusterSpec, str, int]:
+    if isinstance(cluster, ClusterResolver):
+        spec, told_job, told_index = own_task(cluster)
+        job, index = told_job if job is None else job, told_index if index is None else index
+    else:
+        spec = ClusterSpec(cluster)
+    if job is None or index is None:
+        missing = "job" if job is None else "index"
+        raise ClusterError(missing, None, "is missing", "Say which task of the cluster this is, such as 'worker', 0.")
+    return spec, job, index
+
+
+@contextlib.contextmanager
+def _signals_set(event: threading.Event) -> Iterator[None]:
+    """Lets SIGTERM and Ctrl-C set the event while the block runs, where signals can be caught."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    here = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, lambda *_: event.set()) for number in numbers} if here else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

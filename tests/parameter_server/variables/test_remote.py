@@ -1,0 +1,220 @@
+"""Variables whose values live on servers: what is fetched, kept and sent."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import replicax as rx
+import replicax.parameter_server.variables.remote as variables_module
+from replicax.errors import VariableError
+from replicax.parameter_server.actors.messages import Piece
+from replicax.parameter_server.variables.remote import Home, home_of, move_elsewhere, variable_bytes
+
+ROWS = np.arange(10, dtype=np.float32)
+
+
+class Store:
+    """Servers, from the coordinator's point of view."""
+
+    def __init__(self) -> None:
+        self.age = 0
+        self.held: dict[tuple[int, Piece], np.ndarray] = {}
+        self.fetched = 0
+
+    def wait_until_restored(self):
+        """Nothing is lost here."""
+
+    check = wait_until_restored
+
+    def fetch(self, wanted):
+        self.fetched += 1
+        return [self.held[each].copy() for each in wanted]
+
+    def take(self, home: Home) -> None:
+        """What sending the changes does."""
+        parts = zip(home.pieces, home.parts(), strict=True)
+        servers = home.servers if not home.copies else home.servers[:1]
+        for server, (piece, part) in zip(servers, parts, strict=True):
+            self.held[server, piece] = part.copy()
+        home.sent()
+
+    def step(self, home: Home, change=1.0) -> None:
+        """What a step does."""
+        self.age += 1
+        for (_, piece), value in self.held.items():
+            if piece.variable == home.number:
+                value += change
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+@pytest.fixture
+def home(store):
+    home = Home(3, store)
+    home.write(jnp.asarray(ROWS))
+    return home
+
+
+def placed(home, *servers, parts=1):
+    home.cut(len(ROWS), parts)
+    home.servers = servers
+    home._store.take(home)
+    return home
+
+
+def test_before_it_is_placed_the_value_is_here(home, store):
+    np.testing.assert_array_equal(home.read(), ROWS)
+    assert home.changed
+    assert store.fetched == 0
+
+
+@pytest.mark.parametrize(("servers", "parts"), [((1,), 1), ((0, 1), 2), ((1, 0, 1), 3)])
+def test_what_is_sent_comes_back(home, store, servers, parts):
+    placed(home, *servers, parts=parts)
+    assert not home.changed
+    store.step(home)
+    np.testing.assert_array_equal(home.read(), ROWS + 1)
+
+
+def test_the_parts_are_tensorflows(home):
+    home.cut(10, 3)
+    assert home.bounds == ((0, 4), (4, 7), (7, 10))
+    assert home.pieces == (Piece(3, 0), Piece(3, 1), Piece(3, 2))
+    np.testing.assert_array_equal(home.parts()[1], ROWS[4:7])
+    home.cut(10, 1)
+    assert home.bounds == (None,)
+
+
+def test_a_value_is_fetched_once_for_each_step(home, store):
+    placed(home, 0)
+    home.read()
+    assert store.fetched == 0
+    for steps in (1, 2):
+        store.step(home)
+        home.read()
+        home.read()
+        assert store.fetched == steps
+
+
+def test_large_values_are_not_kept(home, store, monkeypatch):
+    monkeypatch.setattr(variables_module, "_KEPT_BYTES", 39)
+    placed(home, 0)
+    assert isinstance(home._value, jax.ShapeDtypeStruct)
+    np.testing.assert_array_equal(home.read(), ROWS)
+    np.testing.assert_array_equal(home.read(), ROWS)
+    assert store.fetched == 2
+
+
+def test_a_copy_is_fetched_from_one_server(home, store):
+    home.servers, home.copies = (0, 1), True
+    store.take(home)
+    store.held[1, Piece(3, 0)] = np.zeros(0)  # never asked
+    store.age += 1
+    np.testing.assert_array_equal(home.read(), ROWS)
+
+
+def test_an_assigned_value_hides_that_of_the_servers_until_it_is_sent(home, store):
+    placed(home, 0)
+    home.write(jnp.asarray(2 * ROWS))
+    store.step(home)
+    assert home.changed
+    np.testing.assert_array_equal(home.read(), 2 * ROWS)
+    store.take(home)
+    assert not home.changed
+    store.step(home)
+    np.testing.assert_array_equal(home.read(), 2 * ROWS + 1)
+
+
+def test_what_is_assigned_while_an_older_value_is_sent_is_sent_next(home, store):
+    placed(home, 0)
+    home.write(jnp.asarray(2 * ROWS))
+    home.parts()
+    home.write(jnp.asarray(3 * ROWS))
+    home.sent()
+    assert home.changed
+    np.testing.assert_array_equal(home.read(), 3 * ROWS)
+    store.take(home)
+    assert not home.changed
+
+
+def test_a_server_that_begins_anew_must_be_told(home, monkeypatch):
+    placed(home, 0, 1, parts=2)
+    home.forget_servers([2])
+    assert not home.changed
+    home.forget_servers([1])
+    assert home.changed
+    assert not home.is_unknown
+    home.write(jnp.asarray(ROWS))
+    monkeypatch.setattr(variables_module, "_KEPT_BYTES", 0)
+    home._store.take(home)
+    home.forget_servers([0])
+    assert home.is_unknown
+    home.write(jnp.asarray(ROWS))
+    assert not home.is_unknown
+
+
+def test_a_value_that_steps_have_changed_since_is_not_known_any_more(home, store):
+    placed(home, 0)
+    store.step(home)
+    home.forget_servers([0])
+    assert home.is_unknown
+
+
+# Variables themselves.
+
+
+@pytest.mark.parametrize("make", [rx.Variable, keras.Variable], ids=["ours", "keras"])
+def test_a_variable_stays_what_it_is(make, store):
+    variable = make(ROWS, name="v")
+    own = type(variable)
+    home = Home(0, store)
+    move_elsewhere(variable, home)
+    assert isinstance(variable, own)
+    assert type(variable).__name__ == own.__name__
+    assert home_of(variable) is home
+    placed(home, 0)
+    store.step(home)
+    np.testing.assert_array_equal(variable.numpy(), ROWS + 1)
+    variable.assign(ROWS)
+    assert home.changed
+    np.testing.assert_array_equal(np.asarray(variable.value), ROWS)
+    assert variable_bytes(variable) == 40
+    other = make(ROWS, name="w")
+    move_elsewhere(other, Home(1, store))
+    assert type(other) is type(variable)
+
+
+def test_other_variables_have_no_home():
+    with pytest.raises(VariableError, match=r"'mine' was not made in the scope.*with strategy\.scope\(\)"):
+        home_of(rx.Variable(1.0, name="mine"))
+
+
+def test_tracing_needs_no_numbers(store):
+    variable = rx.Variable(ROWS, name="v")
+    home = Home(0, store)
+    move_elsewhere(variable, home)
+    placed(home, 0)
+    store.step(home)
+    fetched_while_tracing = []
+
+    @rx.function
+    def total():
+        value = variable.value.sum()
+        fetched_while_tracing.append(store.fetched)
+        return value
+
+    assert float(total()) == 55.0
+    assert fetched_while_tracing[0] == 0
+    assert store.fetched == 1
+
+
+@pytest.mark.parametrize(("dtype", "nbytes"), [("bfloat16", 12), ("float32", 24), ("int8", 6), ("bool", 6)])
+def test_bytes_of_a_variable(dtype, nbytes):
+    assert variable_bytes(keras.Variable(np.zeros((2, 3)), dtype=dtype)) == nbytes
