@@ -13,12 +13,14 @@ from typing import Any
 import jax
 
 import replicax.context as context
+from replicax.checkpoint.contents import Parts, is_value, parts_of, rebuilt
+from replicax.checkpoint.coordination import Meeting
 from replicax.checkpoint.deferred import Deferred, deferred, drop_replaced, values_to_write
-from replicax.checkpoint.meeting import Meeting
+from replicax.checkpoint.encoding import current_state, restored_state, saved_state, set_state
+from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.metadata import FILE, Metadata
-from replicax.checkpoint.parts import Parts, is_value, parts_of, rebuilt
 from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
-from replicax.checkpoint.state import (
+from replicax.checkpoint.variable_files import (
     check_names,
     differences,
     restored_array,
@@ -29,9 +31,7 @@ from replicax.checkpoint.state import (
     wanted_value,
     warn_of_left_out,
 )
-from replicax.checkpoint.states import current_state, restored_state, saved_state, set_state
-from replicax.checkpoint.status import LoadStatus
-from replicax.checkpoint.store import TIMEOUT_S, Contents, Directory, absolute, write, write_in_place
+from replicax.checkpoint.writing import TIMEOUT_S, Contents, Directory, absolute, write, write_in_place
 from replicax.errors import CheckpointError
 from replicax.migration import Advised, called_as
 from replicax.variables import Variable

@@ -15,10 +15,17 @@ from typing import Any
 
 import jax
 
+from replicax.checkpoint.contents import Parts
 from replicax.checkpoint.metadata import Entry
-from replicax.checkpoint.objects import how_to_build, is_append_only, is_unbuilt, keras_objects, layers_in, unbuilt
-from replicax.checkpoint.parts import Parts
 from replicax.checkpoint.reading import check_wanted
+from replicax.checkpoint.variable_names import (
+    how_to_build,
+    is_append_only,
+    is_unbuilt,
+    keras_objects,
+    layers_in,
+    unbuilt,
+)
 from replicax.errors import CheckpointError
 from replicax.program.keras_state import give_value
 from replicax.variable_access import shape_of

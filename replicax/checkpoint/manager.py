@@ -14,7 +14,9 @@ from typing import Any
 import replicax.checkpoint.background as background
 import replicax.health as health
 from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.coordination import Meeting
 from replicax.checkpoint.copies import copied
+from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.manager_arguments import (
     checked_name,
     checkpoint_of,
@@ -22,11 +24,9 @@ from replicax.checkpoint.manager_arguments import (
     positional,
     whole_number,
 )
-from replicax.checkpoint.meeting import Meeting
 from replicax.checkpoint.metadata import FILE
 from replicax.checkpoint.numbered import Numbered, name_of, numbered
-from replicax.checkpoint.status import LoadStatus
-from replicax.checkpoint.store import TIMEOUT_S, UNFINISHED, Contents, Directory, absolute, delete, write_in_place
+from replicax.checkpoint.writing import TIMEOUT_S, UNFINISHED, Contents, Directory, absolute, delete, write_in_place
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.migration import Advised, called_as
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import replicax.checkpoint.background as background
 from replicax.checkpoint.metadata import FILE
-from replicax.checkpoint.store import Directory, absolute
+from replicax.checkpoint.writing import Directory, absolute
 from replicax.migration import called_as
 
 _NAME = re.compile(r"(?:(?P<prefix>.*)-)?(?P<number>\d+)", re.DOTALL)

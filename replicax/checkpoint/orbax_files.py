@@ -2,7 +2,7 @@
 
 Orbax's own checkpointers wait for each other through computations on the devices, and a process whose disk is full
 leaves the others waiting. So only its handler is used, for the arrays' files; the processes meet in
-`replicax.checkpoint.meeting`.
+`replicax.checkpoint.coordination`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from typing import Any
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.manager import CheckpointManager
 from replicax.checkpoint.metadata import read_metadata
-from replicax.checkpoint.notice import Notice
-from replicax.checkpoint.store import Directory
+from replicax.checkpoint.stop_agreement import Notice
+from replicax.checkpoint.writing import Directory
 from replicax.errors import ArgumentError, ClusterError
 from replicax.exit_codes import ExitCode
 

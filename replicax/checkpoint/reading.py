@@ -1,4 +1,4 @@
-"""Reading named arrays from a directory that `store.py` has written, and checking them on the way.
+"""Reading named arrays from a directory that `writing.py` has written, and checking them on the way.
 
 Reading runs no code from the files: there is no pickle in them. What comes back is what was written, or an error that
 names the damaged file; nothing is given out before everything has been checked.
@@ -20,7 +20,7 @@ from replicax.checkpoint.documents import parsed, taken, taken_count
 from replicax.checkpoint.integrity import Files, check, check_no_others, check_sizes, checked_in_turn, problems
 from replicax.checkpoint.metadata import STATE, Entry, Metadata, read_metadata
 from replicax.checkpoint.orbax_files import restore_files
-from replicax.checkpoint.store import Directory
+from replicax.checkpoint.writing import Directory
 from replicax.errors import CheckpointError
 
 _Wanted = Mapping[str, jax.ShapeDtypeStruct]  # By folder.

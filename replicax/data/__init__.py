@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from replicax.data.channel import Workers
-from replicax.data.context import InputContext, ValueContext
-from replicax.data.creator import DatasetCreator
-from replicax.data.distribute import DistributedDataset, DistributedDatasetFromFunction
+from replicax.data.dataset_creator import DatasetCreator
+from replicax.data.distributed_datasets import DistributedDataset, DistributedDatasetFromFunction
+from replicax.data.input_context import InputContext, ValueContext
+from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.iterator import DistributedIterator
 from replicax.data.optional import Optional
-from replicax.data.options import AutoShardPolicy, InputOptions
-from replicax.data.units import FileSource
+from replicax.data.shards import FileSource
+from replicax.data.worker_channel import Workers
 from replicax.migration import not_found
 
 __all__ = [

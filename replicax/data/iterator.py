@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import replicax.context as context
 import replicax.health as health
+from replicax.data.first_batch import NO_BATCH
 from replicax.data.optional import Optional
-from replicax.data.passes import NO_BATCH
 from replicax.data.position import Position, Taken
 from replicax.data.prefetch import Prefetcher
 from replicax.errors import BatchError, ContextError

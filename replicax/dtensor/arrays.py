@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from replicax.compat.jax_tracing import is_tracing, primal_of
-from replicax.data.placement import owned_copy
+from replicax.data.batch_placement import owned_copy
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import ArgumentError, LayoutError, TensorError
 

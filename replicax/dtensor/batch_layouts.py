@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
+from replicax.data.batch_placement import device_dtype
 from replicax.data.batches import count_rows
-from replicax.data.placement import device_dtype
 from replicax.dtensor.arrays import checked_layout
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh

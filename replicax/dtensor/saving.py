@@ -11,7 +11,7 @@ import jax
 
 from replicax.checkpoint import Checkpoint as _Checkpoint
 from replicax.checkpoint import entries, read_arrays, write_arrays
-from replicax.checkpoint.store import Directory
+from replicax.checkpoint.writing import Directory
 from replicax.dtensor.arrays import is_traced, layout_of
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from replicax import variable_access
-from replicax.checkpoint.objects import is_variable
-from replicax.data.placement import owned_copy
+from replicax.checkpoint.variable_names import is_variable
+from replicax.data.batch_placement import owned_copy
 from replicax.dtensor.arrays import as_array, checked_layout, constants_are_traced, is_traced, laid_out, layout_of
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import LayoutError, ProgramError, TensorError

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint import read_arrays
-from replicax.checkpoint.store import absolute
+from replicax.checkpoint.writing import absolute
 from replicax.dtensor.arrays import laid_out
 from replicax.dtensor.layout import UNSHARDED, Layout
 from replicax.dtensor.mesh import Mesh

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax.checkpoint import write_variables
-from replicax.checkpoint.store import absolute
+from replicax.checkpoint.writing import absolute
 from replicax.dtensor.arrays import layout_of
 from replicax.dtensor.layout import Layout
 from replicax.errors import ExportError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from replicax.checkpoint import Checkpoint, numbered, read_metadata, restore_variables
-from replicax.checkpoint.store import absolute
+from replicax.checkpoint.writing import absolute
 from replicax.errors import CheckpointError
 
 _log = logging.getLogger(__name__)

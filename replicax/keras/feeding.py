@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from replicax.data import DatasetCreator, DistributedDataset, DistributedDatasetFromFunction
-from replicax.data.placement import owned_copy
+from replicax.data.batch_placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.transfer import put, spans_processes

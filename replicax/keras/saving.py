@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from replicax.checkpoint.meeting import Meeting
-from replicax.checkpoint.store import TIMEOUT_S
+from replicax.checkpoint.coordination import Meeting
+from replicax.checkpoint.writing import TIMEOUT_S
 
 _FILES = (".keras", ".h5")
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 import replicax.health as health
+from replicax.cluster.exchange import exchanged
 from replicax.errors import WorkersDisagreeError
-from replicax.runtime.exchange import exchanged
 
 # What these do besides writing is done by the chief for all.
 _WRITERS = ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.health as health
+from replicax.cluster.exchange import exchanged
 from replicax.compat.jax import is_random_key
 from replicax.errors import ValuesMismatchError
-from replicax.runtime.exchange import exchanged
 from replicax.runtime.transfer import from_chief, local
 
 FIRST_VALUES = "first values of variables"
@@ -60,7 +60,7 @@ class Agreement:
 
     Args:
         workers: The names of the workers, in their order.
-        exchange: Returns the messages of all workers; see `runtime.exchange`.
+        exchange: Returns the messages of all workers; see `cluster.exchange`.
     """
 
     def __init__(self, workers: Sequence[str], exchange: Callable[[bytes], list[bytes]] = exchanged):

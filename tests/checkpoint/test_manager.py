@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import damaged_files, manager, read_arrays, store
+from replicax.checkpoint import damaged_files, manager, read_arrays, writing
 from replicax.errors import ArgumentError, CheckpointError
 from tests.soak.checkpoint_kills import soak
 
@@ -36,13 +36,13 @@ def test_the_newest_are_kept(tmp_path: Path):
 
 def test_save_returns_before_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     go = threading.Event()
-    original = store.save_files
+    original = writing.save_files
 
     def slow(*args: object) -> None:
         assert go.wait(30)
         original(*args)
 
-    monkeypatch.setattr(store, "save_files", slow)
+    monkeypatch.setattr(writing, "save_files", slow)
     w = rx.Variable([1.0, 2.0])
     kept = rx.CheckpointManager(tmp_path, objects={"w": w})
     assert kept.save(1)
@@ -96,7 +96,7 @@ def test_pinned_host_memory_can_be_saved(tmp_path: Path):
     """Where copies of an accelerator's arrays are put; the CPU has such a memory too."""
     w = jnp.arange(8.0)
     pinned = jax.device_put(w, w.sharding.with_memory_kind("pinned_host"))
-    path = store.write_arrays(tmp_path / "c", {"w": pinned})
+    path = writing.write_arrays(tmp_path / "c", {"w": pinned})
     np.testing.assert_array_equal(read_arrays(path, {"w": jax.ShapeDtypeStruct((8,), w.dtype)})["w"], w)
 
 
@@ -105,12 +105,12 @@ def test_a_full_disk_raises_in_the_training_loop(tmp_path: Path, monkeypatch: py
     kept = rx.CheckpointManager(tmp_path, max_to_keep=1, objects={"w": w})
     kept.save(1)
     kept.wait_until_finished()
-    original = store.save_files
+    original = writing.save_files
 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "save_files", full)
+    monkeypatch.setattr(writing, "save_files", full)
     kept.save(2)
     kept._thread.join()
     with pytest.raises(CheckpointError, match="No space left"):
@@ -119,7 +119,7 @@ def test_a_full_disk_raises_in_the_training_loop(tmp_path: Path, monkeypatch: py
     with pytest.raises(CheckpointError, match="No space left"):
         kept.wait_until_finished()
     assert kept.all_steps() == [1]
-    monkeypatch.setattr(store, "save_files", original)
+    monkeypatch.setattr(writing, "save_files", original)
     kept.save(3)
     kept.close()
     assert kept.all_steps() == [3]
@@ -178,7 +178,7 @@ def test_bad_arguments(tmp_path: Path, arguments: dict):
 
 
 def test_a_failure_beside_another_error_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(store, "save_files", lambda *args: time.sleep(0.05) or 1 / 0)
+    monkeypatch.setattr(writing, "save_files", lambda *args: time.sleep(0.05) or 1 / 0)
 
     def training() -> None:
         with rx.CheckpointManager(tmp_path, objects={"w": rx.Variable(1.0)}) as kept:
@@ -358,7 +358,7 @@ def test_where_is_the_directory(tmp_path: Path):
 def test_a_failure_that_nobody_waits_for_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(store, "save_files", lambda *args: 1 / 0)
+    monkeypatch.setattr(writing, "save_files", lambda *args: 1 / 0)
     kept = rx.CheckpointManager(tmp_path, objects={"w": rx.Variable(1.0)})
     kept.save(1)
     kept._thread.join()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import notice
-from replicax.checkpoint.notice import Notice
+from replicax.checkpoint import stop_agreement
+from replicax.checkpoint.stop_agreement import Notice
 from replicax.errors import ArgumentError, CheckpointError, ClusterError
 
 
@@ -179,15 +179,15 @@ class Store:
 @pytest.fixture
 def notices(monkeypatch: pytest.MonkeyPatch):
     store = Store()
-    monkeypatch.setattr(notice, "publish", store.publish)
-    monkeypatch.setattr(notice, "published", store.published)
-    monkeypatch.setattr(notice.jax, "process_count", lambda: 3)
+    monkeypatch.setattr(stop_agreement, "publish", store.publish)
+    monkeypatch.setattr(stop_agreement, "published", store.published)
+    monkeypatch.setattr(stop_agreement.jax, "process_count", lambda: 3)
     made = []
 
     def make(timeout_s: float = 10.0, processes: int = 3) -> list[Notice]:
         for process in range(processes):
-            monkeypatch.setattr(notice.jax, "process_index", lambda process=process: process)
-            monkeypatch.setattr(notice, "_numbers", iter([7]))
+            monkeypatch.setattr(stop_agreement.jax, "process_index", lambda process=process: process)
+            monkeypatch.setattr(stop_agreement, "_numbers", iter([7]))
             made.append(Notice(timeout_s=timeout_s))
         return made
 

@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.data.channel import HostChannel, PassNumbers, Workers
-from replicax.data.options import InputOptions
+from replicax.data.auto_shard import FunctionReading, Reading, choose_reading
+from replicax.data.batch_split import split_batch
+from replicax.data.input_options import InputOptions
+from replicax.data.input_steps import Step, StepMaker
 from replicax.data.position import Position
-from replicax.data.sharding import FunctionReading, Reading, choose_reading
 from replicax.data.sources import host_batches
-from replicax.data.split import split_batch
-from replicax.data.steps import Step, StepMaker
+from replicax.data.worker_channel import HostChannel, PassNumbers, Workers
 
 
 class MemoryStore:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from replicax.data.batches import host_batch
-from replicax.data.distribute import DistributedDataset
+from replicax.data.distributed_datasets import DistributedDataset
 from replicax.data.sources import host_batches
 from replicax.errors import ArgumentError, BatchError
 

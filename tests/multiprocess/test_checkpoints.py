@@ -69,18 +69,18 @@ def saver(directory: str) -> Any:
         manager.wait_until_finished()
         values = trainer.values()
         # One that fails in one worker fails in all, and leaves nothing.
-        import replicax.checkpoint.store as store
+        import replicax.checkpoint.writing as writing
 
-        original = store.save_files
+        original = writing.save_files
         if strategy.worker_index == 1:
-            store.save_files = lambda *args: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+            writing.save_files = lambda *args: (_ for _ in ()).throw(OSError(28, "No space left on device"))
         manager.save(6)
         try:
             manager.wait_until_finished()
             failure = ""
         except CheckpointError as error:
             failure = str(error)
-        store.save_files = original
+        writing.save_files = original
         manager.save(7)
     return {"values": values, "failure": failure, "steps": manager.all_steps()}
 

@@ -9,7 +9,7 @@ import pytest
 
 from replicax.errors import ProgramMismatchError, ValuesMismatchError
 from replicax.strategies.agreement import Agreement, Described, _renumbered
-from tests.runtime.fake_store import in_processes
+from tests.cluster.fake_store import in_processes
 
 WORKERS = ("worker:0", "worker:1", "worker:2")
 

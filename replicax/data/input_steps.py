@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from replicax.data.agreement import Noted, agree
+from replicax.data.batch_placement import owned_copy
+from replicax.data.batch_split import Split, part_of
 from replicax.data.batches import count_rows
-from replicax.data.channel import HostChannel, Workers
-from replicax.data.exchange import Form, Sharing, describe, shared_out
-from replicax.data.options import InputOptions
-from replicax.data.placement import owned_copy
+from replicax.data.input_options import InputOptions
 from replicax.data.position import Taken
-from replicax.data.split import Split, part_of
-from replicax.data.units import Piece
+from replicax.data.row_exchange import Form, Sharing, describe, shared_out
+from replicax.data.shards import Piece
+from replicax.data.step_agreement import Noted, agree
+from replicax.data.worker_channel import HostChannel, Workers
 from replicax.errors import BatchError
 
 _log = logging.getLogger(__name__)

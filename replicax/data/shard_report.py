@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from replicax.data.batches import count_rows
-from replicax.data.channel import HostChannel, Workers
+from replicax.data.worker_channel import HostChannel, Workers
 
 _DIGEST = np.uint64
 

@@ -48,7 +48,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("replicax.checkpoint.store.save_files", full)
+    monkeypatch.setattr("replicax.checkpoint.writing.save_files", full)
     with pytest.raises(CheckpointError, match="No space left"):
         write_arrays(tmp_path / "c", {"a": jnp.ones(2)})
     assert list(tmp_path.iterdir()) == []

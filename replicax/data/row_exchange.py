@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.data.batch_split import Split, usable_replicas
 from replicax.data.batches import count_rows
-from replicax.data.channel import HostChannel, Workers
-from replicax.data.split import Split, usable_replicas
-from replicax.data.units import joined
+from replicax.data.shards import joined
+from replicax.data.worker_channel import HostChannel, Workers
 from replicax.errors import BatchError
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint.reading import checked_metadata, read_arrays
-from replicax.checkpoint.store import Directory, write_arrays
+from replicax.checkpoint.writing import Directory, write_arrays
 from replicax.compat.jax import is_random_key
 from replicax.errors import CheckpointError
 from replicax.variable_access import is_per_replica_variable, shape_of

@@ -27,7 +27,7 @@ def reports(team, source_of, batch_size=None, **options):
 @pytest.fixture(autouse=True)
 def one_numbering(monkeypatch):
     """Threads cannot take the numbers of passes in turn, as processes do: here each call is number 0."""
-    monkeypatch.setattr("replicax.data.channel.PassNumbers.take", lambda self: 0)
+    monkeypatch.setattr("replicax.data.worker_channel.PassNumbers.take", lambda self: 0)
 
 
 def lines(found):

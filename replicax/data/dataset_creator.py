@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replicax.data.context import InputContext
-from replicax.data.options import InputOptions
+from replicax.data.input_context import InputContext
+from replicax.data.input_options import InputOptions
 from replicax.errors import ArgumentError
 
 

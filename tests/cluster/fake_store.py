@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from replicax.runtime.exchange import Exchanges
+from replicax.cluster.exchange import Exchanges
 
 
 class FakeStore:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.data.split import group_batches, split_batch, split_group, usable_replicas
+from replicax.data.batch_split import group_batches, split_batch, split_group, usable_replicas
 from replicax.errors import BatchError
 
 ROWS = st.integers(1, 17)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from replicax.data.placement import owned_copy, place
+from replicax.data.batch_placement import owned_copy, place
 from replicax.runtime import mirrored_sharding, stacked_sharding
 from replicax.values import PerReplica
 

@@ -10,16 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.data.batch_split import group_batches, split_group
 from replicax.data.batches import count_rows
-from replicax.data.channel import HostChannel, Workers
-from replicax.data.context import InputContext
-from replicax.data.options import AutoShardPolicy, InputOptions
+from replicax.data.input_context import InputContext
+from replicax.data.input_options import AutoShardPolicy, InputOptions
+from replicax.data.input_steps import Step, StepMaker, agreed_batch_size, share_of
 from replicax.data.position import Position, Taken
-from replicax.data.report import Shard, row_digests
-from replicax.data.sources import ArrayBatches, HostBatches, host_batches
-from replicax.data.split import group_batches, split_group
-from replicax.data.steps import Step, StepMaker, agreed_batch_size, share_of
-from replicax.data.units import (
+from replicax.data.shard_report import Shard, row_digests
+from replicax.data.shards import (
     FileSource,
     FileUnits,
     HintUnits,
@@ -33,6 +31,8 @@ from replicax.data.units import (
     takes_a_hint,
     units_of_worker,
 )
+from replicax.data.sources import ArrayBatches, HostBatches, host_batches
+from replicax.data.worker_channel import HostChannel, Workers
 from replicax.errors import ArgumentError
 
 

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import jax.numpy as jnp
 import pytest
 
-import replicax.checkpoint.meeting as meetings
-from replicax.checkpoint import store
-from replicax.checkpoint.meeting import Meeting
-from replicax.checkpoint.store import Contents, write_in_place
+import replicax.checkpoint.coordination as meetings
+from replicax.checkpoint import writing
+from replicax.checkpoint.coordination import Meeting
+from replicax.checkpoint.writing import Contents, write_in_place
 from replicax.errors import CheckpointError
 from replicax.keras.saving import write_together
 
@@ -66,9 +66,9 @@ def test_processes_with_different_directories_are_told_whose_differ(processes, t
 
 
 def test_a_directory_that_a_process_does_not_see_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "_SECONDS_TO_APPEAR", 0.05)
+    monkeypatch.setattr(writing, "_SECONDS_TO_APPEAR", 0.05)
     with pytest.raises(CheckpointError, match=r"does not see .*absent.*file system that all of them share"):
-        store._seen(tmp_path / "absent")
+        writing._seen(tmp_path / "absent")
 
 
 def test_the_same_directory_is_written_to(processes, tmp_path):

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from replicax.data.batch_placement import owned_copy
+from replicax.data.batch_split import check_row_shapes
 from replicax.data.batches import check_signature, count_rows, signature
-from replicax.data.placement import owned_copy
 from replicax.data.position import Position
 from replicax.data.sources import HostBatches, check_batch_size, host_batches, is_nest
-from replicax.data.split import check_row_shapes
 from replicax.errors import ArgumentError, BatchError
 
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import jax
 
 import replicax.health as health
+from replicax.cluster.key_value_store import ServiceStore, Store
 from replicax.errors import BatchError
-from replicax.runtime.store import ServiceStore, Store
 
 _LOOK_UP_S, _LONGEST_LOOK_UP_S = 0.5, 4.0  # A thread that waits looks up so often to see whether it is still wanted.
 _LONGEST_VALUE = 4 * 2**20

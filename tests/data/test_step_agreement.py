@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicax.data import FileSource, InputOptions
-from replicax.data.channel import Closed
+from replicax.data.input_steps import StepMaker, share_of
 from replicax.data.position import Position
-from replicax.data.steps import StepMaker, share_of
-from replicax.data.units import grouped
+from replicax.data.shards import grouped
+from replicax.data.worker_channel import Closed
 from replicax.errors import ArgumentError, BatchError
 from tests.data.fake_workers import Team, function_reading, parts, parts_alone, reading
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import jax
 
+from replicax.cluster.key_value_store import ServiceStore, Store, get_pieces, put_pieces
 from replicax.errors import BarrierTimeoutError, ContextError
-from replicax.runtime.store import ServiceStore, Store, get_pieces, put_pieces
 
 # A wait is interrupted so often, for signals and the deadline: less and less, since no answer arrives in time where it
 # is under way for longer than that, on a slow network.

@@ -7,12 +7,12 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from replicax.data.channel import Workers
-from replicax.data.context import InputContext
-from replicax.data.distributed import Distributed
-from replicax.data.options import InputOptions
-from replicax.data.sharding import FunctionReading, choose_reading
+from replicax.data.auto_shard import FunctionReading, choose_reading
+from replicax.data.dataset_base import Distributed
+from replicax.data.input_context import InputContext
+from replicax.data.input_options import InputOptions
 from replicax.data.sources import host_batches
+from replicax.data.worker_channel import Workers
 from replicax.errors import ArgumentError
 
 
@@ -83,7 +83,7 @@ class DistributedDatasetFromFunction(Distributed):
 
     Each pass calls `dataset_fn` once on each worker. Consecutive batches of what it returns go to consecutive replicas
     of the worker, one step for one batch each. How the end of the data is shared out says
-    `replicax.data.split.split_group`; over several workers it is `rx.InputOptions.uneven_workers`.
+    `replicax.data.batch_split.split_group`; over several workers it is `rx.InputOptions.uneven_workers`.
 
     Args:
         dataset_fn: Takes an `InputContext` and returns batches for one replica each: anything that

@@ -11,7 +11,7 @@ import json
 from collections.abc import Generator, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from replicax.data.channel import Closed, HostChannel
+from replicax.data.worker_channel import Closed, HostChannel
 from replicax.errors import BatchError
 
 _Item = TypeVar("_Item")

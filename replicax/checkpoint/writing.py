@@ -21,8 +21,8 @@ import jax
 import numpy as np
 
 import replicax.health as health
+from replicax.checkpoint.coordination import Meeting
 from replicax.checkpoint.integrity import sync_folder, write_durably
-from replicax.checkpoint.meeting import Meeting
 from replicax.checkpoint.metadata import STATE, Entry, complete
 from replicax.checkpoint.orbax_files import save_files
 from replicax.errors import ArgumentError, CheckpointError

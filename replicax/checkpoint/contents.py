@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.checkpoint.objects import how_to_build, is_keras_object, is_variable, key_name, unbuilt, walk
-from replicax.checkpoint.states import VALUES, has_state
+from replicax.checkpoint.encoding import VALUES, has_state
+from replicax.checkpoint.variable_names import how_to_build, is_keras_object, is_variable, key_name, unbuilt, walk
 from replicax.errors import CheckpointError
 
 

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from replicax.data.channel import HostChannel, Workers
+from replicax.data.auto_shard import Reading
+from replicax.data.batch_placement import device_dtype, place, place_rows
+from replicax.data.batch_split import Split
+from replicax.data.first_batch import check_may_be_empty, peek
+from replicax.data.input_options import InputOptions
+from replicax.data.input_steps import Step, StepMaker
 from replicax.data.iterator import Handed, OpenPass, PassIterator, check_outside_of_programs
-from replicax.data.options import InputOptions
-from replicax.data.passes import check_may_be_empty, peek
-from replicax.data.placement import device_dtype, place, place_rows
 from replicax.data.position import Position, Taken
 from replicax.data.prefetch import prefetch
-from replicax.data.report import report
-from replicax.data.sharding import Reading
-from replicax.data.split import Split
-from replicax.data.steps import Step, StepMaker
+from replicax.data.shard_report import report
+from replicax.data.worker_channel import HostChannel, Workers
 from replicax.errors import ArgumentError, BatchError
 
 _log = logging.getLogger(__name__)

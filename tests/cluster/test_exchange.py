@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from replicax.cluster import exchange
+from replicax.cluster.exchange import Exchanges
 from replicax.errors import BarrierTimeoutError
-from replicax.runtime import exchange
-from replicax.runtime.exchange import Exchanges
-from tests.runtime.fake_store import FakeStore, in_processes
+from tests.cluster.fake_store import FakeStore, in_processes
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
