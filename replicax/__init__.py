@@ -1,9 +1,9 @@
 """replicax: distributed training for JAX and Keras 3. `import replicax as rx`."""
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING
 
-from replicax import cluster as cluster_resolver
-from replicax import config, coordinator, data, dtensor, errors, health
+from replicax import cluster as cluster_resolver, config, coordinator, data, dtensor, errors, health
 from replicax.aggregation import VariableAggregation, VariableSynchronization
 from replicax.checkpoint import (
     Checkpoint,
@@ -21,10 +21,9 @@ from replicax.collectives import (
     ReductionToOneDevice,
     RingAllReduce,
 )
-from replicax.data import AutoShardPolicy, FileSource, InputContext, InputOptions, ValueContext
+from replicax.data import AutoShardPolicy, InputContext, InputOptions, ValueContext
 from replicax.errors import ReplicaDivergenceError, ReplicaxError
-from replicax.exporting import LoadedFunction, export, load
-from replicax.keras.sidecar import SidecarEvaluator
+from replicax.exporting import LoadedFunction, export, load_export
 from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.migration import not_found
 from replicax.parameter_server import (
@@ -39,6 +38,7 @@ from replicax.parameter_server import (
 from replicax.program import TensorSpec, function, grad, value_and_grad
 from replicax.program.keras_backend import choose_jax_for_keras
 from replicax.reduce_op import ReduceOp
+from replicax.renamed import RENAMED, renamed
 from replicax.scattering import IndexedSlices
 from replicax.strategies import (
     CentralStorageStrategy,
@@ -72,7 +72,6 @@ __all__ = [
     "CommunicationOptions",
     "CrossDeviceOps",
     "DistributedValues",
-    "FileSource",
     "FixedShardsPartitioner",
     "FullyShardedStrategy",
     "HierarchicalCopyAllReduce",
@@ -100,7 +99,6 @@ __all__ = [
     "RingAllReduce",
     "Server",
     "ShardedVariable",
-    "SidecarEvaluator",
     "Strategy",
     "TPUStrategy",
     "TensorSpec",
@@ -126,7 +124,7 @@ __all__ = [
     "health",
     "in_cross_replica_context",
     "latest_checkpoint",
-    "load",
+    "load_export",
     "scale_regularization_loss",
     "set_strategy",
     "testing",
@@ -137,12 +135,17 @@ __all__ = [
 if TYPE_CHECKING:
     import replicax.testing as testing
     from replicax import keras as keras
+    from replicax.data import FileSource as FileSource
+    from replicax.exporting import load_export as load  # noqa: F401
+    from replicax.keras.sidecar import SidecarEvaluator as SidecarEvaluator
 else:  # For a type checker every name would exist.
 
-    def __getattr__(name: str) -> Any:
-        """Loads `rx.testing` when it is first asked for: a training needs none of it. Knows TensorFlow's names."""
+    def __getattr__(name: str) -> object:
+        """Loads `rx.testing` when it is first asked for. Knows old names and TensorFlow's."""
         if name == "testing":
             import replicax.testing as testing
 
             return testing
+        if name in RENAMED:
+            return renamed(sys.modules[__name__], name)
         raise not_found(__name__, name)

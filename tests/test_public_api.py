@@ -6,6 +6,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import operator
 import pkgutil
 import subprocess
 import sys
@@ -15,10 +16,15 @@ from pathlib import Path
 import pytest
 
 import replicax as rx
+from replicax.renamed import RENAMED
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN_NAMES = Path(__file__).parent / "golden" / "public_names.txt"
 MODULES = ["replicax", *(module.name for module in pkgutil.walk_packages(rx.__path__, "replicax."))]
+
+# The modules that a topic's names are nested in; the rule stands at the head of docs/api.md.
+TOPICS = ["cluster_resolver", "config", "coordinator", "data", "dtensor", "health", "keras", "testing"]
+FOLDERS = {"cluster_resolver": "cluster"}
 
 # Keras itself is a dependency, but only the adapter's own folder may need it to load.
 HEAVY = ("keras", "tensorflow", "torch", "ray", "sklearn", "matplotlib")
@@ -40,10 +46,10 @@ def test_every_public_name_exists_once():
 def public_names() -> Iterator[tuple[str, object]]:
     for name in sorted(rx.__all__):
         yield name, getattr(rx, name)
-    for name in sorted(rx.coordinator.__all__):
-        yield f"coordinator.{name}", getattr(rx.coordinator, name)
-    for name in sorted(rx.dtensor.__all__):
-        yield f"dtensor.{name}", getattr(rx.dtensor, name)
+    for topic in TOPICS:
+        module = importlib.import_module(f"replicax.{FOLDERS.get(topic, topic)}")
+        for name in sorted(module.__all__):
+            yield f"{topic}.{name}", getattr(module, name)
 
 
 def public_members() -> Iterator[tuple[str, object]]:
@@ -67,9 +73,26 @@ def test_every_public_name_is_documented():
 
 def test_every_public_name_is_on_the_api_page():
     page = (ROOT / "docs" / "api.md").read_text().split()
-    missing = [name for name, _ in public_names() if not name.startswith("__") and f"replicax.{name}" not in page]
+    missing = [name for name, _ in public_names() if not name.startswith("__") and shown_as(name) not in page]
     # The first stands for its members, which follow; the second is another name of default_mesh.
     assert missing == ["dtensor", "dtensor.run_on"]
+
+
+def shown_as(name: str) -> str:
+    """Returns what the API page calls a name: one that is flat and nested stands there once, as it is flat."""
+    topic, _, last = name.rpartition(".")
+    if topic == "keras" and last in ("BackupAndRestore", "TensorBoard"):  # made when they are asked for
+        return f"replicax.keras.{'backup' if last == 'BackupAndRestore' else 'tensorboard'}._{last}"
+    if last in rx.__all__:
+        return f"replicax.{last}"
+    return f"replicax.{FOLDERS.get(topic, topic)}.{last}" if topic else f"replicax.{last}"
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_name_works_for_a_release_and_tells_the_new_one(old, new):
+    with pytest.warns(DeprecationWarning, match=rf"^rx\.{old} is now rx\.{new}\. The old name works in this release"):
+        assert getattr(rx, old) is operator.attrgetter(new)(rx)
+    assert old not in rx.__all__
 
 
 # `replicax` is imported in a fork of a process that has loaded JAX and nothing else. It comes first whichever module is

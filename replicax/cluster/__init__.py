@@ -2,9 +2,21 @@
 
 from typing import TYPE_CHECKING, Any
 
-from replicax.cluster.addresses import Address, parse_address
-from replicax.cluster.config import ROLES, ClusterConfig, check_roles, check_synchronous
-from replicax.cluster.detect import PRECEDENCE, Candidate, Detection, detect_cluster, find_cluster, found_cluster
+from replicax.cluster.addresses import Address as Address, parse_address as parse_address
+from replicax.cluster.config import (
+    ROLES as ROLES,
+    ClusterConfig,
+    check_roles as check_roles,
+    check_synchronous as check_synchronous,
+)
+from replicax.cluster.detect import (
+    PRECEDENCE as PRECEDENCE,
+    Candidate as Candidate,
+    Detection,
+    detect_cluster,
+    find_cluster as find_cluster,
+    found_cluster as found_cluster,
+)
 from replicax.cluster.resolvers import (
     ClusterResolver,
     GCEClusterResolver,
@@ -13,7 +25,7 @@ from replicax.cluster.resolvers import (
     KubernetesExecutableLocation,
     OpenMPIClusterResolver,
     PMIClusterResolver,
-    RankClusterResolver,
+    RankClusterResolver as RankClusterResolver,
     ReplicaxClusterResolver,
     SageMakerClusterResolver,
     SimpleClusterResolver,
@@ -22,17 +34,13 @@ from replicax.cluster.resolvers import (
     TorchrunClusterResolver,
     TPUClusterResolver,
     UnionResolver,
-    expand_hostlist,
-    expand_tasks_per_node,
+    expand_hostlist as expand_hostlist,
+    expand_tasks_per_node as expand_tasks_per_node,
 )
 from replicax.cluster.spec import ClusterSpec, Task
 from replicax.migration import not_found
 
 __all__ = [
-    "PRECEDENCE",
-    "ROLES",
-    "Address",
-    "Candidate",
     "ClusterConfig",
     "ClusterResolver",
     "ClusterSpec",
@@ -43,7 +51,6 @@ __all__ = [
     "KubernetesExecutableLocation",
     "OpenMPIClusterResolver",
     "PMIClusterResolver",
-    "RankClusterResolver",
     "ReplicaxClusterResolver",
     "SageMakerClusterResolver",
     "SimpleClusterResolver",
@@ -53,14 +60,7 @@ __all__ = [
     "Task",
     "TorchrunClusterResolver",
     "UnionResolver",
-    "check_roles",
-    "check_synchronous",
     "detect_cluster",
-    "expand_hostlist",
-    "expand_tasks_per_node",
-    "find_cluster",
-    "found_cluster",
-    "parse_address",
 ]
 
 if not TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import Any, TypeGuard
 
 import jax
 import numpy as np
-from jax._src import core as jax_core
-from jax._src import dtypes as jax_dtypes
+from jax._src import core as jax_core, dtypes as jax_dtypes
 
 
 def varying_axes(x: Any) -> frozenset[str]:

@@ -9,10 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax._src import compiler as jax_compiler
-from jax._src import config as jax_config
-from jax._src import distributed as jax_distributed
-from jax._src import xla_bridge
+from jax._src import compiler as jax_compiler, config as jax_config, distributed as jax_distributed, xla_bridge
 from jax._src.lib import _jax as jaxlib
 
 

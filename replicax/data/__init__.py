@@ -9,7 +9,7 @@ from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.iterator import DistributedIterator
 from replicax.data.optional import Optional
 from replicax.data.shards import FileSource
-from replicax.data.worker_channel import Workers
+from replicax.data.worker_channel import Workers as Workers
 from replicax.migration import not_found
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "InputOptions",
     "Optional",
     "ValueContext",
-    "Workers",
 ]
 
 if not TYPE_CHECKING:

@@ -47,9 +47,9 @@ class InputOptions(Advised):
             rows than there are replicas, so that every step runs on all replicas.
         auto_shard_policy: Which rows a worker reads, where there are several. `"data"`: all workers read the same
             global batches, and each keeps its own rows. `"file"`: a worker reads files of its own; for an
-            `rx.FileSource`. `"hint"`: the dataset is cut by its own `shard(num_shards, index)`, or, if it is a Grain
-            `MapDataset`, by a slice. `"off"`: each worker's dataset is its own already. `"auto"`: `"file"` for an
-            `rx.FileSource`, and `"data"` for anything else.
+            `rx.data.FileSource`. `"hint"`: the dataset is cut by its own `shard(num_shards, index)`, or, if it is a
+            Grain `MapDataset`, by a slice. `"off"`: each worker's dataset is its own already. `"auto"`: `"file"` for an
+            `rx.data.FileSource`, and `"data"` for anything else.
         uneven_workers: What happens to a step for which the workers that read data of their own do not have rows in
             proportion to their replicas: one has run out, or has a ragged tail. `"drain"`: all rows of all workers
             count once, those of such a step are shared out anew. `"shortest"`: the pass ends when the first worker has

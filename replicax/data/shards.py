@@ -179,8 +179,8 @@ def units_of_worker(units: Units, position: Position, worker: int, workers: int)
     """
     if position.rows and position.units != units.count:
         hint = (
-            "Each worker's own data can only go on with the same number of workers; use an rx.FileSource, or data that "
-            "all workers read alike."
+            "Each worker's own data can only go on with the same number of workers; use an rx.data.FileSource, or data "
+            "that all workers read alike."
             if units.fixed
             else "Give the same files, in the same order, and the same `auto_shard_policy`."
         )

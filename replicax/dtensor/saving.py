@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from replicax.checkpoint import Checkpoint as _Checkpoint
-from replicax.checkpoint import entries, read_arrays, write_arrays
+from replicax.checkpoint import Checkpoint as _Checkpoint, entries, read_arrays, write_arrays
 from replicax.checkpoint.writing import Directory
 from replicax.dtensor.arrays import is_traced, layout_of
 from replicax.dtensor.layout import Layout

@@ -1,6 +1,6 @@
 """Export: compiled functions with their variables as files that run without the code that made them."""
 
-from replicax.exporting.loading import LoadedFunction, load
+from replicax.exporting.loading import LoadedFunction, load_export
 from replicax.exporting.writing import export
 
-__all__ = ["LoadedFunction", "export", "load"]
+__all__ = ["LoadedFunction", "export", "load_export"]

@@ -1,4 +1,4 @@
-"""`rx.load`: runs a function that `rx.export` wrote, on one device or on a mesh."""
+"""`rx.load_export`: runs a function that `rx.export` wrote, on one device or on a mesh."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from replicax.variables import Variable
 class LoadedFunction:
     """A function that was exported, with variables of its own.
 
-    Call it with arguments of the structure, shapes and dtypes that it was exported for. Made by `rx.load`.
+    Call it with arguments of the structure, shapes and dtypes that it was exported for. Made by `rx.load_export`.
 
     Attributes:
         name: Name of the function that was exported.
@@ -74,7 +74,7 @@ class LoadedFunction:
         return f"<LoadedFunction {self.name}{_spelled(self._manifest['arguments'], self._inputs)} {where}>"
 
 
-def load(path: str | os.PathLike[str], *, mesh: Any = None) -> LoadedFunction:
+def load_export(path: str | os.PathLike[str], *, mesh: Any = None) -> LoadedFunction:
     """Loads a function that `rx.export` wrote. The code that made it is not needed, and nothing in the files is run.
 
     Args:

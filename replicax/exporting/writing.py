@@ -34,7 +34,7 @@ def export(
     platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
     **kwargs: Any,
 ) -> Path:
-    """Writes a function and the variables that it uses to a directory; `rx.load` runs it, without your code.
+    """Writes a function and the variables that it uses to a directory; `rx.load_export` runs it, without your code.
 
     The program is stored as StableHLO (by `jax.export`), the variables as a checkpoint with the layout of each, a
     description of arguments and results as JSON: no Python is pickled. Variables that the function assigns are part of
@@ -58,10 +58,10 @@ def export(
 
     Example:
         >>> import tempfile
-        >>> from replicax import Variable, load
+        >>> from replicax import Variable, load_export
         >>> w = Variable([1.0, 2.0])
         >>> path = export(lambda x: w * x, tempfile.mkdtemp() + "/scale", jnp.zeros(2))
-        >>> load(path)(jnp.array([3.0, 4.0]))
+        >>> load_export(path)(jnp.array([3.0, 4.0]))
         Array([3., 8.], dtype=float32)
     """
     target = absolute(path)

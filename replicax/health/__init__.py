@@ -1,29 +1,26 @@
 """No silent hangs: what each worker is doing, who looks after it, and what is said when the job stands still."""
 
-from replicax.health.calls import Call, Calls, together
+from replicax.health.calls import Call as Call, Calls as Calls, together as together
 from replicax.health.monitor import running
-from replicax.health.phases import CALLBACK, CHECKPOINT, COMPILE, FIRST_BATCH, INPUT, WAIT, exchange, phase
+from replicax.health.phases import (
+    CALLBACK as CALLBACK,
+    CHECKPOINT as CHECKPOINT,
+    COMPILE as COMPILE,
+    FIRST_BATCH as FIRST_BATCH,
+    INPUT as INPUT,
+    WAIT as WAIT,
+    exchange as exchange,
+    phase as phase,
+)
 from replicax.health.status import status_of
-from replicax.health.watching import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
+from replicax.health.watching import (
+    DEFAULT_STALL_TIMEOUT_S as DEFAULT_STALL_TIMEOUT_S,
+    stall_timeout_from as stall_timeout_from,
+    start as start,
+)
 from replicax.shown import Shown
 
-__all__ = [
-    "CALLBACK",
-    "CHECKPOINT",
-    "COMPILE",
-    "DEFAULT_STALL_TIMEOUT_S",
-    "FIRST_BATCH",
-    "INPUT",
-    "WAIT",
-    "Call",
-    "Calls",
-    "exchange",
-    "phase",
-    "report",
-    "stall_timeout_from",
-    "start",
-    "together",
-]
+__all__ = ["report"]  # What users call; the package itself uses all the names above.
 
 
 def report() -> Shown:

@@ -1,12 +1,12 @@
-"""Keras models under a strategy. Importing this does not import Keras."""
+"""Callbacks and tools for Keras models. Importing this does not import Keras."""
 
 from typing import Any
 
 from replicax.keras.backup import backup_class
-from replicax.keras.models import keras_entered, strategy_of
+from replicax.keras.sidecar import SidecarEvaluator
 from replicax.keras.tensorboard import tensorboard_class
 
-__all__ = ["keras_entered", "strategy_of"]
+__all__ = ["BackupAndRestore", "SidecarEvaluator", "TensorBoard"]
 
 
 def __getattr__(name: str) -> Any:

@@ -73,7 +73,7 @@ class SidecarEvaluator:
         best: The best of them, or None.
 
     Example:
-        >>> evaluator = rx.SidecarEvaluator(model, (x, y), "checkpoints", max_evaluations=10)  # doctest: +SKIP
+        >>> evaluator = rx.keras.SidecarEvaluator(model, (x, y), "checkpoints", max_evaluations=10)  # doctest: +SKIP
         >>> evaluator.start()  # doctest: +SKIP
     """
 

@@ -6,7 +6,7 @@ from replicax.migration.rows import Rows, absent, differs, refused, renamed, to
 
 _ESTIMATOR = (
     "TensorFlow dropped Estimator in 2.16. Use Keras's `Model.fit`, or a loop of your own with `strategy.run`; an "
-    "`rx.SidecarEvaluator` evaluates each new checkpoint."
+    "`rx.keras.SidecarEvaluator` evaluates each new checkpoint."
 )
 _CONTRIB = "`tf.contrib` ended with TensorFlow 1. "
 _COMPILES = refused(
@@ -81,7 +81,7 @@ BESIDE: Rows = {
         "`function.num_programs` says how many kinds of arguments have been compiled."
     ),
     "tf.keras.utils.experimental.DatasetCreator": renamed("data.DatasetCreator"),
-    "tf.keras.utils.SidecarEvaluator": renamed("SidecarEvaluator"),
+    "tf.keras.utils.SidecarEvaluator": renamed("keras.SidecarEvaluator"),
     "tf.errors.UnavailableError": differs(
         "errors.ParameterServerLost", "Raised without a checkpoint manager only; with one, training goes on."
     ),

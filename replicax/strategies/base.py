@@ -22,7 +22,7 @@ from replicax.data import (
     ValueContext,
 )
 from replicax.errors import ContextError
-from replicax.keras import keras_entered
+from replicax.keras.models import keras_entered
 from replicax.migration import AdvisedContract, called_as
 from replicax.program.calls import checked_call
 from replicax.program.foreign import check_outside_of_graphs
@@ -362,7 +362,7 @@ class Strategy(TFSpellings, AdvisedContract):
         Args:
             dataset: Iterable of global batches (nests of arrays whose first dimensions are rows), a Grain dataset, a
                 torch `DataLoader`, a `tf.data.Dataset`, a function without arguments that returns an iterator, an
-                `rx.FileSource`, or, with `batch_size`, arrays to cut into batches.
+                `rx.data.FileSource`, or, with `batch_size`, arrays to cut into batches.
             options: How many batches to prepare in advance and what to do with rows that do not divide.
             batch_size: Rows in a *global* batch, for a nest of arrays.
 
@@ -389,7 +389,7 @@ class Strategy(TFSpellings, AdvisedContract):
     def shard_report(self, dataset: Any, options: InputOptions | None = None, *, batch_size: int | None = None) -> str:
         """Runs through a dataset and returns a line for each worker: what it reads, and whether that is right.
 
-        A line has the worker's number of rows, batches and files (of an `rx.FileSource`), how many of its rows
+        A line has the worker's number of rows, batches and files (of an `rx.data.FileSource`), how many of its rows
         another worker reads too (`overlap`), and how many rows of the dataset no worker reads (`missing`). All workers
         must call this together; all of them get the whole report.
 

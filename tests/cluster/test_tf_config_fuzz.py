@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from replicax.cluster import ClusterConfig, TFConfigClusterResolver, detect_cluster
 from replicax.errors import ClusterError

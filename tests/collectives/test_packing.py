@@ -3,8 +3,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from replicax.collectives.packing import SMALL_VALUE_BYTES, packs_by_bytes, packs_by_number
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from replicax.data.batch_split import group_batches, split_batch, split_group, usable_replicas
 from replicax.errors import BatchError

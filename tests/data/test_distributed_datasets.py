@@ -6,8 +6,7 @@ import grain
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from replicax import context
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, InputContext, InputOptions, Optional

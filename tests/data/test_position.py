@@ -9,8 +9,7 @@ import grain
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, FileSource, InputOptions
 from replicax.data.position import Position, Taken

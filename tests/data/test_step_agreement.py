@@ -9,8 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from replicax.data import FileSource, InputOptions
 from replicax.data.input_steps import StepMaker, share_of

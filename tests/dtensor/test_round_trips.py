@@ -7,8 +7,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from replicax import dtensor
 from replicax.dtensor import UNSHARDED, Checkpoint, DVariable, Layout, Mesh

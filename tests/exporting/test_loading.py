@@ -76,7 +76,7 @@ def test_training_goes_on_anywhere(exported, dims):
     path, losses, weights = exported
     devices = [f"cpu:{i}" for i in range(1 if dims is None else int(np.prod([size for _, size in dims])))]
     mesh = None if dims is None else dtensor.create_mesh(dims, devices=devices)
-    train = rx.load(path, mesh=mesh)
+    train = rx.load_export(path, mesh=mesh)
     results = [train({"x": X, "y": Y}, scale=2.0) for _ in range(5)]
     np.testing.assert_allclose([float(result["loss"]) for result in results], losses, rtol=1e-6)
     np.testing.assert_allclose(train.variables["w"].numpy(), weights, rtol=1e-5)
@@ -94,7 +94,7 @@ def test_a_process_without_the_code_runs_it(exported):
 import sys, numpy as np, replicax as rx
 rng = np.random.default_rng(0)
 batch = {{"x": rng.normal(size=(16, 8)).astype(np.float32), "y": rng.normal(size=(16, 4)).astype(np.float32)}}
-train = rx.load({str(path)!r})
+train = rx.load_export({str(path)!r})
 print([float(train(batch, scale=2.0)["loss"]) for _ in range(2)], "optax" in sys.modules, "keras" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
@@ -109,7 +109,7 @@ def test_the_batch_may_be_of_any_length(tmp_path: Path, mesh):
     rows = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 8"), np.float32)
     path = rx.export(lambda x: jnp.tanh(x @ w.value), tmp_path / "f", rows)
     for on in (None, mesh):
-        predict = rx.load(path, mesh=on)
+        predict = rx.load_export(path, mesh=on)
         for length in (16, 3):
             np.testing.assert_allclose(
                 predict(X[:length]), np.tanh(X[:length].sum(1, keepdims=True)) + np.zeros(4), rtol=1e-5
@@ -120,7 +120,8 @@ def test_a_smaller_part_of_a_cut_argument_is_computed_whole(tmp_path: Path, mesh
     sharding = Layout(["batch", UNSHARDED], mesh).to_sharding()
     rows = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 8"), np.float32, sharding=sharding)
     w = rx.Variable(np.ones((8, 1), np.float32))
-    predict = rx.load(rx.export(lambda x: x @ w.value, tmp_path / "f", rows), mesh=dtensor.create_mesh([("batch", 8)]))
+    path = rx.export(lambda x: x @ w.value, tmp_path / "f", rows)
+    predict = rx.load_export(path, mesh=dtensor.create_mesh([("batch", 8)]))
     np.testing.assert_allclose(predict(X[:3]), X[:3].sum(1, keepdims=True), rtol=1e-5)
 
 
@@ -132,7 +133,7 @@ def test_a_keras_model_made_under_a_strategy(tmp_path: Path, mirrored, replicas:
         )
     rows = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 8"), np.float32)
     path = rx.export(lambda x: model(x, training=False), tmp_path / "f", rows)
-    np.testing.assert_allclose(rx.load(path)(X), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(rx.load_export(path)(X), model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
 
 
 def test_what_runs_on_replicas_needs_as_many_devices(tmp_path: Path, mirrored):
@@ -145,13 +146,13 @@ def test_what_runs_on_replicas_needs_as_many_devices(tmp_path: Path, mirrored):
 
     path = rx.export(total, tmp_path / "f", 1.0)
     with pytest.raises(ExportError, match="can only run on a mesh like"):
-        rx.load(path)
+        rx.load_export(path)
     mesh = dtensor.create_mesh([("replica", 2)], devices=["cpu:4", "cpu:5"])
-    assert float(rx.load(path, mesh=mesh)(2.0)) == 13.0
+    assert float(rx.load_export(path, mesh=mesh)(2.0)) == 13.0
 
 
 def test_variables_can_be_assigned(exported):
-    train = rx.load(exported[0])
+    train = rx.load_export(exported[0])
     train.variables["w"].assign(np.zeros((8, 4), np.float32))
     loss = train({"x": X, "y": Y}, scale=1.0)["loss"]
     np.testing.assert_allclose(loss, np.mean(Y**2), rtol=1e-5)
@@ -168,49 +169,49 @@ def test_variables_can_be_assigned(exported):
 )
 def test_other_arguments_are_refused(exported, args, kwargs, message: str):
     with pytest.raises(ArgumentError, match=message):
-        rx.load(exported[0])(*args, **kwargs)
+        rx.load_export(exported[0])(*args, **kwargs)
 
 
 def test_a_mesh_without_the_named_dimensions_is_refused(exported):
     with pytest.raises(LayoutError, match="'batch'"):
-        rx.load(exported[0], mesh=dtensor.create_mesh([("x", 8)]))
+        rx.load_export(exported[0], mesh=dtensor.create_mesh([("x", 8)]))
 
 
 def test_a_mesh_that_does_not_divide_a_variable_is_refused(exported):
     mesh = dtensor.create_mesh([("batch", 1), ("model", 8)])
     with pytest.raises(LayoutError, match="cannot cut into 8"):
-        rx.load(exported[0], mesh=mesh)
+        rx.load_export(exported[0], mesh=mesh)
 
 
 def test_there_must_be_an_exported_function(tmp_path: Path):
     with pytest.raises(ExportError, match="no exported function"):
-        rx.load(tmp_path)
+        rx.load_export(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(ExportError, match="cannot be read"):
-        rx.load(tmp_path)
+        rx.load_export(tmp_path)
     (tmp_path / "manifest.json").write_text('{"format": 99}')
     with pytest.raises(ExportError, match="99"):
-        rx.load(tmp_path)
+        rx.load_export(tmp_path)
 
 
 def test_a_damaged_program_is_an_error(tmp_path: Path):
     path = rx.export(lambda x: x + 1, tmp_path / "f", X)
     (path / "portable.stablehlo").write_bytes(b"not a program")
     with pytest.raises(ExportError, match="damaged"):
-        rx.load(path)
+        rx.load_export(path)
     (path / "portable.stablehlo").unlink()
     with pytest.raises(ExportError, match="incomplete"):
-        rx.load(path)
+        rx.load_export(path)
 
 
 def test_it_says_what_it_is(exported, mesh):
-    text = repr(rx.load(exported[0], mesh=mesh))
+    text = repr(rx.load_export(exported[0], mesh=mesh))
     assert "train({'x': float32[16, 8], 'y': float32[16, 4]}, scale=float32[])" in text
 
 
 @pytest.mark.parametrize("path", [3, None])
 def test_what_is_no_path_is_refused(path):
     with pytest.raises(rx.errors.ArgumentError, match="directory is a string"):
-        rx.load(path)
+        rx.load_export(path)
     with pytest.raises(rx.errors.ArgumentError, match="directory is a string"):
         rx.export(lambda x: x, path, 1.0)

@@ -13,8 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import replicax as rx
 from replicax.checkpoint.documents import digest_of
@@ -45,13 +44,13 @@ def forge(path: Path, change: Callable[[Any], Any]) -> None:
 
 
 def test_what_is_exported_is_loaded(path: Path):
-    np.testing.assert_array_equal(rx.load(path)(jnp.ones(3), 2.0)["y"], [2, 2, 2])
+    np.testing.assert_array_equal(rx.load_export(path)(jnp.ones(3), 2.0)["y"], [2, 2, 2])
 
 
 def test_any_other_value_is_found(path: Path):
     (path / FILE).write_text((path / FILE).read_text().replace('"assigned": false', '"assigned": true'))
     with pytest.raises(ExportError, match="not as it was written"):
-        rx.load(path)
+        rx.load_export(path)
 
 
 FORGERIES: dict[str, Callable[[Any], Any]] = {
@@ -77,24 +76,24 @@ FORGERIES: dict[str, Callable[[Any], Any]] = {
 def test_a_forged_manifest_is_refused(path: Path, forgery: str):
     forge(path, FORGERIES[forgery])
     with pytest.raises(ExportError):
-        rx.load(path)
+        rx.load_export(path)
 
 
 @pytest.mark.parametrize("text", [b"", b"[" * 200_000, b"null", b"[1]", b"\xff\xfe", b'{"format": "2"}'], ids=range(6))
 def test_what_is_no_manifest_is_refused(path: Path, text: bytes):
     (path / FILE).write_bytes(text)
     with pytest.raises(ExportError):
-        rx.load(path)
+        rx.load_export(path)
 
 
 def test_a_program_that_jax_cannot_read_is_an_error(path: Path):
     program = b"no program at all"
     (path / "portable.stablehlo").write_bytes(program)
     with pytest.raises(ExportError, match="damaged"):
-        rx.load(path)
+        rx.load_export(path)
     forge(path, lambda d: d["programs"].update({"portable.stablehlo": hashlib.sha256(program).hexdigest()}))
     with pytest.raises(ExportError, match="cannot read the program"):
-        rx.load(path)
+        rx.load_export(path)
 
 
 SMALL = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
@@ -116,4 +115,4 @@ def test_any_value_in_any_place_is_refused_or_loaded(exported: Path, path: Path,
 
     forge(path, change)
     with contextlib.suppress(ExportError, rx.errors.CheckpointError):
-        assert list(rx.load(path).variables)
+        assert list(rx.load_export(path).variables)

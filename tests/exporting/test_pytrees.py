@@ -8,8 +8,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from replicax.errors import ExportError
 from replicax.exporting.pytrees import described, is_value, rebuilt

@@ -15,8 +15,7 @@ from keras import layers
 
 import replicax as rx
 from replicax.errors import ContextError, StrategyMismatchError
-from replicax.keras import strategy_of
-from replicax.keras.models import install_trainer_hooks
+from replicax.keras.models import install_trainer_hooks, strategy_of
 from tests.keras.comparing import CLASSES, LABELS, X, Y, assert_same, classifier, made, state_of, trained, worked
 
 

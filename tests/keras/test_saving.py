@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from replicax.keras import strategy_of
+from replicax.keras.models import strategy_of
 from tests.keras.comparing import CLASSES, X, Y, assert_same, classifier, made, state_of
 
 

@@ -1,4 +1,4 @@
-"""`rx.SidecarEvaluator`: each checkpoint once, in order; the best one kept; an end that is told."""
+"""`rx.keras.SidecarEvaluator`: each checkpoint once, in order; the best one kept; an end that is told."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ def saved(directory: Path, weights: list[float], **options: Any) -> None:
             manager.save(10 * step)
 
 
-def evaluator(directory: Path, **options: Any) -> rx.SidecarEvaluator:
-    return rx.SidecarEvaluator(linear(), (X, Y), directory, poll_interval_s=0.05, **{"idle_timeout_s": 0.3} | options)
+def evaluator(directory: Path, **options: Any) -> rx.keras.SidecarEvaluator:
+    options = {"idle_timeout_s": 0.3} | options
+    return rx.keras.SidecarEvaluator(linear(), (X, Y), directory, poll_interval_s=0.05, **options)
 
 
 def test_checkpoints_are_evaluated_once_in_order_and_the_best_is_kept(tmp_path: Path):
@@ -182,7 +183,7 @@ def test_callbacks_steps_and_datasets(tmp_path: Path):
             return batches[index]
 
     strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
-    sidecar = rx.SidecarEvaluator(
+    sidecar = rx.keras.SidecarEvaluator(
         linear(strategy=strategy), Batches(), tmp_path, steps=2, callbacks=[callback], poll_interval_s=0.05,
         max_evaluations=1,
     )  # fmt: skip
@@ -206,7 +207,7 @@ def test_callbacks_steps_and_datasets(tmp_path: Path):
 )
 def test_mistakes(tmp_path: Path, options: dict[str, Any], message: str):
     with pytest.raises(ArgumentError, match=message):
-        rx.SidecarEvaluator(**{"model": None, "data": (X, Y), "checkpoint_dir": tmp_path} | options)
+        rx.keras.SidecarEvaluator(**{"model": None, "data": (X, Y), "checkpoint_dir": tmp_path} | options)
 
 
 def test_an_unknown_monitor_is_told_with_those_there_are(tmp_path: Path):
@@ -222,7 +223,7 @@ import replicax as rx
 strategy = rx.MultiWorkerMirroredStrategy()
 sys.path.insert(0, ".")
 from tests.keras.test_sidecar import X, Y, linear
-sidecar = rx.SidecarEvaluator(linear(strategy=strategy), (X, Y), sys.argv[1], max_evaluations=1)
+sidecar = rx.keras.SidecarEvaluator(linear(strategy=strategy), (X, Y), sys.argv[1], max_evaluations=1)
 sidecar.start()
 print(strategy.num_workers, strategy.is_chief, strategy.cluster.task, sidecar.evaluations[0].step)
 """

@@ -4,8 +4,7 @@ import io
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from replicax.errors import LaunchError
 from replicax.launch.output import Log, Stream, error_line, last_traceback

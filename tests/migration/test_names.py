@@ -10,11 +10,13 @@ import pytest
 import replicax as rx
 from replicax.errors import ArgumentError
 from replicax.migration import NAMES
-from tests.migration import test_calls_checkpoints as _checkpoints
-from tests.migration import test_calls_cluster as _cluster
-from tests.migration import test_calls_dtensor as _dtensor
-from tests.migration import test_calls_strategies as _strategies
-from tests.migration import test_calls_variables as _variables
+from tests.migration import (
+    test_calls_checkpoints as _checkpoints,
+    test_calls_cluster as _cluster,
+    test_calls_dtensor as _dtensor,
+    test_calls_strategies as _strategies,
+    test_calls_variables as _variables,
+)
 from tests.migration.calls import LISTED, TRIED, load_check_table
 
 CALLS = (_checkpoints, _cluster, _dtensor, _strategies, _variables)  # They say what they try when they are imported.

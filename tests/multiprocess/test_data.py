@@ -80,9 +80,9 @@ def combined_without_run(strategy: rx.Strategy) -> list[list[Any]]:
     return found
 
 
-def file_source() -> rx.FileSource:
+def file_source() -> rx.data.FileSource:
     rows = {"a": np.arange(11), "b": np.arange(100, 105)}
-    return rx.FileSource(["a", "b"], lambda file: rows[file], batch_size=BATCH)
+    return rx.data.FileSource(["a", "b"], lambda file: rows[file], batch_size=BATCH)
 
 
 def refused(strategy: rx.Strategy, dataset: Any) -> str:

@@ -6,8 +6,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from replicax.program.jaxprs import is_literal
 from replicax.program.min_cut import cheapest_cut

@@ -62,7 +62,7 @@ def export(directory: Path) -> np.ndarray:
 
 def called(directory: Path, into: list[Any]) -> None:
     """Loads an exported function and appends what it gives for ones."""
-    into.append(np.asarray(rx.load(directory)(jnp.ones((4, 2)))).tolist())
+    into.append(np.asarray(rx.load_export(directory)(jnp.ones((4, 2)))).tolist())
 
 
 def damage(directory: Path, rng: random.Random, log: list[str]) -> None:

@@ -594,4 +594,5 @@ def test_gradients_summed_in_a_loop_are_cut_too(beside):
 def test_a_model_is_exported_like_any_other(beside, tmp_path):
     model, _ = model_and_optimizer(beside)
     rx.export(lambda x: model(x, training=False), tmp_path / "model", BATCHES[0][0])
-    np.testing.assert_allclose(rx.load(tmp_path / "model")(BATCHES[0][0]), model(BATCHES[0][0]), rtol=1e-5, atol=1e-6)
+    loaded = rx.load_export(tmp_path / "model")
+    np.testing.assert_allclose(loaded(BATCHES[0][0]), model(BATCHES[0][0]), rtol=1e-5, atol=1e-6)

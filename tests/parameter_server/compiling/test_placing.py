@@ -5,8 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import replicax as rx
 from replicax.errors import ArgumentError, ProgramError
