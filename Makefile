@@ -52,7 +52,7 @@ $(DEMO): pyproject.toml
 	  || { echo "Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "== Installing replicax and what it needs in .venv (800 MB; a minute or less, and the time of the downloads)"
 	$(PYTHON) -m venv .venv
-	@start=$$(date +%s); $(PIP) -e . && echo "== Installed in $$(($$(date +%s) - start)) s"
+	@start=$$(date +%s); $(PIP) -e '.[demo]' && echo "== Installed in $$(($$(date +%s) - start)) s"
 	@touch $@
 
 $(STAMP): $(DEMO)

@@ -13,6 +13,8 @@ from replicax.cli import report
 from replicax.cli.datasets import Dataset
 from replicax.cli.training import Epoch, Settings, Training, count_batches, layer_sizes
 
+_NO_PICTURE = "Drew no curves: matplotlib is not installed. pip install 'replicax[demo]' brings it."
+
 
 def compare(dataset: Dataset, settings: Settings, picture: Path, results: bool) -> None:
     """Trains under `MirroredStrategy` and under `OneDeviceStrategy`, shows both and draws a picture.
@@ -20,7 +22,7 @@ def compare(dataset: Dataset, settings: Settings, picture: Path, results: bool) 
     Args:
         dataset: What to train and test on.
         settings: How both trainings go.
-        picture: The PNG to write; its folder exists.
+        picture: The PNG to write, if matplotlib is installed; its folder exists.
         results: Whether to end with `RESULT name value` lines.
     """
     console = Console(highlight=False)
@@ -38,8 +40,11 @@ def compare(dataset: Dataset, settings: Settings, picture: Path, results: bool) 
     console.print(report.comparison_table(distributed, single, replicas))
     console.print(report.verdict(difference))
     console.print(_times(strategy, seconds, seconds_alone), style="dim")
-    report.save_curves(picture, f"{dataset.name}, network {network}", distributed, single, replicas)
-    console.print(f"\nWrote {picture}", markup=False, soft_wrap=True)
+    if report.can_draw():
+        report.save_curves(picture, f"{dataset.name}, network {network}", distributed, single, replicas)
+        console.print(f"\nWrote {picture}", markup=False, soft_wrap=True)
+    else:
+        console.print(f"\n{_NO_PICTURE}", markup=False, soft_wrap=True)
     if results:
         print(f"RESULT demo_test_accuracy {distributed[-1].testing.accuracy:.6f}")
         print(f"RESULT demo_max_loss_difference {difference:.3e}")

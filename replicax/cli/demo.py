@@ -39,7 +39,7 @@ _LEARNING_RATES = {Data.DIGITS: 3e-3, Data.MNIST: 1e-3}
 def demo(
     data: Annotated[
         Data,
-        typer.Option(help="The 1797 digits of 8 x 8 pixels that come with scikit-learn, or MNIST from --data-dir."),
+        typer.Option(help="The 1797 digits of 8 x 8 pixels that come with replicax, or MNIST from --data-dir."),
     ] = Data.DIGITS,
     data_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of MNIST's four .gz files, for --data mnist.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -105,8 +106,17 @@ def verdict(difference: float) -> str:
     )
 
 
+def can_draw() -> bool:
+    """Returns whether matplotlib, which draws the curves, is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def save_curves(path: Path, title: str, distributed: Sequence[Epoch], single: Sequence[Epoch], devices: int) -> None:
-    """Draws loss and accuracy over the epochs as a PNG: lines for all devices, rings for one device."""
+    """Draws loss and accuracy over the epochs as a PNG: lines for all devices, rings for one device.
+
+    Raises:
+        ImportError: matplotlib is not installed; see `can_draw`.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.6), dpi=150)

@@ -1,4 +1,4 @@
-"""The demo's data: what comes with scikit-learn, and files that may be anything."""
+"""The demo's data: the digits that come with the package, and files that may be anything."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sklearn.datasets
+import sklearn.model_selection
 
 from replicax.cli.datasets import DataError, Dataset, load_digits, load_mnist, read_idx
 
@@ -42,6 +44,18 @@ def test_digits_are_split_in_the_same_way_each_time():
     check(dataset, 1437, 360, 64)
     assert dataset.train.images.max() == 1
     np.testing.assert_array_equal(dataset.test.labels, load_digits().test.labels)
+
+
+def test_the_digits_are_those_of_scikit_learn_in_its_split():
+    images, labels = sklearn.datasets.load_digits(return_X_y=True)
+    train, test, train_labels, test_labels = sklearn.model_selection.train_test_split(
+        (images / 16).astype(np.float32), labels, test_size=0.2, random_state=0, stratify=labels
+    )
+    dataset = load_digits()
+    np.testing.assert_array_equal(dataset.train.images, train)
+    np.testing.assert_array_equal(dataset.train.labels, train_labels)
+    np.testing.assert_array_equal(dataset.test.images, test)
+    np.testing.assert_array_equal(dataset.test.labels, test_labels)
 
 
 def test_every_digit_is_in_both_parts_of_the_split():

@@ -44,6 +44,15 @@ def test_the_demo_learns_the_digits_equally_on_eight_devices_and_on_one(tmp_path
     assert f"Wrote {picture}\n" in done.output
 
 
+def test_without_matplotlib_the_demo_draws_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("matplotlib", "sklearn"):
+        monkeypatch.setitem(sys.modules, name, None)  # Python then finds no such module.
+    done = replicax("demo", "--epochs", 1, "--limit", 100, "--output", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "matplotlib is not installed. pip install 'replicax[demo]' brings it." in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_float64_agrees_to_the_last_digits_and_stays_inside_the_demo(tmp_path: Path):
     options = ("--dtype", "float64", "--epochs", 1, "--limit", 100, "--results")
     done = replicax("demo", *options, "--output", tmp_path)

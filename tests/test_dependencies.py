@@ -1,0 +1,89 @@
+"""`pyproject.toml` declares what the package imports: for modules as dependencies, for single calls as extras."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Where a distribution's name is not that of the module which it brings.
+BRINGS = {
+    "google-api-python-client": "googleapiclient",
+    "google-auth": "google",
+    "orbax-checkpoint": "orbax",
+    "tensorboardx": "tensorboardX",
+}
+# JAX needs it to write an exported program, and does not say so.
+ONLY_FOR_JAX = {"flatbuffers"}
+OURS = {"replicax", "pytest_replicax"}
+LARGE = ("matplotlib", "sklearn", "ray")
+
+
+def modules_of(requirements: list[str]) -> set[str]:
+    """Returns the modules that requirements bring, by the names that are imported."""
+    names = {re.split(r"[^\w-]", each)[0].lower() for each in requirements}
+    return {BRINGS.get(name, name) for name in names}
+
+
+def imports_of(tree: ast.AST, at_top: bool = True) -> Iterator[tuple[str, bool]]:
+    """Yields the outermost name of each import, and whether loading the module runs it."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.split(".")[0], at_top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0], at_top
+        else:
+            is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from imports_of(node, at_top and not is_function and not is_for_types)
+
+
+def imports(folder: str) -> set[tuple[str, bool, str]]:
+    """Returns what each file of a folder imports from outside of the package and of Python."""
+    return {
+        (name, at_top, str(path.relative_to(ROOT)))
+        for path in (ROOT / folder).rglob("*.py")
+        for name, at_top in imports_of(ast.parse(path.read_text()))
+        if name not in sys.stdlib_module_names | OURS
+    }
+
+
+NEEDED = modules_of(PROJECT["dependencies"])
+EXTRA = modules_of(
+    [each for name, extra in PROJECT["optional-dependencies"].items() if name != "dev" for each in extra]
+)
+
+
+def test_loading_the_package_needs_its_dependencies_alone():
+    undeclared = {(name, path) for name, at_top, path in imports("replicax") if at_top and name not in NEEDED}
+    assert not undeclared
+
+
+def test_what_a_call_imports_is_declared_too():
+    undeclared = {(name, path) for name, _, path in imports("replicax") if name not in NEEDED | EXTRA}
+    assert not undeclared
+
+
+def test_every_dependency_is_imported():
+    assert {name for name, _, _ in imports("replicax")} & NEEDED == NEEDED - ONLY_FOR_JAX
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_library_for_some_uses_alone_is_no_dependency_of_all(name: str):
+    assert name not in NEEDED
+
+
+def test_the_plugin_needs_pytest_alone():
+    assert {name for name, _, _ in imports("pytest_replicax")} == {"pytest"}
+
+
+def test_imports_are_told_apart_by_when_they_run():
+    source = "import a.b\nif TYPE_CHECKING:\n    import c\ndef f():\n    from d.e import g\nclass H:\n    import i\n"
+    assert [*imports_of(ast.parse(source))] == [("a", True), ("c", False), ("d", False), ("i", True)]
