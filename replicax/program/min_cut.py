@@ -1,7 +1,9 @@
-"""Where to cut a program so that least has to be sent: a minimum vertex cut.
+"""Where to split a program so that the fewest bytes are sent: a minimum vertex cut.
 
-By the theorem of Ford and Fulkerson (1956) it is found from a maximum flow, which SciPy computes. Among cuts of the
-same size the last one is taken: the worker does what it can.
+By the theorem of Ford and Fulkerson (1956) it follows from a maximum flow, which SciPy computes. Among cuts of the same
+size the last one is taken: the worker does as much as it can. Only steps of `ParameterServerStrategy` and
+`CentralStorageStrategy` are split; SciPy is imported when the first such step is compiled. JAX requires it as well
+and brings it along.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax.errors import ProgramError
 from replicax.program.jaxprs import is_literal
 
 _UNLIMITED = 2**30
@@ -26,6 +29,9 @@ def cheapest_cut(sources: Sequence[Any], equations: Sequence[Any], wanted: set[A
         equations: Equations of a program, in order. An operand that is neither a source nor the result of an earlier
             one is known everywhere.
         wanted: What is needed in the end: sources, or results of the equations.
+
+    Raises:
+        ProgramError: SciPy is not installed.
     """
     values = list(dict.fromkeys([*sources, *(out for equation in equations for out in equation.outvars)]))
     number = {value: i for i, value in enumerate(values)}
@@ -44,8 +50,14 @@ def cheapest_cut(sources: Sequence[Any], equations: Sequence[Any], wanted: set[A
 
 def _reaching(end: int, edges: dict[tuple[int, int], int]) -> set[int]:
     """Returns the nodes from which more could flow to the end."""
-    from scipy.sparse import csr_matrix
-    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+    try:
+        from scipy.sparse import csr_matrix
+        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+    except ImportError as error:
+        raise ProgramError(
+            f"SciPy cannot be imported ({error}). ParameterServerStrategy and CentralStorageStrategy split each step "
+            "in two where the fewest bytes are sent, and SciPy finds that place. Install it: pip install scipy."
+        ) from error
 
     rows, columns = np.array(list(edges), dtype=np.int32).T
     nodes = end + 1

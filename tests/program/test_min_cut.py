@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import pytest
 from hypothesis import given, settings, strategies as st
 
+import replicax
+from replicax.errors import ProgramError
 from replicax.program.jaxprs import is_literal
 from replicax.program.min_cut import cheapest_cut
 
@@ -82,6 +88,18 @@ def test_huge_values_do_not_overflow():
     shape = jax.ShapeDtypeStruct((2**20, 2**20), "float32")
     jaxpr = jax.make_jaxpr(lambda x: jnp.sum(jnp.sin(x), axis=0))(shape).jaxpr
     assert [v.aval.shape for v in cheapest_cut(jaxpr.invars, jaxpr.eqns, set(jaxpr.outvars))] == [(2**20,)]
+
+
+def test_without_scipy_the_error_names_it_and_the_strategies_that_need_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.sparse", None)
+    with pytest.raises(ProgramError, match=r"CentralStorageStrategy split .* pip install scipy"):
+        cut(jnp.sin, vector(1))
+
+
+def test_scipy_is_imported_by_the_minimum_cut_alone():
+    package = Path(replicax.__file__).parent
+    users = {file.name for file in package.rglob("*.py") if re.search(r"(import|from) scipy", file.read_text())}
+    assert users == {"min_cut.py"}
 
 
 # Against all cuts.
