@@ -23,12 +23,14 @@ test: $(STAMP)   ## run the tests; ARGS="-k name" selects
 test-all: $(STAMP)   ## the same, and all public programs under tests/outside
 	$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
 
-lint: $(STAMP)   ## style, types, floors, and the documentation's links
+lint: $(STAMP)   ## style, types, floors, words, and the documentation's links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.docs_types
+	$(BIN)/codespell .
+	$(BIN)/python -m tests.prose
 	$(MAKE) --no-print-directory docs
 
 format: $(STAMP) ## rewrite the code in the house style
