@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.compat.keras import sublayers
 from replicax.errors import CheckpointError
-from replicax.program.keras_hooks import sublayers
 from replicax.program.keras_state import keras_is_loaded
 from replicax.variables import Variable
 

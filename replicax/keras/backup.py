@@ -19,6 +19,7 @@ import numpy as np
 
 from replicax.checkpoint import CheckpointManager, read_metadata
 from replicax.checkpoint.preemption import PreemptionWatch, TerminationConfig, resume_exit
+from replicax.compat.keras import set_initial_epoch
 from replicax.errors import ArgumentError, CheckpointError
 
 
@@ -117,7 +118,7 @@ class _BackupAndRestore:
             raise CheckpointError(f"{self._manager.path(step)} is no checkpoint of rx.keras.BackupAndRestore.")
         self._count, self._epoch = step, int(notes["epoch"])
         self._saved_at = int(notes["step"])
-        self.model._initial_epoch = self._epoch
+        set_initial_epoch(self.model, self._epoch)
         if self._saved_at:
             metrics = [np.asarray(variable) for variable in self.model.metrics_variables]
             self._resume = _Skipping(self.model, self._saved_at, metrics)

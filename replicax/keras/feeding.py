@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from replicax.compat.keras import data_adapter_class
 from replicax.data import DatasetCreator, DistributedDataset, DistributedDatasetFromFunction
 from replicax.data.batch_placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
@@ -119,9 +120,9 @@ def _has_per_replica(data: Any) -> bool:
 
 @functools.cache
 def _adapter_class() -> type:
-    from keras.src.trainers.data_adapters.data_adapter import DataAdapter  # Keras exports no name for it
+    adapter_class: Any = data_adapter_class()
 
-    class DistributedDatasetAdapter(DataAdapter):
+    class DistributedDatasetAdapter(adapter_class):
         """Gives the batches of a distributed dataset to Keras's loops."""
 
         def __init__(self, dataset: Any):

@@ -17,6 +17,7 @@ from typing import Any
 
 import replicax.context as context
 import replicax.health as health
+from replicax.compat.keras import trainer_class
 from replicax.data.sources import check_batch_size
 from replicax.errors import BatchError, ContextError
 from replicax.keras.feeding import as_keras_data
@@ -76,7 +77,7 @@ def install_trainer_hooks() -> None:
     import keras
 
     check_keras_backend()
-    trainer = next(base for base in keras.Model.__mro__ if base.__name__ == "JAXTrainer")
+    trainer: Any = trainer_class()
     trainer.__init__ = _remembering_strategy(trainer.__init__)
     for name in _LOOPS:
         setattr(trainer, name, _in_global_view(getattr(trainer, name)))

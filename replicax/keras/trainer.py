@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.health as health
+from replicax.compat.keras import mark_variables_as_newest
 from replicax.keras.compiled_step import CompiledStep
 from replicax.keras.cutting import CutStep
 from replicax.keras.feeding import Feed
@@ -96,7 +97,7 @@ class StepFunctions:
                 self._count_step()
             except BaseException as error:
                 placed.restore(state, is_new=placed.last is not before)
-                self._model._jax_state_synced = True  # What Keras would put into the variables now is older.
+                mark_variables_as_newest(self._model)
                 explain_loss(error, placed.variables, [variable._value for variable in placed.variables])
                 raise
             return outputs, state

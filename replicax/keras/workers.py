@@ -19,6 +19,7 @@ import numpy as np
 
 import replicax.health as health
 from replicax.cluster.exchange import exchanged
+from replicax.compat.keras import initial_epoch, set_initial_epoch, stop_writing
 from replicax.errors import WorkersDisagreeError
 
 # What these do besides writing is done by the chief for all.
@@ -92,7 +93,7 @@ def _callbacks(callbacks: Any, strategy: Any, trains: bool) -> Any:
         given = [callback for callback in given if not _writes(callback)]
         for callback in given:
             if isinstance(callback, keras.callbacks.BackupAndRestore):
-                _reads_only(callback)
+                stop_writing(callback)  # Every worker must restore what it restores.
     if trains:
         given.append(_alike_class()(strategy))
     if held is None:
@@ -103,12 +104,6 @@ def _callbacks(callbacks: Any, strategy: Any, trains: bool) -> Any:
 
 def _writes(callback: Any) -> bool:
     return any(base.__name__ in _WRITERS for base in type(callback).__mro__)
-
-
-def _reads_only(backup: Any) -> None:
-    """Leaves a worker's `BackupAndRestore` what it restores, which every worker must do."""
-    backup._save_model = lambda: None
-    backup.on_train_end = lambda logs=None: None
 
 
 @functools.cache
@@ -123,8 +118,8 @@ def _alike_class() -> type:
             self._strategy = strategy
 
         def on_train_begin(self, logs: Any = None) -> None:
-            epoch = int(self.model._initial_epoch or 0)
-            self.model._initial_epoch = _told_by_all("the first epoch of fit", epoch)[0]
+            epoch = int(initial_epoch(self.model) or 0)
+            set_initial_epoch(self.model, _told_by_all("the first epoch of fit", epoch)[0])
             self._make_variables_alike()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.compat.keras import change_class
 from replicax.errors import ContextError
 from replicax.parameter_server.compiling.tracing import recorder
 from replicax.variable_access import name_of
@@ -66,6 +67,5 @@ def _class_per_worker(own: Any) -> Any:
 
 def keep_on_each_worker(variable: Any, value: Any) -> None:
     """Makes a new variable one of which each worker has its own; `value` is the first one."""
-    own: Any = type(variable)
-    variable.__class__ = _class_per_worker(own)
+    change_class(variable, _class_per_worker)
     variable._replicax_first, variable._replicax_copies = np.asarray(value), None

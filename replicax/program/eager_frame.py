@@ -11,11 +11,11 @@ import numpy as np
 
 from replicax.compat.jax import is_random_key, vary, varying_axes
 from replicax.compat.jax_tracing import within_trace
+from replicax.compat.keras import initialize_new_variables
 from replicax.equality import OWN_DATA, Difference
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
 from replicax.program.frames import ReplicaFrame, own_row
-from replicax.program.keras_hooks import initialize_new_variables
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.variable_access import array_of, is_per_replica_variable
 

@@ -1,4 +1,4 @@
-"""The places where Keras has to be told about programs, and what is asked of it that it exports no name for.
+"""The places where Keras has to be told about programs.
 
 The hooks are installed once, when Keras first takes part in a program. Everything else goes through
 `keras.StatelessScope`. These cannot: they concern JAX control flow inside Keras, which traces its body on its own.
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import replicax.compat.keras as keras_door
 import replicax.context as context
 from replicax.aggregation import VariableAggregation
 from replicax.array_like import not_an_array
@@ -29,11 +30,11 @@ def install_keras_hooks() -> None:
     """Wraps the `apply` of optimizers, and how variables are made."""
     import keras
 
-    base = next(base for base in keras.optimizers.Optimizer.__mro__ if base.__name__ == "BaseOptimizer")
+    base: Any = keras_door.optimizer_class()
     base.apply = _with_equal_gradients(base.apply)
     optimizer_class = keras.optimizers.LossScaleOptimizer
     optimizer_class.apply = _with_equal_gradients(_with_loss_scale(optimizer_class.apply))
-    variable_class: Any = next(base for base in keras.Variable.__mro__ if "__init__" in vars(base))
+    variable_class: Any = keras_door.variable_class()
     variable_class.__init__ = _with_late_values(variable_class.__init__)
     explain_variables_to_jax()
 
@@ -46,33 +47,6 @@ def explain_variables_to_jax() -> None:
     refuse_as_argument(keras.Variable, not_an_array)
 
 
-def a_layer_is_called() -> bool:
-    """Returns whether the running code is a layer's forward pass (or a model's)."""
-    from keras.src.backend.common.global_state import get_global_attribute  # Keras exports no name for it
-
-    return get_global_attribute("current_call_ctx") is not None
-
-
-def sublayers(layer: Any) -> list[Any]:
-    """Returns the layers that a layer or model holds, at any depth."""
-    return list(layer._flatten_layers(include_self=False))
-
-
-def initialize_new_variables() -> None:
-    """Gives the variables that layers and optimizers have just made their initial values.
-
-    Keras does so when its last stateless scope is left.
-    """
-    from keras.src.backend.common import global_state, variables  # Keras exports no names for them
-
-    scope = global_state.get_global_attribute("stateless_scope")
-    global_state.set_global_attribute("stateless_scope", None)
-    try:
-        variables.initialize_all_variables()
-    finally:
-        global_state.set_global_attribute("stateless_scope", scope)
-
-
 def _with_equal_gradients(original: Any) -> Any:
     """An optimizer would refuse gradients that differ between replicas, somewhere inside; here it is the first thing.
 
@@ -83,7 +57,7 @@ def _with_equal_gradients(original: Any) -> Any:
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         current = context.current()
         if current.replica is not None and (current.manual_replicas or 1) > 1:
-            variables = self._trainable_variables if trainable_variables is None else trainable_variables
+            variables = keras_door.trainable_variables_of(self) if trainable_variables is None else trainable_variables
             grads, variables = list(grads), list(variables)
             for i, (gradient, variable) in enumerate(zip(grads, variables, strict=False)):
                 grads[i] = _checked_equal(gradient, variable)  # Keras says what is wrong with their number
@@ -116,7 +90,7 @@ def _with_loss_scale(original: Any) -> Any:
         if not self.built:
             self.build(list(trainable_variables or ()))
             self.built = True
-        known = list(self._trainable_variables)
+        known = keras_door.trainable_variables_of(self)
         given = {id(v): g for v, g in zip(trainable_variables or known, grads, strict=True)}
         new_trainable, new_own = self.stateless_apply(
             [variable.value for variable in self.variables],
@@ -140,7 +114,7 @@ def _with_late_values(original: Any) -> Any:
         is_value = not callable(initializer) and not isinstance(initializer, (str, jax.core.Tracer))
         if is_value and context.current().frame is not None:
             with jax.ensure_compile_time_eval():
-                value = np.asarray(self._convert_to_tensor(initializer, dtype=dtype))
+                value = np.asarray(keras_door.as_tensor_of(self, initializer, dtype))
             shape, dtype = value.shape, dtype or value.dtype.name
             initializer = functools.partial(constant, value)
         original(self, initializer, shape, dtype, *args, **kwargs)

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import replicax.compat.keras as keras_door
 import replicax.context as context
 from replicax.aggregation import VariableAggregation, check_aggregation, combine
 from replicax.compat.jax import vary
@@ -25,7 +26,6 @@ from replicax.program.accumulators import marked_as_share, marked_as_total
 from replicax.program.frames import VariablesCreatedError
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras_hooks import (
-    a_layer_is_called,
     constant,
     explain_variables_to_jax,
     install_keras_hooks,
@@ -158,7 +158,7 @@ def _aggregation(variable: Any) -> VariableAggregation:
     if _is_seed(variable):
         return VariableAggregation.ONLY_FIRST_REPLICA
     is_float = jnp.issubdtype(variable._dtype, jnp.inexact)
-    return VariableAggregation.MEAN if is_float and a_layer_is_called() else declared
+    return VariableAggregation.MEAN if is_float and keras_door.is_in_layer_call() else declared
 
 
 def _is_seed(variable: Any) -> bool:
@@ -207,10 +207,10 @@ def give_value(variable: Any, value: Any) -> None:
     if frame is not None:
         frame.forget(variable)
     if array_of(variable) is None:  # Keras computes first values when the traced function has ended.
-        variable._initializer = functools.partial(constant, value)
+        keras_door.set_initializer(variable, functools.partial(constant, value))
         return
     with jax.ensure_compile_time_eval():
-        variable._direct_assign(variable._convert_to_tensor(value, dtype=variable._dtype))
+        keras_door.assign_without_scopes(variable, value)
 
 
 # Ownership: which strategy's scope a Keras variable was created in.
@@ -247,7 +247,7 @@ def _listener_class() -> type:
     import keras
 
     explain_variables_to_jax()
-    distribution_class: Any = keras.distribution.DataParallel.__bases__[0]  # Keras exports its subclasses only
+    distribution_class: Any = keras_door.distribution_class()
 
     class VariableListener(distribution_class):
         """Marks new variables with their strategy; asks for no layout."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+import replicax.compat.keras as keras_door
 from replicax.data import DatasetCreator, InputContext
 from replicax.data.batches import count_rows
 from replicax.data.sources import ArrayBatches, HostBatches, host_batches
@@ -91,9 +92,7 @@ def for_coordinator(given: Arguments) -> HostBatches:
 
 def are_arrays(given: Arguments) -> bool:
     """Returns whether the data are arrays (tables, tensors, nests of them), not something that yields batches."""
-    from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays  # Keras exports no name for it
-
-    return can_convert_arrays((given.x, given.y, given.sample_weight))
+    return keras_door.are_arrays((given.x, given.y, given.sample_weight))
 
 
 def array_batches(given: Arguments) -> ArrayBatches:
@@ -102,15 +101,11 @@ def array_batches(given: Arguments) -> ArrayBatches:
     Raises:
         BatchError: There are no rows.
     """
-    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter  # Keras exports no name for it
-
     rows = max((len(leaf) for leaf in jax.tree_util.tree_leaves(given.x)), default=0)
     if not rows:
         raise BatchError("The data has no rows: there is no batch at all.")
-    whole = ArrayDataAdapter(
-        given.x, given.y, sample_weight=given.sample_weight, class_weight=given.class_weight, batch_size=rows
-    )
-    arrays = jax.tree_util.tree_map(np.asarray, next(iter(whole.get_numpy_iterator())))
+    whole = keras_door.as_one_batch(given.x, given.y, given.sample_weight, given.class_weight, rows)
+    arrays = jax.tree_util.tree_map(np.asarray, whole)
     by_steps = math.ceil(rows / given.steps) if given.steps else _DEFAULT_BATCH_SIZE
     return ArrayBatches(arrays, given.batch_size or by_steps)
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+import replicax.compat.keras as keras_door
 from replicax.errors import ArgumentError, BatchError
 from replicax.parameter_server.coordinator import ClusterCoordinator
 from replicax.parameter_server.keras.data import Arguments, Dealt, array_batches, for_coordinator, for_workers
@@ -71,22 +72,24 @@ class KerasLoops:
             y: As in Keras, and so are the others.
         """
         model = self._model
-        model._assert_compile_called("fit")
+        keras_door.check_compiled(model, "fit")
         if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = _split((x, y, sample_weight), validation_split)
+            arrays = (x, y, sample_weight)
+            (x, y, sample_weight), validation_data = keras_door.split_for_validation(arrays, validation_split)
         given = Arguments(x, y, sample_weight, batch_size, steps_per_epoch, class_weight)
         with self._training(given, shuffle) as (next_call, steps):
             callbacks = self._callbacks(callbacks, verbose, epochs, steps, add_history=True)
             model.stop_training = False
             callbacks.on_train_begin()
             logs: dict[str, Any] = {}
-            first, model._initial_epoch = model._initial_epoch or initial_epoch, None  # of a backup, if there was one
+            first = keras_door.initial_epoch(model) or initial_epoch  # of a backup, if there was one
+            keras_door.set_initial_epoch(model, None)
             for epoch in range(first, epochs):
                 model.reset_metrics()
                 callbacks.on_epoch_begin(epoch)
                 newest = self._train_epoch(next_call, steps, callbacks)
-                logs = dict(model._get_metrics_result_or_logs(newest))
-                if validation_data is not None and model._should_eval(epoch, validation_freq):
+                logs = keras_door.metrics_or_logs(model, newest)
+                if validation_data is not None and keras_door.is_epoch_to_validate(model, epoch, validation_freq):
                     size = validation_batch_size or (batch_size if isinstance(validation_data, (tuple, list)) else None)
                     logs |= self._validate(validation_data, size, validation_steps, callbacks)
                 callbacks.on_epoch_end(epoch, logs)
@@ -160,9 +163,9 @@ class KerasLoops:
         return_dict: bool = False,
     ) -> Any:
         """Evaluates the model, on each row once; see `keras.Model.evaluate`."""
-        self._model._assert_compile_called("evaluate")
+        keras_door.check_compiled(self._model, "evaluate")
         logs = self._evaluated(Arguments(x, y, sample_weight, batch_size, steps), verbose, callbacks)
-        return logs if return_dict else self._model._flatten_metrics_in_order(logs)
+        return logs if return_dict else keras_door.in_order_of_metrics(self._model, logs)
 
     def _evaluated(self, given: Arguments, verbose: Any, callbacks: Any) -> dict[str, Any]:
         model = self._model
@@ -182,7 +185,7 @@ class KerasLoops:
             if model.stop_evaluating:
                 break
         under_way.join()
-        logs = _as_python(model._get_metrics_result_or_logs(newest[0]))
+        logs = keras_door.as_python_numbers(keras_door.metrics_or_logs(model, newest[0]))
         callbacks.on_test_end(logs)
         return logs
 
@@ -229,12 +232,12 @@ class KerasLoops:
         return_dict: bool = False,
     ) -> Any:
         """Makes a training step, and waits for it; see `keras.Model.train_on_batch`."""
-        self._model._assert_compile_called("train_on_batch")
+        keras_door.check_compiled(self._model, "train_on_batch")
         return self._on_batch(Arguments(x, y, sample_weight, class_weight=class_weight), "train", return_dict)
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """Evaluates one batch; see `keras.Model.test_on_batch`."""
-        self._model._assert_compile_called("test_on_batch")
+        keras_door.check_compiled(self._model, "test_on_batch")
         return self._on_batch(Arguments(x, y, sample_weight), "test", return_dict)
 
     def _on_batch(self, given: Arguments, kind: str, return_dict: bool) -> Any:
@@ -242,8 +245,8 @@ class KerasLoops:
         self._build(batch)
         getattr(self._model, f"make_{kind}_function")()
         self._model.reset_metrics()
-        logs = _as_python(self._once(getattr(self._model, f"{kind}_function"), batch))
-        return logs if return_dict else self._model._flatten_metrics_in_order(logs)
+        logs = keras_door.as_python_numbers(self._once(getattr(self._model, f"{kind}_function"), batch))
+        return logs if return_dict else keras_door.in_order_of_metrics(self._model, logs)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Returns predictions for one batch; see `keras.Model.predict_on_batch`."""
@@ -266,12 +269,12 @@ class KerasLoops:
     def _build(self, batch: Any) -> None:
         """Makes the variables of the model, its metrics and its optimizer, for batches like this one."""
         with self._strategy.scope():
-            self._model._symbolic_build(data_batch=batch)
+            keras_door.build_for(self._model, batch)
 
     def _build_layers(self, x: Any) -> None:
         import keras
 
-        if not all(layer.built for layer in self._model._flatten_layers()):
+        if not all(layer.built for layer in keras_door.sublayers(self._model, include_self=True)):
             with self._strategy.scope(), keras.StatelessScope():
                 self._model(x)
 
@@ -313,15 +316,3 @@ def _unpacked(data: Any) -> tuple[Any, Any, Any]:
     import keras
 
     return keras.utils.unpack_x_y_sample_weight(data)
-
-
-def _split(arrays: tuple[Any, Any, Any], fraction: float) -> tuple[tuple[Any, Any, Any], Any]:
-    from keras.src.trainers.data_adapters.array_slicing import train_validation_split  # Keras exports no name for it
-
-    return train_validation_split(arrays, validation_split=fraction)
-
-
-def _as_python(logs: Any) -> dict[str, Any]:
-    from keras.src.utils.python_utils import pythonify_logs  # Keras exports no name for it
-
-    return pythonify_logs(logs)

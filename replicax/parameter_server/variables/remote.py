@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.compat.keras import change_class
 from replicax.errors import VariableError
 from replicax.parameter_server.actors.messages import Piece
 from replicax.parameter_server.variables.partition import shard_bounds
@@ -198,8 +199,7 @@ def _class_elsewhere(own: Any, kind: Any) -> type:
 def move_elsewhere(variable: Any, home: Home, kind: Any = Elsewhere) -> None:
     """Lets a variable's value live on servers from now on; `kind` says what else it can do then."""
     value = variable.__dict__.pop("_value", None)
-    own: Any = type(variable)
-    variable.__class__ = _class_elsewhere(own, kind)
+    change_class(variable, lambda own: _class_elsewhere(own, kind))
     variable._replicax_home = home
     home.write(value)
 

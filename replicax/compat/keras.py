@@ -1,0 +1,247 @@
+"""What is asked of Keras that it exports no name for. Read in Keras 3.10 to 3.15.
+
+Keras is imported when it is asked, not before. `tests/compat/test_keras.py` names what a newer Keras lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+
+from replicax.typing import PyTree
+
+if TYPE_CHECKING:
+    import keras
+
+_Kind = TypeVar("_Kind", bound=type)
+
+# Classes of which Keras exports subclasses only: they are found among the bases of one, by name.
+
+
+def optimizer_class() -> type:
+    """Returns the class whose `apply` all optimizers inherit.
+
+    Without the name: `keras.optimizers.Optimizer`, of which they are subclasses too.
+    """
+    import keras
+
+    return _base(keras.optimizers.Optimizer, "BaseOptimizer")
+
+
+def trainer_class() -> type:
+    """Returns the class of which a `keras.Model` has `fit` and what makes its steps.
+
+    Without the name: the first base that defines `make_train_function`.
+    """
+    import keras
+
+    return _base(keras.Model, "JAXTrainer")
+
+
+def variable_class() -> type:
+    """Returns the class whose `__init__` gives a `keras.Variable` its first value; it needs no private name."""
+    import keras
+
+    return next(base for base in keras.Variable.__mro__ if "__init__" in vars(base))
+
+
+def distribution_class() -> type:
+    """Returns the class of `keras.distribution` that is told of each new variable.
+
+    Without the name: `keras.distribution.DataParallel`, with all of its methods overridden.
+    """
+    import keras
+
+    return _base(keras.distribution.DataParallel, "Distribution")
+
+
+def data_adapter_class() -> type:
+    """Returns the class of what yields batches to the loops; without it, loops take a Python generator."""
+    from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
+    return DataAdapter
+
+
+def _base(of: type, name: str) -> type:
+    return next(base for base in of.__mro__ if base.__name__ == name)
+
+
+# Layers and their variables.
+
+
+def is_in_layer_call() -> bool:
+    """Returns whether the running code is a layer's forward pass (or a model's).
+
+    Without the attribute: a wrapper of `keras.Layer.__call__` that counts.
+    """
+    from keras.src.backend.common.global_state import get_global_attribute
+
+    return get_global_attribute("current_call_ctx") is not None
+
+
+def sublayers(layer: keras.Layer, include_self: bool = False) -> list[keras.Layer]:
+    """Returns the layers that a layer or model holds, at any depth.
+
+    Without the method: a walk through the attributes of layers that are layers, or lists and dicts of them.
+    """
+    return list(layer._flatten_layers(include_self=include_self))
+
+
+def initialize_new_variables() -> None:
+    """Gives the variables that layers and optimizers have just made their initial values.
+
+    Keras does so when its last stateless scope is left. Without the function: variables that have no value yet are
+    given that of their `initializer`.
+    """
+    from keras.src.backend.common import global_state, variables
+
+    scope = global_state.get_global_attribute("stateless_scope")
+    global_state.set_global_attribute("stateless_scope", None)
+    try:
+        variables.initialize_all_variables()
+    finally:
+        global_state.set_global_attribute("stateless_scope", scope)
+
+
+def trainable_variables_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns what an optimizer was built for. Without the attribute: `build` is wrapped, and notes it."""
+    return list(optimizer._trainable_variables)
+
+
+def as_tensor_of(variable: keras.Variable, value: object, dtype: object) -> jax.Array:
+    """Returns a value as an array of a dtype. Without the method: `keras.ops.convert_to_tensor`."""
+    return variable._convert_to_tensor(value, dtype=dtype)
+
+
+def set_initializer(variable: keras.Variable, initializer: Callable[..., jax.Array]) -> None:
+    """Replaces the initializer of a variable that has no value yet. Without the attribute: it is assigned later."""
+    variable._initializer = initializer
+
+
+def assign_without_scopes(variable: keras.Variable, value: object) -> None:
+    """Assigns a value to the variable itself, whatever stateless scope there is.
+
+    Without the method: the scope is taken away meanwhile, as in `initialize_new_variables`.
+    """
+    variable._direct_assign(as_tensor_of(variable, value, variable._dtype))
+
+
+def change_class(variable: object, subclass_of: Callable[[_Kind], _Kind]) -> None:
+    """Gives a variable that Keras (or `rx.Variable`) has just made a class of ours, a subclass of its own.
+
+    Python allows that only between classes of one layout: the subclass has empty `__slots__`, and Keras's class none.
+    Keras has no way to say which class its layers make variables of. If this goes: `keras.Layer.add_weight`,
+    `keras.optimizers.Optimizer.add_variable` and `keras.metrics.Metric.add_variable` are wrapped.
+
+    Args:
+        variable: The variable.
+        subclass_of: Returns the subclass of a class.
+    """
+    kind: Any = type(variable)
+    variable.__class__ = subclass_of(kind)
+
+
+# The loops: what `fit`, `evaluate` and `predict` do around the steps.
+
+
+def initial_epoch(model: keras.Model) -> int | None:
+    """Returns the epoch that a callback has told `fit` to begin with; None if none has."""
+    return model._initial_epoch
+
+
+def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Tells the `fit` that begins with which epoch to begin.
+
+    Keras's own `BackupAndRestore` does the same. Without the attribute: the `initial_epoch` given to `fit` is changed
+    where a model's `fit` is wrapped, before callbacks are asked.
+    """
+    model._initial_epoch = epoch
+
+
+def mark_variables_as_newest(model: keras.Model) -> None:
+    """Lets a loop that fails leave the variables as they are: what it would write into them at its end is older.
+
+    Without the attribute: they are written again after the loop.
+    """
+    model._jax_state_synced = True
+
+
+def stop_writing(backup: keras.callbacks.BackupAndRestore) -> None:
+    """Lets a `BackupAndRestore` restore only; without the method, a subclass overrides the hooks that save."""
+    backup._save_model = lambda: None
+    backup.on_train_end = lambda logs=None: None
+
+
+def check_compiled(model: keras.Model, call: str) -> None:
+    """Checks that `model.compile` was called. Without the method: `model.compiled` says it.
+
+    Raises:
+        ValueError: It was not, with Keras's words.
+    """
+    model._assert_compile_called(call)
+
+
+def is_epoch_to_validate(model: keras.Model, epoch: int, frequency: int | Sequence[int]) -> bool:
+    """Returns whether `validation_freq` asks for a validation after an epoch. Without the method: a division."""
+    return model._should_eval(epoch, frequency)
+
+
+def metrics_or_logs(model: keras.Model, logs: object) -> dict[str, Any]:
+    """Returns the metrics' results by name, or the logs that a step of the model's own has returned.
+
+    Without the method: `model.get_metrics_result`, if its names are those of the logs.
+    """
+    return dict(model._get_metrics_result_or_logs(logs))
+
+
+def in_order_of_metrics(model: keras.Model, logs: Mapping[str, Any]) -> Any:
+    """Returns logs as `return_dict=False` wants them. Without the method: in the order of `model.metrics_names`."""
+    return model._flatten_metrics_in_order(logs)
+
+
+def build_for(model: keras.Model, batch: PyTree) -> None:
+    """Makes the variables of a model, its metrics and its optimizer for batches like `batch`, computing nothing.
+
+    Without the method: `keras.backend.compute_output_spec` of the model, its loss and its metrics, and then
+    `optimizer.build`.
+    """
+    model._symbolic_build(data_batch=batch)
+
+
+# The data of the loops.
+
+
+def are_arrays(data: PyTree) -> bool:
+    """Returns whether data are arrays (tables, tensors, pytrees of them). Without it: all leaves have a shape."""
+    from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays
+
+    return can_convert_arrays(data)
+
+
+def as_one_batch(
+    x: PyTree, y: PyTree, sample_weight: PyTree, class_weight: Mapping[int, float] | None, rows: int
+) -> PyTree:
+    """Returns all rows of arrays as one batch `(x, y, sample_weight)`, checked by Keras.
+
+    Without the class: `keras.ops.convert_to_numpy` of each leaf, and weights of classes looked up in `y`.
+    """
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    adapter = ArrayDataAdapter(x, y, sample_weight=sample_weight, class_weight=class_weight, batch_size=rows)
+    return next(iter(adapter.get_numpy_iterator()))
+
+
+def split_for_validation(arrays: PyTree, fraction: float) -> tuple[PyTree, PyTree]:
+    """Returns the rows of arrays for training and those for validation. Without it: two slices of each array."""
+    from keras.src.trainers.data_adapters.array_slicing import train_validation_split
+
+    return train_validation_split(arrays, validation_split=fraction)
+
+
+def as_python_numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns logs with Python numbers in place of scalars. Without it: `float` of each that has no dimension."""
+    from keras.src.utils.python_utils import pythonify_logs
+
+    return pythonify_logs(logs)
