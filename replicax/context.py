@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from replicax.host import Host, RunningReplica
+
 
 class StateFrame(Protocol):
     """Where the values of variables live while a function is being traced.
@@ -65,8 +67,8 @@ class Context:
         makes_dataset: Whether a worker of a `ParameterServerStrategy` is calling a function that makes its dataset.
     """
 
-    strategy: Any = None
-    replica: Any = None
+    strategy: Host | None = None
+    replica: RunningReplica | None = None
     frame: StateFrame | None = None
     manual_replicas: int | None = None
     cross_replica: bool = False

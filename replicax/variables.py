@@ -19,6 +19,7 @@ from replicax.array_like import ArrayLike
 from replicax.compat.jax import is_random_key, strongly_typed, vary
 from replicax.compat.jax_tracing import is_tracing, outside_traces
 from replicax.errors import ProgramError, StrategyMismatchError, VariableError
+from replicax.host import Host, host_of
 from replicax.migration import Advised, called_as
 from replicax.reduce_op import terms_of
 from replicax.runtime import turns
@@ -72,6 +73,8 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
         ProgramError: `initial_value` depends on a traced value.
     """
 
+    _value: jax.Array
+
     @called_as("tf.Variable")
     def __init__(
         self,
@@ -91,14 +94,14 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
         self.aggregation = VariableAggregation.of(aggregation)
         on_read = self.synchronization is VariableSynchronization.ON_READ
         self.trainable = not on_read if trainable is None else bool(trainable)
-        self.strategy = context.current().strategy
+        self.strategy: Host | None = context.current().strategy
         self.per_worker = bool(per_worker_variable)
         self._check_place(trainable)
         value = _initial(initial_value, dtype, name)
         self._check_declaration(value.dtype)
         self._shape, self._dtype = value.shape, value.dtype
         #: Whether `_value` stacks one component per replica, shape `(num_replicas, ...)`.
-        self.per_replica = on_read and self.strategy is not None and self.strategy.num_replicas_in_sync > 1
+        self.per_replica = on_read and host_of(self.strategy).num_replicas_in_sync > 1
         self._initialize(value)
         frame = context.current().frame
         if frame is not None:
@@ -113,7 +116,7 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
             )
         if not self.per_worker:
             return
-        if not getattr(self.strategy, "is_asynchronous", False):
+        if not host_of(self.strategy).is_asynchronous:
             raise VariableError(
                 f"Variable {self.name!r} is to have a copy for each worker (per_worker_variable=True): make it in the "
                 f"scope of a ParameterServerStrategy; the strategy is {self.strategy!r}. A value for each replica is "
@@ -242,7 +245,7 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
         return self._store(aggregate(new, aggregation, current.manual_replicas or 1, self.name))
 
     def _assign_components(self, new: jax.Array) -> jax.Array:
-        replicas = self.strategy.num_replicas_in_sync
+        replicas = host_of(self.strategy).num_replicas_in_sync
         if self.aggregation is VariableAggregation.NONE:
             raise VariableError(
                 f"Variable {self.name!r} has one value per replica and no aggregation: assign it inside strategy.run."
@@ -299,21 +302,16 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
                 "Decorate that function with @rx.function, or differentiate with rx.value_and_grad."
             )
         # One buffer belongs to one variable: programs donate it.
-        if self.strategy is None:
-            self._value = jnp.copy(raw)
-        else:
-            self.strategy.placement.initialize(self, raw)
+        host_of(self.strategy).placement.initialize(self, raw)
         return raw
 
     def _initialize(self, value: jax.Array) -> None:
         # Also where a function is being traced: the variable outlives the trace.
         with outside_traces():
-            if self.strategy is None:
-                self._value = jnp.copy(value)
-                return
+            host = host_of(self.strategy)
             if self.per_replica:
-                value = jnp.broadcast_to(value, (self.strategy.num_replicas_in_sync, *value.shape))
-            self.strategy.placement.initialize(self, value)
+                value = jnp.broadcast_to(value, (host.num_replicas_in_sync, *value.shape))
+            host.placement.initialize(self, value)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -359,7 +357,7 @@ def lives_elsewhere(variable: Any) -> bool:
     return getattr(variable, "_replicax_elsewhere", False)
 
 
-def check_owner(owner: Any, current: Any, name: str) -> None:
+def check_owner(owner: Host | None, current: Host | None, name: str) -> None:
     """Checks that a variable of strategy `owner` may be used while `current` is the current strategy.
 
     Raises:

@@ -8,13 +8,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Sharding
 
 from replicax.compat.keras import data_adapter_class
 from replicax.data import DatasetCreator, DistributedDataset, DistributedDatasetFromFunction
 from replicax.data.batch_placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
-from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.host import Host
+from replicax.keras.host import KerasHost
 from replicax.runtime.transfer import put, spans_processes
 from replicax.values import PerReplica, is_per_replica
 
@@ -36,10 +37,9 @@ class Feed:
         self._replicas, self._cut, self._whole = replicas, cut, whole
 
     @classmethod
-    def over(cls, strategy: Any) -> Feed:
+    def over(cls, strategy: Host) -> Feed:
         """Returns a feed that cuts batches over the axis `"replica"` of a strategy's mesh."""
-        mesh = strategy.mesh
-        cut, whole = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS)), NamedSharding(mesh, PartitionSpec())
+        cut, whole = (strategy.placement.sharding(stacked) for stacked in (True, False))
         return cls(strategy.num_replicas_in_sync, cut, whole)
 
     @classmethod
@@ -95,7 +95,7 @@ def _rows(leaf: Any) -> Any:
     return leaf
 
 
-def as_keras_data(data: Any, strategy: Any) -> Any:
+def as_keras_data(data: Any, strategy: KerasHost) -> Any:
     """Returns the data of a loop as Keras takes it: distributed datasets and per-replica values become global rows.
 
     A `DatasetCreator` becomes the distributed dataset that it stands for.

@@ -13,7 +13,7 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import replicax.context as context
 import replicax.health as health
@@ -21,6 +21,7 @@ from replicax.compat.keras import trainer_class
 from replicax.data.sources import check_batch_size
 from replicax.errors import BatchError, ContextError
 from replicax.keras.feeding import as_keras_data
+from replicax.keras.host import KerasHost
 from replicax.keras.saving import write_atomically, write_together
 from replicax.keras.trainer import PlacedState, StepFunctions
 from replicax.keras.workers import has_workers, loop_of_workers
@@ -37,7 +38,7 @@ _STEPS = {"make_train_function": "train", "make_test_function": "test", "make_pr
 
 
 @contextlib.contextmanager
-def keras_entered(strategy: Any) -> Iterator[None]:
+def keras_entered(strategy: KerasHost) -> Iterator[None]:
     """Makes Keras models and variables created in the `with` block belong to `strategy`; nothing without Keras."""
     if keras_is_loaded():
         install_trainer_hooks()
@@ -56,7 +57,7 @@ class _Membership:
         thread: The thread that runs them.
     """
 
-    def __init__(self, strategy: Any):
+    def __init__(self, strategy: KerasHost):
         self.strategy = strategy
         self.steps = self.loops = self.thread = 0
         self.states: dict[str, PlacedState] = {}
@@ -65,7 +66,7 @@ class _Membership:
         self.steps += 1
 
 
-def strategy_of(model: Any) -> Any:
+def strategy_of(model: Any) -> KerasHost | None:
     """Returns the strategy in whose scope `model` was made, or None."""
     membership = getattr(model, "_replicax", None)
     return None if membership is None else membership.strategy
@@ -96,7 +97,7 @@ def _remembering_strategy(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if context.current().strategy is not None:
-            self._replicax = _Membership(context.current().strategy)
+            self._replicax = _Membership(cast("KerasHost", context.current().strategy))
 
     return __init__
 
@@ -135,7 +136,7 @@ def _joined(model: Any, call: str) -> Any:
     with it. A strategy that must know a variable from its beginning cannot take it in, and says so once.
     """
     current = context.current()
-    strategy = current.strategy
+    strategy = cast("KerasHost | None", current.strategy)
     if strategy is None or current.replica is not None or current.frame is not None:
         return None
     has_places = any(layout_of(variable) is not None for variable in model.variables)
@@ -182,7 +183,7 @@ def _state_restored(states: dict[str, PlacedState], kind: str) -> Iterator[None]
         raise
 
 
-def _check_current(call: str, strategy: Any) -> None:
+def _check_current(call: str, strategy: KerasHost) -> None:
     current = context.current()
     if current.replica is not None:
         raise ContextError(
@@ -218,7 +219,7 @@ def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..
             loops = strategy.keras_loops(self)
             if loops is None:
                 keep_state = functools.partial(self._replicax.states.__setitem__, kind)
-                functions = StepFunctions(self, strategy, self._replicax.count_step, keep_state)
+                functions: object = StepFunctions(self, strategy, self._replicax.count_step, keep_state)
             else:
                 functions = loops.steps
             setattr(self, attribute, getattr(functions, kind)())
@@ -240,8 +241,8 @@ def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
         if not has_workers(strategy):
             return write()
         if self._replicax.loops:  # A callback: those that write run on the chief only.
-            return write() if strategy.is_chief else None
-        return write_together(filepath, write, strategy.is_chief)
+            return write() if strategy.placement.is_chief else None
+        return write_together(filepath, write, strategy.placement.is_chief)
 
     return save
 

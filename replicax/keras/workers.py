@@ -21,24 +21,25 @@ import replicax.health as health
 from replicax.cluster.exchange import exchanged
 from replicax.compat.keras import initial_epoch, set_initial_epoch, stop_writing
 from replicax.errors import WorkersDisagreeError
+from replicax.host import Host
 
 # What these do besides writing is done by the chief for all.
 _WRITERS = ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
 
 
-def has_workers(strategy: Any) -> bool:
+def has_workers(strategy: Host) -> bool:
     """Returns whether a strategy has devices in several processes."""
     return strategy.placement.spans_processes
 
 
 @contextlib.contextmanager
-def loop_of_workers(given: inspect.BoundArguments, strategy: Any, trains: bool) -> Iterator[None]:
+def loop_of_workers(given: inspect.BoundArguments, strategy: Host, trains: bool) -> Iterator[None]:
     """Prepares the arguments of a loop for this worker, and lets all workers draw the same random numbers in it.
 
     Every worker reads the same global batches, so shuffling and random augmentation must be the same everywhere: the
     global generators of NumPy and Python are seeded alike inside the block, and restored.
     """
-    if not strategy.is_chief:
+    if not strategy.placement.is_chief:
         given.arguments["verbose"] = 0
     if "callbacks" in given.signature.parameters:
         given.arguments["callbacks"] = _callbacks(given.arguments.get("callbacks"), strategy, trains)
@@ -82,14 +83,14 @@ def _read(message: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _callbacks(callbacks: Any, strategy: Any, trains: bool) -> Any:
+def _callbacks(callbacks: Any, strategy: Host, trains: bool) -> Any:
     """Returns the callbacks that this worker runs."""
     import keras
 
     held = getattr(callbacks, "callbacks", None)  # of a CallbackList
     given = list(held) if held is not None else [] if callbacks is None else callbacks
     given = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not strategy.is_chief:
+    if not strategy.placement.is_chief:
         given = [callback for callback in given if not _writes(callback)]
         for callback in given:
             if isinstance(callback, keras.callbacks.BackupAndRestore):
@@ -113,7 +114,7 @@ def _alike_class() -> type:
     class DecideAlike(keras.callbacks.Callback):
         """Comes last, and makes what the callbacks before it have decided the same on all workers."""
 
-        def __init__(self, strategy: Any):
+        def __init__(self, strategy: Host):
             super().__init__()
             self._strategy = strategy
 
@@ -123,7 +124,7 @@ def _alike_class() -> type:
             self._make_variables_alike()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            check_same_names(sorted(logs or {}), self._strategy.workers)
+            check_same_names(sorted(logs or {}), self._strategy.placement.workers)
             self._make_variables_alike()
             stop = bool(self.model.stop_training)
             self.model.stop_training = _told_by_all("the end of an epoch of fit", stop)[0]

@@ -37,7 +37,7 @@ class PerWorkerVariable(Variable):
 
     def _copies(self) -> Any:
         if self._replicax_copies is None:
-            coordinator = self.strategy.coordinator
+            coordinator = getattr(self.strategy, "coordinator", None)
             if coordinator is None:
                 raise ContextError(
                     f"The workers' copies of variable {name_of(self)!r} were asked for before there was a "

@@ -18,6 +18,7 @@ import replicax.context as context
 from replicax.cluster import ClusterResolver
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
+from replicax.host import NoPlacement
 from replicax.migration import called_as
 from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.messages import Piece
@@ -307,14 +308,12 @@ def _close(reference: weakref.ref[ParameterServerStrategy]) -> None:
         strategy.close()
 
 
-class _Elsewhere:
+class _Elsewhere(NoPlacement):
     """The placement of a strategy whose variables live on servers.
 
     Args:
         strategy: The strategy.
     """
-
-    spans_processes = False
 
     def __init__(self, strategy: ParameterServerStrategy):
         self._strategy = weakref.ref(strategy)
@@ -337,7 +336,7 @@ class _OneReplica(ReplicaContext):
 
     replica_id_in_sync_group = 0  # type: ignore[assignment] # Known here, and no array.
 
-    def __init__(self, strategy: Any):
+    def __init__(self, strategy: Strategy):
         super().__init__(strategy, num_replicas=1)
 
     @called_as("tf.distribute.ReplicaContext.all_reduce")

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
 
 from replicax.errors import VariableError
+from replicax.host import Host, host_of
 from replicax.program.accumulators import NotSummable
 from replicax.program.scales import LocalMean
-from replicax.variable_access import name_of
+from replicax.variable_access import VariableLike, name_of
 
 _log = logging.getLogger(__name__)
 
 
-def advise(strategy: Any, about: str, text: str) -> None:
+def advise(strategy: Host | None, about: str, text: str) -> None:
     """Logs a warning, once for each strategy and `about`: a step is traced for each shape of its batches."""
-    said = getattr(strategy, "advice", None)
-    if said is None or about not in said:
+    said = host_of(strategy).advice
+    if about not in said:
         _log.warning("%s", text)
-    if said is not None:
         said.add(about)
 
 
-def advise_of_zeros(strategy: Any, name: str, variables: Iterable[Any]) -> None:
+def advise_of_zeros(strategy: Host | None, name: str, variables: Iterable[VariableLike]) -> None:
     """Says that a function differentiates with respect to values of variables that its loss does not take."""
     names = ", ".join(repr(name_of(variable)) for variable in variables)
     advise(
@@ -36,7 +35,7 @@ def advise_of_zeros(strategy: Any, name: str, variables: Iterable[Any]) -> None:
     )
 
 
-def advise_of_local_mean(strategy: Any, name: str, found: LocalMean, replicas: int) -> None:
+def advise_of_local_mean(strategy: Host | None, name: str, found: LocalMean, replicas: int) -> None:
     """Says that the gradients of a step are too large by the number of replicas."""
     how = "the number that it computes from its own rows" if found.divisor is None else f"{found.divisor:g}"
     advise(
@@ -51,7 +50,7 @@ def advise_of_local_mean(strategy: Any, name: str, found: LocalMean, replicas: i
     )
 
 
-def advise_of_total(strategy: Any, name: str, variable: Any, found: NotSummable) -> None:
+def advise_of_total(strategy: Host | None, name: str, variable: VariableLike, found: NotSummable) -> None:
     """Says that a metric's total may be wrong.
 
     Raises:
@@ -73,7 +72,7 @@ def advise_of_total(strategy: Any, name: str, variable: Any, found: NotSummable)
     )
 
 
-def advise_of_changed_object(strategy: Any, name: str, where: str) -> None:
+def advise_of_changed_object(strategy: Host | None, name: str, where: str) -> None:
     """Says that a function is compiled anew because an object that was passed to it holds another array now."""
     advise(
         strategy,
@@ -84,7 +83,7 @@ def advise_of_changed_object(strategy: Any, name: str, where: str) -> None:
     )
 
 
-def advise_of_captured(strategy: Any, name: str) -> None:
+def advise_of_captured(strategy: Host | None, name: str) -> None:
     """Says that a step computes with a per-replica value that is no argument."""
     advise(
         strategy,

@@ -13,6 +13,7 @@ from replicax.compat.jax import is_random_key, vary, varying_axes
 from replicax.compat.jax_tracing import within_trace
 from replicax.compat.keras import initialize_new_variables
 from replicax.equality import OWN_DATA, Difference
+from replicax.host import Host
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
 from replicax.program.frames import ReplicaFrame, own_row
@@ -29,7 +30,7 @@ class EagerReplicaFrame(ReplicaFrame):
         replicas: How many replicas run.
     """
 
-    def __init__(self, outside: Any, strategy: Any, replicas: int):
+    def __init__(self, outside: Any, strategy: Host, replicas: int):
         super().__init__(outside, Decisions(), Accesses())
         self._strategy, self._replicas = strategy, replicas
 

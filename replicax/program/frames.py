@@ -17,6 +17,7 @@ from replicax.compat.jax_primitives import stand_in
 from replicax.compat.jax_tracing import being_differentiated, trace_state, within_trace
 from replicax.equality import Difference
 from replicax.errors import ProgramError
+from replicax.host import Host
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
 from replicax.program.results import Counts
@@ -164,7 +165,7 @@ class ProgramFrame(_TracedFrame):
     def __init__(self, outside: Any):
         super().__init__(outside, Accesses(), lambda variable: placeholder(variable, stacked_in_program(variable)))
         self.returned: Any = None
-        self.strategy: Any = None
+        self.strategy: Host | None = None
         self.replicas: int | None = None
         self.counts = Counts()
 

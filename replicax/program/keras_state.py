@@ -22,6 +22,7 @@ from replicax.aggregation import VariableAggregation, check_aggregation, combine
 from replicax.compat.jax import vary
 from replicax.equality import difference
 from replicax.errors import ContextError, ProgramError
+from replicax.host import Host
 from replicax.program.accumulators import marked_as_share, marked_as_total
 from replicax.program.frames import VariablesCreatedError
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
@@ -32,7 +33,7 @@ from replicax.program.keras_hooks import (
 )
 from replicax.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variable_access import array_of, name_of
+from replicax.variable_access import VariableLike, array_of, name_of
 from replicax.variables import check_owner
 
 _MAX_PASSES = 5
@@ -216,14 +217,14 @@ def give_value(variable: Any, value: Any) -> None:
 # Ownership: which strategy's scope a Keras variable was created in.
 
 
-def owner_of(variable: Any) -> Any:
+def owner_of(variable: VariableLike) -> Host | None:
     """Returns the strategy in whose scope a variable was created, or None."""
     reference = getattr(variable, "_replicax_strategy", None)
     return reference() if reference is not None else getattr(variable, "strategy", None)
 
 
 @contextlib.contextmanager
-def keras_ownership(strategy: Any) -> Iterator[None]:
+def keras_ownership(strategy: Host) -> Iterator[None]:
     """Notes `strategy` as the owner of each Keras variable created inside the `with` block.
 
     Keras tells its active `keras.distribution.Distribution` about every new variable; ours listens and leaves the
@@ -252,7 +253,7 @@ def _listener_class() -> type:
     class VariableListener(distribution_class):
         """Marks new variables with their strategy; asks for no layout."""
 
-        def __init__(self, strategy: Any):
+        def __init__(self, strategy: Host):
             device = strategy.devices[0]
             mesh = keras.distribution.DeviceMesh((1,), ("replica",), [f"{device.platform}:{device.id}"])
             super().__init__(mesh)

@@ -24,6 +24,7 @@ import replicax.context as context
 import replicax.health as health
 from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
 from replicax.errors import LayoutError, ProgramError
+from replicax.host import host_of
 from replicax.program.advice import advise_of_zeros
 from replicax.program.buffers import holders
 from replicax.program.captured import captured_error
@@ -105,12 +106,11 @@ class Program:
         self._accesses, self._traced, self._returned = frame.accesses, traced.function, frame.returned
         self.asked = self._returned.asked
         self._host_calls = HostCalls(self._name(), self._traced.program)
-        self.strategy = frame.strategy
+        self.strategy: Any = frame.strategy
         self.replicas = frame.replicas or (frame.strategy.num_replicas_in_sync if frame.strategy is not None else None)
         self._bind(self._traced.read, self._traced.written)
         self._compiled = self._jit()
-        strategy = self.strategy if self.strategy is not None and self.strategy.mesh is not None else None
-        self._calls = health.Calls(self._name(), strategy is not None and strategy.placement.spans_processes)
+        self._calls = health.Calls(self._name(), host_of(frame.strategy).placement.spans_processes)
 
     def _trace(self, arrays: Sequence[Any], replicas: int | None) -> list[Pass]:
         def new_frame(outside: Any, arrays: Sequence[Any]) -> ProgramFrame:

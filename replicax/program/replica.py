@@ -21,6 +21,7 @@ from replicax.compat.jax import varying_axes
 from replicax.compat.jax_tracing import current_trace
 from replicax.containers import opened
 from replicax.errors import ContextError, ReplicaDivergenceError, ReplicaShapeError
+from replicax.host import Host
 from replicax.program.accesses import Accesses
 from replicax.program.accumulators import find_not_summable
 from replicax.program.advice import advise_of_captured, advise_of_local_mean, advise_of_total, advise_of_zeros
@@ -60,7 +61,7 @@ class ReplicaCall:
         in_replica_context: Whether `fn` is a replica function; False for `update`, which is a cross-replica one.
     """
 
-    strategy: Any
+    strategy: Host
     fn: Callable[..., Any]
     args: tuple[tuple[Any, ...], dict[str, Any]]
     in_replica_context: bool = True
@@ -345,7 +346,7 @@ def returned_by(value: Any) -> int | None:
     return None if program is None else program.counts.of(value)
 
 
-def _agree(program: ProgramFrame, strategy: Any, count: int | None) -> int:
+def _agree(program: ProgramFrame, strategy: Host, count: int | None) -> int:
     """Settles the strategy and the number of replicas of a program with those of one `run` in it."""
     _settle_strategy(program, strategy)
     replicas = count or program.replicas or strategy.num_replicas_in_sync
@@ -357,17 +358,17 @@ def _agree(program: ProgramFrame, strategy: Any, count: int | None) -> int:
     return replicas
 
 
-def settle_strategy(strategy: Any) -> None:
+def settle_strategy(strategy: Host) -> None:
     """Tells the program that is being traced, if any, that it combines values of a strategy's replicas.
 
     The batch it is called with may be a partial one, which lives on fewer devices; then the program runs there.
     """
     program = enclosing_program()
-    if program is not None and strategy.mesh is not None:
+    if program is not None:
         _settle_strategy(program, strategy)
 
 
-def _settle_strategy(program: ProgramFrame, strategy: Any) -> None:
+def _settle_strategy(program: ProgramFrame, strategy: Host) -> None:
     if program.strategy is not None and program.strategy is not strategy:
         raise ContextError(f"One program can run under one strategy only, got {program.strategy!r} and {strategy!r}.")
     program.strategy = strategy

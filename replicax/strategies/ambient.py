@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import replicax.context as context
 from replicax.errors import ArgumentError, ContextError
@@ -21,7 +21,8 @@ def get_strategy() -> Strategy:
         >>> get_strategy()
         DefaultStrategy()
     """
-    return context.current().strategy or default_strategy()
+    strategy = context.current().strategy
+    return default_strategy() if strategy is None else cast(Strategy, strategy)
 
 
 def has_strategy() -> bool:

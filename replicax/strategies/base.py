@@ -6,10 +6,11 @@ import abc
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 import replicax.context as context
 from replicax.cluster import ClusterResolver
@@ -22,11 +23,13 @@ from replicax.data import (
     ValueContext,
 )
 from replicax.errors import ContextError
+from replicax.host import HostDefaults, PlacementLike
+from replicax.keras.host import KerasLoopsLike
 from replicax.keras.models import keras_entered
 from replicax.migration import AdvisedContract, called_as
 from replicax.program.calls import checked_call
 from replicax.program.foreign import check_outside_of_graphs
-from replicax.program.replica import noted, settle_strategy
+from replicax.program.replica import noted
 from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
 from replicax.runtime import turns
@@ -40,13 +43,16 @@ from replicax.tracebacks import entry_point
 from replicax.values import is_per_replica
 from replicax.variable_access import is_per_replica_variable, name_of, shape_of
 
+if TYPE_CHECKING:
+    import keras
+
 _T = TypeVar("_T")
 
 
 _MIRRORED = "mirrored"
 
 
-class Strategy(TFSpellings, AdvisedContract):
+class Strategy(TFSpellings, HostDefaults, AdvisedContract):
     """Decides on which devices training runs and how the parts are put together.
 
     Make one, create variables (models, optimizers, metrics) inside `scope()`, split each global batch with
@@ -62,10 +68,8 @@ class Strategy(TFSpellings, AdvisedContract):
 
     devices: tuple[jax.Device, ...]
     mesh: jax.sharding.Mesh | None
-    placement: Any
+    placement: PlacementLike
     cluster_resolver: ClusterResolver | None = None
-    #: Whether the update by the gradients is no part of what the replicas run together.
-    cuts_steps = False
 
     @property
     @abc.abstractmethod
@@ -198,9 +202,6 @@ class Strategy(TFSpellings, AdvisedContract):
     def _update(self, variable: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls `fn` on each copy of `variable`."""
 
-    def adopt(self, variable: Any) -> None:
-        """Is told of each Keras variable that is made in the strategy's scope, before it gets its first value."""
-
     def explain(self, variables: Sequence[Any]) -> Shown:
         """Returns a table, one line for each variable: its path, shape, layout, bytes on each device, and why it is so.
 
@@ -222,7 +223,7 @@ class Strategy(TFSpellings, AdvisedContract):
 
     def _explained(self, variable: Any) -> Explained:
         sharding, shape = self.placement.variable_sharding(variable), shape_of(variable)
-        part = shape if is_per_replica_variable(variable) else sharding.shard_shape(shape)
+        part = shape if sharding is None or is_per_replica_variable(variable) else sharding.shard_shape(shape)
         local = math.prod(part) * jnp.dtype(variable.dtype).itemsize
         where = self._layout_of(variable)
         why = self._why_mirrored(variable) if where == _MIRRORED else ""
@@ -237,15 +238,19 @@ class Strategy(TFSpellings, AdvisedContract):
         sharding = self.placement.variable_sharding(variable)
         if is_per_replica_variable(variable):
             return "one for each replica"
-        return _MIRRORED if sharding.is_fully_replicated else str(tuple(sharding.spec))
+        if sharding is None or sharding.is_fully_replicated:
+            return _MIRRORED
+        assert isinstance(sharding, NamedSharding)
+        return str(tuple(sharding.spec))
 
     def check_layouts(self, variables: Sequence[Any]) -> None:
         """Checks that a model's variables have the layouts that the strategy was asked for; `fit` calls it."""
         del variables
 
-    def keras_loops(self, model: Any) -> Any:
+    def keras_loops(self, model: keras.Model) -> KerasLoopsLike | None:
         """Returns what runs `fit` and the like for a Keras model, by these names; None leaves them to Keras's loops."""
         del model
+        return None
 
     # Combining.
 
@@ -290,7 +295,7 @@ class Strategy(TFSpellings, AdvisedContract):
         op = ReduceOp.of(op)
         self._check_cross_replica("strategy.reduce", "rx.get_replica_context().all_reduce")
         check_no_slices(value, "strategy.reduce")
-        settle_strategy(self)
+        self._settle_program()
         return jax.tree_util.tree_map(
             lambda leaf: self._reduce_leaf(op, leaf, axis), opened(value), is_leaf=is_per_replica
         )
@@ -318,7 +323,7 @@ class Strategy(TFSpellings, AdvisedContract):
         """
         self._check_cross_replica("strategy.gather", "rx.get_replica_context().all_gather")
         check_no_slices(value, "strategy.gather")
-        settle_strategy(self)
+        self._settle_program()
 
         def gathered(leaf: Any) -> Any:
             each = one_per_replica(leaf)
@@ -327,6 +332,9 @@ class Strategy(TFSpellings, AdvisedContract):
             return noted(self._combined_in_turn(each, Gathering(axis)), COMBINED)
 
         return jax.tree_util.tree_map(gathered, opened(value), is_leaf=is_per_replica)
+
+    def _settle_program(self) -> None:
+        """Makes this the strategy of the program that is being traced, if there is one."""
 
     def _combined_in_turn(self, each: Any, combine: Combine) -> Any:
         if context.current().frame is not None:

@@ -14,6 +14,7 @@ import replicax.context as context
 from replicax.collectives import CommunicationOptions
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
+from replicax.host import NoPlacement
 from replicax.migration import called_as
 from replicax.program.calls import check_function
 from replicax.program.nest import is_number_like
@@ -31,7 +32,7 @@ class DefaultStrategy(Strategy):
     """
 
     mesh = None
-    placement = None
+    placement = NoPlacement()
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:  # type: ignore[override]

@@ -50,6 +50,8 @@ class MeshStrategy(Strategy):
     #: Whether the strategy may have other processes to wait for.
     waits_for_workers = False
 
+    placement: Placement
+
     def __init__(
         self,
         placement: Placement,
@@ -66,8 +68,6 @@ class MeshStrategy(Strategy):
             raise ArgumentError(f"`cross_device_ops` must be an rx.CrossDeviceOps, got {cross_device_ops!r}.")
         self.cross_device_ops = cross_device_ops.for_devices(self.devices)
         self._programs = WeakProgramCaches()
-        #: What users have been told about their steps, so that they are told once.
-        self.advice: set[str] = set()
         prepare_tracing_anew()
 
     def _checked_options(self, options: CommunicationOptions | None) -> CommunicationOptions:
@@ -158,11 +158,10 @@ class MeshStrategy(Strategy):
             )
         return merged
 
-    def optimizer_sharding(self, variable: Any) -> jax.sharding.NamedSharding:
-        """Returns where a variable of an optimizer lives while `Model.fit` trains."""
-        return self.placement.variable_sharding(variable)
-
     # Values and datasets.
+
+    def _settle_program(self) -> None:
+        settle_strategy(self)
 
     def _combined(self, each: Any, combine: Combine) -> Any:
         array = getattr(each, "stacked", None)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.runtime.devices import chosen_devices
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement, cut_if_large
+from replicax.variable_access import VariableLike
 
 _MIN_SHARDED_SIZE = 2**12  # elements; below, a message costs more than the copies of the update
 
@@ -51,7 +51,7 @@ class MirroredStrategy(MeshStrategy):
         super().__init__(Placement(found), cross_device_ops, communication_options)
         self.shard_update = shard_update
 
-    def optimizer_sharding(self, variable: Any) -> NamedSharding:
+    def optimizer_sharding(self, variable: VariableLike) -> Sharding | None:
         """Returns where a variable of an optimizer lives while `Model.fit` trains."""
         if not self.shard_update:
             return super().optimizer_sharding(variable)

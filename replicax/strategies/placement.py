@@ -67,6 +67,11 @@ class Placement:
         return Agreement(self.workers)
 
     @property
+    def is_chief(self) -> bool:
+        """Whether this process is the first of them, which writes for all."""
+        return jax.process_index() == 0
+
+    @property
     def workers(self) -> tuple[str, ...]:
         """What the processes are called in messages, in their order."""
         return self._worker_names or tuple(f"process {process}" for process in range(jax.process_count()))

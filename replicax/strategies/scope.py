@@ -9,6 +9,7 @@ from typing import Any
 
 import replicax.context as context
 from replicax.errors import ContextError
+from replicax.host import Host
 
 
 class Scope(contextlib.ContextDecorator):
@@ -19,7 +20,7 @@ class Scope(contextlib.ContextDecorator):
         entered: Makes the context manager that does it, for this object.
     """
 
-    def __init__(self, strategy: Any, entered: Callable[[Any], contextlib.AbstractContextManager[Any]]):
+    def __init__(self, strategy: Host, entered: Callable[[Any], contextlib.AbstractContextManager[Any]]):
         self._strategy, self._entered = strategy, entered
         self._open: list[tuple[contextlib.AbstractContextManager[Any], context.Context]] = []
         self._is_over = False

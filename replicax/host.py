@@ -1,0 +1,341 @@
+"""What variables, programs, Keras's loops and datasets ask of whoever runs them: a strategy, or nobody.
+
+`strategies.Strategy` fills in `Host`, and `strategies.Placement` fills in `PlacementLike`. `NO_HOST` answers where no
+strategy is current: one replica, on whatever device JAX chooses, and values that stay where they are. So a program asks
+its host and never whether there is one.
+
+For example, a training step under a `MirroredStrategy` on two devices:
+
+    host = host_of(context.current().strategy)   # the strategy
+    host.num_replicas_in_sync                    # 2
+    host.placement.program_sharding(weight, 2)   # replicated over both devices
+    host.placement.program_sharding(counter, 2)  # a row on each device, if it has one component for each replica
+    host.replica_context(2, frozenset({16}))     # what `rx.get_replica_context()` returns in the step
+    host.cuts_steps                              # False: the replicas' program updates the variables too
+
+Without a strategy `host_of(None)` answers the same questions: one replica, and None (leave it where it is).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, Sharding
+
+from replicax.errors import ContextError
+from replicax.reduce_op import ReduceOp
+from replicax.runtime.devices import default_devices
+from replicax.typing import PyTree
+from replicax.variable_access import VariableLike, array_of, set_array
+
+
+class PlacementLike(Protocol):
+    """Where values live: between steps, in a program, and on replicas. It also moves them from one to the other.
+
+    A *mirrored* value is replicated over all devices; a *stacked* one has a row for each replica, on its device. A
+    program may run on the first few replicas only: `replicas` is their number.
+    """
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas."""
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether some of the devices belong to other processes."""
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """What the processes are called in messages, in their order."""
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the first of them, which writes for all."""
+
+    def mesh_for(self, replicas: int) -> Mesh:
+        """Returns the mesh of the first `replicas` replicas.
+
+        Raises:
+            ContextError: There is no mesh.
+        """
+
+    def sharding(self, stacked: bool, replicas: int | None = None) -> NamedSharding:
+        """Returns where a mirrored or a stacked value lives on the first `replicas` replicas; None: on all.
+
+        Raises:
+            ContextError: There is no mesh.
+        """
+
+    # Variables.
+
+    def variable_sharding(self, variable: VariableLike) -> Sharding | None:
+        """Returns where a variable's value lives between steps; None leaves it where it is."""
+
+    def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
+        """Returns where its value is at the beginning and end of a program; None leaves it where it is."""
+
+    def replica_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
+        """Returns where the replicas have its value; None leaves it where it is."""
+
+    def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
+        """Makes a copy of `value` what the variable holds, where it lives between steps."""
+
+    def load(self, variables: Sequence[VariableLike], replicas: int) -> list[jax.Array]:
+        """Returns the values of variables as a program on `replicas` replicas takes them."""
+
+    def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns what a program on any number of replicas has computed for variables, as they hold it."""
+
+    def make_alike(self, variables: Sequence[VariableLike]) -> None:
+        """Gives variables that some process has changed on its own process 0's values; all call this together.
+
+        Raises:
+            ValuesMismatchError: The processes have other variables.
+        """
+
+    # Arguments and results.
+
+    def place(self, value: jax.typing.ArrayLike, stacked: bool = False, replicas: int | None = None) -> jax.Array:
+        """Returns a copy of `value` on the devices; it shares no buffer with `value`."""
+
+    def agreed(
+        self, values: Sequence[jax.typing.ArrayLike], names: Sequence[str], what: str = ...
+    ) -> Sequence[jax.typing.ArrayLike]:
+        """Returns values that are the same in every process: those of one process alone become process 0's.
+
+        Args:
+            values: Arrays and numbers.
+            names: What each is called.
+            what: What they are, for messages.
+
+        Raises:
+            ValuesMismatchError: The processes have values of other names, shapes or dtypes, or in another order.
+        """
+
+    def shrunk(self, array: jax.Array, replicas: int) -> jax.Array:
+        """Returns an argument that is mirrored on all devices as a program on `replicas` replicas takes it."""
+
+    def takes_part(self, replicas: int) -> bool:
+        """Returns whether a device of the first `replicas` replicas belongs to this process."""
+
+    def result_sharding(self, replicas: int) -> Sharding | None:
+        """Returns where a program leaves results that every process reads; None leaves it to XLA."""
+
+    def spread(self, values: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Returns results of a program on some of the devices in every process, also in those without a part in it."""
+
+    def rejoined(self, tree: PyTree, replicas: int) -> PyTree:
+        """Returns results of a program on `replicas` replicas, the mirrored ones on all devices."""
+
+
+class RunningReplica(Protocol):
+    """The replica that runs a step, as programs ask it; `strategies.ReplicaContext` fills it in."""
+
+    def reduce_gradients(self, op: ReduceOp, gradients: list[jax.Array]) -> list[jax.Array]:
+        """Combines each replica's gradients."""
+
+
+class CompiledStep(Protocol):
+    """A compiled pure function: what `jax.jit` returns, or a program in two halves."""
+
+    def __call__(self, *args: PyTree) -> PyTree:
+        """Runs it."""
+
+    def lower(self, *args: PyTree) -> jax.stages.Lowered:
+        """Returns it as JAX lowers it, for the shapes and dtypes of these arguments."""
+
+
+class Host(Protocol):
+    """Who runs programs: a strategy, or `NO_HOST`."""
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        """The devices, one for each replica."""
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas whose gradients are combined in one step."""
+
+    @property
+    def placement(self) -> PlacementLike:
+        """Where values live."""
+
+    @property
+    def advice(self) -> set[str]:
+        """What users have been told about their steps, so that they are told once; `program.advice` adds to it."""
+
+    @property
+    def cuts_steps(self) -> bool:
+        """Whether the replicas run no further than to the gradients: `compile_cut` compiles steps."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether workers run steps on their own, on variables that live on servers."""
+
+    def replica_context(self, replicas: int, batch_rows: frozenset[int] = ...) -> RunningReplica:
+        """Returns a new replica context for a step on `replicas` replicas, each with so many rows of its arguments.
+
+        Raises:
+            ContextError: There are no replicas.
+        """
+
+    def compile_cut(
+        self,
+        step: Callable[..., PyTree],
+        variables: Sequence[VariableLike],
+        written: Sequence[VariableLike],
+        replicas: int,
+    ) -> CompiledStep:
+        """Compiles a program's pure function with the update on its own; asked for where `cuts_steps` is true.
+
+        Args:
+            step: The function: `(updated, constant, donated arguments, other arguments) -> (new values, results)`.
+            variables: Those whose values it takes first: the updated ones, then the others.
+            written: Those whose new values it returns.
+            replicas: Number of replicas that take part.
+        """
+
+    def optimizer_sharding(self, variable: VariableLike) -> Sharding | None:
+        """Returns where a variable of an optimizer lives while a step updates it; None leaves it where it is."""
+
+    def adopt(self, variable: VariableLike) -> None:
+        """Is told of each Keras variable that is made in the scope, before it gets its first value."""
+
+
+class NoPlacement:
+    """The placement of who places nothing: values stay where they are, and programs leave it to JAX."""
+
+    replicas = 1
+    spans_processes = False
+    workers = ("process 0",)
+    is_chief = True
+
+    def mesh_for(self, replicas: int) -> Mesh:
+        raise ContextError(f"The default strategy has no mesh of {replicas} replicas.")
+
+    def sharding(self, stacked: bool, replicas: int | None = None) -> NamedSharding:
+        del stacked
+        raise ContextError(f"The default strategy has no mesh of {replicas or self.replicas} replicas.")
+
+    def variable_sharding(self, variable: VariableLike) -> Sharding | None:
+        del variable
+        return None
+
+    def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
+        del variable, replicas
+        return None
+
+    def replica_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
+        del variable, replicas
+        return None
+
+    def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
+        set_array(variable, jnp.copy(value))
+
+    def load(self, variables: Sequence[VariableLike], replicas: int) -> list[jax.Array]:
+        del replicas
+        return [array_of(variable) for variable in variables]
+
+    def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
+        del variables
+        return list(values)
+
+    def make_alike(self, variables: Sequence[VariableLike]) -> None:
+        """Does nothing: there is one process."""
+
+    def place(self, value: jax.typing.ArrayLike, stacked: bool = False, replicas: int | None = None) -> jax.Array:
+        del stacked, replicas
+        return jnp.array(value, copy=True)
+
+    def agreed(
+        self, values: Sequence[jax.typing.ArrayLike], names: Sequence[str], what: str = ""
+    ) -> Sequence[jax.typing.ArrayLike]:
+        del names, what
+        return values
+
+    def shrunk(self, array: jax.Array, replicas: int) -> jax.Array:
+        del replicas
+        return array
+
+    def takes_part(self, replicas: int) -> bool:
+        del replicas
+        return True
+
+    def result_sharding(self, replicas: int) -> Sharding | None:
+        del replicas
+        return None
+
+    def spread(self, values: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return values
+
+    def rejoined(self, tree: PyTree, replicas: int) -> PyTree:
+        del replicas
+        return tree
+
+
+class HostDefaults:
+    """What a host does that has nothing else to say: one program for a whole step, and variables where they are put."""
+
+    cuts_steps = False
+    is_asynchronous = False
+    placement: PlacementLike
+
+    @functools.cached_property
+    def advice(self) -> set[str]:
+        """What users have been told about their steps, so that they are told once."""
+        return set()
+
+    def replica_context(self, replicas: int, batch_rows: frozenset[int] = frozenset()) -> RunningReplica:
+        """Refuses: nothing runs on replicas here."""
+        del batch_rows
+        raise ContextError(f"{self!r} runs no steps on {replicas} replicas.")
+
+    def compile_cut(
+        self,
+        step: Callable[..., PyTree],
+        variables: Sequence[VariableLike],
+        written: Sequence[VariableLike],
+        replicas: int,
+    ) -> CompiledStep:
+        """Refuses: `cuts_steps` is false."""
+        del step, variables, written, replicas
+        raise ContextError(f"{self!r} compiles a step as one program.")
+
+    def optimizer_sharding(self, variable: VariableLike) -> Sharding | None:
+        """Returns where a variable of an optimizer lives while a step updates it: where it always lives."""
+        return self.placement.variable_sharding(variable)
+
+    def adopt(self, variable: VariableLike) -> None:
+        """Is told of each Keras variable that is made in the scope, before it gets its first value."""
+
+
+class NoHost(HostDefaults):
+    """Who runs programs where no strategy is current: one replica, and nothing is placed."""
+
+    num_replicas_in_sync = 1
+
+    def __init__(self) -> None:
+        self.placement = NoPlacement()
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...]:
+        return tuple(default_devices()[:1])
+
+    @property
+    def advice(self) -> set[str]:
+        return set()  # Nobody remembers what was said: it is said again.
+
+    def __repr__(self) -> str:
+        return "no strategy"
+
+
+NO_HOST: Host = NoHost()
+
+
+def host_of(strategy: Host | None) -> Host:
+    """Returns who runs programs while `strategy` is current; None means that none is."""
+    return NO_HOST if strategy is None else strategy

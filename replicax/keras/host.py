@@ -1,0 +1,45 @@
+"""What Keras's loops ask of a strategy, beside what every program asks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from replicax.data import InputContext, InputOptions
+from replicax.host import Host
+from replicax.typing import PyTree
+from replicax.variable_access import VariableLike
+
+if TYPE_CHECKING:
+    import keras
+
+
+class KerasLoopsLike(Protocol):
+    """What runs `fit` and the like in the place of Keras's loops: methods of these names."""
+
+    @property
+    def steps(self) -> object:
+        """What makes the step functions: methods `train`, `test` and `predict`."""
+
+
+class KerasHost(Host, Protocol):
+    """A strategy that a Keras model belongs to."""
+
+    def scope(self) -> contextlib.AbstractContextManager[object]:
+        """Makes it the current strategy."""
+
+    def check_layouts(self, variables: Sequence[VariableLike]) -> None:
+        """Checks that a model's variables have the layouts that were asked for; `fit` calls it.
+
+        Raises:
+            LayoutError: They have not.
+        """
+
+    def keras_loops(self, model: keras.Model) -> KerasLoopsLike | None:
+        """Returns what runs `fit` and the like for a model, by these names; None leaves them to Keras's loops."""
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], PyTree], options: InputOptions | None = None
+    ) -> PyTree:
+        """Distributes the dataset that a `DatasetCreator` makes."""
