@@ -93,7 +93,7 @@ def checks() -> Iterator[Check]:
 
 
 def _statements_like_questions(text: str, check: Check) -> Iterator[CheckResult]:
-    for match in re.finditer(r"(?:\A|[.!?:]\s|\n\s*\n)\s*(?:[-*#]+\s+)?((Who|Whose|What)\b[^.!?]*)(.?)", text):
+    for match in re.finditer(r"(?:\A|[.!?]\s|\n\s*\n)\s*(?:[-*]\s+)?((Who|Whose|What)\b[^.!?]*)(.?)", text):
         if match[3] != "?":
             yield CheckResult(check.path, check.message.format(match[2]), match.span(2), None)
 

@@ -95,7 +95,7 @@ BESIDE: Rows = {
         f"tf.estimator.{name}": absent(_ESTIMATOR)
         for name in ("Estimator", "train_and_evaluate", "TrainSpec", "EvalSpec", "RunConfig")
     },
-    "tf.contrib": absent(_CONTRIB + "What its `distribute` had is in `replicax` itself."),
+    "tf.contrib": absent(_CONTRIB + "Its `distribute` lives on in `replicax` itself."),
     "tf.contrib.distribute": absent(_CONTRIB + "Its classes are those of `replicax` now."),
     "tf.contrib.distribute.DistributeConfig": absent(_CONTRIB + _ESTIMATOR),
     "tf.contrib.distribute.run_standard_tensorflow_server": absent(_CONTRIB + "`rx.Server(resolver).join()` serves."),

@@ -25,7 +25,7 @@ CLUSTER: Rows = {
     ),
     f"{_R}.ClusterResolver.num_accelerators": differs(
         "cluster_resolver.ClusterResolver.num_accelerators",
-        "What the source says; no device is asked.",
+        "As the source says; no device is asked.",
         config_proto=_CONFIG_PROTO,
     ).ordered("task_type task_id config_proto"),
     f"{_R}.SimpleClusterResolver": same("cluster_resolver.SimpleClusterResolver", "It takes a plain dict too."),

@@ -72,13 +72,13 @@ STRATEGIES: Rows = {
     ).ordered("fn args kwargs options"),
     f"{_S}.reduce": same(
         "Strategy.reduce",
-        "`axis` may be left out; the result is on every device. A list is a nest of values, not an array.",
+        "`axis` may be left out; the result is on every device. A list is a pytree of values, not an array.",
         reduce_op=to("op"),
     ),
     f"{_S}.gather": same("Strategy.gather"),
     f"{_S}.experimental_local_results": renamed(
         "Strategy.local_results",
-        "The old name works too. A nest without per-replica values gives a tuple of one, as any other value.",
+        "The old name works too. A pytree without per-replica values gives a tuple of one, as any other value.",
     ),
     f"{_S}.experimental_distribute_dataset": differs(
         "Strategy.distribute_dataset",
@@ -126,7 +126,9 @@ STRATEGIES: Rows = {
     # What is reached through `strategy.extended`.
     _E: absent("There is one object for each strategy: its methods are the strategy's."),
     f"{_E}.reduce_to": absent("`strategy.reduce(op, value, axis=None)` puts the result on every device."),
-    f"{_E}.batch_reduce_to": absent("`strategy.reduce(op, nest, axis=None)` takes a nest of values and packs them."),
+    f"{_E}.batch_reduce_to": absent(
+        "`strategy.reduce(op, values, axis=None)` takes a pytree of values and packs them."
+    ),
     f"{_E}.update": renamed("Strategy.update", "On the strategy itself.", var=to("variable")).ordered(
         "var fn args kwargs group"
     ),

@@ -28,7 +28,7 @@ VALUES: Rows = {
     # Datasets.
     f"{_D}.DistributedDataset": differs(
         "data.DistributedDataset",
-        "What `distribute_dataset` returns; `distribute_datasets_from_function` returns a "
+        "The result of `distribute_dataset`; `distribute_datasets_from_function` returns a "
         "`DistributedDatasetFromFunction`, which is another class.",
     ),
     f"{_D}.DistributedDataset.element_spec": differs(
@@ -37,7 +37,7 @@ VALUES: Rows = {
     f"{_D}.DistributedDataset.reduce": same(
         "data.DistributedDataset.reduce", "A loop in Python: `reduce_func` is called for each batch."
     ),
-    f"{_D}.DistributedIterator": renamed("data.DistributedIterator", "What `iter(dataset)` returns."),
+    f"{_D}.DistributedIterator": renamed("data.DistributedIterator", "The result of `iter(dataset)`."),
     f"{_D}.DistributedIterator.get_next": differs(
         "data.DistributedIterator.get_next", "At the end it raises StopIteration, as `next` does."
     ),
@@ -87,7 +87,7 @@ VALUES: Rows = {
     **members("ReduceOp", "SUM MEAN from_variable_aggregation", f"{_D}.ReduceOp"),
     _OPS: differs("CrossDeviceOps", _OVERRIDE),
     f"{_OPS}.reduce": absent("Use `strategy.reduce`, or `all_reduce` of the replica context."),
-    f"{_OPS}.batch_reduce": absent("`strategy.reduce` takes a nest of values and packs them."),
+    f"{_OPS}.batch_reduce": absent("`strategy.reduce` takes a pytree of values and packs them."),
     f"{_OPS}.broadcast": absent("Use `strategy.replicate(value)`."),
     f"{_OPS}.reduce_implementation": absent(_OVERRIDE),
     f"{_OPS}.batch_reduce_implementation": absent(_OVERRIDE),

@@ -75,7 +75,7 @@ VARIABLES: Rows = {
     "tf.train": absent("`rx.Checkpoint` and `rx.CheckpointManager` stand in `replicax` itself."),
     _K: differs(
         "Checkpoint",
-        "Stores whole arrays by name, on Orbax; TensorFlow's files are not read. What is not built gets its "
+        "Stores whole arrays by name, on Orbax; TensorFlow's files are not read. Objects that are not built get their "
         "values later.",
     ),
     f"{_K}.write": differs(
