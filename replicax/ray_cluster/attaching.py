@@ -10,6 +10,7 @@ from typing import Any
 from replicax.cluster import ClusterSpec, Task, parse_address
 from replicax.cluster.addresses import join_address
 from replicax.cluster.own_address import is_mine
+from replicax.compat.ray import forget_token, node_options, waiting_for_node
 from replicax.errors import ClusterError
 from replicax.ray_cluster.authentication import optional_token, own_token, shared_token
 from replicax.ray_cluster.bounded import done_within
@@ -17,7 +18,7 @@ from replicax.ray_cluster.folder import Folder
 from replicax.ray_cluster.memory import object_store_memory
 from replicax.ray_cluster.nodes import SETTINGS, Node, answers, head_ip, node_ip, visitor_arguments
 from replicax.ray_cluster.placement import alive_resources
-from replicax.ray_cluster.ray_environment import forget_token, leave_unfinished, starting, waiting_for_node
+from replicax.ray_cluster.ray_environment import leave_unfinished, starting
 from replicax.ray_cluster.tasks import (
     COORDINATOR,
     describe,
@@ -79,8 +80,7 @@ def _embed(dashboard: bool, start_timeout: float) -> contextlib.ExitStack:
             _init(
                 ray,
                 "local",
-                _node_ip_address=LOOPBACK,
-                _temp_dir=folder.path,
+                **node_options(folder.path, LOOPBACK),
                 object_store_memory=object_store_memory(),
                 include_dashboard=None if dashboard else False,
             )
@@ -145,7 +145,7 @@ def _connect_with_head(spec: ClusterSpec, ending: contextlib.ExitStack, deadline
         own = node_ip(spec, Task(COORDINATOR, 0), deadline.left)
         node = Node(COORDINATOR, visitor_arguments(spec), own, token, deadline.left)
         ending.callback(node.stop)
-        more["_temp_dir"] = node.folder.path
+        more |= node_options(node.folder.path)
     with starting(token, SETTINGS, own) as ray:
         _disconnect_by(ending, ray)
         _init(ray, join_address(ip, parse_address(head, "address").port), **more)

@@ -16,8 +16,8 @@ from pathlib import Path
 from replicax.cluster import ClusterSpec, Task, parse_address
 from replicax.cluster.addresses import join_address
 from replicax.cluster.own_address import is_mine, own_ip, resolve
+from replicax.compat import ray_node
 from replicax.errors import ClusterError
-from replicax.ray_cluster import node_process
 from replicax.ray_cluster.folder import Folder
 from replicax.ray_cluster.memory import object_store_memory
 from replicax.ray_cluster.ray_environment import QUIET, import_ray
@@ -122,7 +122,7 @@ class Node:
                 [
                     sys.executable,
                     "-P",
-                    node_process.__file__,
+                    ray_node.__file__,
                     str(timeout_s),
                     ip,
                     *arguments,

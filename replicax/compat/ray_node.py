@@ -1,4 +1,7 @@
-"""Runs `ray start --block` with an address of our choice for this node. Started by its path; a process of its own."""
+"""Runs `ray start --block` with an address of our choice for this node.
+
+It is started by its path, as a process of its own, and imports nothing of replicax: JAX has no business there.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+# Functions of Ray's private `services`. `replicax.compat.ray` says what is used instead when one goes.
+NODE, NODE_IP_ADDRESS = "get_node", "get_node_ip_address"
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
@@ -43,8 +48,8 @@ def main(seconds: float, ip: str, arguments: list[str]) -> None:
     from ray._private import services
     from ray.scripts.scripts import main as ray_command
 
-    services.get_node = patient(services.get_node, seconds)
-    services.get_node_ip_address = lambda *_, **__: ip
+    setattr(services, NODE, patient(getattr(services, NODE), seconds))
+    setattr(services, NODE_IP_ADDRESS, lambda *_, **__: ip)
     sys.argv = ["ray", "start", *arguments, "--node-ip-address", ip, "--block"]
     ray_command()
 

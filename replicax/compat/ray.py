@@ -1,0 +1,103 @@
+"""What is private in Ray, or patched in it. Read in Ray 2.60.
+
+Ray is imported when it is asked, not before. `tests/compat/test_ray.py` names what a newer Ray lacks. Most functions
+here do nothing then, so that a cluster still starts, by Ray's own rules.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import TypedDict
+
+from replicax.compat.ray_node import NODE, NODE_IP_ADDRESS, patient
+
+
+class NodeOptions(TypedDict, total=False):
+    """Arguments of `ray.init` that Ray documents for its own tests only."""
+
+    _node_ip_address: str
+    _temp_dir: str
+
+
+def node_options(folder: str, ip: str | None = None) -> NodeOptions:
+    """Returns what `ray.init` is given besides: where a node keeps its files, and where it listens.
+
+    Without the arguments: `ray start --temp-dir --node-ip-address` in a process of its own, as for other nodes.
+
+    Args:
+        folder: The folder; Ray's own would be shared by all users of the machine.
+        ip: The address of a node that this process starts.
+    """
+    return NodeOptions(_temp_dir=folder) if ip is None else NodeOptions(_temp_dir=folder, _node_ip_address=ip)
+
+
+def restore_excepthook() -> None:
+    """Lets Python tell of errors again.
+
+    `import ray` has it tell Ray's head of them before anybody else; if the head is stopped, nobody ever hears. Without
+    the name: `sys.excepthook` is put back to what it was before the import.
+    """
+    worker = importlib.import_module("ray._private.worker")
+    if sys.excepthook is getattr(worker, "custom_excepthook", None):
+        sys.excepthook = worker.normal_excepthook
+
+
+def forget_shutdown() -> None:
+    """Lets Python's exit not call `ray.shutdown`. Without the name: `os._exit` in a handler that is registered last."""
+    atexit.unregister(importlib.import_module("ray._private.worker").shutdown)
+
+
+def forget_token() -> None:
+    """Lets Ray in this process read token and mode anew from the environment; it keeps those of an earlier cluster.
+
+    Without the names: a process that has been in one cluster cannot join another one with another token.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        raylet = importlib.import_module("ray._raylet")
+        raylet.Config.initialize("")  # In this order: a thread that still ends may ask for the token in between.
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextlib.contextmanager
+def waiting_for_node(seconds: float) -> Iterator[None]:
+    """Lets Ray wait longer for its own processes to come up than its 30 s, while the block runs.
+
+    Without the function: the start is tried again.
+    """
+    before = getattr(_services(), NODE, None)
+    with _replaced(NODE, None if before is None else patient(before, seconds)):
+        yield
+
+
+@contextlib.contextmanager
+def node_address(ip: str | None) -> Iterator[None]:
+    """Lets Ray take `ip` for this machine's address while the block runs; None changes nothing.
+
+    Without the function: `ray.init(_node_ip_address=...)`, which takes 127.0.0.1 for the machine's address instead.
+    """
+    with _replaced(NODE_IP_ADDRESS, None if ip is None else lambda *_, **__: ip):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(name: str, function: Callable[..., object] | None) -> Iterator[None]:
+    """Puts a function in the place of one of Ray's `services` while the block runs."""
+    services = _services()
+    before = getattr(services, name, None)
+    if function is None or before is None:
+        yield
+        return
+    setattr(services, name, function)
+    try:
+        yield
+    finally:
+        setattr(services, name, before)
+
+
+def _services() -> ModuleType:
+    return importlib.import_module("ray._private.services")
