@@ -19,8 +19,8 @@ import replicax.health as health
 from replicax.checkpoint.documents import parsed, taken, taken_count
 from replicax.checkpoint.integrity import Files, check, check_no_others, check_sizes, checked_in_turn, problems
 from replicax.checkpoint.metadata import STATE, Entry, Metadata, read_metadata
-from replicax.checkpoint.orbax_files import restore_files
 from replicax.checkpoint.writing import Directory
+from replicax.compat.orbax import restore_files
 from replicax.errors import CheckpointError
 
 _Wanted = Mapping[str, jax.ShapeDtypeStruct]  # By folder.

@@ -24,7 +24,7 @@ import replicax.health as health
 from replicax.checkpoint.coordination import Meeting
 from replicax.checkpoint.integrity import sync_folder, write_durably
 from replicax.checkpoint.metadata import STATE, Entry, complete
-from replicax.checkpoint.orbax_files import save_files
+from replicax.compat.orbax import save_files
 from replicax.errors import ArgumentError, CheckpointError
 
 Directory = str | os.PathLike[str]
