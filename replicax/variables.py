@@ -354,7 +354,7 @@ def lives_elsewhere(variable: Any) -> bool:
     Nobody reads such a variable while it is their turn (`runtime/turns.py`): what they wait for, as when a lost server
     is replaced, has to take turns itself.
     """
-    return getattr(variable, "_replicax_elsewhere", False)
+    return getattr(variable, "_replicax_is_remote", False)
 
 
 def check_owner(owner: Host | None, current: Host | None, name: str) -> None:

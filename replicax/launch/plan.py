@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from replicax.launch.options import Options
-from replicax.ray_cluster.options import SERVERS, WORKERS
+from replicax.ray_cluster.task_counts import SERVERS, WORKERS
 
 HOST = "127.0.0.1"  # A local cluster is nobody else's business.
 WORKER, EVALUATOR, COORDINATOR = "worker", "evaluator", "chief"

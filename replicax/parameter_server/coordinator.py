@@ -15,7 +15,7 @@ from replicax.errors import ArgumentError
 from replicax.migration import called_as
 from replicax.parameter_server.actors.actor_errors import closed
 from replicax.parameter_server.actors.messages import Done, SetUp
-from replicax.parameter_server.compiling.tracing import Described
+from replicax.parameter_server.compiling.traced_step import PytreeSpec
 from replicax.parameter_server.scheduling.closures import Closure, StepPrograms, Unused
 from replicax.parameter_server.scheduling.crew import Crew, Recovery, no_checkpoint
 from replicax.parameter_server.scheduling.policy import Ledger
@@ -228,9 +228,9 @@ class ClusterCoordinator:
         described = self._describe("resource", number)
         return [described.rebuild(arrays) for arrays in self._workers.resources(number)]
 
-    def _describe(self, kind: str, number: int, worker: int | None = None) -> Described:
+    def _describe(self, kind: str, number: int, worker: int | None = None) -> PytreeSpec:
         treedef, leaves = self._workers.structure(kind, number, worker)
-        return Described(treedef, tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in leaves))
+        return PytreeSpec(treedef, tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in leaves))
 
     # What the scheduler asks for.
 

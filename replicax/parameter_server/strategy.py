@@ -21,15 +21,15 @@ from replicax.errors import ArgumentError, ContextError
 from replicax.host import NoPlacement
 from replicax.migration import called_as
 from replicax.parameter_server.actors.current import worker_index
-from replicax.parameter_server.actors.messages import Piece
+from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.actors.workers_dataset import WorkersDataset
-from replicax.parameter_server.compiling.placing import Choice, Places
-from replicax.parameter_server.compiling.tracing import recorder
+from replicax.parameter_server.compiling.placing import Choice, VariablePlacer
+from replicax.parameter_server.compiling.traced_step import recorder
 from replicax.parameter_server.keras.loops import KerasLoops
 from replicax.parameter_server.per_worker import PerWorkerVariable, keep_on_each_worker
 from replicax.parameter_server.scheduling.servers import Servers
 from replicax.parameter_server.variables.partition import count_shards
-from replicax.parameter_server.variables.remote import Elsewhere, Home, home_of, move_elsewhere, variable_bytes
+from replicax.parameter_server.variables.remote import Home, RemoteVariable, home_of, move_to_servers, variable_bytes
 from replicax.parameter_server.variables.sharded import ShardedVariable
 from replicax.ray_cluster import connect, serve_if_task
 from replicax.strategies.base import Strategy
@@ -125,8 +125,8 @@ class ParameterServerStrategy(Strategy):
         atexit.register(self._at_exit)
         self.servers = Servers(self.cluster, timeout_s=max(stall_timeout, start_timeout))
         self._ending.callback(self.servers.close)
-        self.places = Places(len(self.servers), variable_placement)
-        self.placement = _Elsewhere(self)
+        self.placer = VariablePlacer(len(self.servers), variable_placement)
+        self.placement = _ServerPlacement(self)
         self._numbers = itertools.count()
         self._homes: dict[int, weakref.ref[Any]] = {}
         self.coordinator: Any = None
@@ -150,7 +150,7 @@ class ParameterServerStrategy(Strategy):
         home, shape = Home(next(self._numbers), self.servers), tuple(variable._shape)
         shards = count_shards(self._partitioner, shape, variable._dtype, name_of(variable))
         home.cut(shape[0] if shape else 0, shards)
-        move_elsewhere(variable, home, ShardedVariable if len(home.bounds) > 1 else Elsewhere)
+        move_to_servers(variable, home, ShardedVariable if len(home.bounds) > 1 else RemoteVariable)
         self._homes[home.number] = weakref.ref(variable, lambda _: self._homes.pop(home.number, None))
 
     def variables(self) -> list[Any]:
@@ -164,12 +164,12 @@ class ParameterServerStrategy(Strategy):
 
     def _send_changes(self, variables: list[Any]) -> None:
         changed = [home for home in map(home_of, variables) if home.changed and home.servers]
-        values: dict[int, dict[Piece, np.ndarray]] = {}
+        values: dict[int, dict[ShardId, np.ndarray]] = {}
         for home in changed:
-            parts = list(zip(home.pieces, home.parts(), strict=True))
+            parts = list(zip(home.shards, home.parts(), strict=True))
             for i, server in enumerate(home.servers):
-                piece, part = parts[0 if home.copies else i]
-                values.setdefault(server, {})[piece] = part
+                shard, part = parts[0 if home.copies else i]
+                values.setdefault(server, {})[shard] = part
         self.servers.put(values)
         for home in changed:
             home.sent()
@@ -180,7 +180,7 @@ class ParameterServerStrategy(Strategy):
             for variable in variables:
                 home = home_of(variable)
                 value = home.fetch()
-                self.places.copy(variable)
+                self.placer.copy(variable)
                 home.write(jax.numpy.asarray(value))
             self.send_changes(variables)
 
@@ -210,7 +210,7 @@ class ParameterServerStrategy(Strategy):
                 "strategy.run was called outside of a scheduled function: it runs on the coordinator, and fetches "
                 "every variable that it reads. Schedule it: coordinator.schedule(step, args=(iterator,))."
             )
-        with context.entered(strategy=self, replica=_OneReplica(self)):
+        with context.entered(strategy=self, replica=_WorkerReplicaContext(self)):
             return fn(*args, **kwargs)
 
     def _update(self, variable: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -308,7 +308,7 @@ def _close(reference: weakref.ref[ParameterServerStrategy]) -> None:
         strategy.close()
 
 
-class _Elsewhere(NoPlacement):
+class _ServerPlacement(NoPlacement):
     """The placement of a strategy whose variables live on servers.
 
     Args:
@@ -331,7 +331,7 @@ class _Elsewhere(NoPlacement):
         variable._value = value
 
 
-class _OneReplica(ReplicaContext):
+class _WorkerReplicaContext(ReplicaContext):
     """The replica context of a scheduled function: replica 0 of 1."""
 
     replica_id_in_sync_group = 0  # type: ignore[assignment] # Known here, and no array.

@@ -12,12 +12,13 @@ from replicax.cluster.addresses import join_address
 from replicax.cluster.own_address import is_mine
 from replicax.compat.ray import forget_token, node_options, waiting_for_node
 from replicax.errors import ClusterError
+from replicax.ray_cluster.actor_placement import alive_resources
 from replicax.ray_cluster.authentication import optional_token, own_token, shared_token
 from replicax.ray_cluster.bounded import done_within
+from replicax.ray_cluster.deadline import Deadline, wait_for
 from replicax.ray_cluster.folder import Folder
 from replicax.ray_cluster.memory import object_store_memory
 from replicax.ray_cluster.nodes import SETTINGS, Node, answers, head_ip, node_ip, visitor_arguments
-from replicax.ray_cluster.placement import alive_resources
 from replicax.ray_cluster.ray_environment import leave_unfinished, starting
 from replicax.ray_cluster.tasks import (
     COORDINATOR,
@@ -26,7 +27,6 @@ from replicax.ray_cluster.tasks import (
     missing_tasks,
     serving_tasks,
 )
-from replicax.ray_cluster.waiting import Deadline, wait_for
 
 _log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"

@@ -8,7 +8,7 @@ from pathlib import Path
 from replicax.cluster.environment import Environ, text
 from replicax.cluster.runtime import TOKEN
 from replicax.errors import ClusterError
-from replicax.ray_cluster.options import INSECURE
+from replicax.ray_cluster.task_counts import INSECURE
 
 MODE, RAY_TOKEN, RAY_TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _BYTES = 16

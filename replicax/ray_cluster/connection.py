@@ -12,12 +12,12 @@ from typing import Any
 from replicax.cluster import ClusterConfig, ClusterResolver, find_cluster
 from replicax.cluster.environment import text
 from replicax.errors import ClusterError
-from replicax.ray_cluster import processes
+from replicax.ray_cluster import ending_actors as processes
+from replicax.ray_cluster.actor_placement import ActorPlacement, ByTask, OneNode, Spread
 from replicax.ray_cluster.attaching import attach, attach_to_tasks, embed
-from replicax.ray_cluster.options import SERVERS, WORKERS, Counts, given_counts, told_counts
-from replicax.ray_cluster.placement import ByTask, OneNode, Placement, Spread
+from replicax.ray_cluster.deadline import Deadline
+from replicax.ray_cluster.task_counts import SERVERS, WORKERS, TaskCounts, given_counts, told_counts
 from replicax.ray_cluster.tasks import SERVER, WORKER, check_cluster, check_coordinator, own_task
-from replicax.ray_cluster.waiting import Deadline
 
 _WAYS = (
     "Run the script with `replicax run --ps 1 --workers 2`, pass the numbers of workers and servers, set TF_CONFIG or "
@@ -26,7 +26,7 @@ _WAYS = (
 _NUMBERS = f"Pass `workers` and `servers`, or set {WORKERS} and {SERVERS}."
 
 
-class Cluster:
+class RayCluster:
     """A Ray cluster that this process is connected with, for the tasks of a parameter server strategy.
 
     `connect` makes it. It is a context manager.
@@ -47,8 +47,8 @@ class Cluster:
 
     def __init__(
         self,
-        counts: Counts,
-        placement: Placement,
+        counts: TaskCounts,
+        placement: ActorPlacement,
         is_local: bool = False,
         ending: contextlib.ExitStack | None = None,
         resolver: ClusterResolver | None = None,
@@ -93,18 +93,18 @@ class Cluster:
         atexit.unregister(self.close)
         self._ending.close()
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> RayCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-_shared: list[Cluster] = []
+_shared: list[RayCluster] = []
 
 
 @contextlib.contextmanager
-def shared(cluster: Cluster) -> Iterator[Cluster]:
+def shared(cluster: RayCluster) -> Iterator[RayCluster]:
     """Lets `connect` find this cluster while the block runs, if nothing else is asked for."""
     _shared.append(cluster)
     try:
@@ -121,7 +121,7 @@ def connect(
     address: str | None = None,
     start_timeout: float = 120.0,
     dashboard: bool = True,
-) -> Cluster:
+) -> RayCluster:
     """Connects this process, as the coordinator, with the cluster where servers and workers shall live.
 
     Which one that is, the first of these tells: `resolver`, `address`, a cluster that `rx.testing.local_cluster` has
@@ -150,7 +150,7 @@ def connect(
             raise ClusterError("resolver", None, "tells all of it", "Leave workers, servers and address out.")
         return _by_tasks(resolver, deadline)
     if address is None and _shared:
-        return Cluster(counts or Counts(_shared[-1].workers, _shared[-1].servers), _shared[-1]._placement, True)
+        return RayCluster(counts or TaskCounts(_shared[-1].workers, _shared[-1].servers), _shared[-1]._placement, True)
     if address is None and counts:
         address = text(os.environ, "RAY_ADDRESS")
     counts = counts or told_counts(os.environ)
@@ -164,21 +164,23 @@ def connect(
     return _by_counts(counts, address, dashboard, start_timeout)
 
 
-def _by_counts(counts: Counts, address: str | None, dashboard: bool, start_timeout: float) -> Cluster:
+def _by_counts(counts: TaskCounts, address: str | None, dashboard: bool, start_timeout: float) -> RayCluster:
     if _is_connected():
-        return Cluster(counts, Spread(counts))
+        return RayCluster(counts, Spread(counts))
     if address is not None:
-        return Cluster(counts, Spread(counts), ending=attach(address))
-    return Cluster(counts, OneNode(counts), is_local=True, ending=embed(dashboard, start_timeout))
+        return RayCluster(counts, Spread(counts), ending=attach(address))
+    return RayCluster(counts, OneNode(counts), is_local=True, ending=embed(dashboard, start_timeout))
 
 
-def _by_tasks(config: ClusterResolver | ClusterConfig, deadline: Deadline) -> Cluster:
+def _by_tasks(config: ClusterResolver | ClusterConfig, deadline: Deadline) -> RayCluster:
     spec, job, index = own_task(config)
     check_cluster(spec)
     check_coordinator(spec, job, index)
     ending = attach_to_tasks(spec, deadline, connected=_is_connected())
     resolver = config if isinstance(config, ClusterResolver) else None
-    return Cluster(Counts(spec.num_tasks(WORKER), spec.num_tasks(SERVER)), ByTask(), ending=ending, resolver=resolver)
+    return RayCluster(
+        TaskCounts(spec.num_tasks(WORKER), spec.num_tasks(SERVER)), ByTask(), ending=ending, resolver=resolver
+    )
 
 
 def _is_connected() -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from replicax.ray_cluster.connection import Cluster, connect, shared
+from replicax.ray_cluster.connection import RayCluster, connect, shared
 
 
 @contextlib.contextmanager
-def local_cluster(workers: int = 2, servers: int = 1, dashboard: bool = False) -> Iterator[Cluster]:
+def local_cluster(workers: int = 2, servers: int = 1, dashboard: bool = False) -> Iterator[RayCluster]:
     """Starts a cluster for parameter server strategies that are made in the block, and ends it afterwards.
 
     It listens on the loopback address, at free ports, and has a token of its own. Its start takes seconds, so let

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.ray_cluster import server as server_module
+from replicax.ray_cluster import task_server as server_module
 from tests.cluster.test_clouds import FakeCompute, FakeKubernetes, pod
 from tests.migration.calls import tries
 from tests.parameter_server.conftest import fake_ray

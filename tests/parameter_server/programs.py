@@ -10,9 +10,17 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.parameter_server.actors.messages import Piece, Pulled, Sent, ServerProgram, Source, Step, WorkerProgram
+from replicax.parameter_server.actors.messages import (
+    InputSource,
+    PulledVariable,
+    SentValue,
+    ServerProgram,
+    ShardId,
+    StepCall,
+    WorkerProgram,
+)
 
-W, COUNT, OTHER = Piece(0, 0), Piece(1, 0), Piece(2, 0)
+W, COUNT, OTHER = ShardId(0, 0), ShardId(1, 0), ShardId(2, 0)
 FOUR = jax.ShapeDtypeStruct((4,), jnp.float32)
 SCALAR = jax.ShapeDtypeStruct((), jnp.float32)
 
@@ -32,16 +40,16 @@ def descent(number: int = 0) -> ServerProgram:
     return ServerProgram(number, code, (W, COUNT), (OTHER,))
 
 
-def values() -> dict[Piece, np.ndarray]:
+def values() -> dict[ShardId, np.ndarray]:
     """What `descent` begins with."""
     return {W: np.ones(4, np.float32), COUNT: np.float32(0), OTHER: np.float32(0.5)}
 
 
 def worker_program(
     fn: Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]],
-    variables: Sequence[Pulled] = (Pulled((0,), (W,)),),
-    inputs: Sequence[tuple[Source, Any]] = (),
-    sends: dict[int, tuple[Sent, ...]] | None = None,
+    variables: Sequence[PulledVariable] = (PulledVariable((0,), (W,)),),
+    inputs: Sequence[tuple[InputSource, Any]] = (),
+    sends: dict[int, tuple[SentValue, ...]] | None = None,
     number: int = 0,
     variable_shapes: Sequence[Any] = (FOUR,),
     batches: dict[int, Sequence[tuple[tuple[int, ...], Any]]] | None = None,
@@ -51,11 +59,11 @@ def worker_program(
     code = exported(lambda variables, rows, positions, own: fn(variables, own), *shapes)
     specs = {i: tuple((shape, np.dtype(dtype)) for shape, dtype in arrays) for i, arrays in (batches or {}).items()}
     sources = tuple(source for source, _ in inputs)
-    sends = {0: (Sent(0),)} if sends is None else sends
+    sends = {0: (SentValue(0),)} if sends is None else sends
     return WorkerProgram(number, "step", code, tuple(variables), (), None, sources, specs, sends)
 
 
-def step(number: int, *arrays: Any, exact: bool = False, at_least: Sequence[int] = (0,), **changes: Any) -> Step:
+def step(number: int, *arrays: Any, exact: bool = False, at_least: Sequence[int] = (0,), **changes: Any) -> StepCall:
     """A call of program 0 that relies on nothing."""
     fields = {"program": 0, "set_up": 0, "pull": exact, "ahead": not exact} | changes
-    return Step(number=number, arrays=tuple(map(np.asarray, arrays)), at_least=tuple(at_least), **fields)
+    return StepCall(number=number, arrays=tuple(map(np.asarray, arrays)), at_least=tuple(at_least), **fields)

@@ -12,7 +12,7 @@ import pytest
 import replicax as rx
 from replicax.cluster import ClusterSpec, SimpleClusterResolver
 from replicax.errors import ClusterError
-from replicax.ray_cluster import Cluster, connect, connection, keeper
+from replicax.ray_cluster import RayCluster, connect, connection, keeper
 from replicax.ray_cluster.ray_environment import variables
 from tests.ray_cluster.conftest import assert_nothing_left, python
 
@@ -64,7 +64,7 @@ def test_importing_replicax_does_not_import_ray():
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[RayCluster]:
     with variables({}):  # Ray sets some when it is imported.
         pytest.importorskip("ray", reason="needs Ray: pip install 'replicax[ray]'")
     before = dict(os.environ), signal.getsignal(signal.SIGTERM)
@@ -81,7 +81,7 @@ def folders() -> list[Path]:
     return list(Path("/tmp").glob(f"rx-{os.getpid()}-*"))
 
 
-def start(cluster: Cluster) -> tuple[list, list]:
+def start(cluster: RayCluster) -> tuple[list, list]:
     """Starts an actor for each task; returns them, and the node and process of each."""
     import ray
 
@@ -96,7 +96,7 @@ def start(cluster: Cluster) -> tuple[list, list]:
     return actors, ray.get([actor.where.remote() for actor in actors])
 
 
-def test_a_strategy_in_the_block_finds_the_cluster(cluster: Cluster):
+def test_a_strategy_in_the_block_finds_the_cluster(cluster: RayCluster):
     found = connect()
     assert (found.workers, found.servers, found.is_local) == (2, 1, True)
     found.close()
@@ -105,7 +105,7 @@ def test_a_strategy_in_the_block_finds_the_cluster(cluster: Cluster):
         assert (more.workers, more.servers) == (3, 1)
 
 
-def test_actors_run_and_end_even_if_they_are_stopped(cluster: Cluster):
+def test_actors_run_and_end_even_if_they_are_stopped(cluster: RayCluster):
     import ray
 
     actors, where = start(cluster)
@@ -121,14 +121,14 @@ def test_actors_run_and_end_even_if_they_are_stopped(cluster: Cluster):
         ray.kill(actor)
 
 
-def test_there_are_no_other_tasks(cluster: Cluster):
+def test_there_are_no_other_tasks(cluster: RayCluster):
     for job, index in (("chief", 0), ("worker", 2), ("ps", 1), ("worker", -1)):
         with pytest.raises(ClusterError):
             cluster.actor_options(job, index)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_nobody_outside_this_machine_can_connect(cluster: Cluster):
+def test_nobody_outside_this_machine_can_connect(cluster: RayCluster):
     start(cluster)
     (folder,) = folders()
     sockets = {
@@ -147,7 +147,7 @@ def test_nobody_outside_this_machine_can_connect(cluster: Cluster):
 
 
 @pytest.mark.parametrize("token", ["", "0" * 32], ids=["no token", "another token"])
-def test_who_does_not_know_the_token_is_refused(cluster: Cluster, token: str):
+def test_who_does_not_know_the_token_is_refused(cluster: RayCluster, token: str):
     import ray
 
     code = (
@@ -167,7 +167,7 @@ def test_who_does_not_know_the_token_is_refused(cluster: Cluster, token: str):
     assert "nauth" in done.stdout + done.stderr
 
 
-def test_nothing_outlives_a_coordinator_that_is_killed(cluster: Cluster):
+def test_nothing_outlives_a_coordinator_that_is_killed(cluster: RayCluster):
     # Its own cluster beside this one, with an actor that is stopped.
     code = (
         "import glob, os, signal, ray\n"
@@ -184,7 +184,7 @@ def test_nothing_outlives_a_coordinator_that_is_killed(cluster: Cluster):
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_gets_at_no_socket_and_no_log(cluster: Cluster):
+def test_another_user_gets_at_no_socket_and_no_log(cluster: RayCluster):
     start(cluster)
     (folder,) = folders()
     sockets = [path for path in folder.rglob("*") if path.is_socket()]

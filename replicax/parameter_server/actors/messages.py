@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Piece(NamedTuple):
-    """A variable on a server, or a part of one.
+class ShardId(NamedTuple):
+    """Identifies a shard of a variable, the unit that servers store; a variable that is not sharded has shard 0 alone.
 
     Attributes:
-        variable: Number of the variable.
-        shard: Number of the part; 0 for a variable that is whole.
+        variable: The variable's id.
+        index: Which of the variable's shards.
     """
 
     variable: int
-    shard: int
+    index: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +34,11 @@ class ServerProgram:
 
     number: int
     code: bytes
-    updated: tuple[Piece, ...]
-    others: tuple[Piece, ...]
+    updated: tuple[ShardId, ...]
+    others: tuple[ShardId, ...]
 
 
-class Sent(NamedTuple):
+class SentValue(NamedTuple):
     """Which part of the worker's results a server gets.
 
     Attributes:
@@ -54,7 +54,7 @@ class Sent(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Pulled:
+class PulledVariable:
     """A variable that a worker's program reads.
 
     Attributes:
@@ -63,11 +63,11 @@ class Pulled:
     """
 
     servers: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    shards: tuple[ShardId, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class PulledRows:
+class PulledTable:
     """A table of whose rows a worker's program reads those that a batch needs.
 
     Attributes:
@@ -82,7 +82,7 @@ class PulledRows:
     """
 
     servers: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    shards: tuple[ShardId, ...]
     bounds: tuple[tuple[int, int], ...]
     shape: tuple[int, ...]
     dtype: Any
@@ -91,7 +91,7 @@ class PulledRows:
     clips: tuple[bool, ...]
 
 
-class Source(NamedTuple):
+class InputSource(NamedTuple):
     """Where an input of a worker's program comes from.
 
     Attributes:
@@ -127,12 +127,12 @@ class WorkerProgram:
     number: int
     name: str
     code: bytes
-    variables: tuple[Pulled, ...]
-    tables: tuple[PulledRows, ...]
+    variables: tuple[PulledVariable, ...]
+    tables: tuple[PulledTable, ...]
     index_code: bytes | None
-    inputs: tuple[Source, ...]
+    inputs: tuple[InputSource, ...]
     specs: dict[int, tuple[Any, ...]]
-    sends: dict[int, tuple[Sent, ...]]
+    sends: dict[int, tuple[SentValue, ...]]
     keeps: tuple[tuple[int, int], ...] = ()
 
     def turns(self) -> dict[int, int]:
@@ -175,7 +175,7 @@ class Report(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class StepCall:
     """One scheduled call, on its way to a worker.
 
     Attributes:
@@ -211,7 +211,7 @@ class Reply:
     """
 
     version: int
-    values: dict[Piece, np.ndarray] | None
+    values: dict[ShardId, np.ndarray] | None
     rows: tuple[np.ndarray, ...] = ()
     behind: int = 0
     repeated: bool = False
@@ -245,7 +245,7 @@ class Done:
 
 
 @dataclasses.dataclass(frozen=True)
-class OtherBatch:
+class UnexpectedBatch:
     """The worker has a batch that the program was not made for; it keeps it for the next try.
 
     Attributes:

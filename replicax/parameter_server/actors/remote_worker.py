@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from replicax.parameter_server.actors.actor_errors import Raised, raised
-from replicax.parameter_server.actors.messages import Done, OtherBatch, ServerLost, Step
+from replicax.parameter_server.actors.messages import Done, ServerLost, StepCall, UnexpectedBatch
 from replicax.parameter_server.actors.worker import Worker
 
 CALLS_AT_ONCE = 8  # two steps, and what comes between: looking at batches
@@ -17,7 +17,7 @@ THREADS = {WATCH: 1, SET_UP: 1}
 class RemoteWorker(Worker):
     """A worker in a process of its own."""
 
-    def run(self, step: Step) -> Done | OtherBatch | ServerLost | Raised:  # type: ignore[override]
+    def run(self, step: StepCall) -> Done | UnexpectedBatch | ServerLost | Raised:  # type: ignore[override]
         """Makes a step."""
         try:
             return super().run(step)

@@ -13,19 +13,19 @@ import numpy as np
 from replicax.errors import ArgumentError
 from replicax.parameter_server.actors.messages import (
     Done,
-    OtherBatch,
+    InputSource,
     Report,
-    Sent,
+    SentValue,
     ServerLost,
     SetUp,
-    Source,
-    Step,
+    StepCall,
+    UnexpectedBatch,
     WorkerProgram,
 )
-from replicax.parameter_server.actors.server import identity, take_over
-from replicax.parameter_server.actors.worker_cache import Cache
+from replicax.parameter_server.actors.parameter_server import identity, take_over
+from replicax.parameter_server.actors.variable_cache import VariableCache
 from replicax.parameter_server.actors.worker_data import WorkerData
-from replicax.parameter_server.actors.worker_program import Loaded, LookUp
+from replicax.parameter_server.actors.worker_program import LoadedProgram, TableLookUp
 
 
 class Worker:
@@ -41,12 +41,12 @@ class Worker:
     def __init__(self, index: int, servers: Sequence[Any], settings: Mapping[str, Any], era: int = 0):
         take_over(settings)
         self._index = index
-        self._servers = _Servers(servers, era)
+        self._servers = _ServerHandles(servers, era)
         self._data = WorkerData(index)
-        self._programs: dict[int, Loaded] = {}
-        self._cache = Cache()
+        self._programs: dict[int, LoadedProgram] = {}
+        self._cache = VariableCache()
         self._computing = threading.Lock()
-        self._set_up = _Progress()
+        self._set_up = _SetUpQueue()
         self._tasks: dict[str, Callable[..., None]] = {
             "program": self._load,
             "dataset": self._make_dataset,
@@ -79,7 +79,7 @@ class Worker:
             self._set_up.end()
 
     def _load(self, program: WorkerProgram) -> None:
-        self._programs[program.number] = Loaded(program)
+        self._programs[program.number] = LoadedProgram(program)
 
     def _make_dataset(self, number: int, pickled: bytes) -> None:
         self._data.make_dataset(number, self._unpickled(pickled, "dataset_fn"))
@@ -104,7 +104,7 @@ class Worker:
 
     def _use_servers(self, servers: Sequence[Any], era: int) -> None:
         with self._computing:
-            self._servers, self._cache = _Servers(servers, era), Cache()
+            self._servers, self._cache = _ServerHandles(servers, era), VariableCache()
 
     def _drop(self, *provided: Any) -> None:
         for each in provided:
@@ -131,18 +131,18 @@ class Worker:
 
     # Steps.
 
-    def run(self, step: Step) -> Done | OtherBatch | ServerLost:
+    def run(self, step: StepCall) -> Done | UnexpectedBatch | ServerLost:
         """Makes a step: pull, compute, push."""
         self._set_up.wait_for(step.set_up)
         self._set_up.check("servers")
         self._set_up.check(("program", step.program))
         loaded = self._programs[step.program]
-        clock = _Clock()
+        clock = _StepTimer()
         with self._computing:
             servers = self._servers
             inputs = self._inputs(loaded.program, step)
             clock.note("input")
-            if isinstance(inputs, OtherBatch):
+            if isinstance(inputs, UnexpectedBatch):
                 return inputs
             try:
                 look_ups = loaded.look_ups(inputs)
@@ -162,13 +162,13 @@ class Worker:
         clock.note("push")
         return Done(results, self._cache.newest(), behind, clock.seconds, pulled + back, pushed)
 
-    def _versions(self, loaded: Loaded) -> dict[int, int]:
+    def _versions(self, loaded: LoadedProgram) -> dict[int, int]:
         """Returns, for each server, how old the variables are from which a step is computed."""
         newest = self._cache.newest()
-        read = {server: self._cache.version_of(server, pieces) for server, pieces in loaded.wanted.items()}
+        read = {server: self._cache.version_of(server, shards) for server, shards in loaded.wanted.items()}
         return {server: read.get(server, newest.get(server, 0)) for server in loaded.program.sends}
 
-    def _inputs(self, program: WorkerProgram, step: Step) -> list[Any] | OtherBatch:
+    def _inputs(self, program: WorkerProgram, step: StepCall) -> list[Any] | UnexpectedBatch:
         """Returns the inputs of a program; the batches among them are not taken yet, for the step may have to be
         tried again."""
         batches: dict[tuple[int, int], list[np.ndarray]] = {}
@@ -180,10 +180,10 @@ class Worker:
         for (iterator, _), arrays in batches.items():
             specs = tuple((array.shape, array.dtype) for array in arrays)
             if specs != program.specs[iterator]:
-                return OtherBatch(iterator)
+                return UnexpectedBatch(iterator)
         return [self._input(source, step, batches) for source in program.inputs]
 
-    def _input(self, source: Source, step: Step, batches: dict[tuple[int, int], list[np.ndarray]]) -> Any:
+    def _input(self, source: InputSource, step: StepCall, batches: dict[tuple[int, int], list[np.ndarray]]) -> Any:
         if source.kind == "batch":
             return batches[source.number, source.turn][source.leaf]
         if source.kind == "argument":
@@ -192,16 +192,18 @@ class Worker:
             return self._data.resource(source.number)[source.leaf]
         return np.int32(self._index)
 
-    def _pull(self, loaded: Loaded, step: Step, look_ups: Sequence[LookUp]) -> int:
+    def _pull(self, loaded: LoadedProgram, step: StepCall, look_ups: Sequence[TableLookUp]) -> int:
         """Sees to it that the variables are there; returns how many bytes have come."""
-        wanted = {server: _Wanted(look_ups, server) for server in {s for each in look_ups for s in each.table.servers}}
+        wanted = {
+            server: _RowRequest(look_ups, server) for server in {s for each in look_ups for s in each.table.servers}
+        }
         pulls = {}
         for server in {*loaded.wanted, *wanted}:
-            pieces, rows = loaded.wanted.get(server, ()), wanted[server].asked if server in wanted else ()
-            version = self._cache.version_of(server, pieces)
-            fresh = not pieces or (not step.pull and version >= step.at_least[server])
+            shards, rows = loaded.wanted.get(server, ()), wanted[server].asked if server in wanted else ()
+            version = self._cache.version_of(server, shards)
+            fresh = not shards or (not step.pull and version >= step.at_least[server])
             if rows or not fresh:
-                pulls[server] = (() if fresh else pieces, version, rows)
+                pulls[server] = (() if fresh else shards, version, rows)
         replies = self._servers.call("get", pulls)
         for server, reply in replies.items():
             self._cache.store(server, reply)
@@ -210,7 +212,12 @@ class Worker:
         return sum(reply.nbytes for reply in replies.values())
 
     def _push(
-        self, servers: _Servers, loaded: Loaded, step: Step, parts: dict[int, list[Any]], versions: dict[int, int]
+        self,
+        servers: _ServerHandles,
+        loaded: LoadedProgram,
+        step: StepCall,
+        parts: dict[int, list[Any]],
+        versions: dict[int, int],
     ) -> tuple[dict[int, int], int, int]:
         pushes, pushed = {}, 0
         for server, sent in parts.items():
@@ -227,10 +234,10 @@ class Worker:
         return behind, pushed, sum(reply.nbytes for reply in replies.values())
 
 
-def _parts(loaded: Loaded, look_ups: Sequence[LookUp], sent: list[np.ndarray]) -> dict[int, list[Any]]:
+def _parts(loaded: LoadedProgram, look_ups: Sequence[TableLookUp], sent: list[np.ndarray]) -> dict[int, list[Any]]:
     """Returns what to send to each server."""
 
-    def part(each: Sent) -> Any:
+    def part(each: SentValue) -> Any:
         if each.table is not None:
             assert each.bounds is not None
             return look_ups[each.table].sent(sent[each.result], each.bounds)
@@ -239,23 +246,23 @@ def _parts(loaded: Loaded, look_ups: Sequence[LookUp], sent: list[np.ndarray]) -
     return {server: [part(each) for each in parts] for server, parts in loaded.program.sends.items()}
 
 
-class _Wanted:
+class _RowRequest:
     """The rows that one server is asked for."""
 
-    def __init__(self, look_ups: Sequence[LookUp], server: int):
+    def __init__(self, look_ups: Sequence[TableLookUp], server: int):
         self._places = [
-            (look_up, where, piece, numbers)
+            (look_up, where, shard, numbers)
             for look_up in look_ups
-            for piece, numbers, where in look_up.requests().get(server, ())
+            for shard, numbers, where in look_up.requests().get(server, ())
         ]
-        self.asked = tuple((piece, numbers) for _, _, piece, numbers in self._places)
+        self.asked = tuple((shard, numbers) for _, _, shard, numbers in self._places)
 
     def take(self, rows: Sequence[np.ndarray]) -> None:
         for (look_up, where, _, _), found in zip(self._places, rows, strict=True):
             look_up.rows[where] = found
 
 
-class _Servers:
+class _ServerHandles:
     """Calls of the servers' actors."""
 
     def __init__(self, handles: Sequence[Any], era: int):
@@ -275,7 +282,7 @@ class _EraOverError(Exception):
     """Servers have been recovered, and what was computed before counts no more; never reaches the user."""
 
 
-class _Progress:
+class _SetUpQueue:
     """How far a worker has been set up, and what has failed in that."""
 
     def __init__(self) -> None:
@@ -316,7 +323,7 @@ class _Progress:
             raise self.failures[provided]
 
 
-class _Clock:
+class _StepTimer:
     """Notes what time goes into."""
 
     def __init__(self) -> None:

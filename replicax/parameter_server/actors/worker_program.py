@@ -9,12 +9,12 @@ import jax
 import jax.export
 import numpy as np
 
-from replicax.parameter_server.actors.messages import Piece, PulledRows, WorkerProgram
+from replicax.parameter_server.actors.messages import PulledTable, ShardId, WorkerProgram
 
 _LEAST_ROWS = 16
 
 
-class Loaded:
+class LoadedProgram:
     """A program that can be called.
 
     Args:
@@ -27,22 +27,22 @@ class Loaded:
 
     def __init__(self, program: WorkerProgram):
         self.program = program
-        self.wanted: dict[int, tuple[Piece, ...]] = {}
+        self.wanted: dict[int, tuple[ShardId, ...]] = {}
         for variable in program.variables:
-            for server, piece in zip(variable.servers, variable.pieces, strict=True):
-                self.wanted[server] = (*self.wanted.get(server, ()), piece)
+            for server, shard in zip(variable.servers, variable.shards, strict=True):
+                self.wanted[server] = (*self.wanted.get(server, ()), shard)
         self._compiled = compiled(program.code)
         self._indices = None if program.index_code is None else compiled(program.index_code)
 
-    def look_ups(self, inputs: Sequence[Any]) -> list[LookUp]:
+    def look_ups(self, inputs: Sequence[Any]) -> list[TableLookUp]:
         """Returns which rows of each table a batch needs."""
         if self._indices is None:
             return []
         arrays = [np.asarray(index) for index in self._indices(list(inputs))]
-        return [LookUp(table, [arrays[i] for i in table.indices]) for table in self.program.tables]
+        return [TableLookUp(table, [arrays[i] for i in table.indices]) for table in self.program.tables]
 
     def __call__(
-        self, variables: Sequence[Any], look_ups: Sequence[LookUp], inputs: Sequence[Any]
+        self, variables: Sequence[Any], look_ups: Sequence[TableLookUp], inputs: Sequence[Any]
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Returns the results, and what is sent to servers."""
         rows, positions = [each.rows for each in look_ups], [each.positions for each in look_ups]
@@ -50,7 +50,7 @@ class Loaded:
         return [np.asarray(result) for result in results], [np.asarray(value) for value in sent]
 
 
-class LookUp:
+class TableLookUp:
     """The rows of one table that a batch needs.
 
     Args:
@@ -63,7 +63,7 @@ class LookUp:
         positions: For each index array, where in `rows` each of its rows is.
     """
 
-    def __init__(self, table: PulledRows, indices: Sequence[np.ndarray]):
+    def __init__(self, table: PulledTable, indices: Sequence[np.ndarray]):
         self.table = table
         count = table.shape[0]
         wanted = [np.clip(i, 0, count - 1) if clips else i for i, clips in zip(indices, table.clips, strict=True)]
@@ -76,13 +76,13 @@ class LookUp:
         self.positions = [p.reshape(i.shape) for p, i in zip(np.split(found, lengths), wanted, strict=True)]
         self.rows = np.zeros((table.capacity, *table.shape[1:]), table.dtype)
 
-    def requests(self) -> dict[int, list[tuple[Piece, np.ndarray, slice]]]:
+    def requests(self) -> dict[int, list[tuple[ShardId, np.ndarray, slice]]]:
         """Returns what to ask each server for: a piece, row numbers within it, and where in `rows` they belong."""
-        found: dict[int, list[tuple[Piece, np.ndarray, slice]]] = {}
-        for server, piece, bounds in zip(self.table.servers, self.table.pieces, self.table.bounds, strict=True):
+        found: dict[int, list[tuple[ShardId, np.ndarray, slice]]] = {}
+        for server, shard, bounds in zip(self.table.servers, self.table.shards, self.table.bounds, strict=True):
             where = self._within(bounds)
             if where.stop > where.start:
-                found.setdefault(server, []).append((piece, self.numbers[where] - bounds[0], where))
+                found.setdefault(server, []).append((shard, self.numbers[where] - bounds[0], where))
         return found
 
     def _within(self, bounds: tuple[int, int]) -> slice:

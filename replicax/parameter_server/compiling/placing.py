@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from replicax.errors import ArgumentError, ProgramError
-from replicax.parameter_server.compiling.tracing import TracedStep
+from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import home_of, variable_bytes
 from replicax.variable_access import name_of
 
@@ -21,7 +21,7 @@ _SMALL_BYTES = 1 << 16
 Choice = Callable[[Any], int | None]
 
 
-class Places:
+class VariablePlacer:
     """The servers' loads, and where new variables go.
 
     Args:

@@ -10,10 +10,10 @@ import jax.export
 import jax.numpy as jnp
 
 from replicax.errors import ProgramError
-from replicax.parameter_server.actors.messages import Piece, Sent
-from replicax.parameter_server.compiling.rows import NotByRowsError, evaluate_rows, has_entries_of_its_own
+from replicax.parameter_server.actors.messages import SentValue, ShardId
+from replicax.parameter_server.compiling.row_wise import NotByRowsError, evaluate_rows, has_entries_of_its_own
 from replicax.parameter_server.compiling.tables import Table, moves_untouched_rows
-from replicax.parameter_server.compiling.tracing import TracedStep
+from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import Home, home_of
 from replicax.program.jaxprs import evaluate, read
 from replicax.program.split import Part
@@ -41,42 +41,42 @@ class ServerHalf:
     def __init__(self, step: TracedStep, server: int, tables: Mapping[int, Table], lazy_rows: bool):
         self._step, self._lazy_rows = step, lazy_rows
         self._outputs = [
-            (i, piece) for i, variable in enumerate(step.written) for piece in _pieces_on(home_of(variable), server)
+            (i, shard) for i, variable in enumerate(step.written) for shard in _shards_on(home_of(variable), server)
         ]
         self._parts = {i: step.split.part(i) for i, _ in self._outputs}
         self._tables = _gradients_of(step, tables)
-        self.updated = [piece for _, piece in self._outputs]
-        self.others: dict[Piece, Any] = {}
-        self.sent: list[Sent] = []
-        for i, piece in self._outputs:
+        self.updated = [shard for _, shard in self._outputs]
+        self.others: dict[ShardId, Any] = {}
+        self.sent: list[SentValue] = []
+        for i, shard in self._outputs:
             for j in self._parts[i].inputs:
-                needed = self._needed_piece(j, i, piece)
+                needed = self._needed_shard(j, i, shard)
                 if needed not in self.updated:
                     self.others[needed] = step.variables[j]
             for result in self._parts[i].sent:
-                sent = self._sent_for(result, i, piece)
+                sent = self._sent_for(result, i, shard)
                 if sent not in self.sent:
                     self.sent.append(sent)
 
-    def _needed_piece(self, variable: int, output: int, piece: Piece) -> Piece:
+    def _needed_shard(self, variable: int, output: int, shard: ShardId) -> ShardId:
         """Returns which part of a variable the update of another one's part reads."""
         home, written = home_of(self._step.variables[variable]), self._step.written[output]
         if len(home.bounds) == 1:
-            return Piece(home.number, 0)
+            return ShardId(home.number, 0)
         if home.bounds != home_of(written).bounds:
             raise _not_by_rows(written, "reads a variable that is cut otherwise")
-        return Piece(home.number, piece.shard)
+        return ShardId(home.number, shard.index)
 
-    def _sent_for(self, result: int, output: int, piece: Piece) -> Sent:
+    def _sent_for(self, result: int, output: int, shard: ShardId) -> SentValue:
         variable = self._step.written[output]
-        bounds, rows = home_of(variable).bounds[piece.shard], tuple(variable._shape[:1])
+        bounds, rows = home_of(variable).bounds[shard.index], tuple(variable._shape[:1])
         if result in self._tables:
-            return Sent(result, (0, rows[0]) if bounds is None else bounds, self._tables[result])
+            return SentValue(result, (0, rows[0]) if bounds is None else bounds, self._tables[result])
         has_rows = bounds is not None and self._step.split.sent[result].aval.shape[:1] == rows
         part = self._parts[output]
         if has_rows and has_entries_of_its_own(part.equations, part.sent[result]):
             has_rows = False
-        return Sent(result, bounds if has_rows else None)
+        return SentValue(result, bounds if has_rows else None)
 
     # Computing.
 
@@ -84,16 +84,16 @@ class ServerHalf:
         """Returns the new values."""
         state = dict(zip([*self.updated, *self.others], [*updated, *others], strict=True))
         arrived = dict(zip(self.sent, sent, strict=True))
-        return [self._new_value(i, piece, state, arrived) for i, piece in self._outputs]
+        return [self._new_value(i, shard, state, arrived) for i, shard in self._outputs]
 
-    def _new_value(self, output: int, piece: Piece, state: dict[Piece, Any], arrived: dict[Sent, Any]) -> Any:
+    def _new_value(self, output: int, shard: ShardId, state: dict[ShardId, Any], arrived: dict[SentValue, Any]) -> Any:
         part, variable = self._parts[output], self._step.written[output]
-        bounds, full = home_of(variable).bounds[piece.shard], tuple(variable._shape[:1])
-        values, by_row = self._known(output, piece, state)
+        bounds, full = home_of(variable).bounds[shard.index], tuple(variable._shape[:1])
+        values, by_row = self._known(output, shard, state)
         rows = None if bounds is None else bounds[1] - bounds[0]
         looked_up = None
         for result, leaf in part.sent.items():
-            sent = self._sent_for(result, output, piece)
+            sent = self._sent_for(result, output, shard)
             values[leaf] = arrived[sent]
             if sent.table is not None:
                 looked_up = leaf
@@ -114,12 +114,12 @@ class ServerHalf:
         assert bounds is not None
         return self._by_rows(output, part, values, by_row, rows, bounds[0])
 
-    def _known(self, output: int, piece: Piece, state: dict[Piece, Any]) -> tuple[dict[Any, Any], set[Any]]:
+    def _known(self, output: int, shard: ShardId, state: dict[ShardId, Any]) -> tuple[dict[Any, Any], set[Any]]:
         """Returns the values of the state that an update reads, and which of them have the variable's rows."""
         part, shape = self._parts[output], tuple(self._step.written[output]._shape)
         values, by_row = dict(part.consts), set()
         for j, var in part.inputs.items():
-            values[var] = state[self._needed_piece(j, output, piece)]
+            values[var] = state[self._needed_shard(j, output, shard)]
             if shape and tuple(var.aval.shape[:1]) == shape[:1]:
                 by_row.add(var)
         return values, by_row
@@ -185,15 +185,15 @@ class ServerHalf:
     def shapes(self) -> Sequence[Any]:
         """Returns the shapes of its arguments; how many rows of a table come is left open."""
         return [
-            [self._piece_shape(piece) for piece in self.updated],
-            [self._piece_shape(piece) for piece in self.others],
+            [self._shard_shape(shard) for shard in self.updated],
+            [self._shard_shape(shard) for shard in self.others],
             self._sent_shapes(),
         ]
 
-    def _piece_shape(self, piece: Piece) -> jax.ShapeDtypeStruct:
+    def _shard_shape(self, shard: ShardId) -> jax.ShapeDtypeStruct:
         everything = {home_of(v).number: v for v in [*self._step.variables, *self._step.written]}
-        variable = everything[piece.variable]
-        bounds, shape = home_of(variable).bounds[piece.shard], tuple(variable._shape)
+        variable = everything[shard.variable]
+        bounds, shape = home_of(variable).bounds[shard.index], tuple(variable._shape)
         shape = shape if bounds is None else (bounds[1] - bounds[0], *shape[1:])
         return jax.ShapeDtypeStruct(shape, jnp.dtype(variable._dtype))
 
@@ -203,7 +203,7 @@ class ServerHalf:
         lengths = dict(zip(tables, symbols, strict=True))
         return [self._sent_shape(sent, lengths.get(sent)) for sent in self.sent]
 
-    def _sent_shape(self, sent: Sent, length: Any) -> Any:
+    def _sent_shape(self, sent: SentValue, length: Any) -> Any:
         aval = self._step.split.sent[sent.result].aval
         if sent.table is not None:
             rows = jax.ShapeDtypeStruct((length, *aval.shape[1:]), aval.dtype)
@@ -222,10 +222,10 @@ def _gradients_of(step: TracedStep, tables: Mapping[int, Table]) -> dict[int, in
     return found
 
 
-def _pieces_on(home: Home, server: int) -> list[Piece]:
+def _shards_on(home: Home, server: int) -> list[ShardId]:
     if home.copies:
-        return [Piece(home.number, 0)]
-    return [piece for piece, where in zip(home.pieces, home.servers, strict=True) if where == server]
+        return [ShardId(home.number, 0)]
+    return [shard for shard, where in zip(home.shards, home.servers, strict=True) if where == server]
 
 
 def _not_by_rows(variable: Any, why: str) -> ProgramError:

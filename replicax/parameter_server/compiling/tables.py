@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from replicax.parameter_server.compiling.rows import BY_ELEMENT
+from replicax.parameter_server.compiling.row_wise import BY_ELEMENT
 from replicax.program.jaxprs import bind, evaluate, is_literal, leading_to, read
 
 MIN_BYTES = 1 << 16  # Below that it costs less to send all of it.

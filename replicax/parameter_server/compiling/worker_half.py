@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax.parameter_server.actors.messages import Pulled, PulledRows
+from replicax.parameter_server.actors.messages import PulledTable, PulledVariable
 from replicax.parameter_server.compiling.tables import Table, evaluate_with_tables, find_table, index_program
-from replicax.parameter_server.compiling.tracing import TracedStep
+from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import home_of
 from replicax.program.jaxprs import is_literal
 
@@ -95,15 +95,15 @@ class WorkerHalf:
         ]
         return [_shape(invars[i]) for i in self._read], rows, positions, self.input_shapes
 
-    def pulled(self) -> tuple[Pulled, ...]:
+    def pulled(self) -> tuple[PulledVariable, ...]:
         """Returns where the variables are that are read whole."""
         found = []
         for i in self._read:
             home = home_of(self._step.variables[i])
-            found.append(Pulled(home.servers[:1] if home.copies else home.servers, home.pieces))
+            found.append(PulledVariable(home.servers[:1] if home.copies else home.servers, home.shards))
         return tuple(found)
 
-    def pulled_rows(self) -> tuple[PulledRows, ...]:
+    def pulled_rows(self) -> tuple[PulledTable, ...]:
         """Returns where the tables are."""
         found = []
         for i, table in self.tables.items():
@@ -112,8 +112,8 @@ class WorkerHalf:
             bounds = tuple((0, shape[0]) if bounds is None else bounds for bounds in home.bounds)
             numbers = tuple(self._index_vars.index(var) for var in table.indices)
             found.append(
-                PulledRows(
-                    home.servers, home.pieces, bounds, shape, jnp.dtype(variable._dtype), table.capacity, numbers,
+                PulledTable(
+                    home.servers, home.shards, bounds, shape, jnp.dtype(variable._dtype), table.capacity, numbers,
                     tuple(table.indices.values()),
                 )
             )  # fmt: skip

@@ -21,7 +21,7 @@ from replicax.parameter_server.actors.workers_dataset import WorkersDataset
 _DEFAULT_BATCH_SIZE = 32  # as in Keras
 
 
-class Arguments(NamedTuple):
+class DataArguments(NamedTuple):
     """The arguments of `fit` or `evaluate` that are about data, as Keras takes them."""
 
     x: Any
@@ -32,7 +32,7 @@ class Arguments(NamedTuple):
     class_weight: dict[int, float] | None = None
 
 
-class ForWorkers(NamedTuple):
+class TrainingData(NamedTuple):
     """Data to train on.
 
     Attributes:
@@ -44,7 +44,7 @@ class ForWorkers(NamedTuple):
     steps: int
 
 
-def for_workers(given: Arguments, shuffle: bool | str, workers: int) -> ForWorkers:
+def for_workers(given: DataArguments, shuffle: bool | str, workers: int) -> TrainingData:
     """Returns what workers train on.
 
     Raises:
@@ -56,8 +56,8 @@ def for_workers(given: Arguments, shuffle: bool | str, workers: int) -> ForWorke
     seed = np.random.randint(2**31) if shuffle else None
     if are_arrays(given):
         arrays = array_batches(given)
-        dealt = DealtArrays(arrays.arrays, arrays.size, workers, seed, shuffle == "batch")
-        return ForWorkers(dealt, given.steps or len(arrays))
+        dealt = RoundRobinArrays(arrays.arrays, arrays.size, workers, seed, shuffle == "batch")
+        return TrainingData(dealt, given.steps or len(arrays))
     _check_only_x(given)
     if callable(given.x):
         if given.steps is None:
@@ -65,22 +65,22 @@ def for_workers(given: Arguments, shuffle: bool | str, workers: int) -> ForWorke
                 "Each worker makes its own dataset, so that nobody knows where an epoch ends: `steps_per_epoch` has to "
                 f"be given with a {type(given.x).__name__}."
             )
-        return ForWorkers(Repeated(given.x, workers), given.steps)
+        return TrainingData(RepeatedDataset(given.x, workers), given.steps)
     if isinstance(given.x, Iterator):
         raise ArgumentError(
             f"Each worker needs data of its own, but a {type(given.x).__name__} can be read once, and here only. Give "
             "a function that returns one, or rx.data.DatasetCreator."
         )
     if hasattr(type(given.x), "__getitem__") and hasattr(type(given.x), "__len__"):
-        return ForWorkers(DealtBatches(given.x, workers, seed), given.steps or len(given.x))
+        return TrainingData(RoundRobinSequence(given.x, workers, seed), given.steps or len(given.x))
     if given.steps is None and not hasattr(type(given.x), "__len__"):
         raise ArgumentError(
             f"The number of batches of a {type(given.x).__name__} is unknown: give `steps_per_epoch` as well."
         )
-    return ForWorkers(Repeated(given.x, workers), given.steps or len(given.x))
+    return TrainingData(RepeatedDataset(given.x, workers), given.steps or len(given.x))
 
 
-def for_coordinator(given: Arguments) -> HostBatches:
+def for_coordinator(given: DataArguments) -> HostBatches:
     """Returns the batches that the coordinator reads and sends to workers: to evaluate each row once."""
     if are_arrays(given):
         return array_batches(given)
@@ -90,12 +90,12 @@ def for_coordinator(given: Arguments) -> HostBatches:
     return host_batches(given.x)
 
 
-def are_arrays(given: Arguments) -> bool:
+def are_arrays(given: DataArguments) -> bool:
     """Returns whether the data are arrays (tables, tensors, nests of them), not something that yields batches."""
     return keras_door.are_arrays((given.x, given.y, given.sample_weight))
 
 
-def array_batches(given: Arguments) -> ArrayBatches:
+def array_batches(given: DataArguments) -> ArrayBatches:
     """Returns the batches of arrays, made NumPy's and checked by Keras.
 
     Raises:
@@ -110,7 +110,7 @@ def array_batches(given: Arguments) -> ArrayBatches:
     return ArrayBatches(arrays, given.batch_size or by_steps)
 
 
-def _check_only_x(given: Arguments) -> None:
+def _check_only_x(given: DataArguments) -> None:
     beside = {name: getattr(given, name) for name in ("y", "sample_weight", "batch_size", "class_weight")}
     for name, value in beside.items():
         if value is not None:
@@ -120,7 +120,7 @@ def _check_only_x(given: Arguments) -> None:
             )
 
 
-class Dealt:
+class RoundRobin:
     """An endless stream of batches, dealt to the workers in turn: each gets every so many-th.
 
     All of them shuffle alike, so that workers of equal speed together take every batch once in each pass.
@@ -133,7 +133,7 @@ class Dealt:
     def __init__(self, workers: int, seed: int | None):
         self._workers, self._seed = workers, seed
 
-    def __call__(self) -> Dealt:
+    def __call__(self) -> RoundRobin:
         """Returns itself: it is made on the coordinator."""
         return self
 
@@ -164,7 +164,7 @@ class Dealt:
         raise NotImplementedError
 
 
-class DealtArrays(Dealt):
+class RoundRobinArrays(RoundRobin):
     """Batches of arrays.
 
     Args:
@@ -197,7 +197,7 @@ class DealtArrays(Dealt):
         return jax.tree_util.tree_map(lambda array: array[rows], self._arrays)
 
 
-class DealtBatches(Dealt):
+class RoundRobinSequence(RoundRobin):
     """Batches that have numbers.
 
     Args:
@@ -221,7 +221,7 @@ class DealtBatches(Dealt):
         return next(iter(host_batches([self._source[int(order[number])]])))
 
 
-class Repeated:
+class RepeatedDataset:
     """A worker's own dataset, begun anew whenever it ends.
 
     Args:
@@ -232,7 +232,7 @@ class Repeated:
     def __init__(self, source: Any, workers: int):
         self._source, self._workers = source, workers
 
-    def __call__(self) -> Repeated:
+    def __call__(self) -> RepeatedDataset:
         """Returns itself: the dataset is made when it is iterated over."""
         return self
 

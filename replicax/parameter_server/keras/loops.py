@@ -18,7 +18,7 @@ import numpy as np
 import replicax.compat.keras as keras_door
 from replicax.errors import ArgumentError, BatchError
 from replicax.parameter_server.coordinator import ClusterCoordinator
-from replicax.parameter_server.keras.data import Arguments, Dealt, array_batches, for_coordinator, for_workers
+from replicax.parameter_server.keras.data import DataArguments, RoundRobin, array_batches, for_coordinator, for_workers
 from replicax.parameter_server.keras_steps import KerasSteps, UnderWay
 
 
@@ -76,7 +76,7 @@ class KerasLoops:
         if validation_split and validation_data is None:
             arrays = (x, y, sample_weight)
             (x, y, sample_weight), validation_data = keras_door.split_for_validation(arrays, validation_split)
-        given = Arguments(x, y, sample_weight, batch_size, steps_per_epoch, class_weight)
+        given = DataArguments(x, y, sample_weight, batch_size, steps_per_epoch, class_weight)
         with self._training(given, shuffle) as (next_call, steps):
             callbacks = self._callbacks(callbacks, verbose, epochs, steps, add_history=True)
             model.stop_training = False
@@ -100,10 +100,12 @@ class KerasLoops:
         return model.history
 
     @contextlib.contextmanager
-    def _training(self, given: Arguments, shuffle: bool | str) -> Iterator[tuple[Callable[[], tuple[Any, ...]], int]]:
+    def _training(
+        self, given: DataArguments, shuffle: bool | str
+    ) -> Iterator[tuple[Callable[[], tuple[Any, ...]], int]]:
         """Gives what returns the next step to schedule, a function with its arguments, and the steps of an epoch."""
         data, model = for_workers(given, shuffle, self._strategy.cluster.workers), self._model
-        if self._strategy.max_staleness == 0 and isinstance(data.dataset_fn, Dealt):
+        if self._strategy.max_staleness == 0 and isinstance(data.dataset_fn, RoundRobin):
             # Whichever worker makes a step, its batch is that of one device.
             stream = data.dataset_fn.in_order()
             first = next(stream)
@@ -148,7 +150,7 @@ class KerasLoops:
 
     def _validate(self, data: Any, batch_size: int | None, steps: int | None, callbacks: Any) -> dict[str, Any]:
         x, y, sample_weight = _unpacked(data)
-        logs = self._evaluated(Arguments(x, y, sample_weight, batch_size, steps), 0, callbacks)
+        logs = self._evaluated(DataArguments(x, y, sample_weight, batch_size, steps), 0, callbacks)
         return {f"val_{name}": value for name, value in logs.items()}
 
     def evaluate(
@@ -164,10 +166,10 @@ class KerasLoops:
     ) -> Any:
         """Evaluates the model, on each row once; see `keras.Model.evaluate`."""
         keras_door.check_compiled(self._model, "evaluate")
-        logs = self._evaluated(Arguments(x, y, sample_weight, batch_size, steps), verbose, callbacks)
+        logs = self._evaluated(DataArguments(x, y, sample_weight, batch_size, steps), verbose, callbacks)
         return logs if return_dict else keras_door.in_order_of_metrics(self._model, logs)
 
-    def _evaluated(self, given: Arguments, verbose: Any, callbacks: Any) -> dict[str, Any]:
+    def _evaluated(self, given: DataArguments, verbose: Any, callbacks: Any) -> dict[str, Any]:
         model = self._model
         first, batches, steps = _opened(given)
         self._build(first)
@@ -199,7 +201,7 @@ class KerasLoops:
     ) -> Any:
         """Returns predictions for each row, in order; see `keras.Model.predict`."""
         model = self._model
-        first, batches, count = _opened(Arguments(x, batch_size=batch_size, steps=steps))
+        first, batches, count = _opened(DataArguments(x, batch_size=batch_size, steps=steps))
         self._build_layers(_unpacked(first)[0])
         callbacks = self._callbacks(callbacks, verbose, 1, count)
         model.make_predict_function()
@@ -233,14 +235,14 @@ class KerasLoops:
     ) -> Any:
         """Makes a training step, and waits for it; see `keras.Model.train_on_batch`."""
         keras_door.check_compiled(self._model, "train_on_batch")
-        return self._on_batch(Arguments(x, y, sample_weight, class_weight=class_weight), "train", return_dict)
+        return self._on_batch(DataArguments(x, y, sample_weight, class_weight=class_weight), "train", return_dict)
 
     def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
         """Evaluates one batch; see `keras.Model.test_on_batch`."""
         keras_door.check_compiled(self._model, "test_on_batch")
-        return self._on_batch(Arguments(x, y, sample_weight), "test", return_dict)
+        return self._on_batch(DataArguments(x, y, sample_weight), "test", return_dict)
 
-    def _on_batch(self, given: Arguments, kind: str, return_dict: bool) -> Any:
+    def _on_batch(self, given: DataArguments, kind: str, return_dict: bool) -> Any:
         batch = array_batches(given).arrays
         self._build(batch)
         getattr(self._model, f"make_{kind}_function")()
@@ -296,7 +298,7 @@ class KerasLoops:
         )
 
 
-def _opened(given: Arguments) -> tuple[Any, Iterator[Any], int | None]:
+def _opened(given: DataArguments) -> tuple[Any, Iterator[Any], int | None]:
     """Returns the first batch, all of them (the first is among them), and their number if it is known."""
     batches = for_coordinator(given)
     try:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replicax.errors import ArgumentError, ContextError
-from replicax.parameter_server.actors.messages import SetUp, Step
-from replicax.parameter_server.compiling.programs import make_programs
-from replicax.parameter_server.compiling.tracing import Described, Recorder, TracedStep
+from replicax.parameter_server.actors.messages import SetUp, StepCall
+from replicax.parameter_server.compiling.exported_programs import export_programs
+from replicax.parameter_server.compiling.traced_step import PytreeSpec, Recorder, TracedStep
 from replicax.parameter_server.scheduling.remote_values import RemoteValue, check_arguments
 from replicax.parameter_server.variables.remote import home_of
 from replicax.program.function import Function, WeakProgramCaches, signature
@@ -76,10 +76,10 @@ class LoadedStep:
     traced: TracedStep
     set_up: int
 
-    def step(self, closure: Closure, at_least: tuple[int, ...], exact: bool, set_up: int) -> Step:
+    def step(self, closure: Closure, at_least: tuple[int, ...], exact: bool, set_up: int) -> StepCall:
         """Returns the message that lets a worker run a closure."""
         set_up = max(self.set_up, set_up)
-        return Step(closure.number, self.number, tuple(closure.arrays), at_least, exact, not exact, set_up)
+        return StepCall(closure.number, self.number, tuple(closure.arrays), at_least, exact, not exact, set_up)
 
 
 class StepPrograms:
@@ -96,13 +96,13 @@ class StepPrograms:
         self,
         strategy: Any,
         workers: Any,
-        describe: Callable[[str, int], Described],
+        describe: Callable[[str, int], PytreeSpec],
         unused: Callable[[Unused], None],
     ):
         self._strategy, self._workers, self._describe, self._unused = strategy, workers, describe, unused
         self._caches = WeakProgramCaches()
         self._numbers, self._closures = itertools.count(), itertools.count()
-        self._described: dict[tuple[str, int], Described] = {}
+        self._described: dict[tuple[str, int], PytreeSpec] = {}
         self._lock = threading.RLock()
 
     def closure(self, fn: Any, args: Any, kwargs: Any) -> Closure:
@@ -125,7 +125,7 @@ class StepPrograms:
         closure.program = self.program(closure, {})
         return closure
 
-    def program(self, closure: Closure, batches: Mapping[int, Described]) -> LoadedStep:
+    def program(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> LoadedStep:
         """Returns the program for a closure, made if there is none.
 
         Args:
@@ -140,7 +140,7 @@ class StepPrograms:
                 # Without the lock: what is under way may need a program before it can end.
                 self._strategy.copy_to_all_servers(error.variables)
 
-    def _found(self, closure: Closure, batches: Mapping[int, Described]) -> LoadedStep:
+    def _found(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> LoadedStep:
         key = signature(closure.arrays, closure.structure)
         # A usual batch needs no program of its own.
         batches = {number: d for number, d in batches.items() if self._described.get(("batch", number)) != d}
@@ -150,10 +150,10 @@ class StepPrograms:
             cache[key, kinds] = self._make(closure, batches)
         return cache[key, kinds]
 
-    def _make(self, closure: Closure, batches: Mapping[int, Described]) -> LoadedStep:
-        used: dict[int, Described] = {}
+    def _make(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> LoadedStep:
+        used: dict[int, PytreeSpec] = {}
 
-        def describe(kind: str, number: int) -> Described:
+        def describe(kind: str, number: int) -> PytreeSpec:
             if kind == "batch" and number in batches:
                 used[number] = batches[number]
                 return batches[number]
@@ -164,12 +164,12 @@ class StepPrograms:
             return self._described[kind, number]
 
         traced = TracedStep(closure.fn, closure.structure, closure.arrays, self._strategy, Recorder(describe))
-        if to_copy := self._strategy.places.to_copy(traced):
+        if to_copy := self._strategy.placer.to_copy(traced):
             raise _ToCopyError(to_copy)
-        self._strategy.places.place_for(traced)
+        self._strategy.placer.place_for(traced)
         specs = {number: tuple((s.shape, s.dtype) for s in described.specs) for number, described in used.items()}
         platforms = sorted(self._workers.platforms)
-        programs = make_programs(next(self._numbers), traced, specs, platforms, self._strategy.lazy_rows)
+        programs = export_programs(next(self._numbers), traced, specs, platforms, self._strategy.lazy_rows)
         self._strategy.servers.load(programs.servers)
         number = programs.worker.number
         told = self._workers.tell(SetUp("program", (programs.worker,), provides=("program", number)))

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 from replicax.errors import CancelledError, ClusterTimeoutError, ParameterServerLost, WorkerLostError
-from replicax.parameter_server.actors.messages import Done, OtherBatch, ServerLost
+from replicax.parameter_server.actors.messages import Done, ServerLost, UnexpectedBatch
 from replicax.parameter_server.scheduling.policy import Ledger
 from replicax.parameter_server.scheduling.watch import SERVER, WORKER, Watch, Who
 
@@ -212,14 +212,14 @@ class Dispatch:
         else:
             self.recovering = self.recovering or f"{who} has gone. {why}"
 
-    def answered(self, attempt: Attempt, answer: Done | OtherBatch | ServerLost | Failed | Gone) -> bool:
+    def answered(self, attempt: Attempt, answer: Done | UnexpectedBatch | ServerLost | Failed | Gone) -> bool:
         """Notes what came of a step; returns whether it is through with a result."""
         if self._attempts.get(attempt.closure) != attempt:
             return False  # It was taken away from the worker, which has been lost.
         if isinstance(answer, Gone):
             self.goes(Who(WORKER, attempt.worker), attempt.life, answer.why)
             return False
-        if isinstance(answer, OtherBatch):
+        if isinstance(answer, UnexpectedBatch):
             self._retracing.add(attempt.closure)
             self._actions.append(Retrace(attempt, answer.iterator))
             return False

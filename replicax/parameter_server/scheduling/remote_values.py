@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from replicax.errors import ArgumentError, ContextError
 from replicax.migration import called_as
-from replicax.parameter_server.compiling.tracing import recorder
+from replicax.parameter_server.compiling.traced_step import recorder
 from replicax.parameter_server.scheduling.waiting import check_timeout
 
 _SECONDS_TO_LOOK_UP = 0.5  # so that Ctrl-C is heard

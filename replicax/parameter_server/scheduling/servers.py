@@ -13,11 +13,11 @@ import numpy as np
 
 from replicax.errors import ParameterServerLost
 from replicax.parameter_server.actors.actor_errors import closed, is_actor_lost, own_error
-from replicax.parameter_server.actors.messages import Piece, ServerProgram
-from replicax.parameter_server.actors.server import ParameterServer, settings_for
-from replicax.ray_cluster import Cluster
+from replicax.parameter_server.actors.messages import ServerProgram, ShardId
+from replicax.parameter_server.actors.parameter_server import ParameterServer, settings_for
+from replicax.ray_cluster import RayCluster
 from replicax.ray_cluster.bounded import done_within
-from replicax.ray_cluster.processes import end_actor
+from replicax.ray_cluster.ending_actors import end_actor
 
 T = TypeVar("T")
 _TICK_S = 0.25
@@ -43,7 +43,7 @@ class Servers:
         failure: Why lost servers could not be replaced; None as long as all is well.
     """
 
-    def __init__(self, cluster: Cluster, timeout_s: float):
+    def __init__(self, cluster: RayCluster, timeout_s: float):
         self._cluster, self._timeout_s = cluster, timeout_s
         self.handles: list[Any] = [None] * cluster.servers
         self._identities: dict[int, tuple[str, int]] = {}
@@ -135,7 +135,7 @@ class Servers:
                 self._programs[server] = [program for program in self._programs[server] if program.number != number]
             self.handles[server].drop.remote(number)
 
-    def put(self, values: Mapping[int, Mapping[Piece, np.ndarray]]) -> None:
+    def put(self, values: Mapping[int, Mapping[ShardId, np.ndarray]]) -> None:
         """Sends variables to servers.
 
         Raises:
@@ -145,15 +145,15 @@ class Servers:
         for server, version in versions.items():
             self.written[server] = version
 
-    def fetch(self, wanted: Sequence[tuple[int, Piece]]) -> list[np.ndarray]:
+    def fetch(self, wanted: Sequence[tuple[int, ShardId]]) -> list[np.ndarray]:
         """Returns pieces from the servers that have them."""
-        pieces: dict[int, list[Piece]] = {}
+        pieces: dict[int, list[ShardId]] = {}
         for server, piece in wanted:
             pieces.setdefault(server, []).append(piece)
         replies = self.surely(lambda: self._call("get", {server: (asked,) for server, asked in pieces.items()}))
         return [replies[server].values[piece] for server, piece in wanted]
 
-    def fetch_rows(self, wanted: Sequence[tuple[int, Piece, np.ndarray]]) -> list[np.ndarray]:
+    def fetch_rows(self, wanted: Sequence[tuple[int, ShardId, np.ndarray]]) -> list[np.ndarray]:
         """Returns rows of pieces from the servers that have them."""
         pieces: dict[int, list[int]] = {}
         for i, (server, _, _) in enumerate(wanted):

@@ -10,13 +10,13 @@ from typing import Any
 
 from replicax.errors import ClusterTimeoutError, WorkerLostError
 from replicax.parameter_server.actors.actor_errors import Raised, closed, is_actor_lost, own_error
-from replicax.parameter_server.actors.messages import Report, SetUp, Step
+from replicax.parameter_server.actors.messages import Report, SetUp, StepCall
+from replicax.parameter_server.actors.parameter_server import settings_for
 from replicax.parameter_server.actors.remote_worker import CALLS_AT_ONCE, SET_UP, THREADS, WATCH, RemoteWorker
-from replicax.parameter_server.actors.server import settings_for
 from replicax.parameter_server.scheduling.watch import longest_wait
-from replicax.ray_cluster import Cluster
+from replicax.ray_cluster import RayCluster
 from replicax.ray_cluster.bounded import done_within
-from replicax.ray_cluster.processes import end_actor
+from replicax.ray_cluster.ending_actors import end_actor
 
 _SENT_AS_THEY_ARE = ("drop", "servers")  # What others are may be large, and is stored once for all workers.
 _SECONDS_TO_KILL = 5.0
@@ -42,7 +42,7 @@ class Workers:
         told_of_servers: How many things steps must wait for, so that they go to the servers that there are.
     """
 
-    def __init__(self, cluster: Cluster, servers: Sequence[Any], start_timeout: float, stall_timeout: float):
+    def __init__(self, cluster: RayCluster, servers: Sequence[Any], start_timeout: float, stall_timeout: float):
         self._cluster, self._servers, self._era = cluster, list(servers), 0
         self._start_timeout, self._stall_timeout = start_timeout, stall_timeout
         self.platforms: set[str] = set()
@@ -208,7 +208,7 @@ class Workers:
         """How many things workers have been told to do."""
         return len(self._tasks)
 
-    def run(self, worker: int, step: Step) -> Any:
+    def run(self, worker: int, step: StepCall) -> Any:
         """Sends a step to a worker; returns the reference to what it will answer."""
         return self._handles[worker].run.remote(step)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from replicax.compat.keras import change_class
 from replicax.errors import VariableError
-from replicax.parameter_server.actors.messages import Piece
+from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.variables.partition import shard_bounds
 from replicax.program.replica import enclosing_program
 from replicax.runtime.devices import device_name
@@ -55,9 +55,9 @@ class Home:
         self._lock = threading.RLock()
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def shards(self) -> tuple[ShardId, ...]:
         """The parts of the variable, in order."""
-        return tuple(Piece(self.number, shard) for shard in range(len(self.bounds)))
+        return tuple(ShardId(self.number, index) for index in range(len(self.bounds)))
 
     @property
     def restorations(self) -> int:
@@ -96,17 +96,17 @@ class Home:
     def fetch(self) -> np.ndarray:
         """Returns the newest value from the servers."""
         servers = self.servers[:1] if self.copies else self.servers
-        parts = self._store.fetch(list(zip(servers, self.pieces, strict=True)))
+        parts = self._store.fetch(list(zip(servers, self.shards, strict=True)))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def fetch_rows(self, rows: np.ndarray) -> np.ndarray:
         """Returns rows from the servers that have them, by their numbers."""
         asked, found = [], np.zeros(len(rows), bool)
-        for server, piece, bounds in zip(self.servers, self.pieces, self.bounds, strict=True):
+        for server, shard, bounds in zip(self.servers, self.shards, self.bounds, strict=True):
             mine = found | True if bounds is None else (rows >= bounds[0]) & (rows < bounds[1])
             if mine.any():
-                asked.append((server, piece, mine, rows[mine] - (0 if bounds is None else bounds[0])))
-        parts = self._store.fetch_rows([(server, piece, numbers) for server, piece, _, numbers in asked])
+                asked.append((server, shard, mine, rows[mine] - (0 if bounds is None else bounds[0])))
+        parts = self._store.fetch_rows([(server, shard, numbers) for server, shard, _, numbers in asked])
         value = self._value
         result = np.empty((len(rows), *value.shape[1:]), value.dtype)
         for (_, _, mine, _), part in zip(asked, parts, strict=True):
@@ -157,7 +157,7 @@ class Home:
         return [whole if bounds is None else whole[slice(*bounds)] for bounds in self.bounds]
 
 
-class Elsewhere:
+class RemoteVariable:
     """Makes `_value`, which Keras's variables and ours keep their array in, a matter of servers."""
 
     __slots__ = ()  # An object can change to a class of the same layout only.
@@ -186,20 +186,20 @@ class Elsewhere:
 
 
 @functools.cache
-def _class_elsewhere(own: Any, kind: Any) -> type:
+def _remote_class(own: Any, kind: Any) -> type:
     # Its own class comes first, for the layout; `_value` is found all the same, as nothing else defines it in a class.
     names: dict[str, Any] = {"__slots__": (), "__module__": own.__module__, "__qualname__": own.__qualname__}
-    names["_replicax_elsewhere"] = True
+    names["_replicax_is_remote"] = True
     for name in _OF_ITS_KIND:
         if hasattr(kind, name):
             names[name] = inspect.getattr_static(kind, name)
     return type(own.__name__, (own, kind), names)
 
 
-def move_elsewhere(variable: Any, home: Home, kind: Any = Elsewhere) -> None:
+def move_to_servers(variable: Any, home: Home, kind: Any = RemoteVariable) -> None:
     """Lets a variable's value live on servers from now on; `kind` says what else it can do then."""
     value = variable.__dict__.pop("_value", None)
-    change_class(variable, lambda own: _class_elsewhere(own, kind))
+    change_class(variable, lambda own: _remote_class(own, kind))
     variable._replicax_home = home
     home.write(value)
 

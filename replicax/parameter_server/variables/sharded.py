@@ -13,12 +13,12 @@ import numpy as np
 import replicax.context as context
 from replicax.array_like import check_index
 from replicax.errors import VariableError
-from replicax.parameter_server.variables.remote import Elsewhere, home_of
+from replicax.parameter_server.variables.remote import RemoteVariable, home_of
 from replicax.scattering import Entries, Scattered, scattered
 from replicax.variable_access import name_of, shape_of
 
 
-class ShardedVariable(Elsewhere, Scattered):
+class ShardedVariable(RemoteVariable, Scattered):
     """What variables are that a partitioner has cut, Keras's and ours; made by the scope of the strategy.
 
     It reads as the whole variable does, and is saved as one. Outside of scheduled functions an index reads only the

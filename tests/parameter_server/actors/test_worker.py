@@ -14,19 +14,19 @@ from replicax.errors import EndOfDataError
 from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.messages import (
     Done,
-    OtherBatch,
-    Piece,
-    Pulled,
+    InputSource,
+    PulledVariable,
     Reply,
-    Sent,
+    SentValue,
     ServerLost,
     SetUp,
-    Source,
+    ShardId,
+    UnexpectedBatch,
 )
+from replicax.parameter_server.actors.parameter_server import ParameterServer
 from replicax.parameter_server.actors.remote_worker import SET_UP, THREADS, WATCH, RemoteWorker
-from replicax.parameter_server.actors.server import ParameterServer
+from replicax.parameter_server.actors.variable_cache import VariableCache
 from replicax.parameter_server.actors.worker import Worker
-from replicax.parameter_server.actors.worker_cache import Cache
 from tests.parameter_server.fakes import make_actor
 from tests.parameter_server.programs import COUNT, FOUR, OTHER, SCALAR, W, descent, step, values, worker_program
 
@@ -44,8 +44,8 @@ def server():
     return server
 
 
-def read(server, piece):
-    return np.asarray(ray.get(server.get.remote([piece])).values[piece])
+def read(server, shard):
+    return np.asarray(ray.get(server.get.remote([shard])).values[shard])
 
 
 def pickled(fn):
@@ -61,13 +61,13 @@ def worker_of(server, *tasks, index=3):
 
 def program(**changes):
     """Loads a program that sends its argument as the gradient, and returns the weights that it has."""
-    defaults = {"inputs": [(Source("argument", 0), FOUR)]}
+    defaults = {"inputs": [(InputSource("argument", 0), FOUR)]}
     return SetUp("program", (worker_program(lambda v, i: ([v[0]], [i[0]]), **(defaults | changes)),))
 
 
 def data(dataset_fn, **changes):
     """Loads a program whose gradient is the next batch."""
-    load = program(inputs=[(Source("batch", ITERATOR), FOUR)], batches=BATCH, **changes)
+    load = program(inputs=[(InputSource("batch", ITERATOR), FOUR)], batches=BATCH, **changes)
     return [
         load,
         SetUp("dataset", (DATASET, pickled(dataset_fn)), provides=DATASET),
@@ -148,12 +148,12 @@ def test_parts_are_put_together_and_taken_apart():
     servers = [make_actor(ParameterServer, {}) for _ in range(2)]
     for i, server in enumerate(servers):
         server.load.remote(descent())
-        ray.get(server.put.remote(values() | {Piece(0, i): np.full(4, i, np.float32)}))
-    pulled = Pulled((0, 1), (Piece(0, 0), Piece(0, 1)))
+        ray.get(server.put.remote(values() | {ShardId(0, i): np.full(4, i, np.float32)}))
+    pulled = PulledVariable((0, 1), (ShardId(0, 0), ShardId(0, 1)))
     whole = type(FOUR)((8,), np.float32)
     load = program(
-        variables=[pulled], variable_shapes=[whole], inputs=[(Source("argument", 0), whole)],
-        sends={0: (Sent(0, (0, 4)),), 1: (Sent(0, (4, 8)),)},
+        variables=[pulled], variable_shapes=[whole], inputs=[(InputSource("argument", 0), whole)],
+        sends={0: (SentValue(0, (0, 4)),), 1: (SentValue(0, (4, 8)),)},
     )  # fmt: skip
     worker = worker_of(servers, load)
     done = worker.run(step(0, np.arange(8, dtype=np.float32), at_least=[0, 0]))
@@ -167,7 +167,7 @@ def test_what_goes_to_a_server_that_nothing_came_from_is_not_behind(server):
     other = make_actor(ParameterServer, {})
     other.load.remote(descent())
     ray.get(other.put.remote(values()))
-    load = program(sends={0: (Sent(0),), 1: (Sent(0),)})
+    load = program(sends={0: (SentValue(0),), 1: (SentValue(0),)})
     workers = [worker_of([server, other], load) for _ in range(2)]
     done = [workers[i % 2].run(step(i, ONES, exact=True, at_least=[0, 0])) for i in range(4)]
     assert max(behind for each in done for behind in each.behind.values()) == 0
@@ -202,14 +202,14 @@ def test_batches_come_in_order_and_each_worker_knows_its_index(server):
         for i in range(5):
             yield np.full(4, 10 * worker_index() + i, np.float32)
 
-    inputs = [(Source("batch", ITERATOR), FOUR)]
+    inputs = [(InputSource("batch", ITERATOR), FOUR)]
     results = worker_program(lambda v, i: ([i[0]], []), inputs=inputs, batches=BATCH, sends={})
     worker = worker_of(server, SetUp("program", (results,)), *data(dataset)[1:])
     assert [worker.run(step(i, set_up=3)).results[0][0] for i in range(3)] == [30, 31, 32]
 
 
 def test_several_batches_in_a_step(server):
-    inputs = [(Source("batch", ITERATOR, turn=turn), FOUR) for turn in (0, 1)]
+    inputs = [(InputSource("batch", ITERATOR, turn=turn), FOUR) for turn in (0, 1)]
     load = program(inputs=inputs, batches=BATCH)
     worker = worker_of(server, load, *data(batches)[1:])
     worker.run(step(0, set_up=3))
@@ -222,7 +222,7 @@ def test_a_batch_of_another_shape_is_kept_for_the_next_try(server):
     worker = worker_of(server, *data(lambda: [np.ones(4, np.float32), np.ones(3, np.float32)]))
     assert isinstance(worker.run(step(0, set_up=3)), Done)
     for _ in range(2):
-        assert worker.run(step(1, set_up=3)) == OtherBatch(ITERATOR)
+        assert worker.run(step(1, set_up=3)) == UnexpectedBatch(ITERATOR)
     assert worker.structure("batch", ITERATOR, 3)[1] == (((3,), np.float32),)
 
 
@@ -258,7 +258,7 @@ def test_errors_of_a_dataset_are_those_of_the_steps_that_need_it(server, where):
 
 def test_values_of_its_own(server):
     resource = SetUp("resource", (RESOURCE, pickled(lambda: {"b": 2 * worker_index(), "a": [1.5]})), provides=RESOURCE)
-    inputs = [(Source("resource", RESOURCE, 1), np.int32(0)), (Source("worker"), np.int32(0))]
+    inputs = [(InputSource("resource", RESOURCE, 1), np.int32(0)), (InputSource("worker"), np.int32(0))]
     load = SetUp("program", (worker_program(lambda v, i: (i, []), inputs=inputs, sends={}),))
     worker = worker_of(server, load, resource)
     assert worker.run(step(0, set_up=2)).results == [6, 3]
@@ -317,7 +317,7 @@ def test_a_worker_tells_what_it_computes_on(server):
 
 
 def test_the_cache_takes_newer_values_only():
-    cache = Cache()
+    cache = VariableCache()
     assert cache.version_of(0, [W]) == -1
     for version in (5, 4):
         cache.store(0, Reply(version, {W: version * ONES}))
@@ -329,7 +329,7 @@ def test_the_cache_takes_newer_values_only():
 
 
 def test_several_pieces_are_as_old_as_the_oldest():
-    cache = Cache()
+    cache = VariableCache()
     cache.store(0, Reply(1, {W: ONES, OTHER: ONES}))
     cache.store(0, Reply(2, {W: 2 * ONES}))
     assert cache.version_of(0, [W]) == 2
@@ -340,7 +340,10 @@ def test_several_pieces_are_as_old_as_the_oldest():
 
 def test_a_step_has_its_variables_even_if_another_steps_push_comes_back_meanwhile(server):
     both = program(
-        number=1, variables=[Pulled((0,), (W,)), Pulled((0,), (OTHER,))], variable_shapes=[FOUR, SCALAR], sends={}
+        number=1,
+        variables=[PulledVariable((0,), (W,)), PulledVariable((0,), (OTHER,))],
+        variable_shapes=[FOUR, SCALAR],
+        sends={},
     )
     worker = worker_of(server, program(), both)
     pulled, go_on = threading.Event(), threading.Event()

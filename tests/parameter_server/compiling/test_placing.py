@@ -9,8 +9,8 @@ from hypothesis import given, settings, strategies as st
 
 import replicax as rx
 from replicax.errors import ArgumentError, ProgramError
-from replicax.parameter_server.compiling.placing import Places
-from replicax.parameter_server.compiling.tracing import Recorder, TracedStep
+from replicax.parameter_server.compiling.placing import VariablePlacer
+from replicax.parameter_server.compiling.traced_step import Recorder, TracedStep
 from replicax.parameter_server.variables.remote import Home, home_of, variable_bytes
 from replicax.program.nest import take_apart_inputs
 from tests.parameter_server.fakes import strategy_of
@@ -46,7 +46,7 @@ def servers_of(variable):
 def test_weights_and_their_moments_are_on_one_server():
     with strategy_of(servers=3) as strategy:
         model, optimizer, step = trained(strategy)
-        strategy.places.place_for(step)
+        strategy.placer.place_for(step)
         moments = [optimizer._momentums, optimizer._velocities]
         for weight, momentum, velocity in zip(model.trainable_variables, *moments, strict=True):
             assert len(servers_of(weight)) == 1
@@ -65,7 +65,7 @@ def test_what_belongs_together_is_grouped_by_the_update_not_by_the_shape():
                 moment.assign(0.9 * moment.value + gradient)
                 weight.assign_sub(moment.value)
 
-        strategy.places.place_for(traced(strategy, step, np.ones(4, np.float32)))
+        strategy.placer.place_for(traced(strategy, step, np.ones(4, np.float32)))
         assert servers_of(a) == servers_of(ma) != servers_of(b) == servers_of(mb)
 
 
@@ -73,7 +73,7 @@ def test_what_belongs_together_is_grouped_by_the_update_not_by_the_shape():
 def test_the_counter_and_the_learning_rate_have_a_copy_on_each_server(servers):
     with strategy_of(servers=servers) as strategy:
         _, optimizer, step = trained(strategy)
-        strategy.places.place_for(step)
+        strategy.placer.place_for(step)
         for variable in (optimizer.iterations, optimizer._learning_rate):
             assert home_of(variable).copies
             assert servers_of(variable) == tuple(range(servers))
@@ -89,7 +89,7 @@ def test_only_what_updates_on_several_servers_read_is_copied():
             _, (gradient,) = rx.value_and_grad(lambda: (w.value * x).sum(), [w])()
             w.assign_sub(gradient)
 
-        strategy.places.place_for(traced(strategy, step, np.ones(4, np.float32)))
+        strategy.placer.place_for(traced(strategy, step, np.ones(4, np.float32)))
         assert not home_of(seen).copies
         assert len(servers_of(seen)) == 1
 
@@ -98,8 +98,8 @@ def test_only_what_updates_on_several_servers_read_is_copied():
 def test_servers_have_about_equally_much(servers):
     with strategy_of(servers=servers) as strategy:
         _, _, step = trained(strategy, (64, *[96, 64, 48] * 3))
-        strategy.places.place_for(step)
-        loads = strategy.places.bytes
+        strategy.placer.place_for(step)
+        loads = strategy.placer.bytes
         assert max(loads) <= 1.2 * min(loads)
         own = sum(variable_bytes(v) for v in {id(v): v for v in [*step.variables, *step.written]}.values())
         assert own <= sum(loads) <= own + 100 * servers
@@ -108,20 +108,20 @@ def test_servers_have_about_equally_much(servers):
 @pytest.mark.parametrize("servers", [2, 3, 4])
 @given(st.lists(st.integers(10, 100), min_size=60, max_size=90))
 def test_of_many_variables_servers_have_equally_much(servers, sizes):
-    places = Places(servers)
+    placer = VariablePlacer(servers)
     variables = [FakeVariable(i, size) for i, size in enumerate(sizes)]
-    places.place(sorted(variables, key=variable_bytes, reverse=True))
-    assert max(places.bytes) <= 1.2 * min(places.bytes)
+    placer.place(sorted(variables, key=variable_bytes, reverse=True))
+    assert max(placer.bytes) <= 1.2 * min(placer.bytes)
 
 
 @settings(max_examples=50)
 @given(sizes=st.lists(st.integers(1, 100), min_size=1, max_size=60), servers=st.integers(1, 5))
 def test_no_server_has_more_than_the_others_by_more_than_one_variable(sizes, servers):
-    places = Places(servers)
+    placer = VariablePlacer(servers)
     variables = [FakeVariable(i, size) for i, size in enumerate(sizes)]
-    places.place(sorted(variables, key=variable_bytes, reverse=True))
-    assert sum(places.bytes) == 4 * sum(sizes)
-    assert max(places.bytes) - min(places.bytes) <= 4 * max(sizes)
+    placer.place(sorted(variables, key=variable_bytes, reverse=True))
+    assert sum(placer.bytes) == 4 * sum(sizes)
+    assert max(placer.bytes) - min(placer.bytes) <= 4 * max(sizes)
 
 
 class FakeVariable:
@@ -138,18 +138,18 @@ class FakeVariable:
 
 @pytest.mark.parametrize(("parts", "servers", "on"), [(2, 2, (0, 1)), (3, 3, (0, 1, 2)), (4, 2, (0, 1, 0, 1))])
 def test_parts_go_to_servers_in_turn(parts, servers, on):
-    places = Places(servers)
+    placer = VariablePlacer(servers)
     variable = FakeVariable(0, 12, parts)
-    places.place([variable])
+    placer.place([variable])
     assert servers_of(variable) == on
-    assert places.bytes == [48 // servers] * servers
+    assert placer.bytes == [48 // servers] * servers
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_a_cut_weight_and_its_moments_are_cut_alike(servers):
     with strategy_of(servers=servers, variable_partitioner=rx.FixedShardsPartitioner(3)) as strategy:
         model, optimizer, step = trained(strategy)
-        strategy.places.place_for(step)
+        strategy.placer.place_for(step)
         kernel = model.trainable_variables[0]
         moments = [v for v in optimizer.variables if tuple(v.shape) == tuple(kernel.shape)]
         assert len(moments) == 2
@@ -169,7 +169,7 @@ def test_a_frozen_anchor_is_cut_like_its_weight():
             _, (gradient,) = rx.value_and_grad(lambda: (w.value * x).sum(), [w])()
             w.assign_sub(gradient + 0.1 * (w.value - anchor.value))
 
-        strategy.places.place_for(traced(strategy, step, np.ones(4, np.float32)))
+        strategy.placer.place_for(traced(strategy, step, np.ones(4, np.float32)))
         assert not home_of(anchor).copies
         assert servers_of(anchor) == servers_of(w) == (0, 1)
 
@@ -183,7 +183,7 @@ def test_variables_that_are_cut_differently_cannot_update_each_other():
         with pytest.raises(
             ProgramError, match=r"cut into different parts.*velocity' in 2, .* in 1.*variable_partitioner"
         ):
-            strategy.places.place_for(step)
+            strategy.placer.place_for(step)
 
 
 # What the user says.
@@ -195,15 +195,15 @@ def test_the_user_chooses_servers():
 
     with strategy_of(servers=2, variable_placement=choose) as strategy:
         model, _, step = trained(strategy)
-        strategy.places.place_for(step)
+        strategy.placer.place_for(step)
         assert [servers_of(v) for v in model.trainable_variables] == [(1,), (0,), (1,), (0,)]
 
 
 @pytest.mark.parametrize("answer", [2, -1, "0", 0.0, True])
 def test_there_is_no_such_server(answer):
-    places = Places(2, lambda variable: answer)
+    placer = VariablePlacer(2, lambda variable: answer)
     with pytest.raises(ArgumentError, match=r"`variable_placement` returned .* for 'v0'; there are 2 servers"):
-        places.place([FakeVariable(0, 4)])
+        placer.place([FakeVariable(0, 4)])
 
 
 # One function after another.
@@ -212,26 +212,26 @@ def test_there_is_no_such_server(answer):
 def test_what_is_placed_stays():
     with strategy_of(servers=2) as strategy:
         model, optimizer, step = trained(strategy)
-        strategy.places.place_for(step)
+        strategy.placer.place_for(step)
         before = [(servers_of(v), home_of(v).copies) for v in [*model.variables, *optimizer.variables]]
-        loads = list(strategy.places.bytes)
-        strategy.places.place_for(step)
+        loads = list(strategy.placer.bytes)
+        strategy.placer.place_for(step)
         assert [(servers_of(v), home_of(v).copies) for v in [*model.variables, *optimizer.variables]] == before
-        assert strategy.places.bytes == loads
+        assert strategy.placer.bytes == loads
 
 
 def test_an_evaluation_before_the_training_changes_nothing_for_the_worse():
     with strategy_of(servers=2) as strategy:
         model, optimizer, step = trained(strategy)
         evaluation = traced(strategy, lambda x: model(x) * optimizer.learning_rate, np.zeros((4, 20), np.float32))
-        strategy.places.place_for(evaluation)
-        (rate,) = strategy.places.to_copy(step)
+        strategy.placer.place_for(evaluation)
+        (rate,) = strategy.placer.to_copy(step)
         assert rate is optimizer._learning_rate
-        before = sum(strategy.places.bytes)
-        strategy.places.copy(rate)
-        assert sum(strategy.places.bytes) == before + 4
-        assert strategy.places.to_copy(step) == []
-        strategy.places.place_for(step)
+        before = sum(strategy.placer.bytes)
+        strategy.placer.copy(rate)
+        assert sum(strategy.placer.bytes) == before + 4
+        assert strategy.placer.to_copy(step) == []
+        strategy.placer.place_for(step)
         assert servers_of(rate) == (0, 1)
 
 
@@ -239,9 +239,9 @@ def test_a_counter_that_a_function_updates_on_one_server_is_not_copied_later():
     with strategy_of(servers=2) as strategy:
         _, optimizer, step = trained(strategy)
         counting = traced(strategy, lambda: optimizer.iterations.assign_add(1))
-        strategy.places.place_for(counting)
+        strategy.placer.place_for(counting)
         with pytest.raises(ProgramError, match=r"iteration.* on every server.*Schedule the training step first"):
-            strategy.places.to_copy(step)
+            strategy.placer.to_copy(step)
 
 
 def test_variables_that_are_apart_cannot_come_together():
@@ -255,7 +255,7 @@ def test_variables_that_are_apart_cannot_come_together():
             a.assign_sub(b.value)
 
         x = np.ones(4, np.float32)
-        strategy.places.place_for(traced(strategy, lambda x: x * a.value * b.value, x))
+        strategy.placer.place_for(traced(strategy, lambda x: x * a.value * b.value, x))
         assert servers_of(a) != servers_of(b)
         with pytest.raises(ProgramError, match=r"\['a', 'b'\].*Schedule the training step first"):
-            strategy.places.place_for(traced(strategy, step, x))
+            strategy.placer.place_for(traced(strategy, step, x))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from replicax.errors import ParameterServerLost, WorkerLostError
-from replicax.parameter_server.actors.messages import Done, OtherBatch, ServerLost
+from replicax.parameter_server.actors.messages import Done, ServerLost, UnexpectedBatch
 from replicax.parameter_server.scheduling.dispatch import (
     Attempt,
     Dispatch,
@@ -186,7 +186,7 @@ class World:
             stopped[0].waiting.append(go_on)
             actor.waiting.append(go_on)
         elif self.rng.random() < 0.1:
-            self.soon(lambda: self.dispatch.answered(attempt, OtherBatch(0)))
+            self.soon(lambda: self.dispatch.answered(attempt, UnexpectedBatch(0)))
         else:
             self.soon(lambda: self.finish(attempt))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replicax.errors import ArgumentError, ContextError
-from replicax.parameter_server.compiling.tracing import Described
+from replicax.parameter_server.compiling.traced_step import PytreeSpec
 from replicax.parameter_server.scheduling.remote_values import (
     PerWorkerDataset,
     PerWorkerIterator,
@@ -63,7 +63,7 @@ def test_a_result_that_is_not_there_yet_is_no_argument():
 
 def test_what_workers_have_is_not_on_the_coordinator():
     spec = jax.ShapeDtypeStruct((2,), np.float32)
-    described = Described(jax.tree.structure({"x": 0}), (spec,))
+    described = PytreeSpec(jax.tree.structure({"x": 0}), (spec,))
     iterator = PerWorkerIterator(1, PerWorkerDataset(0, lambda dataset: iterator), lambda kind, number: described)
     assert iterator.element_spec == {"x": spec}
     assert iter(iterator) is iterator

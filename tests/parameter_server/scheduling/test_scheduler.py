@@ -15,7 +15,7 @@ import ray
 
 import replicax.parameter_server.scheduling.scheduler as scheduler_module
 from replicax.errors import CancelledError, ClusterTimeoutError, ContextError, ParameterServerLost, WorkerLostError
-from replicax.parameter_server.actors.messages import Done, OtherBatch, ServerLost
+from replicax.parameter_server.actors.messages import Done, ServerLost, UnexpectedBatch
 from replicax.parameter_server.scheduling.closures import Closure
 from replicax.parameter_server.scheduling.crew import no_checkpoint
 from replicax.parameter_server.scheduling.policy import Ledger
@@ -503,7 +503,7 @@ def test_a_server_lost_while_a_step_is_compiled_is_recovered(party):
 
     it.retrace, it.recover = retrace, it.events.append
     (closure,) = it.add()
-    it.answer(OtherBatch(7))
+    it.answer(UnexpectedBatch(7))
     eventually(lambda: it.events)
     it.answer()
     assert closure.value.fetch(SOON)
@@ -528,7 +528,7 @@ def test_a_step_is_compiled_for_the_batch_that_a_worker_has(party):
     asked = []
     it.retrace = lambda worker, closure, iterator: asked.append((worker, closure, iterator))
     (closure,) = it.add()
-    it.answer(OtherBatch(7))
+    it.answer(UnexpectedBatch(7))
     it.answer()
     assert closure.value.fetch(SOON) == (0, "step0")
     assert asked == [(0, closure, 7)]
@@ -542,7 +542,7 @@ def test_compiling_may_fail(party):
 
     it.retrace = retrace
     (closure,) = it.add()
-    it.answer(OtherBatch(7))
+    it.answer(UnexpectedBatch(7))
     with pytest.raises(TypeError, match="no such shape"):
         closure.value.fetch(SOON)
     with pytest.raises(TypeError):
@@ -559,7 +559,7 @@ def test_compiling_may_need_quiet(party):
     it.retrace = retrace
     it.add(2)
     it.wait_for(2)
-    it.answer(OtherBatch(7))
+    it.answer(UnexpectedBatch(7))
     time.sleep(0.05)
     assert it.events == []
     it.answer()
@@ -578,7 +578,7 @@ def test_a_worker_may_be_lost_while_its_step_is_compiled(party):
     it.retrace = retrace
     closures = it.add(2)
     it.wait_for(2)
-    it.answer(OtherBatch(7))
+    it.answer(UnexpectedBatch(7))
     assert begun.wait(SOON)
     it.answer(LOST)
     it.wait_for(2)

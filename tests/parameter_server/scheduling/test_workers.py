@@ -10,7 +10,7 @@ import pytest
 import replicax.parameter_server.scheduling.workers as workers_module
 from replicax.parameter_server.actors.messages import Report
 from replicax.parameter_server.scheduling.workers import Workers
-from replicax.ray_cluster import processes
+from replicax.ray_cluster import ending_actors as processes
 from tests.parameter_server.fakes import FakeCluster
 
 SOON = 20.0

@@ -11,8 +11,8 @@ import pytest
 import replicax as rx
 import replicax.parameter_server.variables.remote as variables_module
 from replicax.errors import VariableError
-from replicax.parameter_server.actors.messages import Piece
-from replicax.parameter_server.variables.remote import Home, home_of, move_elsewhere, variable_bytes
+from replicax.parameter_server.actors.messages import ShardId
+from replicax.parameter_server.variables.remote import Home, home_of, move_to_servers, variable_bytes
 
 ROWS = np.arange(10, dtype=np.float32)
 
@@ -22,7 +22,7 @@ class Store:
 
     def __init__(self) -> None:
         self.age = 0
-        self.held: dict[tuple[int, Piece], np.ndarray] = {}
+        self.held: dict[tuple[int, ShardId], np.ndarray] = {}
         self.fetched = 0
 
     def wait_until_restored(self):
@@ -36,17 +36,17 @@ class Store:
 
     def take(self, home: Home) -> None:
         """What sending the changes does."""
-        parts = zip(home.pieces, home.parts(), strict=True)
+        parts = zip(home.shards, home.parts(), strict=True)
         servers = home.servers if not home.copies else home.servers[:1]
-        for server, (piece, part) in zip(servers, parts, strict=True):
-            self.held[server, piece] = part.copy()
+        for server, (shard, part) in zip(servers, parts, strict=True):
+            self.held[server, shard] = part.copy()
         home.sent()
 
     def step(self, home: Home, change=1.0) -> None:
         """What a step does."""
         self.age += 1
-        for (_, piece), value in self.held.items():
-            if piece.variable == home.number:
+        for (_, shard), value in self.held.items():
+            if shard.variable == home.number:
                 value += change
 
 
@@ -86,7 +86,7 @@ def test_what_is_sent_comes_back(home, store, servers, parts):
 def test_the_parts_are_tensorflows(home):
     home.cut(10, 3)
     assert home.bounds == ((0, 4), (4, 7), (7, 10))
-    assert home.pieces == (Piece(3, 0), Piece(3, 1), Piece(3, 2))
+    assert home.shards == (ShardId(3, 0), ShardId(3, 1), ShardId(3, 2))
     np.testing.assert_array_equal(home.parts()[1], ROWS[4:7])
     home.cut(10, 1)
     assert home.bounds == (None,)
@@ -115,7 +115,7 @@ def test_large_values_are_not_kept(home, store, monkeypatch):
 def test_a_copy_is_fetched_from_one_server(home, store):
     home.servers, home.copies = (0, 1), True
     store.take(home)
-    store.held[1, Piece(3, 0)] = np.zeros(0)  # never asked
+    store.held[1, ShardId(3, 0)] = np.zeros(0)  # never asked
     store.age += 1
     np.testing.assert_array_equal(home.read(), ROWS)
 
@@ -175,7 +175,7 @@ def test_a_variable_stays_what_it_is(make, store):
     variable = make(ROWS, name="v")
     own = type(variable)
     home = Home(0, store)
-    move_elsewhere(variable, home)
+    move_to_servers(variable, home)
     assert isinstance(variable, own)
     assert type(variable).__name__ == own.__name__
     assert home_of(variable) is home
@@ -187,7 +187,7 @@ def test_a_variable_stays_what_it_is(make, store):
     np.testing.assert_array_equal(np.asarray(variable.value), ROWS)
     assert variable_bytes(variable) == 40
     other = make(ROWS, name="w")
-    move_elsewhere(other, Home(1, store))
+    move_to_servers(other, Home(1, store))
     assert type(other) is type(variable)
 
 
@@ -199,7 +199,7 @@ def test_other_variables_have_no_home():
 def test_tracing_needs_no_numbers(store):
     variable = rx.Variable(ROWS, name="v")
     home = Home(0, store)
-    move_elsewhere(variable, home)
+    move_to_servers(variable, home)
     placed(home, 0)
     store.step(home)
     fetched_while_tracing = []

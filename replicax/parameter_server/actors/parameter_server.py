@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from replicax.compat.jax_processes import backends_have_started
-from replicax.parameter_server.actors.messages import Piece, Reply, ServerProgram
+from replicax.parameter_server.actors.messages import Reply, ServerProgram, ShardId
 from replicax.parameter_server.actors.worker_program import compiled
 
 _REMEMBERED_STEPS = 100_000
@@ -30,7 +30,7 @@ class ParameterServer:
     def __init__(self, settings: Mapping[str, Any]):
         jax.config.update("jax_platforms", "cpu")
         take_over(settings)
-        self._values: dict[Piece, jax.Array] = {}
+        self._values: dict[ShardId, jax.Array] = {}
         self._programs: dict[int, tuple[ServerProgram, Any]] = {}
         self._version = 0
         self._puts: collections.deque[int] = collections.deque([0], maxlen=_REMEMBERED_PUTS)
@@ -55,20 +55,20 @@ class ParameterServer:
         self._era = era
         self._applied.clear()
 
-    def put(self, values: Mapping[Piece, np.ndarray]) -> int:
+    def put(self, values: Mapping[ShardId, np.ndarray]) -> int:
         """Replaces (or creates) variables; returns the version from which on workers see them."""
-        for piece, value in values.items():
-            self._values[piece] = jax.numpy.array(value)
+        for shard, value in values.items():
+            self._values[shard] = jax.numpy.array(value)
         self._version += 1
         self._puts.append(self._version)
         return self._version
 
-    def get(self, pieces: Iterable[Piece], known: int = -1, rows: Sequence[tuple[Piece, np.ndarray]] = ()) -> Reply:
+    def get(self, shards: Iterable[ShardId], known: int = -1, rows: Sequence[tuple[ShardId, np.ndarray]] = ()) -> Reply:
         """Returns variables, or that nothing has changed since version `known`, and rows of others."""
-        looked_up = tuple(np.asarray(self._values[piece])[numbers] for piece, numbers in rows)
+        looked_up = tuple(np.asarray(self._values[shard])[numbers] for shard, numbers in rows)
         if known == self._version:
             return Reply(self._version, None, looked_up)
-        return Reply(self._version, {piece: np.asarray(self._values[piece]) for piece in pieces}, looked_up)
+        return Reply(self._version, {shard: np.asarray(self._values[shard]) for shard in shards}, looked_up)
 
     def push(
         self,
@@ -76,7 +76,7 @@ class ParameterServer:
         step: int,
         pulled: int,
         sent: Sequence[np.ndarray],
-        wanted: Sequence[Piece] | None,
+        wanted: Sequence[ShardId] | None,
         era: int = 0,
     ) -> Reply:
         """Applies a step and returns the variables that the worker wants for its next one.
@@ -99,13 +99,13 @@ class ParameterServer:
             self._applied[step] = None
             if len(self._applied) > _REMEMBERED_STEPS:
                 self._applied.popitem(last=False)
-        values = None if wanted is None else {piece: np.asarray(self._values[piece]) for piece in wanted}
+        values = None if wanted is None else {shard: np.asarray(self._values[shard]) for shard in wanted}
         return Reply(self._version, values, behind=behind, repeated=repeated)
 
     def _apply(self, number: int, sent: Sequence[np.ndarray]) -> None:
         program, run = self._programs[number]
-        updated = [self._values[piece] for piece in program.updated]
-        others = [self._values[piece] for piece in program.others]
+        updated = [self._values[shard] for shard in program.updated]
+        others = [self._values[shard] for shard in program.others]
         new = run(updated, others, list(sent))
         self._values.update(zip(program.updated, new, strict=True))
         self._version += 1

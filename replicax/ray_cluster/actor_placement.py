@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from replicax.cluster import Task
-from replicax.ray_cluster.options import Counts
+from replicax.ray_cluster.task_counts import TaskCounts
 from replicax.ray_cluster.tasks import WORKER, resource_name
 
 # So little that a new actor of a task need not wait for the end of the old one.
@@ -26,7 +26,7 @@ def gpu_share(gpus: float, workers: int) -> float:
     return 1 / math.ceil(workers / whole) if whole else 0
 
 
-class Placement(abc.ABC):
+class ActorPlacement(abc.ABC):
     """Tells where actors go."""
 
     def options(self, job: str, index: int) -> dict[str, Any]:
@@ -42,10 +42,10 @@ class Placement(abc.ABC):
     def _gpus(self, worker: int) -> float: ...
 
 
-class OneNode(Placement):
+class OneNode(ActorPlacement):
     """All actors on the only node."""
 
-    def __init__(self, counts: Counts):
+    def __init__(self, counts: TaskCounts):
         self._workers = counts.workers
 
     def _where(self, task: Task) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Spread(OneNode):
         return {"scheduling_strategy": "SPREAD"}
 
 
-class ByTask(Placement):
+class ByTask(ActorPlacement):
     """Each on the node that stands for its task; if that is not there, the actor waits for it."""
 
     def __init__(self) -> None:

@@ -12,13 +12,13 @@ import jax.export
 from replicax.errors import ProgramError
 from replicax.parameter_server.actors.messages import ServerProgram, WorkerProgram
 from replicax.parameter_server.compiling.server_half import ServerHalf
-from replicax.parameter_server.compiling.tracing import Specs, TracedStep
+from replicax.parameter_server.compiling.traced_step import Specs, TracedStep
 from replicax.parameter_server.compiling.worker_half import WorkerHalf
 from replicax.parameter_server.variables.remote import home_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Programs:
+class ExportedPrograms:
     """A step, ready to be loaded.
 
     Attributes:
@@ -30,9 +30,9 @@ class Programs:
     servers: dict[int, ServerProgram]
 
 
-def make_programs(
+def export_programs(
     number: int, step: TracedStep, specs: Specs, platforms: Sequence[str], lazy_rows: bool = False
-) -> Programs:
+) -> ExportedPrograms:
     """Returns the programs of a step all of whose variables are placed.
 
     Args:
@@ -67,7 +67,7 @@ def make_programs(
         sends={server: tuple(half.sent) for server, half in halves.items()},
         keeps=tuple(step.keeps),
     )
-    return Programs(program, made)
+    return ExportedPrograms(program, made)
 
 
 def _exported(name: str, half: Callable[..., Any], platforms: Sequence[str], shapes: Sequence[Any]) -> bytes:

@@ -13,7 +13,7 @@ INSECURE = "REPLICAX_INSECURE"
 _CURE = f"{WORKERS} and {SERVERS} belong together; `replicax run --ps 1 --workers 2` sets both."
 
 
-class Counts(NamedTuple):
+class TaskCounts(NamedTuple):
     """How many tasks a cluster has.
 
     Attributes:
@@ -25,7 +25,7 @@ class Counts(NamedTuple):
     servers: int
 
 
-def given_counts(workers: int | None, servers: int | None) -> Counts | None:
+def given_counts(workers: int | None, servers: int | None) -> TaskCounts | None:
     """Returns the numbers that were passed as arguments, checked; None if neither was. One server is enough.
 
     Raises:
@@ -35,10 +35,10 @@ def given_counts(workers: int | None, servers: int | None) -> Counts | None:
         return None
     if workers is None:
         raise ClusterError("workers", None, "is missing", "Say how many workers there are beside the servers.")
-    return Counts(_count("workers", workers), _count("servers", 1 if servers is None else servers))
+    return TaskCounts(_count("workers", workers), _count("servers", 1 if servers is None else servers))
 
 
-def told_counts(environ: Environ) -> Counts | None:
+def told_counts(environ: Environ) -> TaskCounts | None:
     """Returns the numbers in the environment; None if they are not set.
 
     Raises:
@@ -46,7 +46,7 @@ def told_counts(environ: Environ) -> Counts | None:
     """
     if text(environ, WORKERS) is None and text(environ, SERVERS) is None:
         return None
-    return Counts(number(environ, WORKERS, least=1, cure=_CURE), number(environ, SERVERS, least=1, cure=_CURE))
+    return TaskCounts(number(environ, WORKERS, least=1, cure=_CURE), number(environ, SERVERS, least=1, cure=_CURE))
 
 
 def _count(name: str, value: int) -> int:

@@ -10,8 +10,8 @@ import pytest
 import replicax as rx
 from replicax.errors import ContextError, VariableError
 from replicax.parameter_server.actors.current import on_worker
-from replicax.parameter_server.actors.messages import Source
-from replicax.parameter_server.compiling.tracing import Described, Recorder, TracedStep, current_worker_index
+from replicax.parameter_server.actors.messages import InputSource
+from replicax.parameter_server.compiling.traced_step import PytreeSpec, Recorder, TracedStep, current_worker_index
 from replicax.parameter_server.scheduling.remote_values import PerWorkerDataset, PerWorkerIterator, PerWorkerValues
 from replicax.program.nest import take_apart_inputs
 from tests.parameter_server.fakes import strategy_of
@@ -23,7 +23,7 @@ ITERATOR, RESOURCE = 5, 6
 
 def described(nest):
     leaves, treedef = jax.tree.flatten(nest)
-    return Described(treedef, tuple(jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype) for leaf in leaves))
+    return PytreeSpec(treedef, tuple(jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype) for leaf in leaves))
 
 
 def describe(kind, number):
@@ -73,7 +73,7 @@ def test_a_batch_is_a_nest_of_inputs(strategy, iterator):
         return batch["x"].sum() + batch["y"][0].sum()
 
     step = traced(strategy, fn, iterator)
-    assert step.sources == [Source("batch", ITERATOR, 0, 0), Source("batch", ITERATOR, 1, 0)]
+    assert step.sources == [InputSource("batch", ITERATOR, 0, 0), InputSource("batch", ITERATOR, 1, 0)]
     assert shapes(step) == [(8, 3), (8,)]
     assert step.name == "fn"
 
@@ -102,7 +102,7 @@ def test_arguments_come_before_what_the_worker_has(strategy, iterator, resource)
 
 def test_a_resource_is_the_same_each_time(strategy, resource):
     step = traced(strategy, lambda r: r.value[0] + r.value[0], resource)
-    assert step.sources == [Source("resource", RESOURCE, 0)]
+    assert step.sources == [InputSource("resource", RESOURCE, 0)]
 
 
 def test_an_iterator_cannot_be_begun_in_a_step(strategy):

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.ray_cluster import placement
-from replicax.ray_cluster.options import Counts
-from replicax.ray_cluster.placement import ByTask, OneNode, Spread, gpu_share
+from replicax.ray_cluster import actor_placement as placement
+from replicax.ray_cluster.actor_placement import ByTask, OneNode, Spread, gpu_share
+from replicax.ray_cluster.task_counts import TaskCounts
 
 
 @pytest.fixture
@@ -26,14 +26,14 @@ def test_gpus_are_shared_evenly_and_all_workers_fit(gpus, workers, share):
 
 
 def test_tasks_on_one_node_wait_for_nothing(nodes):
-    assert OneNode(Counts(2, 1)).options("worker", 1) == {"num_cpus": 0}
+    assert OneNode(TaskCounts(2, 1)).options("worker", 1) == {"num_cpus": 0}
     nodes.append({"CPU": 2, "GPU": 2})
-    assert OneNode(Counts(2, 1)).options("worker", 1) == {"num_cpus": 0, "num_gpus": 1}
-    assert OneNode(Counts(2, 1)).options("ps", 0) == {"num_cpus": 0}
+    assert OneNode(TaskCounts(2, 1)).options("worker", 1) == {"num_cpus": 0, "num_gpus": 1}
+    assert OneNode(TaskCounts(2, 1)).options("ps", 0) == {"num_cpus": 0}
 
 
 def test_tasks_are_spread_over_nodes_that_have_no_names(nodes):
-    assert Spread(Counts(2, 1)).options("ps", 0) == {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
+    assert Spread(TaskCounts(2, 1)).options("ps", 0) == {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
 
 
 def test_tasks_go_to_their_nodes_also_when_these_are_away(nodes):

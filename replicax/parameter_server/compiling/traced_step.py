@@ -15,7 +15,7 @@ import replicax.context as context
 from replicax.compat.jax_tracing import trace_state
 from replicax.errors import ContextError, ProgramError, VariableError
 from replicax.parameter_server.actors.current import worker_index
-from replicax.parameter_server.actors.messages import Source
+from replicax.parameter_server.actors.messages import InputSource
 from replicax.program.jaxprs import inlined
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure
@@ -26,7 +26,7 @@ Specs = dict[int, tuple[Any, ...]]  # for each iterator, the ShapeDtypeStructs o
 
 
 @dataclasses.dataclass(frozen=True)
-class Described:
+class PytreeSpec:
     """What a worker knows of a nest of arrays that it has: its structure and the arrays' shapes and dtypes."""
 
     treedef: Any
@@ -44,11 +44,11 @@ class Recorder:
         described: For each iterator or resource what it yields; asked for with its kind and number.
     """
 
-    def __init__(self, described: Callable[[str, int], Described]):
+    def __init__(self, described: Callable[[str, int], PytreeSpec]):
         self._described = described
-        self.sources: list[Source] = []
+        self.sources: list[InputSource] = []
         self.inputs: list[jax.ShapeDtypeStruct] = []
-        self._given: dict[Source, Any] | None = None
+        self._given: dict[InputSource, Any] | None = None
         self._turns: dict[int, int] = {}
         self._assigned: dict[int, list[Any]] = {}  # for each resource, what its arrays have become
         self._trace: Any = None
@@ -108,7 +108,7 @@ class Recorder:
 
     def worker_index(self) -> Any:
         """Returns the number of the worker that runs the step."""
-        return self._value(Source("worker"), jax.ShapeDtypeStruct((), jnp.int32))
+        return self._value(InputSource("worker"), jax.ShapeDtypeStruct((), jnp.int32))
 
     def _nest(self, kind: str, number: int, turn: int) -> Any:
         described = self._described(kind, number)
@@ -116,10 +116,10 @@ class Recorder:
         specs = [
             jax.ShapeDtypeStruct(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype)) for spec in described.specs
         ]
-        leaves = [self._value(Source(kind, number, i, turn), spec) for i, spec in enumerate(specs)]
+        leaves = [self._value(InputSource(kind, number, i, turn), spec) for i, spec in enumerate(specs)]
         return described.rebuild(leaves)
 
-    def _value(self, source: Source, spec: jax.ShapeDtypeStruct) -> Any:
+    def _value(self, source: InputSource, spec: jax.ShapeDtypeStruct) -> Any:
         if self._given is not None:
             return self._given[source]
         if source not in self.sources:
@@ -180,7 +180,7 @@ class TracedStep:
             traced = jax.make_jaxpr(jitted)(writes, reads, [], [*own, *recorder.inputs])
         self.variables, self.written = [*updated, *others], program.written
         self.result = Result(program.result, len(self.keeps))
-        self.sources = [*(Source("argument", i) for i in range(len(own))), *recorder.sources]
+        self.sources = [*(InputSource("argument", i) for i in range(len(own))), *recorder.sources]
         inputs = [*writes, *reads, *own, *recorder.inputs]
         position = {id(variable): i for i, variable in enumerate(self.variables)}
         assigned = [Assigned(i, position.get(id(variable))) for i, variable in enumerate(self.written)]

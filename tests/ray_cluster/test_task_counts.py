@@ -4,11 +4,12 @@ import pytest
 
 from replicax.errors import ClusterError
 from replicax.ray_cluster.memory import object_store_memory
-from replicax.ray_cluster.options import Counts, given_counts, told_counts
+from replicax.ray_cluster.task_counts import TaskCounts, given_counts, told_counts
 
 
 @pytest.mark.parametrize(
-    ("given", "counts"), [((None, None), None), ((2, 3), Counts(2, 3)), ((4, None), Counts(workers=4, servers=1))]
+    ("given", "counts"),
+    [((None, None), None), ((2, 3), TaskCounts(2, 3)), ((4, None), TaskCounts(workers=4, servers=1))],
 )
 def test_numbers_that_were_given(given, counts):
     assert given_counts(*given) == counts
@@ -31,7 +32,7 @@ def test_what_is_no_number_of_tasks(given, says):
 
 def test_numbers_in_the_environment():
     assert told_counts({}) is None
-    assert told_counts({"REPLICAX_PS_WORKERS": "2", "REPLICAX_PS_SERVERS": "1"}) == Counts(2, 1)
+    assert told_counts({"REPLICAX_PS_WORKERS": "2", "REPLICAX_PS_SERVERS": "1"}) == TaskCounts(2, 1)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, found_
 from replicax.errors import ClusterError
 from replicax.migration import Advised, called_as
 from replicax.ray_cluster.authentication import shared_token
+from replicax.ray_cluster.deadline import Deadline, wait_for
 from replicax.ray_cluster.nodes import Node, answers, node_ip, task_arguments
 from replicax.ray_cluster.tasks import (
     SERVER,
@@ -24,7 +25,6 @@ from replicax.ray_cluster.tasks import (
     head_address,
     own_task,
 )
-from replicax.ray_cluster.waiting import Deadline, wait_for
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LOOKS = 0.5

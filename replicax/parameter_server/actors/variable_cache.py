@@ -7,29 +7,29 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from replicax.parameter_server.actors.messages import Piece, Reply, WorkerProgram
+from replicax.parameter_server.actors.messages import Reply, ShardId, WorkerProgram
 
 
-class Cache:
+class VariableCache:
     """Values of pieces, each with the version of its server at that time. Threads may use it at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[tuple[int, Piece], tuple[int, np.ndarray]] = {}
+        self._held: dict[tuple[int, ShardId], tuple[int, np.ndarray]] = {}
         self._newest: dict[int, int] = {}
 
-    def version_of(self, server: int, pieces: Sequence[Piece]) -> int:
+    def version_of(self, server: int, shards: Sequence[ShardId]) -> int:
         """Returns the version of the oldest of these pieces; -1 if one is missing."""
         with self._lock:
-            return min((self._held[server, p][0] if (server, p) in self._held else -1 for p in pieces), default=-1)
+            return min((self._held[server, p][0] if (server, p) in self._held else -1 for p in shards), default=-1)
 
     def store(self, server: int, reply: Reply) -> None:
         """Takes over what a server has answered, where it is newer."""
         with self._lock:
             self._newest[server] = max(reply.version, self._newest.get(server, -1))
-            for piece, value in (reply.values or {}).items():
-                if reply.version >= self._held.get((server, piece), (-1,))[0]:
-                    self._held[server, piece] = reply.version, value
+            for shard, value in (reply.values or {}).items():
+                if reply.version >= self._held.get((server, shard), (-1,))[0]:
+                    self._held[server, shard] = reply.version, value
 
     def newest(self) -> dict[int, int]:
         """Returns the newest version of each server that has been heard of."""
@@ -40,7 +40,7 @@ class Cache:
         """Returns the variables of a program, those that are cut put together."""
         with self._lock:
             parts = [
-                [self._held[server, piece][1] for server, piece in zip(each.servers, each.pieces, strict=True)]
+                [self._held[server, shard][1] for server, shard in zip(each.servers, each.shards, strict=True)]
                 for each in program.variables
             ]
         return [each[0] if len(each) == 1 else np.concatenate(each) for each in parts]

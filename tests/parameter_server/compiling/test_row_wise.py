@@ -9,7 +9,7 @@ import optax
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from replicax.parameter_server.compiling.rows import NotByRowsError, evaluate_rows
+from replicax.parameter_server.compiling.row_wise import NotByRowsError, evaluate_rows
 from replicax.program.jaxprs import evaluate, inlined, read
 
 ROWS, COLUMNS = 6, 3

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from replicax.parameter_server.actors.server import ParameterServer, settings_for, take_over
+from replicax.parameter_server.actors.parameter_server import ParameterServer, settings_for, take_over
 from tests.parameter_server.fakes import FakeCluster
 from tests.parameter_server.programs import COUNT, OTHER, W, descent, values
 
@@ -27,8 +27,8 @@ def push(server, step, gradient=ONES, pulled=1, wanted=None):
     return server.push(0, step, pulled, [gradient], wanted)
 
 
-def read(server, piece):
-    return np.array(server.get([piece]).values[piece])
+def read(server, shard):
+    return np.array(server.get([shard]).values[shard])
 
 
 def test_pushes_are_applied(server):

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from replicax.errors import ClusterError, ClusterTimeoutError
-from replicax.ray_cluster import waiting
-from replicax.ray_cluster.waiting import Deadline, wait_for
+from replicax.ray_cluster import deadline as waiting
+from replicax.ray_cluster.deadline import Deadline, wait_for
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), True, "10", None])
