@@ -14,11 +14,11 @@ class ShardId(NamedTuple):
 
     Attributes:
         variable: The variable's id.
-        index: Which of the variable's shards.
+        number: Which of the variable's shards.
     """
 
     variable: int
-    index: int
+    number: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,11 +65,11 @@ class ServerHalf:
             return ShardId(home.number, 0)
         if home.bounds != home_of(written).bounds:
             raise _not_by_rows(written, "reads a variable that is cut otherwise")
-        return ShardId(home.number, shard.index)
+        return ShardId(home.number, shard.number)
 
     def _sent_for(self, result: int, output: int, shard: ShardId) -> SentValue:
         variable = self._step.written[output]
-        bounds, rows = home_of(variable).bounds[shard.index], tuple(variable._shape[:1])
+        bounds, rows = home_of(variable).bounds[shard.number], tuple(variable._shape[:1])
         if result in self._tables:
             return SentValue(result, (0, rows[0]) if bounds is None else bounds, self._tables[result])
         has_rows = bounds is not None and self._step.split.sent[result].aval.shape[:1] == rows
@@ -88,7 +88,7 @@ class ServerHalf:
 
     def _new_value(self, output: int, shard: ShardId, state: dict[ShardId, Any], arrived: dict[SentValue, Any]) -> Any:
         part, variable = self._parts[output], self._step.written[output]
-        bounds, full = home_of(variable).bounds[shard.index], tuple(variable._shape[:1])
+        bounds, full = home_of(variable).bounds[shard.number], tuple(variable._shape[:1])
         values, by_row = self._known(output, shard, state)
         rows = None if bounds is None else bounds[1] - bounds[0]
         looked_up = None
@@ -193,7 +193,7 @@ class ServerHalf:
     def _shard_shape(self, shard: ShardId) -> jax.ShapeDtypeStruct:
         everything = {home_of(v).number: v for v in [*self._step.variables, *self._step.written]}
         variable = everything[shard.variable]
-        bounds, shape = home_of(variable).bounds[shard.index], tuple(variable._shape)
+        bounds, shape = home_of(variable).bounds[shard.number], tuple(variable._shape)
         shape = shape if bounds is None else (bounds[1] - bounds[0], *shape[1:])
         return jax.ShapeDtypeStruct(shape, jnp.dtype(variable._dtype))
 
