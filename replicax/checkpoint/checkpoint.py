@@ -14,7 +14,7 @@ import jax
 
 import replicax.context as context
 from replicax.checkpoint.contents import Parts, is_value, parts_of, rebuilt
-from replicax.checkpoint.coordination import Meeting
+from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.deferred import Deferred, deferred, drop_replaced, values_to_write
 from replicax.checkpoint.encoding import current_state, restored_state, saved_state, set_state
 from replicax.checkpoint.load_status import LoadStatus
@@ -163,11 +163,11 @@ class Checkpoint(Advised):
         absolute(file_prefix)
         self.save_counter.assign_add(1)
         path = absolute(f"{os.fspath(file_prefix)}-{int(self.save_counter.numpy())}")
-        meeting = Meeting(f"Writing the checkpoint {path}", TIMEOUT_S)
-        if meeting.is_chief and path.parent not in self._folders and (path / FILE).is_file():
+        coordination = Coordination(f"Writing the checkpoint {path}", TIMEOUT_S)
+        if coordination.is_chief and path.parent not in self._folders and (path / FILE).is_file():
             warnings.warn(_OVERWRITES.format(path=path), stacklevel=2)
         self._folders.add(path.parent)
-        return str(write_in_place(path, self.contents(), meeting))
+        return str(write_in_place(path, self.contents(), coordination))
 
     @property
     def save_counter(self) -> Variable:
@@ -216,11 +216,11 @@ class Checkpoint(Advised):
         if save_path is None:
             return LoadStatus({}, None)
         path = absolute(save_path)
-        meeting = Meeting(f"Restoring the checkpoint {path}", TIMEOUT_S)
+        coordination = Coordination(f"Restoring the checkpoint {path}", TIMEOUT_S)
         failed = f"The checkpoint {path} could not be restored"
-        meeting.check_same("directory", str(path))
-        found = meeting.act("read", lambda: self._read(path, partial, verify), failed)
-        meeting.end()
+        coordination.check_same("directory", str(path))
+        found = coordination.run("read", lambda: self._read(path, partial, verify), failed)
+        coordination.end()
         parts, states = found.parts, found.states
         _set_states({name: parts.states[name] for name in states if not is_value(parts.states[name])}, states)
         for name, variable in parts.variables.items():

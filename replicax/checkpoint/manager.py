@@ -14,7 +14,7 @@ from typing import Any
 import replicax.checkpoint.background as background
 import replicax.health as health
 from replicax.checkpoint.checkpoint import Checkpoint
-from replicax.checkpoint.coordination import Meeting
+from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.copies import copied
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.manager_arguments import (
@@ -208,18 +208,18 @@ class CheckpointManager(Advised):
         """Writes a checkpoint, or has a thread write it."""
         if self._async:
             contents = Contents(copied(contents.arrays), contents.state, contents.step, contents.notes)
-        meeting = Meeting(f"Saving step {step} to {self.directory}", self._timeout)
-        if meeting.is_chief:
+        coordination = Coordination(f"Saving step {step} to {self.directory}", self._timeout)
+        if coordination.is_chief:
             self._warn_of_strangers(step)
         self._known.add(step)
         self._saved.add(step)
         if self._async:
             self._thread = threading.Thread(
-                target=self._save_in_background, args=(step, contents, meeting), name="replicax-checkpoint"
+                target=self._save_in_background, args=(step, contents, coordination), name="replicax-checkpoint"
             )
             background.begin(self.directory, self._thread)
         else:
-            self._save(step, contents, meeting)
+            self._save(step, contents, coordination)
 
     def _warn_of_strangers(self, step: int) -> None:
         """Warns of steps that are perhaps another training's."""
@@ -332,10 +332,10 @@ class CheckpointManager(Advised):
             error.add_note(f"The last checkpoint was not saved either: {failure}")
 
     def _agreed_latest(self) -> int | None:
-        meeting = Meeting(f"Looking for the newest checkpoint in {self.directory}", self._timeout)
-        meeting.check_same("directory", str(self.directory))
-        latest = self.latest_step() if meeting.is_chief else None
-        said = meeting.hear_chief("latest step", "" if latest is None else str(latest))
+        coordination = Coordination(f"Looking for the newest checkpoint in {self.directory}", self._timeout)
+        coordination.check_same("directory", str(self.directory))
+        latest = self.latest_step() if coordination.is_chief else None
+        said = coordination.from_chief("latest step", "" if latest is None else str(latest))
         return int(said) if said else None
 
     def _raise_failure(self) -> None:
@@ -343,20 +343,20 @@ class CheckpointManager(Advised):
         if failure is not None:
             raise failure
 
-    def _save_in_background(self, step: int, contents: Contents, meeting: Meeting) -> None:
+    def _save_in_background(self, step: int, contents: Contents, coordination: Coordination) -> None:
         try:
-            self._save(step, contents, meeting)
+            self._save(step, contents, coordination)
         except BaseException as error:
             self._failure = error
             # Raised by the next call; but this may have been the last one of the program.
             _log.error("%s", error)
 
-    def _save(self, step: int, contents: Contents, meeting: Meeting) -> None:
+    def _save(self, step: int, contents: Contents, coordination: Coordination) -> None:
         try:
-            if meeting.is_chief and not self._has_cleaned:
+            if coordination.is_chief and not self._has_cleaned:
                 self._delete_unfinished()
             self._has_cleaned = True
-            write_in_place(self.path(step), contents, meeting, committed=lambda: self._delete_old(step))
+            write_in_place(self.path(step), contents, coordination, committed=lambda: self._delete_old(step))
         except BaseException as error:
             self._saved.discard(step)
             if isinstance(error, CheckpointError) or not isinstance(error, Exception):

@@ -17,7 +17,7 @@ from typing import Any
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.manager import CheckpointManager
 from replicax.checkpoint.metadata import read_metadata
-from replicax.checkpoint.stop_agreement import Notice
+from replicax.checkpoint.stop_agreement import StopAgreement
 from replicax.checkpoint.writing import Directory
 from replicax.errors import ArgumentError, ClusterError
 from replicax.exit_codes import ExitCode
@@ -67,13 +67,13 @@ class PreemptionWatch:
 
     def __init__(self, config: TerminationConfig):
         self._config = config
-        self._notice = notice = Notice(config.termination_watcher_fn)
+        self._agreement = agreement = StopAgreement(config.termination_watcher_fn)
         self._last = not config.grace_period
         self._closed = False
         self._before: Any = None
         self._handler: Any = None
         if threading.current_thread() is threading.main_thread():  # Only there can signals be handled.
-            self._handler = lambda number, frame: notice.give()
+            self._handler = lambda number, frame: agreement.preempt()
             self._before = signal.signal(signal.SIGTERM, self._handler)
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -86,17 +86,17 @@ class PreemptionWatch:
         """
         if self._closed:
             return ""
-        told, grace = self._notice.given_at, self._config.grace_period
+        told, grace = self._agreement.preempted_at, self._config.grace_period
         if grace and self._last and told is not None:
             left = told + grace - time.monotonic()
             if left < _STEPS_OF_MARGIN * step_seconds:
-                self._notice.give()
-        if not self._notice.check():
+                self._agreement.preempt()
+        if not self._agreement.check():
             return ""
         if self._last:
             return "exit"
         self._last = True
-        self._notice.renew()
+        self._agreement.renew()
         return "save"
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class PreemptionWatch:
             # None is a handler that Python did not install, such as JAX's own, which cannot be put back.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
         self._handler = None
-        self._notice.close()
+        self._agreement.close()
         atexit.unregister(self._at_exit)
 
 

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import replicax.health as health
-from replicax.checkpoint.coordination import Meeting
+from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.integrity import sync_folder, write_durably
 from replicax.checkpoint.metadata import STATE, Entry, complete
 from replicax.compat.orbax import save_files
@@ -84,43 +84,49 @@ def write(directory: Directory, contents: Contents) -> Path:
         raise CheckpointError(
             f"{path} exists already. A checkpoint is written to a new directory: choose another name."
         )
-    return write_in_place(path, contents, Meeting(f"Writing the checkpoint {path}", TIMEOUT_S))
+    return write_in_place(path, contents, Coordination(f"Writing the checkpoint {path}", TIMEOUT_S))
 
 
 @health.phase(health.CHECKPOINT)
 def write_in_place(
-    path: Path, contents: Contents, meeting: Meeting, committed: Callable[[], None] | None = None
+    path: Path, contents: Contents, coordination: Coordination, committed: Callable[[], None] | None = None
 ) -> Path:
     """Writes a checkpoint; one that has the name already is replaced when the new one is complete.
 
     Args:
         path: Where to; the parent directory is made.
         contents: What it holds.
-        meeting: Where the processes that write it meet.
+        coordination: The processes that write it.
         committed: Called by the chief when it is complete and durable, before the other processes are told.
 
     Raises:
         CheckpointError: It could not be written, here or in another process, or another process did not come.
     """
 
+    def make_directory() -> None:
+        if coordination.is_chief:
+            staging.mkdir(parents=True)
+
     def commit() -> None:
-        if meeting.is_chief:
+        if coordination.is_chief:
             _commit(staging, path, contents)
             if committed is not None:
                 committed()
 
     failed = f"The checkpoint {path} could not be written"
-    meeting.check_same("directory", str(path.parent))
-    staging = path.parent / meeting.hear_chief("name", f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
+    coordination.check_same("directory", str(path.parent))
+    staging = path.parent / coordination.from_chief("name", f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
-        meeting.act("directory made", lambda: staging.mkdir(parents=True) if meeting.is_chief else None, failed)
-        meeting.act("parts written", lambda: _write_parts(_seen(staging), contents), failed)
-        meeting.act("committed", commit, failed)
+        coordination.run(
+            "directory made", lambda: staging.mkdir(parents=True) if coordination.is_chief else None, failed
+        )
+        coordination.run("parts written", lambda: _write_parts(_seen(staging), contents), failed)
+        coordination.run("committed", commit, failed)
     except BaseException:
-        if meeting.is_chief:
+        if coordination.is_chief:
             shutil.rmtree(staging, ignore_errors=True)
         raise
-    meeting.end()
+    coordination.end()
     return path
 
 

@@ -1,103 +1,339 @@
-"""Messages between all processes through host memory, at points that all of them reach in the same order.
+"""Exchanging values between processes: each one tells its own and gets all others', by a deadline.
 
-A collective of the devices aborts the process if another one brings an array of another shape, or waits for ever if it
-runs another program. So what may differ is compared here first.
+The values travel through the host, in a key-value store that all processes reach; no device takes part. So any thread
+may exchange values while the devices compute, and what could break a collective of the devices (arrays of different
+shapes, another program) can be compared first.
+
+All processes make an `Exchange` with the same prefix, and use the same stages in the same order. Three processes that
+compare a path, for example, all call `exchange("path", own_path)`:
+
+1. Each process stores its value under `prefix/path/<its index>` (`tell`).
+2. Each process waits for the values of the others (`collect`). It looks them up again and again, so that it notices
+   Ctrl-C, a closed exchange and the deadline.
+3. If process 2 never comes, processes 0 and 1 raise `AbsentError(missing=(2,))` when the time is up.
+
+The errors here hold data. Callers translate them into errors that tell users what to do.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 
 from replicax.cluster.key_value_store import ServiceStore, Store, get_pieces, put_pieces
 from replicax.errors import BarrierTimeoutError, ContextError
 
-# A wait is interrupted so often, for signals and the deadline: less and less, since no answer arrives in time where it
-# is under way for longer than that, on a slow network.
-_LOOK_UP_S, _LONGEST_LOOK_UP_S = 1.0, 4.0
-_LONGEST_WAIT_S = 24 * 60 * 60.0  # Whoever watches the processes ends a job that stands still long before.
-_PREFIX = "replicax/exchange"
+_T = TypeVar("_T")
+# How long one look-up waits: longer and longer, since on a slow network no answer arrives in a short time.
+_LOOK_UP_S, _LONGEST_LOOK_UP_S = 0.5, 4.0
+_ONE_LOOK_S = 0.001
+_LONGEST_WAIT_S = 24 * 60 * 60.0  # The watch over the processes ends a job that stands still long before.
+_LONGEST_PROBLEM = 2000
+
+Waiting = Callable[[str, Sequence[int]], contextlib.AbstractContextManager[object]]
 
 
-class Exchanges:
-    """The exchanges of this process with the others; every process makes the same ones in the same order.
+def _unnoticed(stage: str, processes: Sequence[int]) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext()
 
-    Args:
-        index: Number of this process.
-        count: Number of processes.
-        store: Where they leave messages for each other.
-        timeout_s: How long to wait for the others.
+
+class ExchangeError(Exception):
+    """An exchange has failed; its subclasses say how."""
+
+
+class AbsentError(ExchangeError):
+    """Some processes have not told their values in time.
+
+    Attributes:
+        stage: The stage to which they have not come.
+        missing: Their indices.
     """
 
-    def __init__(self, index: int, count: int, store: Store, timeout_s: float = _LONGEST_WAIT_S):
-        self._index, self._count, self._store, self._timeout_s = index, count, store, timeout_s
+    def __init__(self, stage: str, missing: Sequence[int]):
+        self.stage, self.missing = stage, tuple(missing)
+        super().__init__(f"{', '.join(f'process {process}' for process in missing)} did not come to {stage!r} in time.")
+
+
+class DifferentValuesError(ExchangeError):
+    """Processes that must have the same value have different ones.
+
+    Attributes:
+        stage: The stage at which the values were compared.
+        processes: For each value the indices of the processes that have it.
+    """
+
+    def __init__(self, stage: str, processes: dict[str, list[int]]):
+        self.stage, self.processes = stage, processes
+        super().__init__(f"The processes have different values at {stage!r}: {self.listed()}.")
+
+    def listed(self) -> str:
+        """Returns who has which value, for messages."""
+        return "; ".join(f"process {', '.join(map(str, who))}: {value}" for value, who in self.processes.items())
+
+
+class FailedElsewhereError(ExchangeError):
+    """Another process has failed in what all processes do together.
+
+    Attributes:
+        stage: What they do.
+        process: The index of the first process that has failed.
+        problem: The type and the message of its error.
+    """
+
+    def __init__(self, stage: str, process: int, problem: str):
+        self.stage, self.process, self.problem = stage, process, problem
+        super().__init__(f"Process {process} failed at {stage!r}: {problem}")
+
+
+class ClosedError(ExchangeError):
+    """The exchange was closed while a thread waited in it; the thread should end."""
+
+
+class Exchange:
+    """Exchanges values among some processes, in stages that all of them go through.
+
+    Args:
+        prefix: What the keys in the store begin with. All processes of this exchange use the same prefix, and no other
+            exchange does.
+        process: The index of this process.
+        processes: The indices of all processes that take part, in the order in which their values are returned.
+        store: Where the values are stored; by default that of JAX's coordination service.
+        timeout_s: How long to wait for the others at a stage, in seconds.
+        closed: Set when the exchange is to end: then a thread that waits raises `ClosedError`.
+        waiting: Makes a context manager that is open while this process waits, of the stage and the processes it waits
+            for; it tells the watch over the processes (`health`), which this floor does not know.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        process: int,
+        processes: Sequence[int],
+        *,
+        store: Store | None = None,
+        timeout_s: float = _LONGEST_WAIT_S,
+        closed: threading.Event | None = None,
+        waiting: Waiting = _unnoticed,
+    ):
+        self.process, self.processes = process, tuple(processes)
+        self._waiting = waiting
+        self._prefix, self._timeout_s, self._closed = prefix, timeout_s, closed
+        self._store = ServiceStore() if store is None else store
+
+    def tell(self, stage: str, value: bytes = b"") -> None:
+        """Stores the value of this process at a stage; does not wait.
+
+        Raises:
+            ContextError: The store cannot be reached.
+        """
+        self._reached(lambda: put_pieces(self._store, self._key(stage, self.process), value))
+
+    def collect(self, stage: str, processes: Sequence[int] | None = None) -> list[bytes]:
+        """Waits for the values of processes at a stage, and returns them in the order of `processes`.
+
+        Args:
+            stage: The stage.
+            processes: The indices of the processes; by default all that take part, this one included.
+
+        Raises:
+            AbsentError: Some of them have not come in time; it lists all that have not.
+            ClosedError: The exchange was closed meanwhile.
+            ContextError: The store cannot be reached.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        whose = self.processes if processes is None else processes
+        # When the time is up, the processes after the first missing one are looked up once, to find all that miss.
+        with self._waiting(stage, whose):
+            found = [
+                self._waited(functools.partial(get_pieces, self._store, self._key(stage, each)), deadline)
+                for each in whose
+            ]
+        missing = [process for process, value in zip(whose, found, strict=True) if value is None]
+        if missing:
+            raise AbsentError(stage, missing)
+        return [value for value in found if value is not None]
+
+    def exchange(self, stage: str, value: bytes = b"") -> list[bytes]:
+        """Tells the value of this process and returns those of all, in their order.
+
+        Raises:
+            AbsentError: Some process has not come in time.
+            ClosedError: The exchange was closed meanwhile.
+            ContextError: The store cannot be reached.
+        """
+        self.tell(stage, value)
+        others = [process for process in self.processes if process != self.process]
+        found = dict(zip(others, self.collect(stage, others), strict=True))
+        return [found.get(process, value) for process in self.processes]
+
+    def exchange_through_first(self, stage: str, value: bytes = b"") -> list[bytes]:
+        """Does the same as `exchange`, but the first process collects the values and hands all of them on.
+
+        Then each process waits for one message, and not for all. Those that do not come are known to the first process
+        only; the others miss the first.
+        """
+        first = self.processes[0]
+        everything = f"{stage}/all"
+        if self.process != first:
+            self.tell(stage, value)
+            return _separated(self.collect(everything, [first])[0])
+        values = [value, *self.collect(stage, self.processes[1:])]
+        self.tell(everything, _joined(values))
+        return values
+
+    def from_first(self, stage: str, value: bytes = b"") -> bytes:
+        """Returns the value of the first process in every process; it does not wait for the others."""
+        if self.process != self.processes[0]:
+            return self.collect(stage, self.processes[:1])[0]
+        self.tell(stage, value)
+        return value
+
+    def check_same(self, stage: str, value: str) -> None:
+        """Checks that all processes have the same value.
+
+        Raises:
+            DifferentValuesError: They have not.
+            AbsentError: Some process has not come in time.
+        """
+        told: dict[str, list[int]] = {}
+        for process, each in zip(self.processes, self.exchange(stage, value.encode()), strict=True):
+            told.setdefault(each.decode(), []).append(process)
+        if len(told) > 1:
+            raise DifferentValuesError(stage, told)
+
+    def run(self, stage: str, action: Callable[[], _T]) -> _T:
+        """Calls `action`, waits until all processes have called theirs, and returns the result of this process's.
+
+        Raises:
+            FailedElsewhereError: The action of another process has failed.
+            AbsentError: Some process has not come in time.
+            Exception: Whatever the action of this process has raised, after the others have been told.
+        """
+        try:
+            result = action()
+        except Exception as error:
+            try:
+                self.exchange(stage, f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM].encode())
+            except AbsentError as absent:
+                error.add_note(str(absent))
+            raise
+        problems = self.exchange(stage)
+        for process, problem in zip(self.processes, problems, strict=True):
+            if problem:
+                raise FailedElsewhereError(stage, process, problem.decode())
+        return result
+
+    def decide(self, stage: str, value: bytes) -> bytes:
+        """Returns one value for all processes that call it: that of whichever comes first. It does not wait."""
+        key = f"{self._prefix}/{stage}/decided"
+        while True:
+            if self._reached(lambda: self._store.put_if_absent(key, value)):
+                return value
+            found = self.decided(stage, _LOOK_UP_S)
+            if found is not None:
+                return found
+
+    def decided(self, stage: str, wait_s: float = _ONE_LOOK_S) -> bytes | None:
+        """Returns what some process has decided at a stage; None if none has within `wait_s` seconds."""
+        return self._reached(lambda: self._store.get(f"{self._prefix}/{stage}/decided", wait_s))
+
+    def forget(self, stage: str, process: int | None = None) -> None:
+        """Removes what the processes have stored at a stage, or only what one of them has, when all have read it."""
+        key = f"{self._prefix}/{stage}" if process is None else self._key(stage, process)
+        self._reached(lambda: self._store.delete(key))
+
+    def _key(self, stage: str, process: int) -> str:
+        return f"{self._prefix}/{stage}/{process}"
+
+    def _waited(self, look_up: Callable[[float], bytes | None], deadline: float) -> bytes | None:
+        """Looks something up until it is there; returns None if that takes longer than the deadline allows."""
+        longest = _LOOK_UP_S
+        while True:
+            remaining = deadline - time.monotonic()
+            seconds = max(_ONE_LOOK_S, min(longest, remaining))
+            value = self._reached(functools.partial(look_up, seconds))
+            if value is not None:
+                return value
+            if self._closed is not None and self._closed.is_set():
+                raise ClosedError
+            if remaining <= 0:
+                return None
+            longest = min(2 * longest, _LONGEST_LOOK_UP_S)
+
+    def _reached(self, ask: Callable[[], _T]) -> _T:
+        try:
+            return ask()
+        except jax.errors.JaxRuntimeError as error:
+            raise ContextError(
+                f"Process {self.process} cannot reach the coordination service, which runs in process 0, to exchange "
+                f"values with the other processes: {error}"
+            ) from error
+
+
+class NumberedExchanges:
+    """Exchanges of this process with all others; every process makes the same ones in the same order.
+
+    Args:
+        process: The index of this process.
+        count: Number of processes.
+        store: Where the values are stored.
+        timeout_s: How long to wait for the others, in seconds.
+    """
+
+    def __init__(self, process: int, count: int, store: Store | None = None, timeout_s: float = _LONGEST_WAIT_S):
+        self._exchange = Exchange("replicax/exchange", process, range(count), store=store, timeout_s=timeout_s)
+        self._timeout_s = timeout_s
         self._numbers = itertools.count()
 
     def all(self, message: bytes) -> list[bytes]:
         """Returns the messages of all processes, in their order, after all have called it.
 
-        Process 0 collects them and gives all to all, so that each process waits for one message, not for all.
-
         Raises:
-            BarrierTimeoutError: Some process did not come, in a day.
-            ContextError: Process 0, which keeps the store, is gone.
+            BarrierTimeoutError: Some process did not come within a day.
+            ContextError: The coordination service, which runs in process 0, is gone.
         """
         number = next(self._numbers)
-        key = f"{_PREFIX}/{number}"
-        deadline = time.monotonic() + self._timeout_s
+        process = self._exchange.process
         try:
-            if self._index > 0:
-                put_pieces(self._store, f"{key}/{self._index}", message)
-                return _apart(self._waited(f"{key}/all", 0, number, deadline))
-            others = (self._waited(f"{key}/{i}", i, number, deadline) for i in range(1, self._count))
-            messages = [message, *others]
-            put_pieces(self._store, f"{key}/all", _joined(messages))
-            if number > 0:  # All have come to this one, so all have read the one before.
-                self._store.delete(f"{_PREFIX}/{number - 1}")
-            return messages
-        except jax.errors.JaxRuntimeError as error:
-            raise ContextError(
-                f"Process {self._index} cannot reach the coordination service, which process 0 keeps, to compare "
-                f"values with the other processes: {error}"
-            ) from error
-
-    def _waited(self, key: str, process: int, number: int, deadline: float) -> bytes:
-        look_up = _LOOK_UP_S
-        while True:
-            remaining = deadline - time.monotonic()
-            message = get_pieces(self._store, key, max(0.001, min(look_up, remaining)))
-            look_up = min(2 * look_up, _LONGEST_LOOK_UP_S)
-            if message is not None:
-                return message
-            if remaining <= 0:
-                name = f"exchange of values {number + 1}"
-                raise BarrierTimeoutError(name, round(1000 * self._timeout_s), self._index, [process])
+            messages = self._exchange.exchange_through_first(str(number), message)
+        except AbsentError as error:
+            name = f"exchange of values {number + 1}"
+            raise BarrierTimeoutError(name, round(1000 * self._timeout_s), process, error.missing) from None
+        if process == 0 and number > 0:  # All have come to this one, so all have read the one before.
+            self._exchange.forget(str(number - 1))
+        return messages
 
 
-class _Shared:
-    """The exchanges of this process; made when the first one is wanted, for JAX must be connected by then."""
+class _OfThisProcess:
+    """The exchanges of this process; made when the first one is wanted, since JAX must be connected by then."""
 
     def __init__(self) -> None:
-        self._exchanges: Exchanges | None = None
+        self._exchanges: NumberedExchanges | None = None
 
-    def get(self) -> Exchanges:
+    def get(self) -> NumberedExchanges:
         if self._exchanges is None:
-            self._exchanges = Exchanges(jax.process_index(), jax.process_count(), ServiceStore())
+            self._exchanges = NumberedExchanges(jax.process_index(), jax.process_count())
         return self._exchanges
 
 
-_shared = _Shared()
+_of_this_process = _OfThisProcess()
 
 
 def exchanged(message: bytes) -> list[bytes]:
     """Returns the messages of all processes, in their order; all processes must call this together.
 
-    Raises: As `Exchanges.all`.
+    Raises:
+        BarrierTimeoutError: Some process did not come within a day.
+        ContextError: The coordination service, which runs in process 0, is gone.
     """
-    return _shared.get().all(message)
+    return _of_this_process.get().all(message)
 
 
 def _joined(messages: Sequence[bytes]) -> bytes:
@@ -105,7 +341,7 @@ def _joined(messages: Sequence[bytes]) -> bytes:
     return b"".join([len(messages).to_bytes(4, "big"), lengths, *messages])
 
 
-def _apart(joined: bytes) -> list[bytes]:
+def _separated(joined: bytes) -> list[bytes]:
     count = int.from_bytes(joined[:4], "big")
     lengths = [int.from_bytes(joined[4 + 8 * i : 12 + 8 * i], "big") for i in range(count)]
     ends = list(itertools.accumulate(lengths, initial=4 + 8 * count))

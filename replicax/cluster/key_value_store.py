@@ -1,10 +1,10 @@
-"""The key-value store that all processes of a job reach: JAX's coordination service, which process 0 keeps."""
+"""The key-value store that all processes of a job reach: JAX's coordination service, which runs in process 0."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from replicax.compat.jax_processes import delete_stored, fetch_bytes, store_bytes
+from replicax.compat.jax_processes import delete_stored, fetch_bytes, store_bytes, store_bytes_if_absent
 
 _LONGEST_VALUE = 2 * 2**20  # The service takes messages of up to 4 MiB.
 
@@ -15,11 +15,14 @@ class Store(Protocol):
     def put(self, key: str, value: bytes) -> None:
         """Stores `value` under a new key."""
 
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        """Stores `value` unless the key is taken; returns whether it did. Of several processes exactly one succeeds."""
+
     def get(self, key: str, timeout_s: float) -> bytes | None:
-        """Waits for the value of a key; None if there is none in time."""
+        """Waits for the value of a key; returns None if there is none in time."""
 
     def delete(self, key: str) -> None:
-        """Removes a key, and all that begin with `key/`."""
+        """Removes a key, and all keys that begin with `key/`."""
 
 
 class ServiceStore:
@@ -31,6 +34,9 @@ class ServiceStore:
     def put(self, key: str, value: bytes) -> None:
         store_bytes(key, value)
 
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        return store_bytes_if_absent(key, value)
+
     def get(self, key: str, timeout_s: float) -> bytes | None:
         return fetch_bytes(key, timeout_s)
 
@@ -39,18 +45,15 @@ class ServiceStore:
 
 
 def put_pieces(store: Store, key: str, message: bytes) -> None:
-    """Stores a message of any length, to be got by `get_pieces`."""
+    """Stores a message of any length, to be read by `get_pieces`."""
     starts = range(0, max(len(message), 1), _LONGEST_VALUE)
-    for number, start in enumerate(starts):
-        head = len(starts).to_bytes(4, "big") if number == 0 else b""
-        store.put(f"{key}/{number}", head + message[start : start + _LONGEST_VALUE])
+    for piece, start in enumerate(starts):
+        head = len(starts).to_bytes(4, "big") if piece == 0 else b""
+        store.put(f"{key}/{piece}", head + message[start : start + _LONGEST_VALUE])
 
 
 def get_pieces(store: Store, key: str, timeout_s: float) -> bytes | None:
-    """Waits for a message that `put_pieces` stores; None if its beginning has not come in time.
-
-    Once it has begun to come, the rest is waited for as long as the writer lives.
-    """
+    """Waits for a message that `put_pieces` stores; returns None if one of its pieces has not come in time."""
     first = store.get(f"{key}/0", timeout_s)
     if first is None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -72,22 +72,6 @@ def collectives_are_gloo() -> bool:
     return bool(jax_config.cpu_collectives_implementation.value == "gloo")
 
 
-def wait_at_barrier(name: str, timeout_ms: int, processes: Sequence[int]) -> None:
-    """Waits until all of `processes` wait at the barrier `name` of JAX's coordination service.
-
-    JAX's public barrier (`multihost_utils.sync_global_devices`) computes on the devices and so has no timeout.
-
-    Args:
-        name: Name of the barrier. It can be used again after it has let all pass, not after a timeout.
-        timeout_ms: How long to wait, in milliseconds.
-        processes: The process indices that take part, this one among them.
-
-    Raises:
-        jax.errors.JaxRuntimeError: Not all came in time, or the service is gone.
-    """
-    _service().wait_at_barrier(name, timeout_ms, list(processes))
-
-
 def store_bytes(key: str, value: bytes) -> None:
     """Puts `value` under a new `key` into the key-value store of JAX's coordination service, which process 0 keeps.
 
@@ -95,6 +79,23 @@ def store_bytes(key: str, value: bytes) -> None:
         jax.errors.JaxRuntimeError: The key is taken, or the service is gone.
     """
     _service().key_value_set_bytes(key, value)
+
+
+def store_bytes_if_absent(key: str, value: bytes) -> bool:
+    """Puts `value` under `key` into the store unless the key is taken; returns whether it did.
+
+    Of several processes that call this for one key, exactly one succeeds.
+
+    Raises:
+        jax.errors.JaxRuntimeError: The service is gone.
+    """
+    try:
+        _service().key_value_set_bytes(key, value)
+    except jax.errors.JaxRuntimeError as error:
+        if "ALREADY_EXISTS" in str(error):
+            return False
+        raise
+    return True
 
 
 def fetch_bytes(key: str, timeout_s: float) -> bytes | None:

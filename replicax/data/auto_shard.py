@@ -32,7 +32,7 @@ from replicax.data.shards import (
     units_of_worker,
 )
 from replicax.data.sources import ArrayBatches, HostBatches, host_batches
-from replicax.data.worker_channel import HostChannel, Workers
+from replicax.data.worker_channel import WorkerChannel, Workers
 from replicax.errors import ArgumentError
 
 
@@ -50,7 +50,7 @@ class Reading(abc.ABC):
         """Returns in how many units a pass reads that begins at a position."""
 
     @abc.abstractmethod
-    def steps(self, maker: StepMaker, channel: HostChannel | None, position: Position) -> Generator[Step]:
+    def steps(self, maker: StepMaker, channel: WorkerChannel | None, position: Position) -> Generator[Step]:
         """Opens the source and yields the steps behind a position."""
 
     @abc.abstractmethod
@@ -72,7 +72,7 @@ class AlikeReading(Reading):
     def units(self, position: Position) -> int:
         return 1
 
-    def steps(self, maker: StepMaker, channel: HostChannel | None, position: Position) -> Generator[Step]:
+    def steps(self, maker: StepMaker, channel: WorkerChannel | None, position: Position) -> Generator[Step]:
         if position.rows and position.units != 1:
             raise ArgumentError(
                 f"The state is of a dataset that was read in {position.units} parts (files or shards), but this one "
@@ -112,7 +112,7 @@ class OwnReading(Reading):
     def units(self, position: Position) -> int:
         return self._units_for(position).count
 
-    def steps(self, maker: StepMaker, channel: HostChannel | None, position: Position) -> Generator[Step]:
+    def steps(self, maker: StepMaker, channel: WorkerChannel | None, position: Position) -> Generator[Step]:
         mine = units_of_worker(self._units_for(position), position, self._workers.index, self._workers.count)
         reader = UnitReader(self._units_for(position), mine, position)
         yield from maker.own(self._pieces(reader, channel))
@@ -129,7 +129,7 @@ class OwnReading(Reading):
             whole = row_digests(batch for _, batch in UnitReader(units, range(units.count), Position()))
         return Shard(digests, -(-len(digests) // share), files), whole
 
-    def _pieces(self, reader: UnitReader, channel: HostChannel | None) -> Generator[Piece]:
+    def _pieces(self, reader: UnitReader, channel: WorkerChannel | None) -> Generator[Piece]:
         with contextlib.closing(iter(reader)) as batches:
             if self._batch_size is not None:
                 yield from rebatched(batches, self._share(self._batch_size))
@@ -142,7 +142,7 @@ class OwnReading(Reading):
 
 
 def _with_agreed_size(
-    reader: UnitReader, batches: Generator[tuple[int, Any]], channel: HostChannel | None
+    reader: UnitReader, batches: Generator[tuple[int, Any]], channel: WorkerChannel | None
 ) -> tuple[int, Iterator[tuple[int, Any]]]:
     """Looks at the first batch for its size, which all workers agree on; an error is raised where it is read again."""
     first: list[tuple[int, Any]] = []
@@ -180,7 +180,7 @@ class FunctionReading(Reading):
     def units(self, position: Position) -> int:
         return self._workers.count
 
-    def steps(self, maker: StepMaker, channel: HostChannel | None, position: Position) -> Generator[Step]:
+    def steps(self, maker: StepMaker, channel: WorkerChannel | None, position: Position) -> Generator[Step]:
         mine = units_of_worker(self._units, position, self._workers.index, self._workers.count)
         if channel is None:
             yield from self._alone(position.skipped(0))
@@ -252,7 +252,7 @@ class _HintReading(OwnReading):
     def _shards(self, position: Position) -> int:
         return position.units if position.rows and position.units else self._workers.count
 
-    def steps(self, maker: StepMaker, channel: HostChannel | None, position: Position) -> Generator[Step]:
+    def steps(self, maker: StepMaker, channel: WorkerChannel | None, position: Position) -> Generator[Step]:
         if self._shards(position) == self._workers.count == 1:
             return self._whole.steps(maker, channel, position)
         return super().steps(maker, channel, position)

@@ -21,7 +21,7 @@ from replicax.data.iterator import Handed, OpenPass, PassIterator, check_outside
 from replicax.data.position import Position, Taken
 from replicax.data.prefetch import prefetch
 from replicax.data.shard_report import report
-from replicax.data.worker_channel import HostChannel, Workers
+from replicax.data.worker_channel import WorkerChannel, Workers
 from replicax.errors import ArgumentError, BatchError
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class _Pass(NamedTuple):
     steps: Generator[Step]
     position: Position
     maker: StepMaker
-    channel: HostChannel | None
+    channel: WorkerChannel | None
 
     def close(self) -> None:
         """Ends the pass."""
@@ -113,7 +113,7 @@ class Distributed(Iterable[Any], abc.ABC):
     def _begin(self) -> _Pass:
         position, channel = self._next_position.at_start(), None
         if self._workers.count > 1:
-            channel = HostChannel(self._workers, self._options.worker_timeout)
+            channel = WorkerChannel(self._workers, self._options.worker_timeout)
         maker = StepMaker(self._workers, channel, self._options)
         return _Pass(self._kept(self._reading.steps(maker, channel, position), position), position, maker, channel)
 
@@ -213,7 +213,7 @@ class Distributed(Iterable[Any], abc.ABC):
     def shard_report(self) -> str:
         """Runs through the source and returns a line for each worker; all workers must call it together."""
         self._check_can_go_on()
-        channel = HostChannel(self._workers, self._options.worker_timeout) if self._workers.count > 1 else None
+        channel = WorkerChannel(self._workers, self._options.worker_timeout) if self._workers.count > 1 else None
         shard, whole = self._reading.shard(StepMaker(self._workers, channel, self._options))
         return report(shard, whole, self._workers, channel)
 

@@ -20,7 +20,7 @@ from replicax.data.position import Taken
 from replicax.data.row_exchange import Form, Sharing, describe, shared_out
 from replicax.data.shards import Piece
 from replicax.data.step_agreement import Noted, agree
-from replicax.data.worker_channel import HostChannel, Workers
+from replicax.data.worker_channel import WorkerChannel, Workers
 from replicax.errors import BatchError
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class StepMaker:
         everywhere: Whether every worker gets all rows of a step in which not all replicas take part.
     """
 
-    def __init__(self, workers: Workers, channel: HostChannel | None, options: InputOptions):
+    def __init__(self, workers: Workers, channel: WorkerChannel | None, options: InputOptions):
         self.everywhere = False
         self._workers, self._channel, self._options = workers, channel, options
         self._replicas = sum(workers.replicas)
@@ -175,7 +175,7 @@ class StepMaker:
         return False
 
 
-def agreed_batch_size(own: int, channel: HostChannel | None) -> int:
+def agreed_batch_size(own: int, channel: WorkerChannel | None) -> int:
     """Returns the largest batch size that a worker has seen; 0 if none has seen any."""
     return own if channel is None else max(int(size) for size in channel.exchange(str(own).encode()))
 

@@ -17,7 +17,7 @@ import numpy as np
 from replicax.data.batch_split import Split, usable_replicas
 from replicax.data.batches import count_rows
 from replicax.data.shards import joined
-from replicax.data.worker_channel import HostChannel, Workers
+from replicax.data.worker_channel import WorkerChannel, Workers
 from replicax.errors import BatchError
 
 
@@ -116,7 +116,7 @@ class Sharing:
         return max(0, first), max(0, first, min(self.rows[owner], end))
 
 
-def shared_out(sharing: Sharing, own: Any, form: Form, channel: HostChannel, name: str) -> Split:
+def shared_out(sharing: Sharing, own: Any, form: Form, channel: WorkerChannel, name: str) -> Split:
     """Returns this worker's parts of a step; sends and receives rows where others have them.
 
     Args:

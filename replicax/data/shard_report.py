@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from replicax.data.batches import count_rows
-from replicax.data.worker_channel import HostChannel, Workers
+from replicax.data.worker_channel import WorkerChannel, Workers
 
 _DIGEST = np.uint64
 
@@ -53,7 +53,7 @@ def row_digests(batches: Iterable[Any]) -> np.ndarray:
     return np.array(digests, _DIGEST)
 
 
-def report(shard: Shard, whole: np.ndarray | None, workers: Workers, channel: HostChannel | None) -> str:
+def report(shard: Shard, whole: np.ndarray | None, workers: Workers, channel: WorkerChannel | None) -> str:
     """Returns a line for each worker; all workers must call this together, and get the same.
 
     Args:
@@ -77,7 +77,7 @@ def report(shard: Shard, whole: np.ndarray | None, workers: Workers, channel: Ho
     return "\n".join(lines)
 
 
-def _everybodys(shard: Shard, workers: Workers, channel: HostChannel) -> list[Shard]:
+def _everybodys(shard: Shard, workers: Workers, channel: WorkerChannel) -> list[Shard]:
     for worker in _others(workers):
         channel.send(worker, "shard", shard.encode())
     own = {workers.index: shard}
@@ -85,7 +85,7 @@ def _everybodys(shard: Shard, workers: Workers, channel: HostChannel) -> list[Sh
     return [(own | theirs)[worker] for worker in range(workers.count)]
 
 
-def _of_first(whole: np.ndarray | None, workers: Workers, channel: HostChannel) -> np.ndarray | None:
+def _of_first(whole: np.ndarray | None, workers: Workers, channel: WorkerChannel) -> np.ndarray | None:
     if workers.index == 0:
         for worker in _others(workers):
             channel.send(worker, "whole", b"" if whole is None else b"*" + whole.tobytes())

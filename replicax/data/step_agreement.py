@@ -11,7 +11,8 @@ import json
 from collections.abc import Generator, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from replicax.data.worker_channel import Closed, HostChannel
+from replicax.cluster.exchange import ClosedError
+from replicax.data.worker_channel import WorkerChannel
 from replicax.errors import BatchError
 
 _Item = TypeVar("_Item")
@@ -34,7 +35,7 @@ class Noted(NamedTuple, Generic[_Item]):
     size: int
 
 
-def agree(items: Iterator[Noted[_Item]], channel: HostChannel | None) -> Generator[tuple[_Item | None, list[Any]]]:
+def agree(items: Iterator[Noted[_Item]], channel: WorkerChannel | None) -> Generator[tuple[_Item | None, list[Any]]]:
     """Yields for each step this worker's item and all workers' notes; None for those who have no more.
 
     It ends when all have none. All workers get the same notes for the same steps.
@@ -56,7 +57,7 @@ def agree(items: Iterator[Noted[_Item]], channel: HostChannel | None) -> Generat
             yield from _chunks(_Reader(items), channel)
 
 
-def _chunks(reader: _Reader[_Item], channel: HostChannel) -> Generator[tuple[_Item | None, list[Any]]]:
+def _chunks(reader: _Reader[_Item], channel: WorkerChannel) -> Generator[tuple[_Item | None, list[Any]]]:
     steps = 1
     chunk = reader.read(_Chunk(steps))
     channel.publish(reader.message(chunk))
@@ -84,13 +85,13 @@ def _chunks(reader: _Reader[_Item], channel: HostChannel) -> Generator[tuple[_It
         chunk, steps = following, following.steps
 
 
-def _publish_if_complete(reader: _Reader[Any], chunk: _Chunk[Any], channel: HostChannel) -> None:
+def _publish_if_complete(reader: _Reader[Any], chunk: _Chunk[Any], channel: WorkerChannel) -> None:
     if len(chunk.items) == chunk.steps or reader.ended:
         channel.publish(reader.message(chunk))
         chunk.published = True
 
 
-def _check_errors(reader: _Reader[Any], messages: list[dict[str, Any]], channel: HostChannel) -> None:
+def _check_errors(reader: _Reader[Any], messages: list[dict[str, Any]], channel: WorkerChannel) -> None:
     if all(message["error"] is None for message in messages):
         return
     if reader.error is not None:
@@ -135,7 +136,7 @@ class _Reader(Generic[_Item]):
                 item, note, size = next(self._items)
             except StopIteration:
                 self.ended = True
-            except Closed:
+            except ClosedError:
                 raise
             except Exception as error:  # The others must hear of it: they would wait for this worker.
                 self.ended, self.error = True, error

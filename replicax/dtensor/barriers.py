@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import collections
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.health as health
-from replicax.compat.jax_processes import wait_at_barrier
+from replicax.cluster.exchange import AbsentError, Exchange
+from replicax.cluster.key_value_store import Store
 from replicax.dtensor.arrays import constants_are_traced
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh
-from replicax.errors import ArgumentError, BarrierTimeoutError, ContextError, DeviceError, MeshError, ProgramError
+from replicax.errors import ArgumentError, BarrierTimeoutError, DeviceError, MeshError, ProgramError
 
 _DAY_IN_MS = 24 * 60 * 60 * 1000
 
@@ -26,8 +28,7 @@ def barrier(mesh: Any, barrier_name: str | None = None, timeout_in_ms: int | Non
     Args:
         mesh: The mesh. Clients that have no device in it must not call.
         barrier_name: A name for messages; every client must give the same one. It may be used again.
-        timeout_in_ms: How long to wait for the others, in milliseconds; by default a day. (JAX's coordination service
-            looks about once a second.)
+        timeout_in_ms: How long to wait for the others, in milliseconds; by default a day.
 
     Raises:
         BarrierTimeoutError: Not all came in time; it says who did not.
@@ -55,25 +56,51 @@ def barrier(mesh: Any, barrier_name: str | None = None, timeout_in_ms: int | Non
         _check_count(mesh)
 
 
-def _wait(name: str, timeout_ms: int, processes: Sequence[int]) -> None:
-    everyone = len(processes) == jax.process_count()
-    try:
-        wait_at_barrier(f"replicax {name}" + ("" if everyone else f" of {processes}"), timeout_ms, processes)
-    except jax.errors.JaxRuntimeError as error:
-        problem, me = str(error), jax.process_index()
-        missing = _missing(problem)
-        # Who comes late is told of the timeout of those that waited, or that the barrier is past.
-        if me in missing or "invoked by the task, but the service thinks it is" in problem:
-            raise BarrierTimeoutError(name, timeout_ms, me, late=True) from error
-        if problem.startswith("DEADLINE_EXCEEDED"):
-            raise BarrierTimeoutError(name, timeout_ms, me, missing) from error
-        raise ContextError(f"Waiting at barrier {name!r} failed: {problem}") from error
+class _Uses:
+    """Counts how often this process has come to each barrier, so that a name can be used again."""
+
+    def __init__(self) -> None:
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def next_of(self, barrier: str) -> int:
+        """Returns how often this process has come to a barrier before, and counts this time."""
+        self._counts[barrier] += 1
+        return self._counts[barrier] - 1
 
 
-def _missing(problem: str) -> tuple[int, ...]:
-    """Returns the numbers of the clients that the coordination service says it missed."""
-    listed = re.search(r"timed out task names:\s*((?:\d+\s*?\n)+)", problem)
-    return tuple(sorted(int(client) for client in listed[1].split())) if listed else ()
+_uses = _Uses()
+
+
+def _wait(
+    name: str,
+    timeout_ms: int,
+    processes: Sequence[int],
+    process: int | None = None,
+    store: Store | None = None,
+    uses: _Uses = _uses,
+) -> None:
+    """Returns when all processes have called it; either all of them return, or all raise an error."""
+    me = jax.process_index() if process is None else process
+    barrier = f"{name} of {','.join(map(str, processes))}"
+    use = uses.next_of(barrier)
+    exchange = Exchange(f"replicax/barrier/{barrier}", me, processes, store=store, timeout_s=timeout_ms / 1000)
+    exchange.tell(f"{use}/here")
+    decision = exchange.decided(f"{use}/missing")  # There is one already if this client is late.
+    if decision is None:
+        try:
+            exchange.collect(f"{use}/here")
+            missing: tuple[int, ...] = ()
+        except AbsentError as error:
+            missing = error.missing
+        # One client may see the last one come while the time of another is up: the first to decide decides for all.
+        decision = exchange.decide(f"{use}/missing", json.dumps(missing).encode())
+    decided = json.loads(decision)
+    if me in decided:
+        raise BarrierTimeoutError(name, timeout_ms, me, late=True)
+    if decided:
+        raise BarrierTimeoutError(name, timeout_ms, me, decided)
+    if use > 0 and me == processes[0]:  # All have come to this use, so all have left the one before.
+        exchange.forget(str(use - 1))
 
 
 def _check_count(mesh: Mesh) -> None:

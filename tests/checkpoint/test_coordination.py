@@ -9,43 +9,28 @@ from concurrent.futures import ThreadPoolExecutor
 import jax.numpy as jnp
 import pytest
 
-import replicax.checkpoint.coordination as meetings
 from replicax.checkpoint import writing
-from replicax.checkpoint.coordination import Meeting
+from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.writing import Contents, write_in_place
 from replicax.errors import CheckpointError
 from replicax.keras.saving import write_together
+from tests.cluster.fake_store import FakeStore
 
 
 @pytest.fixture
-def processes(monkeypatch):
-    """Calls a function in two "processes" at once, with a meeting of each; returns what they return or raise."""
-    told: dict[str, str] = {}
-    changed = threading.Condition()
+def processes():
+    """Calls a function in two "processes" at once, each with its coordination; returns what they return or raise."""
+    store = FakeStore()
 
-    def publish(key, value):
-        with changed:
-            told[key] = value
-            changed.notify_all()
-
-    def published(key, timeout_ms):
-        with changed:
-            changed.wait_for(lambda: key in told, timeout_ms / 1000)
-            return told.get(key)
-
-    monkeypatch.setattr(meetings, "publish", publish)
-    monkeypatch.setattr(meetings, "published", published)
-    monkeypatch.setattr(meetings, "delete_stored", lambda key: None)
-
-    def meeting_of(process):
-        made = Meeting("Saving", 30.0)
-        made._number, made._process, made._count = 0, process, 2
+    def coordination_of(process):
+        made = Coordination("Saving", 30.0, process=process, count=2, store=store)
+        made._number = 0
         return made
 
     def run(function):
         def one(process):
             try:
-                return function(process, meeting_of(process))
+                return function(process, coordination_of(process))
             except CheckpointError as error:
                 return error
 
@@ -57,7 +42,7 @@ def processes(monkeypatch):
 
 def test_processes_with_different_directories_are_told_whose_differ(processes, tmp_path):
     contents = Contents({"w": jnp.ones(2)})
-    results = processes(lambda process, meeting: write_in_place(tmp_path / str(process) / "a", contents, meeting))
+    results = processes(lambda process, together: write_in_place(tmp_path / str(process) / "a", contents, together))
     for error in results:
         assert isinstance(error, CheckpointError)
         assert f"process 0: {tmp_path}/0; process 1: {tmp_path}/1" in str(error)
@@ -72,7 +57,7 @@ def test_a_directory_that_a_process_does_not_see_is_named(tmp_path, monkeypatch)
 
 
 def test_the_same_directory_is_written_to(processes, tmp_path):
-    assert processes(lambda process, meeting: meeting.check_same("directory", str(tmp_path))) == [None, None]
+    assert processes(lambda process, coordination: coordination.check_same("directory", str(tmp_path))) == [None, None]
 
 
 def test_a_model_is_on_disk_when_the_call_returns_on_any_worker(processes, tmp_path, monkeypatch):
@@ -83,25 +68,25 @@ def test_a_model_is_on_disk_when_the_call_returns_on_any_worker(processes, tmp_p
         file.write_text("weights")
         return "written"
 
-    def save(process, meeting):
-        monkeypatch.setattr("replicax.keras.saving.Meeting", lambda name, timeout_s: own[threading.get_ident()])
-        own[threading.get_ident()] = meeting
+    def save(process, coordination):
+        monkeypatch.setattr("replicax.keras.saving.Coordination", lambda name, timeout_s: own[threading.get_ident()])
+        own[threading.get_ident()] = coordination
         result = write_together(file, write, is_chief=process == 0)
         return result, file.exists()
 
-    own: dict[int, Meeting] = {}
+    own: dict[int, Coordination] = {}
     assert processes(save) == [("written", True), (None, True)]
 
 
 def test_a_model_that_cannot_be_written_is_an_error_on_all_workers(processes, monkeypatch):
-    own: dict[int, Meeting] = {}
+    own: dict[int, Coordination] = {}
 
     def write():
         raise OSError("the disk is full")
 
-    def save(process, meeting):
-        monkeypatch.setattr("replicax.keras.saving.Meeting", lambda name, timeout_s: own[threading.get_ident()])
-        own[threading.get_ident()] = meeting
+    def save(process, coordination):
+        monkeypatch.setattr("replicax.keras.saving.Coordination", lambda name, timeout_s: own[threading.get_ident()])
+        own[threading.get_ident()] = coordination
         return write_together("model.keras", write, is_chief=process == 0)
 
     first, second = processes(save)

@@ -13,8 +13,9 @@ import pytest
 
 import replicax as rx
 from replicax.checkpoint import stop_agreement
-from replicax.checkpoint.stop_agreement import Notice
+from replicax.checkpoint.stop_agreement import StopAgreement
 from replicax.errors import ArgumentError, CheckpointError, ClusterError
+from tests.cluster.fake_store import FakeStore
 
 
 def terminate() -> None:
@@ -160,35 +161,15 @@ def test_parameter_servers_are_refused(tmp_path: Path):
 # The agreement among processes, each played by a thread with a store that they share.
 
 
-class Store:
-    def __init__(self):
-        self.values: dict[str, str] = {}
-        self.changed = threading.Condition()
-
-    def publish(self, key: str, value: str) -> None:
-        with self.changed:
-            self.values[key] = value
-            self.changed.notify_all()
-
-    def published(self, key: str, timeout_ms: int) -> str | None:
-        with self.changed:
-            self.changed.wait_for(lambda: key in self.values, timeout_ms / 1000)
-            return self.values.get(key)
-
-
 @pytest.fixture
-def notices(monkeypatch: pytest.MonkeyPatch):
-    store = Store()
-    monkeypatch.setattr(stop_agreement, "publish", store.publish)
-    monkeypatch.setattr(stop_agreement, "published", store.published)
-    monkeypatch.setattr(stop_agreement.jax, "process_count", lambda: 3)
+def agreements(monkeypatch: pytest.MonkeyPatch):
+    store = FakeStore()
     made = []
 
-    def make(timeout_s: float = 10.0, processes: int = 3) -> list[Notice]:
+    def make(timeout_s: float = 10.0, processes: int = 3) -> list[StopAgreement]:
         for process in range(processes):
-            monkeypatch.setattr(stop_agreement.jax, "process_index", lambda process=process: process)
             monkeypatch.setattr(stop_agreement, "_numbers", iter([7]))
-            made.append(Notice(timeout_s=timeout_s))
+            made.append(StopAgreement(timeout_s=timeout_s, process=process, count=3, store=store))
         return made
 
     yield make
@@ -196,9 +177,9 @@ def notices(monkeypatch: pytest.MonkeyPatch):
         each.close()
 
 
-def test_workers_agree_on_one_check(notices):
+def test_workers_agree_on_one_check(agreements):
     """Each runs at its own pace, up to a few steps ahead of the others; none may pass the agreed check."""
-    workers = notices()
+    workers = agreements()
     stopped, last = [0] * 3, [0] * 3
 
     def work(worker: int) -> None:
@@ -208,7 +189,7 @@ def test_workers_agree_on_one_check(notices):
                 time.sleep(0.001)
             time.sleep(0.001 * (worker + 1))
             if worker == 2 and last[2] == 20:
-                workers[2].give()
+                workers[2].preempt()
         stopped[worker] = last[worker]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
@@ -223,9 +204,9 @@ def test_workers_agree_on_one_check(notices):
     assert not any(worker.check() for worker in workers)
 
 
-def test_a_worker_that_does_not_answer_is_named(notices):
-    first, _ = notices(timeout_s=0.5, processes=2)
-    first.give()
+def test_a_worker_that_does_not_answer_is_named(agreements):
+    first, _ = agreements(timeout_s=0.5, processes=2)
+    first.preempt()
     while not first._halted:
         time.sleep(0.01)
     with pytest.raises(CheckpointError, match="nothing was heard of process 2"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from replicax.cluster.exchange import Exchanges
+from replicax.cluster.exchange import Exchange, NumberedExchanges
 
 
 class FakeStore:
@@ -23,6 +23,13 @@ class FakeStore:
             self.values[key] = value
             self.changed.notify_all()
 
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        with self.changed:
+            if key in self.values:
+                return False
+            self.put(key, value)
+            return True
+
     def get(self, key: str, timeout_s: float) -> bytes | None:
         with self.changed:
             self.changed.wait_for(lambda: key in self.values, timeout_s)
@@ -33,13 +40,29 @@ class FakeStore:
             self.values = {k: v for k, v in self.values.items() if k != key and not k.startswith(f"{key}/")}
 
 
-def in_processes(count: int, run: Callable[[int, Exchanges], Any], timeout_s: float = 20.0) -> list[Any]:
+def in_processes(count: int, run: Callable[[int, NumberedExchanges], Any], timeout_s: float = 20.0) -> list[Any]:
     """Returns what `run(index, exchanges)` returns, or raises, in each of `count` threads."""
     store = FakeStore()
 
     def one(index: int) -> Any:
         try:
-            return run(index, Exchanges(index, count, store, timeout_s))
+            return run(index, NumberedExchanges(index, count, store, timeout_s))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def exchanging(
+    count: int, run: Callable[[int, Exchange], Any], timeout_s: float = 20.0, store: FakeStore | None = None
+) -> list[Any]:
+    """Returns what `run(process, exchange)` returns, or raises, in each of `count` threads."""
+    shared = store or FakeStore()
+
+    def one(process: int) -> Any:
+        try:
+            return run(process, Exchange("test", process, range(count), store=shared, timeout_s=timeout_s))
         except Exception as error:
             return error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,37 +16,15 @@ from replicax.data.input_options import InputOptions
 from replicax.data.input_steps import Step, StepMaker
 from replicax.data.position import Position
 from replicax.data.sources import host_batches
-from replicax.data.worker_channel import HostChannel, PassNumbers, Workers
-
-
-class MemoryStore:
-    """What the coordination service's store does, for threads."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
-
-    def put(self, key: str, value: bytes) -> None:
-        with self._changed:
-            assert key not in self.values, f"{key} is there already"
-            self.values[key] = value
-            self._changed.notify_all()
-
-    def get(self, key: str, timeout_s: float) -> bytes | None:
-        with self._changed:
-            self._changed.wait_for(lambda: key in self.values, timeout_s)
-            return self.values.get(key)
-
-    def delete(self, key: str) -> None:
-        with self._changed:
-            del self.values[key]
+from replicax.data.worker_channel import PassNumbers, WorkerChannel, Workers
+from tests.cluster.fake_store import FakeStore
 
 
 class Team:
     """Workers with so many replicas each."""
 
     def __init__(self, replicas: Sequence[int]):
-        self.store = MemoryStore()
+        self.store = FakeStore()
         names = tuple(f"worker:{i}" for i in range(len(replicas)))
         self.workers = [Workers(i, names, tuple(replicas), self.store) for i in range(len(replicas))]
         self._numbers = [PassNumbers() for _ in replicas]
@@ -64,8 +41,8 @@ class Team:
         with ThreadPoolExecutor(len(self.workers)) as pool:
             return list(pool.map(caught, self.workers))
 
-    def channel(self, workers: Workers, timeout_s: float = 20) -> HostChannel:
-        return HostChannel(workers, timeout_s, self._numbers[workers.index])
+    def channel(self, workers: Workers, timeout_s: float = 20) -> WorkerChannel:
+        return WorkerChannel(workers, timeout_s, self._numbers[workers.index])
 
     def steps(
         self,

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from replicax.cluster.exchange import ClosedError
 from replicax.data import FileSource, InputOptions
 from replicax.data.input_steps import StepMaker, share_of
 from replicax.data.position import Position
 from replicax.data.shards import grouped
-from replicax.data.worker_channel import Closed
 from replicax.errors import ArgumentError, BatchError
 from tests.data.fake_workers import Team, function_reading, parts, parts_alone, reading
 
@@ -176,7 +176,7 @@ def test_closing_wakes_a_waiting_thread():
             return None
         return channel.collect()
 
-    assert isinstance(team.each(waiting)[0], Closed)
+    assert isinstance(team.each(waiting)[0], ClosedError)
     assert time.monotonic() - begin < 2
 
 
