@@ -17,6 +17,12 @@ os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
+# Compiling is half of what the tests do, and without optimizations takes a fifth of the time. `make test-all` sets an
+# empty XLA_FLAGS, so that it runs what users run.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+)
 
 import jax
 import jax.numpy as jnp

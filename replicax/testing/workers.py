@@ -27,6 +27,7 @@ LOGS_VARIABLE = "REPLICAX_TEST_LOGS"
 _LINES_SHOWN = 80
 _SECONDS_TO_END = 2.0
 _REQUEST = "request.json"
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
 
 def free_ports(count: int) -> list[int]:
@@ -98,7 +99,7 @@ def call(
         "arguments": {name: encoded(name, value) for name, value in arguments.items()},
         "wants_result": wants_result,
     }
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # It may count devices.
+    environment = {**os.environ, "XLA_FLAGS": flags_for_workers(os.environ.get("XLA_FLAGS", ""))}
     with tempfile.TemporaryDirectory() as folder, _logs(function, log_dir, folder) as logs:
         Path(folder, _REQUEST).write_text(json.dumps(request))
         options = Options(
@@ -113,6 +114,11 @@ def call(
             raise _failure(function.__name__, outcome, timeout)
         results = [Path(folder, f"{worker}.json") for worker in range(workers)]
         return [json.loads(path.read_text()) if wants_result else None for path in results]
+
+
+def flags_for_workers(flags: str) -> str:
+    """Returns this process's `XLA_FLAGS` without the one that counts devices: workers are told theirs."""
+    return " ".join(flag for flag in flags.split() if not flag.startswith(_DEVICE_COUNT))
 
 
 def _named(function: Callable[..., Any]) -> dict[str, str]:

@@ -148,7 +148,6 @@ def job(
     for index in range(2):
         task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
         environment = {**os.environ, "TF_CONFIG": json.dumps(task), "REPLICAX_LOG_DIR": str(folder), **extra}
-        environment.pop("XLA_FLAGS", None)
         code = f"import replicax as rx; rx.config.set_virtual_devices(1); from {__name__} import train; "
         code += f"train({fault!r}, {seconds}, {stall_timeout}, {steps})"
         with open(folder / f"{index}.log", "w") as log:

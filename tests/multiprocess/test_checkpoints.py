@@ -191,7 +191,6 @@ def run_until_end(
         for index in range(2):
             task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
             environment = {**os.environ, "TF_CONFIG": json.dumps(task), "KERAS_BACKEND": "jax"}
-            environment.pop("XLA_FLAGS", None)
             command = [sys.executable, "-c", _WORKER, __file__, program.__name__, str(directory), f"{folder}/progress"]
             with open(Path(folder, f"{index}.log"), "w") as log:
                 processes.append(

@@ -56,7 +56,6 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     def start(fault: str, *options: str, workers: int = 2, stall: float = 3.0, slow: float = 60.0) -> Launched:
         environment = {**os.environ, "REPLICAX_STALL_TIMEOUT": str(stall), "REPLICAX_SLOW_TIMEOUT": str(slow)}
         environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "KERAS_BACKEND": "jax"}
-        environment.pop("XLA_FLAGS", None)
         command = [sys.executable, "-m", "replicax", "run", "--workers", str(workers), *options]
         command += ["--log-dir", str(tmp_path / "logs"), str(JOB), fault, str(tmp_path)]
         with open(tmp_path / "output.txt", "w") as output:

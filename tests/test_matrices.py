@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import itertools
+
+from tests.matrices import covering, matrix
+
+
+def test_every_pair_of_values_is_shown_by_some_case_that_always_runs():
+    axes = ["abcdefg", "xyz", "12"]
+    cases = list(itertools.product(*axes))
+    chosen = covering(cases)
+    assert chosen < set(cases)
+    for first, second in itertools.combinations(range(3), 2):
+        assert {(case[first], case[second]) for case in chosen} == set(itertools.product(axes[first], axes[second]))
+
+
+def test_cases_that_show_nothing_new_are_exhaustive_and_none_is_lost():
+    cases = matrix("ab", "xy", "12")
+    assert [case.id for case in cases] == ["-".join(case) for case in itertools.product("ab", "xy", "12")]
+    exhaustive = [case for case in cases if case.marks]
+    assert len(exhaustive) == 4
+    assert {mark.name for case in exhaustive for mark in case.marks} == {"exhaustive"}
