@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from replicax.compat.keras import sublayers
 from replicax.errors import CheckpointError
 from replicax.program.keras_state import keras_is_loaded
+from replicax.variable_access import VariableLike
 from replicax.variables import Variable
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, np.ndarray, np.generic, jax.Array)
@@ -139,7 +140,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield from getattr(value, "__dict__", {}).items()
 
 
-def is_variable(value: Any) -> bool:
+def is_variable(value: object) -> TypeGuard[VariableLike]:
     """Returns whether `value` is a variable, of replicax or of Keras."""
     if isinstance(value, Variable):
         return True

@@ -1,6 +1,6 @@
 """DTensor: meshes, layouts and global tensors, after `tf.experimental.dtensor`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from replicax.dtensor.barriers import barrier
 from replicax.dtensor.clients import (
@@ -101,5 +101,5 @@ __all__ = [
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         raise not_found(__name__, name)

@@ -1,8 +1,9 @@
-"""Putting values where a layout says: the one way onto a mesh, for plain arrays, DTensors and traced values."""
+"""Arrays in a layout: the one way onto a mesh, for plain arrays, DTensors and traced values."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -11,9 +12,13 @@ from replicax.compat.jax_tracing import is_tracing, primal_of
 from replicax.data.batch_placement import owned_copy
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import ArgumentError, LayoutError, TensorError
+from replicax.variable_access import VariableLike
+
+#: What the functions on tensors take: an array, traced or not, numbers, nested lists of numbers, or a variable.
+TensorLike: TypeAlias = "jax.typing.ArrayLike | Sequence[TensorLike] | VariableLike"
 
 
-def checked_layout(layout: Any) -> Layout:
+def checked_layout(layout: object) -> Layout:
     """Returns `layout` if it is one.
 
     Raises:
@@ -24,7 +29,7 @@ def checked_layout(layout: Any) -> Layout:
     return layout
 
 
-def is_traced(value: Any) -> bool:
+def is_traced(value: object) -> bool:
     """Returns whether `value` stands for an array in a function that JAX is tracing."""
     return isinstance(value, jax.core.Tracer)
 
@@ -37,26 +42,26 @@ def constants_are_traced() -> bool:
     return is_tracing() and is_traced(jax.numpy.zeros(()))  # Outside of any trace nothing is computed.
 
 
-def laid_out(value: Any, layout: Layout, copy: bool = False) -> jax.Array:
+def laid_out(value: TensorLike, layout: Layout, copy: bool = False) -> jax.Array:
     """Returns `value` with a layout.
 
-    Host memory goes to each device in parts, never whole; the result does not go on using it.
+    Each device gets only its shard of host memory, and the result shares no memory with the host's.
 
     Args:
         value: Array (traced or not), variable, number, or nested list of numbers.
         layout: The layout; `MATCH` keeps a dimension as it is.
-        copy: Whether the result must share no buffer with `value`.
+        copy: Whether the result must not share a buffer with `value`.
 
     Raises:
         LayoutError: The rank is another one, or, outside of traced functions, a dimension does not divide.
-        TensorError: `value` is no array.
+        TensorError: `value` is not an array.
     """
     value = as_array(value)
     if is_traced(value) or constants_are_traced():
         layout.check_rank(value.shape)
         present = primal_of(value)
         if isinstance(present, jax.Array) and not is_traced(present) and layout_of(present) is not None:
-            # Changes nothing here: the gradient of this step is the one to the input's layout.
+            # It changes nothing here, but its gradient is laid out like the input.
             value = jax.lax.with_sharding_constraint(value, present.sharding)
         return jax.lax.with_sharding_constraint(value, layout.to_sharding())
     layout = resolved(layout, value)
@@ -64,17 +69,17 @@ def laid_out(value: Any, layout: Layout, copy: bool = False) -> jax.Array:
     if isinstance(value, np.ndarray):
         value = owned_copy(value)
     elif copy:
-        value = jax.numpy.copy(value)  # device_put returns the very buffers of a value that is in place already
+        value = jax.numpy.copy(value)  # device_put returns the same buffers if they are in place already.
     return jax.device_put(value, layout.to_sharding())
 
 
-def as_array(value: Any) -> Any:
-    """Returns a value as a JAX array if it is or holds one, otherwise as a NumPy array.
+def as_array(value: TensorLike) -> jax.Array | np.ndarray:
+    """Returns a value as a JAX array if it is one or holds one, otherwise as a NumPy array.
 
     Raises:
-        TensorError: It is no array, variable or number.
+        TensorError: It is not an array, a variable or a number.
     """
-    if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):  # a variable, of replicax or Keras
+    if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):  # A variable, of replicax or Keras.
         value = value.__jax_array__()
     if isinstance(value, jax.Array) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc"):
         return value
@@ -85,7 +90,7 @@ def as_array(value: Any) -> Any:
     if not jax.numpy.isdtype(array.dtype, ("bool", "numeric")):
         raise TensorError(f"Expected an array, a variable or numbers, got {type(value).__name__}: {value!r:.100}.")
     python_numbers = not isinstance(value, (np.ndarray, np.generic))
-    if python_numbers and array.dtype.kind in "if":  # they take JAX's default dtypes
+    if python_numbers and array.dtype.kind in "if":  # Python numbers get JAX's default dtypes.
         array = array.astype(jax.dtypes.canonicalize_dtype(float if array.dtype.kind == "f" else int))
     return array
 
@@ -98,8 +103,8 @@ def layout_of(value: jax.Array | jax.ShapeDtypeStruct) -> Layout | None:
     return Layout.from_sharding(sharding, value.ndim)
 
 
-def resolved(layout: Layout, value: Any) -> Layout:
-    """Returns `layout` with each `MATCH` replaced by how `value` is cut there now.
+def resolved(layout: Layout, value: jax.Array | np.ndarray) -> Layout:
+    """Returns `layout` with each `MATCH` replaced by how `value` is sharded there now.
 
     Raises:
         LayoutError: `value` is on another mesh, or the result would use a mesh dimension twice.

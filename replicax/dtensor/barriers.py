@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +15,13 @@ from replicax.cluster.exchange import AbsentError, Exchange
 from replicax.cluster.key_value_store import Store
 from replicax.dtensor.arrays import constants_are_traced
 from replicax.dtensor.layout import Layout
-from replicax.dtensor.mesh import Mesh
+from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.errors import ArgumentError, BarrierTimeoutError, DeviceError, MeshError, ProgramError
 
 _DAY_IN_MS = 24 * 60 * 60 * 1000
 
 
-def barrier(mesh: Any, barrier_name: str | None = None, timeout_in_ms: int | None = None) -> None:
+def barrier(mesh: MeshLike, barrier_name: str | None = None, timeout_in_ms: int | None = None) -> None:
     """Returns when all clients of a mesh have called it and their devices have done what was asked of them before.
 
     Args:

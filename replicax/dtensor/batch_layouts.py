@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
+from jax.tree_util import KeyPath, PyTreeDef
 
 from replicax.data.batch_placement import device_dtype
 from replicax.data.batches import count_rows
@@ -13,15 +12,16 @@ from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh
 from replicax.dtensor.specs import MATCH, UNSHARDED, Spec
 from replicax.errors import LayoutError
+from replicax.typing import PyTree
 
 
 class BatchLayouts:
     """The layouts of a dataset's batches, checked.
 
     Args:
-        layouts: Nest like an element of the dataset, with the `Layout` of each batched leaf, or one for all.
+        layouts: Pytree like an element of the dataset, with the `Layout` of each batched leaf, or one for all.
         mesh: The dataset's mesh.
-        batch_dim: The mesh dimension (or tuple of them) that cuts the batch; None for `UNSHARDED`.
+        batch_dim: The mesh dimension (or tuple of them) that shards the batch; None for `UNSHARDED`.
         size: Number of rows of a full batch.
 
     Raises:
@@ -29,13 +29,13 @@ class BatchLayouts:
         ArgumentError: A leaf of `layouts` is not a layout.
     """
 
-    def __init__(self, layouts: Any, mesh: Mesh, batch_dim: Spec | None, size: int):
+    def __init__(self, layouts: PyTree, mesh: Mesh, batch_dim: Spec | None, size: int):
         leaves, self._treedef = jax.tree.flatten(layouts)
         self._size = size
         self._single = isinstance(layouts, Layout)
-        self._cut = [checked_layout(layout) for layout in leaves]
+        self._sharded = [checked_layout(layout) for layout in leaves]
         spec = UNSHARDED if batch_dim is None else Layout([batch_dim], mesh).sharding_specs[0]
-        for layout in self._cut:
+        for layout in self._sharded:
             _check_layout(layout, mesh, spec)
         self._parts = Layout([spec], mesh).num_shards(0)
         if size % self._parts:
@@ -43,15 +43,15 @@ class BatchLayouts:
                 f"global_batch_size={size} does not divide by {self._parts}, the size of batch_dim={batch_dim!r} of "
                 f"{mesh!r}. Use a multiple of {self._parts}."
             )
-        self._whole = [Layout([UNSHARDED, *layout.sharding_specs[1:]], mesh) for layout in self._cut]
+        self._replicated = [Layout([UNSHARDED, *layout.sharding_specs[1:]], mesh) for layout in self._sharded]
 
-    def of_batch(self, batch: Any) -> list[Layout]:
-        """Returns the layout of each leaf: cut into rows where they divide.
+    def of_batch(self, batch: PyTree) -> list[Layout]:
+        """Returns the layout of each leaf: the rows are sharded where they divide, and replicated otherwise.
 
         Raises:
             LayoutError: The layouts do not fit the structure, a rank, or a length.
         """
-        layouts = self._for_structure(batch, self._whole if count_rows(batch) % self._parts else self._cut)
+        layouts = self._for_structure(batch, self._replicated if count_rows(batch) % self._parts else self._sharded)
         for layout, (path, leaf) in zip(layouts, jax.tree_util.tree_leaves_with_path(batch), strict=True):
             if layout.rank != leaf.ndim:
                 raise LayoutError(
@@ -62,22 +62,22 @@ class BatchLayouts:
             layout.check_shape(leaf.shape)
         return layouts
 
-    def spec(self, batch: Any) -> Any:
-        """Returns what a full batch is like, given any batch that `of_batch` has checked."""
+    def spec(self, batch: PyTree) -> PyTree:
+        """Returns the structure, shapes and dtypes of a full batch, given a batch that `of_batch` has checked."""
         leaves, treedef = jax.tree.flatten(batch)
         specs = [
             jax.ShapeDtypeStruct((self._size, *leaf.shape[1:]), device_dtype(leaf.dtype), sharding=layout.to_sharding())
-            for leaf, layout in zip(leaves, self._for_structure(batch, self._cut), strict=True)
+            for leaf, layout in zip(leaves, self._for_structure(batch, self._sharded), strict=True)
         ]
         return jax.tree.unflatten(treedef, specs)
 
-    def _for_structure(self, batch: Any, layouts: list[Layout]) -> list[Layout]:
-        found: Any = jax.tree.structure(batch)
+    def _for_structure(self, batch: PyTree, layouts: list[Layout]) -> list[Layout]:
+        found: PyTreeDef = jax.tree.structure(batch)
         if self._single:
             return layouts * found.num_leaves
         if found != self._treedef:
             raise LayoutError(
-                f"`layouts` must be a nest like an element of the dataset.\n  element: {found}\n  layouts: "
+                f"`layouts` must be a pytree like an element of the dataset.\n  element: {found}\n  layouts: "
                 f"{self._treedef}"
             )
         return layouts
@@ -93,12 +93,12 @@ def _check_layout(layout: Layout, mesh: Mesh, spec: Spec) -> None:
     first = layout.sharding_specs[0]
     if first != spec and spec == UNSHARDED:
         raise LayoutError(
-            f"{layout!r} cuts the batch by {first!r}, but no batch_dim is given. Pass batch_dim={first!r}, or make the "
-            "first entry UNSHARDED if every device is to hold all rows."
+            f"{layout!r} shards the batch by {first!r}, but no batch_dim is given. Pass batch_dim={first!r}, or make "
+            "the first entry UNSHARDED so that every device holds all rows."
         )
     if first != spec:
         raise LayoutError(f"The first entry of a layout must be batch_dim={spec!r}, got {first!r} in {layout!r}.")
 
 
-def _at(path: Any) -> str:
+def _at(path: KeyPath) -> str:
     return f" at leaf {jax.tree_util.keystr(path)}" if path else ""

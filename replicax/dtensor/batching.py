@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from replicax.data.batches import count_rows, host_batch, is_array
 from replicax.data.sources import HostBatches
 from replicax.errors import BatchError
+from replicax.typing import Leaf, PyTree
 
 
-def batched(elements: HostBatches, size: int) -> Generator[Any]:
-    """Yields batches of `size` elements, the last one of what is left.
+class _Kind(NamedTuple):
+    """What all elements of a batch have in common.
 
-    A batch is in memory that the next one overwrites. Elements are copied as they come, as a source may do so too.
+    Attributes:
+        treedef: Their structure.
+        leaves: Shape and dtype of each leaf.
     """
-    expected: Any = None
+
+    treedef: PyTreeDef
+    leaves: list[tuple[tuple[int, ...], np.dtype]]
+
+
+def batched(elements: HostBatches, size: int) -> Generator[PyTree]:
+    """Yields batches of `size` elements; the last one has what is left.
+
+    The next batch overwrites the memory of this one. Each element is copied at once, since a source may overwrite it
+    too.
+    """
+    expected: _Kind | None = None
     buffers: list[np.ndarray] = []
     filled = 0
     with elements.open_source() as opened:  # Past the checks of batches: an element need not have rows.
         for index, element in enumerate(opened):
             row = host_batch(jax.tree.map(_as_row, element), f"Element {index} of the dataset")
             leaves, treedef = jax.tree.flatten(row)
-            found = treedef, [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
+            found = _Kind(treedef, [(leaf.shape[1:], leaf.dtype) for leaf in leaves])
             if expected is None:
                 expected = found
                 buffers = [np.empty((size, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
@@ -37,12 +52,12 @@ def batched(elements: HostBatches, size: int) -> Generator[Any]:
             if filled == size:
                 yield jax.tree.unflatten(treedef, buffers)
                 filled = 0
-        if filled:
-            yield expected[0].unflatten([buffer[:filled] for buffer in buffers])
+        if filled and expected is not None:
+            yield expected.treedef.unflatten([buffer[:filled] for buffer in buffers])
 
 
-def of_size(batches: HostBatches, size: int) -> Generator[Any]:
-    """Yields the batches; checks that all have `size` rows but the last, which may have fewer."""
+def of_size(batches: HostBatches, size: int) -> Generator[PyTree]:
+    """Yields the batches, and checks that each has `size` rows; the last may have fewer."""
     with contextlib.closing(iter(batches)) as opened:
         last = size
         for index, batch in enumerate(opened):
@@ -55,14 +70,14 @@ def of_size(batches: HostBatches, size: int) -> Generator[Any]:
             if last > size:
                 raise BatchError(
                     f"Batch {index} of the dataset has {last} rows, more than global_batch_size={size}. A dataset that "
-                    "is batched already yields global batches: give their size as global_batch_size."
+                    "is batched already yields global batches: pass their size as global_batch_size."
                 )
             yield batch
 
 
-def _as_row(leaf: Any) -> Any:
-    """Returns a leaf of an element as a batch of one row; what is no array as it is, for `host_batch` to refuse."""
-    if isinstance(leaf, np.ndarray) or hasattr(leaf, "unsqueeze"):  # torch's share their memory
+def _as_row(leaf: Leaf) -> Leaf:
+    """Returns a leaf of an element as a batch of one row. What is not an array stays, for `host_batch` to refuse."""
+    if isinstance(leaf, np.ndarray) or hasattr(leaf, "unsqueeze"):  # A torch tensor: the row shares its memory.
         return leaf[None]
     if is_array(leaf) or isinstance(leaf, (bool, int, float, complex)):
         with contextlib.suppress(TypeError, ValueError, RuntimeError):
@@ -70,7 +85,7 @@ def _as_row(leaf: Any) -> Any:
     return leaf
 
 
-def _check_element(index: int, found: Any, expected: Any) -> None:
+def _check_element(index: int, found: _Kind, expected: _Kind) -> None:
     if found != expected:
         before, now = (
             f"{treedef} of " + ", ".join(f"{dtype}{list(shape)}" for shape, dtype in leaves)
@@ -78,5 +93,5 @@ def _check_element(index: int, found: Any, expected: Any) -> None:
         )
         raise BatchError(
             f"Element {index} of the dataset differs in structure, shape or dtype from the elements before it.\n"
-            f"  before: {before}\n  element {index}: {now}\nOnly equal ones make a batch: pad them to one shape."
+            f"  before: {before}\n  element {index}: {now}\nA batch needs equal elements: pad them to one shape."
         )

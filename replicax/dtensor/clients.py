@@ -1,16 +1,16 @@
 """Clients: the processes that together run one program over the devices of all of them.
 
 Each client runs the same program. The environment tells it who it is (see `environment.py`), and JAX's coordination
-service (`jax.distributed`) connects them. Nothing is remembered here: whether clients are connected, JAX knows.
+service (`jax.distributed`) connects them. This module keeps no state: JAX knows whether the clients are connected.
 """
 
 from __future__ import annotations
 
-import math
 import os
 
 import jax
 
+from replicax.checks import checked_seconds, is_int
 from replicax.cluster.own_address import own_ip
 from replicax.cluster.runtime import connect
 from replicax.compat.jax_processes import backends_have_started
@@ -27,7 +27,7 @@ _SECONDS_BETWEEN_SIGNS_OF_LIFE = {True: 100, False: 10 * 365 * 24 * 60 * 60}
 
 
 def client_id() -> int:
-    """Returns the number of this client: what JAX says once clients are connected, else `DTENSOR_CLIENT_ID` or 0.
+    """Returns the id of this client: what JAX says once clients are connected, otherwise `DTENSOR_CLIENT_ID` or 0.
 
     Raises:
         ArgumentError: The environment is malformed (see `client_settings`), also in the functions below.
@@ -36,7 +36,7 @@ def client_id() -> int:
 
 
 def num_clients() -> int:
-    """Returns the number of clients: what JAX says once clients are connected, else the length of `DTENSOR_JOBS`."""
+    """Returns the number of clients: JAX's once clients are connected, otherwise the length of `DTENSOR_JOBS`."""
     return jax.process_count() if jax.distributed.is_initialized() else client_settings(os.environ).num_clients
 
 
@@ -54,7 +54,7 @@ def full_job_name(task_id: int | None = None) -> str:
     """Returns the name of a client as TensorFlow writes it, such as `"worker/replica:0/task:1"`.
 
     Args:
-        task_id: Number of the client; by default this one's.
+        task_id: Id of the client; by default this one's.
 
     Raises:
         ArgumentError: There is no such client.
@@ -67,14 +67,15 @@ def full_job_name(task_id: int | None = None) -> str:
 def heartbeat_enabled() -> bool:
     """Returns whether clients watch each other (`DTENSOR_ENABLE_HEARTBEAT`, on by default).
 
-    If they do, all end within about 100 s when one of them dies; else they wait for it until their own deadlines.
+    If they do and one of them dies, all others end within about 100 s; otherwise they wait for it until their
+    deadlines.
     """
     return client_settings(os.environ).heartbeat
 
 
 def _check_client(client: int, clients: int) -> None:
-    if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < clients:
-        raise ArgumentError(f"Clients have the numbers 0 to {clients - 1}, got {client!r}.")
+    if not is_int(client) or not 0 <= client < clients:
+        raise ArgumentError(f"The ids of clients are 0 to {clients - 1}, got {client!r}.")
 
 
 # Devices.
@@ -85,7 +86,7 @@ def local_devices(device_type: str, for_client_id: int | None = None) -> list[ja
 
     Args:
         device_type: `"cpu"`, `"gpu"` or `"tpu"`.
-        for_client_id: Number of the client; by default this one.
+        for_client_id: Id of the client; by default this one's.
 
     Raises:
         DeviceError: `device_type` is none of those.
@@ -112,7 +113,7 @@ def num_global_devices(device_type: str) -> int:
 
 
 def preferred_device_type() -> str:
-    """Returns the best type of device that there is: `"tpu"` over `"gpu"` over `"cpu"`."""
+    """Returns the best type of device that exists here: `"tpu"` over `"gpu"` over `"cpu"`."""
     return next(device_type for device_type in _DEVICE_TYPES if global_devices(device_type))
 
 
@@ -140,11 +141,11 @@ def initialize_accelerator_system(
     """Starts the devices, and connects this client with the others if `DTENSOR_JOBS` names several.
 
     Call it at the top of the program, before anything creates an array or asks for devices. With several clients it
-    returns when all have called it. A program of one client need not call it, and may call it again.
+    returns when all have called it. A program with one client need not call it, and may call it more than once.
 
     Args:
-        device_type: `"cpu"`, `"gpu"` or `"tpu"`; by default the best there is.
-        num_logical_cpu_devices: How many virtual CPU devices to make, as `rx.config.set_virtual_devices` does.
+        device_type: `"cpu"`, `"gpu"` or `"tpu"`; by default the best that exists here.
+        num_logical_cpu_devices: Number of virtual CPU devices to create, as `rx.config.set_virtual_devices` does.
         timeout_s: How long to wait for the other clients, in seconds.
 
     Returns:
@@ -159,8 +160,7 @@ def initialize_accelerator_system(
             another one.
     """
     settings = client_settings(os.environ)
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
-        raise ArgumentError(f"`timeout_s` is a positive number of seconds, got {timeout_s!r}.")
+    timeout_s = checked_seconds("timeout_s", timeout_s)
     if jax.distributed.is_initialized():
         raise ContextError(
             "The clients are connected already. Call initialize_accelerator_system once, or "
@@ -187,7 +187,7 @@ def initialize_accelerator_system(
 
 
 def shutdown_accelerator_system() -> None:
-    """Disconnects the clients; waits until all have called it. Without other clients it does nothing.
+    """Disconnects the clients, after all have called it. With one client it does nothing.
 
     A process cannot connect a second time, because JAX cannot start its devices again.
 

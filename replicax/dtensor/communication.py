@@ -1,4 +1,4 @@
-"""What a function sends between devices, read from its compiled program."""
+"""What a function sends between devices, as its compiled program says."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 
 from replicax.errors import ArgumentError, ProgramError
 from replicax.program.function import Function, function
 from replicax.shown import html_table
+from replicax.typing import PyTree, PyTreeFunction
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # What a device sends when n of them use the standard ring algorithm, and each starts with `payload` bytes.
 _SENT: dict[str, Callable[[int, int], float]] = {
@@ -51,17 +55,16 @@ class Collective:
 class CommunicationReport:
     """The collectives of a compiled program; `print` shows them as a table.
 
-    A collective in a loop counts once: how often it runs is not known before the program does. Branches of a
-    conditional all count.
+    A collective in a loop counts once, since nobody knows how often it will run. All branches of a conditional count.
 
-    *Payload* is what a device puts in: the bytes of the operands, which are its part of the tensor. *Sent* is what a
+    *Payload* is what a device puts in: the bytes of the operands, which are its shard of the tensor. *Sent* is what a
     device sends in a group of `n` devices if the ring algorithms are used: 2(n-1)/n of the payload for an all-reduce,
     (n-1)/n for a reduce-scatter and an all-to-all, n-1 times the payload for an all-gather (which is (n-1)/n of what
     comes out), the payload itself for a collective-permute and a collective-broadcast. The backend may use other
     algorithms.
 
     Attributes:
-        collectives: The collectives, as the compiled program lists them. One that joins several arrays is one.
+        collectives: The collectives, as the compiled program lists them. One that joins several arrays counts once.
         num_devices: Number of devices that the program is for.
     """
 
@@ -122,7 +125,7 @@ class CommunicationReport:
         headings, *rows = self._table()
         return html_table(headings, rows, caption=f"one of {self.num_devices} devices")
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> Table:
         from rich.table import Table
 
         headings, *rows = self._table()
@@ -134,10 +137,10 @@ class CommunicationReport:
         return table
 
 
-def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> CommunicationReport:
+def communication(fn: PyTreeFunction, *args: PyTree, **kwargs: PyTree) -> CommunicationReport:
     """Compiles a function for some arguments, without running it, and reports what it sends between devices.
 
-    The report tells what XLA has made of the layouts: an `all-gather` that nobody asked for shows here.
+    The report shows what XLA made of the layouts, for instance an `all-gather` that nobody asked for.
 
     Args:
         fn: An `rx.function`, a function that `jax.jit` has made, or any other function that `rx.function` can wrap.
@@ -160,20 +163,20 @@ def communication(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Communic
     compiler = fn if isinstance(fn, (Function, jax.stages.Wrapped)) else function(fn)
     text = compiler.lower(*args, **kwargs).compile().as_text()
     if text is None:
-        raise ProgramError(f"The {jax.default_backend()!r} backend does not show what it has compiled.")
+        raise ProgramError(f"The {jax.default_backend()!r} backend does not show its compiled programs.")
     return report_of(text)
 
 
 def report_of(hlo: str) -> CommunicationReport:
-    """Returns the report on a compiled program, given as the text of its optimised HLO."""
+    """Returns the report on a compiled program from the text of its optimised HLO."""
     num_devices = _num_devices(hlo)
     instructions = list(_instructions(hlo))
     types = {(each.computation, each.name): each.type for each in instructions}
     in_loops = _computations_in_loops(instructions)
     collectives = []
     for each in instructions:
-        # An asynchronous one is a pair, `-start` and `-done`. Written as `async-start(...), calls=%c` it is found in
-        # the computation `c`.
+        # An asynchronous collective is a pair, `-start` and `-done`. If it is written as `async-start(...), calls=%c`,
+        # it is found in the computation `c`.
         kind = each.opcode.removesuffix("-start")
         if kind in _SENT:
             payload = sum(_bytes_of(types.get((each.computation, name), "")) for name in each.operand_names())

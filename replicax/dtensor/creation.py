@@ -1,13 +1,13 @@
-"""Creating tensors in their layout: each device computes its own part, so that none ever holds the whole."""
+"""Creating tensors in their layout: each device computes its own shard, and none holds the whole tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 from replicax.compat.jax import is_random_key
 from replicax.dtensor.arrays import checked_layout, constants_are_traced, is_traced, laid_out
@@ -15,26 +15,27 @@ from replicax.dtensor.layout import Layout
 from replicax.errors import ArgumentError, LayoutError
 from replicax.program.function import WeakProgramCaches
 from replicax.program.nest import Structure, is_array
+from replicax.typing import Leaf, PyTree, PyTreeFunction
 
 Seed = int | Sequence[int] | jax.Array
 
 
-def call_with_layout(fn: Callable[..., Any], layout: Layout | None, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function so that its results are made in a layout.
+def call_with_layout(fn: PyTreeFunction, layout: Layout | None, *args: PyTree, **kwargs: PyTree) -> PyTree:
+    """Calls a function so that its results have a layout.
 
-    The function is compiled as one program whose results have the layout, so that a large result is never whole on one
-    device. Arrays among the arguments are inputs of the program; anything else (shapes, numbers, dtypes) is fixed in
-    it. In a traced function the results are relaid.
+    The function is compiled as one program whose results have the layout, so that no device holds the whole of a large
+    result. Arrays among the arguments are inputs of the program; anything else (shapes, numbers, dtypes) is a constant
+    in it. In a traced function the results are laid out with `relayout`.
 
     Args:
-        fn: A function that JAX can trace, returning a nest of arrays.
+        fn: A function that JAX can trace, returning a pytree of arrays.
         layout: The layout of each array that `fn` returns; None calls `fn` as it is.
         *args: Arguments of `fn`.
         **kwargs: Arguments of `fn`.
 
     Raises:
         LayoutError: A result has another rank, or a dimension that does not divide, or an argument lives elsewhere.
-        ArgumentError: `fn` is not callable, or returns something else than arrays.
+        ArgumentError: `fn` is not callable, or does not return arrays.
 
     Example:
         >>> from replicax.dtensor import UNSHARDED, create_mesh
@@ -46,10 +47,10 @@ def call_with_layout(fn: Callable[..., Any], layout: Layout | None, *args: Any, 
         raise ArgumentError(f"call_with_layout calls a function, got {type(fn).__name__}: {fn!r:.100}.")
     if layout is None:
         return fn(*args, **kwargs)
-    return _made(fn, checked_layout(layout), args, kwargs)
+    return _call(fn, checked_layout(layout), args, kwargs)
 
 
-def _made(fn: Callable[..., Any], layout: Layout | None, args: Any, kwargs: Any) -> Any:
+def _call(fn: PyTreeFunction, layout: Layout | None, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
     """Calls `fn` as one program, or as a part of the one that is being traced."""
     leaves, treedef = jax.tree_util.tree_flatten((args, kwargs))
     if any(map(is_traced, leaves)) or constants_are_traced():
@@ -62,31 +63,31 @@ def _made(fn: Callable[..., Any], layout: Layout | None, args: Any, kwargs: Any)
     return _program(fn, layout, Structure(treedef, static, len(leaves)))(arrays)
 
 
-def _check_devices(arrays: list[Any], layout: Layout) -> None:
+def _check_devices(arrays: Sequence[jax.Array | np.ndarray], layout: Layout) -> None:
     devices = set(layout.mesh.global_devices())
     for array in arrays:
         if isinstance(array, jax.Array) and array.committed and array.sharding.device_set != devices:
             raise LayoutError(
-                f"An argument of the function lives on {array.sharding!r:.200}, the result is to be made on "
+                f"An argument of the function lives on {array.sharding!r:.200}, but the result is to be made on "
                 f"{layout.mesh!r}. Move it there first: copy_to_mesh(argument, a layout of that mesh)."
             )
 
 
-_PROGRAMS = WeakProgramCaches()
+_PROGRAMS = WeakProgramCaches[PyTreeFunction]()
 
 
-def _program(fn: Callable[..., Any], layout: Layout | None, structure: Structure) -> Any:
-    """Returns `fn` as a compiled function of its arrays, the same one for the same other arguments."""
+def _program(fn: PyTreeFunction, layout: Layout | None, structure: Structure) -> PyTreeFunction:
+    """Returns `fn` as a compiled function of its arrays, from a cache if the other arguments are the same."""
 
-    def make(get_fn: Callable[[], Callable[..., Any]]) -> Any:
-        def laid_out_results(arrays: list[Any]) -> Any:
+    def make(get_fn: Callable[[], PyTreeFunction]) -> PyTreeFunction:
+        def laid_out_results(arrays: list[jax.Array | np.ndarray]) -> PyTree:
             args, kwargs = structure.rebuild(arrays)
             results = get_fn()(*args, **kwargs)
             return jax.tree_util.tree_map(lambda result: _checked(result, layout), results)
 
         return jax.jit(laid_out_results, out_shardings=None if layout is None else layout.to_sharding())
 
-    # With their types and signs: 1, 1.0 and True are equal, and 0.0 and -0.0, but make different programs.
+    # With types and signs: 1, 1.0 and True are equal, like 0.0 and -0.0, but they make different programs.
     static = tuple((i, type(leaf), repr(leaf) if isinstance(leaf, float) else leaf) for i, leaf in structure.static)
     variant = (layout, structure.treedef, static)
     try:
@@ -96,21 +97,26 @@ def _program(fn: Callable[..., Any], layout: Layout | None, structure: Structure
     return _PROGRAMS.get(fn, variant, make)
 
 
-def _checked(result: Any, layout: Layout | None) -> jax.Array:
+def _checked(result: Leaf, layout: Layout | None) -> jax.Array:
     if not is_array(result):
-        raise ArgumentError(f"A function called with a layout returns arrays, got {type(result).__name__}.")
+        raise ArgumentError(f"A function called with a layout must return arrays, got {type(result).__name__}.")
     if layout is not None:
         layout.check_shape(result.shape)
     return result
 
 
 def stateless_uniform(
-    shape: Sequence[int], seed: Seed, minval: Any = 0, maxval: Any = 1, dtype: Any = jnp.float32, layout: Any = None
+    shape: Sequence[int],
+    seed: Seed,
+    minval: ArrayLike = 0,
+    maxval: ArrayLike = 1,
+    dtype: DTypeLike = jnp.float32,
+    layout: Layout | None = None,
 ) -> jax.Array:
     """Returns random numbers, uniform in `[minval, maxval)`.
 
-    The numbers depend on the seed, shape and dtype only, never on the layout. (TensorFlow's differ where the result is
-    cut.) They are made with the counter-based generator Threefry of Salmon et al., "Parallel Random Numbers: As Easy as
+    The numbers depend only on the seed, shape and dtype, never on the layout. (TensorFlow's differ if the result is
+    sharded.) They come from the counter-based generator Threefry of Salmon et al., "Parallel Random Numbers: As Easy as
     1, 2, 3" (2011), so that each device makes its own. (Inside a larger compiled function XLA may fuse the last
     multiplication and addition into one, which rounds once instead of twice.)
 
@@ -123,7 +129,7 @@ def stateless_uniform(
         layout: Layout of the result; by default a plain array.
 
     Raises:
-        ArgumentError: `seed` is none of those.
+        ArgumentError: `seed` is not one of these.
         LayoutError: The layout does not fit the shape.
     """
     draw = jax.random.randint if jnp.issubdtype(dtype, jnp.integer) else jax.random.uniform
@@ -131,42 +137,60 @@ def stateless_uniform(
 
 
 def stateless_normal(
-    shape: Sequence[int], seed: Seed, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = jnp.float32, layout: Any = None
+    shape: Sequence[int],
+    seed: Seed,
+    mean: ArrayLike = 0.0,
+    stddev: ArrayLike = 1.0,
+    dtype: DTypeLike = jnp.float32,
+    layout: Layout | None = None,
 ) -> jax.Array:
     """Returns random numbers from a normal distribution; otherwise like `stateless_uniform`."""
     return _drawn(_normal, shape, seed, layout, mean=mean, stddev=stddev, dtype=np.dtype(dtype))
 
 
 def stateless_truncated_normal(
-    shape: Sequence[int], seed: Seed, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = jnp.float32, layout: Any = None
+    shape: Sequence[int],
+    seed: Seed,
+    mean: ArrayLike = 0.0,
+    stddev: ArrayLike = 1.0,
+    dtype: DTypeLike = jnp.float32,
+    layout: Layout | None = None,
 ) -> jax.Array:
     """Returns normal random numbers within two standard deviations; otherwise like `stateless_uniform`."""
     return _drawn(_truncated_normal, shape, seed, layout, mean=mean, stddev=stddev, dtype=np.dtype(dtype))
 
 
-def _drawn(draw: Callable[..., jax.Array], shape: Sequence[int], seed: Seed, layout: Any, **parameters: Any) -> Any:
-    # Partitionable: a device can make its part of the numbers alone, and they are those of any other layout.
+def _drawn(
+    draw: Callable[..., jax.Array],
+    shape: Sequence[int],
+    seed: Seed,
+    layout: Layout | None,
+    **parameters: ArrayLike | np.dtype,
+) -> jax.Array:
+    # Partitionable: a device can make its shard of the numbers alone, and they are the same in any layout.
     with jax.threefry_partitionable(True):
         layout = None if layout is None else checked_layout(layout)
         key = _key(seed)
-        if layout is not None:  # JAX makes keys on the default mesh, and a user may have put one anywhere.
+        if layout is not None:  # JAX makes keys on the default mesh, and a user's key may be anywhere.
             key = laid_out(key, Layout.replicated(layout.mesh, key.ndim))
-        # A program without a layout too: operation by operation, the numbers would be rounded once more.
-        return _made(draw, layout, (key, tuple(shape)), parameters)
+        # One program, also without a layout: operation by operation, the numbers would be rounded once more.
+        return _call(draw, layout, (key, tuple(shape)), parameters)
 
 
-def _normal(key: jax.Array, shape: tuple[int, ...], mean: Any, stddev: Any, dtype: Any) -> jax.Array:
-    return mean + stddev * jax.random.normal(key, shape, dtype)
+def _normal(key: jax.Array, shape: tuple[int, ...], mean: ArrayLike, stddev: ArrayLike, dtype: np.dtype) -> jax.Array:
+    return jnp.asarray(mean + stddev * jax.random.normal(key, shape, dtype))
 
 
-def _truncated_normal(key: jax.Array, shape: tuple[int, ...], mean: Any, stddev: Any, dtype: Any) -> jax.Array:
-    return mean + stddev * jax.random.truncated_normal(key, -2, 2, shape, dtype)
+def _truncated_normal(
+    key: jax.Array, shape: tuple[int, ...], mean: ArrayLike, stddev: ArrayLike, dtype: np.dtype
+) -> jax.Array:
+    return jnp.asarray(mean + stddev * jax.random.truncated_normal(key, -2, 2, shape, dtype))
 
 
 def _key(seed: Seed) -> jax.Array:
     if is_random_key(seed):
         return seed
-    numbers: Any = seed if isinstance(seed, jax.Array) else np.asarray(seed)
+    numbers: jax.Array | np.ndarray = seed if isinstance(seed, jax.Array) else np.asarray(seed)
     if numbers.dtype.kind not in "iu" or numbers.shape not in ((), (2,)):
         raise ArgumentError(f"A seed is an int, a pair of ints or a JAX random key, got {seed!r:.100}.")
     if numbers.shape == ():

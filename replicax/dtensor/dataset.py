@@ -1,11 +1,10 @@
-"""Datasets of DTensors: global batches, cut over a mesh as layouts say."""
+"""Datasets of DTensors: global batches, sharded over a mesh as layouts say."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable
 from itertools import islice
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,46 +19,48 @@ from replicax.data.sources import HostBatches, check_batch_size, host_batches, i
 from replicax.dtensor.batch_layouts import BatchLayouts
 from replicax.dtensor.batching import batched, of_size
 from replicax.dtensor.layout import Layout
-from replicax.dtensor.mesh import Mesh
+from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.dtensor.specs import Spec
 from replicax.errors import ArgumentError, BatchError
 from replicax.migration import AdvisedContract, called_as
+from replicax.typing import PyTree
 
 
-class DTensorDataset(AdvisedContract, Iterable[Any]):
-    """A dataset whose elements are global batches over a mesh: nests of DTensors.
+class DTensorDataset(AdvisedContract, Iterable[PyTree]):
+    """A dataset whose elements are global batches over a mesh: pytrees of DTensors.
 
-    Each iteration is a new pass over the source. Batches keep the source's order: on a mesh dimension that cuts the
-    batch into k parts, part i of the t-th batch are its rows `i * size / k` and following.
+    Each iteration is a new pass over the source. Batches keep the order of the source: if a mesh dimension of
+    size k shards the batch, its shard i begins at row `i * size / k`.
 
-    Every client (process) passes the same dataset, in the same order; each puts only its own devices' rows on them.
+    Every client (process) passes the same dataset, in the same order, and puts only the rows of its own devices on
+    them.
 
     Args:
-        dataset: Where the elements come from. Arrays, or a nest of them that is not a list: their rows. Anything else
+        dataset: Where the elements come from. Arrays, or a pytree of them that is not a list: their rows. Anything else
             that yields elements: a list, a Grain dataset or `DataLoader`, a torch `Dataset` or `DataLoader`, a
             `tf.data.Dataset`, an object with `__len__` and `__getitem__`, or a function without arguments that returns
-            one of these or a generator. An element is a nest of arrays and numbers. An iterator can be passed over
-            once.
+            one of these or a generator. An element is a pytree of arrays and numbers. An iterator allows one
+            pass only.
         mesh: The mesh: a `Mesh`, a `jax.sharding.Mesh` or a `keras.distribution.DeviceMesh`.
-        layouts: Nest like an element, with the `Layout` of each batched leaf: its rank is one more than the element's.
-            A single layout is for all leaves.
+        layouts: Pytree like an element, with the `Layout` of each batched leaf: its rank is one more than the
+            element's. A single layout is for all leaves.
         global_batch_size: Number of rows of a batch, over all devices and clients.
-        dataset_already_batched: Whether the dataset yields batches. They are global ones: of `global_batch_size` rows,
-            only the last may have fewer. (TensorFlow wants them in the size that one device gets.)
-        batch_dim: The mesh dimension (or tuple of them) that cuts the batch: the first entry of every layout. None if
-            every device gets whole batches: then that entry is `UNSHARDED`.
+        dataset_already_batched: Whether the dataset yields batches. They are global batches of `global_batch_size`
+            rows; only the last may have fewer. (TensorFlow wants them in the size that one device gets.)
+        batch_dim: The mesh dimension (or tuple of them) that shards the batch: the first entry of every layout. None if
+            every device gets whole batches; then that entry is `UNSHARDED`.
         prefetch: How many batches a background thread keeps ready on the devices; 0 or None prepares each one when it
             is asked for.
         remainder: What happens to a last batch with fewer rows. `"exact"` loses nothing: if the rows do not divide,
-            the dimension of the batch is left whole in this batch, so that each device holds all its rows. `"drop"`
+            the batch dimension is replicated in this batch, so that each device holds all its rows. `"drop"`
             leaves the batch out, as TensorFlow does.
 
     Raises:
         LayoutError: The layouts do not have the structure of the elements, the rank of a batch, or the mesh; a first
             entry is not `batch_dim`; `batch_dim` is not a dimension of the mesh or does not divide
-            `global_batch_size`. Where elements are known only by looking, it is raised in the first pass.
+            `global_batch_size`. If elements are known only by looking, it is raised in the first pass.
         ArgumentError: An argument has the wrong type or value.
-        BatchError: Arrays were given that disagree in their number of rows, or have none (or too few, if dropped).
+        BatchError: The given arrays disagree in their number of rows, or have none (or too few, if dropped).
 
     Example:
         >>> from replicax.dtensor import create_mesh
@@ -74,10 +75,10 @@ class DTensorDataset(AdvisedContract, Iterable[Any]):
     @called_as("tf.experimental.dtensor.DTensorDataset")
     def __init__(
         self,
-        dataset: Any,
+        dataset: PyTree | Iterable[PyTree] | Callable[[], Iterable[PyTree]],
         *,
-        mesh: Any,
-        layouts: Any,
+        mesh: MeshLike,
+        layouts: PyTree,
         global_batch_size: int,
         dataset_already_batched: bool = False,
         batch_dim: Spec | None = None,
@@ -88,8 +89,8 @@ class DTensorDataset(AdvisedContract, Iterable[Any]):
         self._size = check_batch_size(global_batch_size, "global_batch_size")
         self._layouts = BatchLayouts(layouts, Mesh.of(mesh), batch_dim, self._size)
         self._batches, self._count_rows = _source_of(dataset, self._size, dataset_already_batched)
-        self._spec: Any = None
-        self._peeked_pass: Generator[tuple[Any, list[Layout]]] | None = None
+        self._spec: PyTree = None
+        self._peeked_pass: Generator[tuple[PyTree, list[Layout]]] | None = None
         if is_nest(dataset):
             self._look_at_first()
 
@@ -100,16 +101,16 @@ class DTensorDataset(AdvisedContract, Iterable[Any]):
         return DistributedIterator(steps, spec=lambda: self._spec)
 
     def __bool__(self) -> bool:
-        return True  # Else Python would ask `__len__`, which not every dataset knows.
+        return True  # Otherwise Python would call `__len__`, which fails if the length is not known.
 
     def __len__(self) -> int:
-        """Number of batches of a pass, where the source has a length.
+        """Number of batches of a pass, if the source has a length.
 
         A Grain dataset with a `filter` counts what the filter takes away. With remainder="drop" and a dataset that is
-        batched already, the last batch is counted, whatever its size.
+        batched already, the last batch counts, whatever its size.
 
         Raises:
-            ArgumentError: The source does not know (it is a TypeError too).
+            ArgumentError: The source has no length (the error is a TypeError too).
         """
         if self._count_rows is None:
             return len(self._batches)
@@ -117,11 +118,11 @@ class DTensorDataset(AdvisedContract, Iterable[Any]):
         return rows // self._size if self._options.remainder == "drop" else -(-rows // self._size)
 
     @property
-    def element_spec(self) -> Any:
-        """What a full batch is like: a nest of `jax.ShapeDtypeStruct`, with the global shape and the sharding.
+    def element_spec(self) -> PyTree:
+        """What a full batch is like: a pytree of `jax.ShapeDtypeStruct`, with the global shape and the sharding.
 
-        Before the first pass the source is opened to look at its first batch. No data is lost: an iterator's first
-        batch is kept for the coming pass; other sources start anew.
+        Before the first pass this opens the source to look at its first batch. No data is lost: the first batch of an
+        iterator is kept for the next pass, and other sources start anew.
 
         Raises:
             BatchError: There is no batch.
@@ -133,7 +134,7 @@ class DTensorDataset(AdvisedContract, Iterable[Any]):
     def _look_at_first(self) -> None:
         self._peeked_pass = peek(self._open_pass(), keep=self._batches.one_shot)
 
-    def _open_pass(self) -> Generator[tuple[Any, list[Layout]]]:
+    def _open_pass(self) -> Generator[tuple[PyTree, list[Layout]]]:
         """Opens the source and yields its batches on the host, each with the layouts of its leaves."""
         kept = dropped = 0
         with contextlib.closing(of_size(self._batches, self._size)) as batches:
@@ -153,11 +154,11 @@ class DTensorDataset(AdvisedContract, Iterable[Any]):
         if dropped:
             raise BatchError(
                 f"remainder='drop' left nothing of this dataset: it has fewer than global_batch_size={self._size} "
-                "rows. Use a smaller one or remainder='exact'."
+                "rows. Use a smaller batch size or remainder='exact'."
             )
         check_may_be_empty(gave_batches_before=self._spec is not None)
 
-    def _place(self, batches: Generator[tuple[Any, list[Layout]]]) -> Generator[Any]:
+    def _place(self, batches: Generator[tuple[PyTree, list[Layout]]]) -> Generator[PyTree]:
         with contextlib.closing(batches):
             for batch, layouts in batches:
                 leaves, treedef = jax.tree.flatten(batch)
@@ -167,15 +168,16 @@ class DTensorDataset(AdvisedContract, Iterable[Any]):
 # Batches on the host.
 
 
-def _source_of(dataset: Any, size: int, already_batched: bool) -> tuple[HostBatches, Callable[[], int] | None]:
-    """Returns the batches of a dataset and what counts its rows, None where only its batches can be counted."""
+def _source_of(dataset: PyTree, size: int, already_batched: bool) -> tuple[HostBatches, Callable[[], int] | None]:
+    """Returns the batches of a dataset and a function that counts its rows; None if only batches can be counted."""
     if isinstance(dataset, DTensorDataset):
-        raise ArgumentError("This dataset is one of DTensors already; pass the dataset that it was made from.")
+        raise ArgumentError("This is a DTensorDataset already; pass the dataset that it was made from.")
     if is_nest(dataset):
         if already_batched:
             raise ArgumentError(
-                f"dataset_already_batched=True is for a dataset that yields batches, but a {type(dataset).__name__} of "
-                "arrays is their rows: leave it out. (If it is a collection of batches, make it a list.)"
+                "dataset_already_batched=True is for a dataset that yields batches, but this one yields the rows of "
+                f"its arrays ({type(dataset).__name__}): leave it out. (If it is a collection of batches, make it a "
+                "list.)"
             )
         rows = count_rows(host_batch(dataset, "The dataset"))
         return host_batches(dataset, size), lambda: rows
@@ -190,11 +192,11 @@ def _source_of(dataset: Any, size: int, already_batched: bool) -> tuple[HostBatc
 
 
 def _placed(leaves: list[np.ndarray], layouts: list[Layout]) -> list[jax.Array]:
-    """Puts arrays on the devices of a mesh: on those of this process, each its part. One transfer for all."""
+    """Puts the shards of arrays on the devices of this process, in one transfer."""
     shardings = [layout.to_sharding() for layout in layouts]
     if shardings[0].is_fully_addressable:
         return jax.device_put([owned_copy(leaf) for leaf in leaves], shardings)
-    # Given a whole array and devices of other processes too, device_put would ask those whether theirs is equal.
+    # With a whole array and devices of other processes, device_put would ask these whether their array is equal.
     indices = [
         sharding.addressable_devices_indices_map(leaf.shape) for leaf, sharding in zip(leaves, shardings, strict=True)
     ]

@@ -1,27 +1,26 @@
-"""The default mesh: the one that layouts made without a mesh are for."""
+"""The default mesh: layouts that are made without a mesh are for it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
 import replicax.context as context
 from replicax.dtensor.arrays import constants_are_traced
-from replicax.dtensor.mesh import Mesh
+from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.runtime.devices import device_name as name_of
 
 
 @contextlib.contextmanager
-def default_mesh(mesh: Any) -> Iterator[Mesh]:
-    """Makes `mesh` the default one inside a `with` block; however the block ends, the previous one comes back.
+def default_mesh(mesh: MeshLike) -> Iterator[Mesh]:
+    """Makes `mesh` the default one inside a `with` block, and restores the previous one at the end of the block.
 
-    Layouts made without a mesh are for it. New arrays that no layout places (`jnp.ones`, `jnp.array`) are made on it,
-    replicated, and a bare `jax.sharding.PartitionSpec` names its dimensions: it is JAX's own mesh too
-    (`jax.set_mesh`), so that inside the block it computes on these devices only: use arrays of another mesh outside.
-    In a function that is being traced only the first of these holds.
+    Layouts that are made without a mesh are for the default one. It is JAX's own mesh too (`jax.set_mesh`): new arrays
+    without a layout (`jnp.ones`, `jnp.array`) are replicated over it, a bare `jax.sharding.PartitionSpec` names its
+    dimensions, and JAX computes on its devices only, so use arrays of another mesh outside of the block. In a function
+    that is being traced, only the first sentence holds.
 
     Raises:
         MeshError: `mesh` is not a mesh.
@@ -38,11 +37,11 @@ run_on = default_mesh
 
 
 def get_default_mesh() -> Mesh | None:
-    """Returns the mesh of the enclosing `default_mesh`, None outside of every one."""
+    """Returns the mesh of the enclosing `default_mesh` block; None outside of any."""
     return context.current().default_mesh
 
 
 def device_name() -> str:
-    """Returns the name of the device on which arrays are made that no mesh or layout places, such as `"cpu:0"`."""
+    """Returns the name of the device, such as `"cpu:0"`, on which JAX makes arrays that have no mesh and no layout."""
     with jax.ensure_compile_time_eval():  # in a traced function too
         return name_of(jax.device_put(0).devices().pop())

@@ -1,4 +1,4 @@
-"""The environment variables that tell the clients of a program who they are."""
+"""The environment variables that tell each client of a program its id."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def client_settings(environment: Mapping[str, str]) -> ClientSettings:
 
     Args:
         environment: Such as `os.environ`. A variable that is empty counts as not set.
-            `DTENSOR_JOBS`: comma-separated `host:port`, one for each client; at the first one clients meet.
+            `DTENSOR_JOBS`: comma-separated `host:port`, one for each client; the clients meet at the first one.
             `DTENSOR_CLIENT_ID`: which of them this process is; by default 0.
             `DTENSOR_JOB_NAME`: name of the job.
             `DTENSOR_ENABLE_HEARTBEAT`: `true` (the default) or `false`.
@@ -81,6 +81,6 @@ def _client_id(text: str, num_clients: int) -> int:
     if not 0 <= client < num_clients:
         raise ArgumentError(
             f"{_CLIENT_ID} must be an int from 0 to {num_clients - 1}, as {JOBS} names {num_clients} client(s) (none: "
-            f"one), got {text!r}. Number the clients in the order of {JOBS}."
+            f"one), got {text!r}. The ids follow the order of {JOBS}."
         )
     return client

@@ -1,18 +1,18 @@
-"""Layouts: how the dimensions of a tensor are cut over the dimensions of a mesh."""
+"""Layouts: how the dimensions of a tensor are sharded over the dimensions of a mesh."""
 
 from __future__ import annotations
 
 import functools
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 import replicax.context as context
-from replicax.dtensor.mesh import Mesh
+from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.dtensor.specs import (
     MATCH,
     UNSHARDED,
@@ -28,16 +28,21 @@ from replicax.errors import LayoutError
 from replicax.migration import Advised, called_as
 from replicax.shown import Shown
 
+if TYPE_CHECKING:
+    import keras
+
+    from replicax.dtensor.visualize import LayoutPicture
+
 _STRING = re.compile(r"sharding_specs:(?P<specs>.*?) mesh:(?P<mesh>.*)", re.DOTALL)
 
 
 class Layout(Advised):
-    """How a tensor is cut over a mesh; immutable.
+    """How a tensor is sharded over a mesh; immutable.
 
     Args:
-        sharding_specs: An entry for each dimension of the tensor: the name of the mesh dimension that cuts it,
-            `UNSHARDED`, or `MATCH` (for `relayout`: as it is). A tuple of names cuts a dimension by several mesh
-            dimensions, the first one coarsest. A mesh dimension can be used once.
+        sharding_specs: An entry for each dimension of the tensor: the name of the mesh dimension that shards
+            it, `UNSHARDED`, or `MATCH` (for `relayout`: as it is). A tuple of names shards a dimension by several mesh
+            dimensions, the first one coarsest. Each mesh dimension can be used once.
         mesh: A `Mesh`, a `jax.sharding.Mesh` or a `keras.distribution.DeviceMesh`; by default that of the enclosing
             `default_mesh`.
 
@@ -59,7 +64,7 @@ class Layout(Advised):
         ('unsharded',)
     """
 
-    def __init__(self, sharding_specs: Sequence[Spec], mesh: Any = None):
+    def __init__(self, sharding_specs: Sequence[Spec], mesh: MeshLike | None = None):
         mesh = context.current().default_mesh if mesh is None else mesh
         if mesh is None:
             raise LayoutError(
@@ -70,7 +75,7 @@ class Layout(Advised):
         self._sharding = NamedSharding(self.mesh.jax_mesh, partition_spec(self.sharding_specs))
         self._frozen = True
 
-    def __setattr__(self, attribute: str, value: Any) -> None:
+    def __setattr__(self, attribute: str, value: object) -> None:
         if getattr(self, "_frozen", False):
             raise AttributeError(f"A Layout is immutable: cannot set {attribute!r}. Make another one.")
         super().__setattr__(attribute, value)
@@ -78,27 +83,27 @@ class Layout(Advised):
     # Making layouts.
 
     @classmethod
-    def replicated(cls, mesh: Any, rank: int) -> Layout:
-        """Returns the layout that cuts nothing: every device holds the whole tensor."""
+    def replicated(cls, mesh: MeshLike, rank: int) -> Layout:
+        """Returns the layout that shards nothing: every device holds the whole tensor."""
         return cls([UNSHARDED] * checked_rank(rank), mesh)
 
     @classmethod
-    def batch_sharded(cls, mesh: Any, batch_dim: str, rank: int, axis: int = 0) -> Layout:
-        """Returns the layout that cuts one dimension, `axis`, over the mesh dimension `batch_dim`.
+    def batch_sharded(cls, mesh: MeshLike, batch_dim: str, rank: int, axis: int = 0) -> Layout:
+        """Returns the layout that shards one dimension, `axis`, over the mesh dimension `batch_dim`.
 
         Raises:
             LayoutError: The mesh has no such dimension, or the tensor no such axis.
         """
         rank = checked_rank(rank)
         if not -rank <= axis < rank:
-            raise LayoutError(f"A tensor of rank {rank} has no axis {axis} to cut.")
+            raise LayoutError(f"A tensor of rank {rank} has no axis {axis} to shard.")
         specs = [UNSHARDED] * rank
         specs[axis] = batch_dim
         return cls(specs, mesh)
 
     @classmethod
-    def inner_sharded(cls, mesh: Any, inner_dim: str, rank: int) -> Layout:
-        """Returns the layout that cuts the last dimension over the mesh dimension `inner_dim`.
+    def inner_sharded(cls, mesh: MeshLike, inner_dim: str, rank: int) -> Layout:
+        """Returns the layout that shards the last dimension over the mesh dimension `inner_dim`.
 
         Raises:
             LayoutError: The mesh has no such dimension, or the rank is 0.
@@ -106,7 +111,7 @@ class Layout(Advised):
         return cls.batch_sharded(mesh, inner_dim, rank, axis=-1)
 
     @classmethod
-    def from_sharding(cls, sharding: Any, rank: int) -> Layout:
+    def from_sharding(cls, sharding: Sharding, rank: int) -> Layout:
         """Returns the layout of a tensor of rank `rank` with a `jax.sharding.NamedSharding`.
 
         Raises:
@@ -117,7 +122,7 @@ class Layout(Advised):
         return cls(specs_of(sharding.spec, rank), sharding.mesh)
 
     @classmethod
-    def from_keras(cls, tensor_layout: Any) -> Layout:
+    def from_keras(cls, tensor_layout: keras.distribution.TensorLayout) -> Layout:
         """Returns a `keras.distribution.TensorLayout` as a layout.
 
         Raises:
@@ -143,7 +148,7 @@ class Layout(Advised):
         return cls(specs, Mesh.from_string(found["mesh"]))
 
     @classmethod
-    def from_single_device_mesh(cls, mesh: Any, rank: int = 0) -> Layout:
+    def from_single_device_mesh(cls, mesh: MeshLike, rank: int = 0) -> Layout:
         """Returns the layout of a tensor of rank `rank` on a mesh of one device.
 
         Raises:
@@ -164,7 +169,7 @@ class Layout(Advised):
         return cls.from_single_device_mesh(Mesh.from_device(device), rank)
 
     def to_parted(self) -> Layout:
-        """Returns the layout itself. (TensorFlow's parted layouts are those of tensors with parts of unequal size.)"""
+        """Returns the layout itself. (TensorFlow's parted layouts are for tensors with shards of unequal size.)"""
         return self
 
     def delete(self, dims: int | Sequence[int]) -> Layout:
@@ -188,16 +193,16 @@ class Layout(Advised):
 
     @property
     def type(self) -> str:
-        """`"single_device"` on a mesh of one device, otherwise `"static"`: parts are of equal size."""
+        """`"single_device"` on a mesh of one device, otherwise `"static"`: shards are of equal size."""
         return "single_device" if self.is_single_device() else "static"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The *mesh's* shape, as in TensorFlow; see `num_shards` for how often a tensor's dimension is cut."""
+        """The *mesh's* shape, as in TensorFlow; see `num_shards` for a dimension of the tensor."""
         return self.mesh.shape()
 
     def num_shards(self, axis: int) -> int:
-        """Returns into how many parts a dimension of the tensor is cut.
+        """Returns the number of shards of a dimension of the tensor.
 
         Raises:
             LayoutError: There is no such dimension, or it is `MATCH`.
@@ -206,15 +211,15 @@ class Layout(Advised):
             raise LayoutError(f"{self!r} has no dimension {axis}.")
         spec = self.sharding_specs[axis]
         if spec == MATCH:
-            raise LayoutError(f"Dimension {axis} of {self!r} is {MATCH!r}: only relayout knows how it is cut.")
+            raise LayoutError(f"Dimension {axis} of {self!r} is {MATCH!r}: only relayout knows how it is sharded.")
         return math.prod(self.mesh.dim_size(name) for name in dims_of(spec))
 
     def is_fully_replicated(self) -> bool:
-        """Returns whether no dimension is cut; one that a mesh dimension of size 1 cuts counts as cut."""
+        """Returns whether no dimension is sharded; a mesh dimension of size 1 counts as sharding one."""
         return all(spec == UNSHARDED for spec in self.sharding_specs)
 
     def is_batch_parallel(self) -> bool:
-        """Returns whether the first dimension is cut and no other."""
+        """Returns whether the first dimension is sharded and no other."""
         return (
             self.rank > 0
             and self.sharding_specs[0] not in (UNSHARDED, MATCH)
@@ -226,16 +231,16 @@ class Layout(Advised):
         return self.mesh.is_single_device()
 
     def local_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
-        """Returns the shape of the part of a tensor that one device holds.
+        """Returns the shape of the shard that one device holds.
 
         Raises:
-            LayoutError: The rank is another one, or the parts would not be of equal size.
+            LayoutError: The rank is another one, or the shards would not be of equal size.
         """
         self.check_shape(global_shape)
         return tuple(length // self.num_shards(axis) for axis, length in enumerate(global_shape))
 
     def global_shape(self, local_shape: Sequence[int]) -> tuple[int, ...]:
-        """Returns the shape of the tensor whose parts have the shape `local_shape`.
+        """Returns the shape of the tensor whose shards have the shape `local_shape`.
 
         Raises:
             LayoutError: The rank is another one.
@@ -247,29 +252,29 @@ class Layout(Advised):
     global_shape_from_local_shape = global_shape
 
     def offset_to_shard(self) -> list[tuple[int, ...]]:
-        """Returns, for each device of the mesh, which part it holds: a number for each dimension, 0 where not cut."""
+        """Returns, for each device of the mesh, the index of its shard in each dimension; 0 where not sharded."""
         return [tuple(self._offset(spec, place) for spec in self.sharding_specs) for place in self.mesh.unravel_index()]
 
     @called_as("tf.experimental.dtensor.Layout.offset_tuple_to_global_index")
     def offset_tuple_to_global_index(self, offset: Sequence[int]) -> int:
-        """Returns the number of a part, counting parts in row-major order.
+        """Returns the index of a shard in row-major order.
 
         Raises:
-            LayoutError: There is no such part.
+            LayoutError: There is no such shard.
         """
         shards = [self.num_shards(axis) for axis in range(self.rank)]
         if len(offset) != self.rank or any(not 0 <= i < n for i, n in zip(offset, shards, strict=False)):
-            raise LayoutError(f"{self!r} has {shards} parts by dimension, so none at {tuple(offset)}.")
+            raise LayoutError(f"{self!r} has {shards} shards by dimension, so there is none at {tuple(offset)}.")
         return functools.reduce(lambda index, pair: index * pair[1] + pair[0], zip(offset, shards, strict=True), 0)
 
     def _offset(self, spec: Spec, place: dict[str, int]) -> int:
         return functools.reduce(lambda i, name: i * self.mesh.dim_size(name) + place[name], dims_of(spec), 0)
 
-    def visualize(self, shape: Sequence[int] | None = None) -> Any:
-        """Returns a picture of which device holds which part of a tensor; print it or let a notebook show it.
+    def visualize(self, shape: Sequence[int] | None = None) -> LayoutPicture:
+        """Returns a picture of which device holds which shard of a tensor; print it or let a notebook show it.
 
         Args:
-            shape: The tensor's shape; the picture then tells the indices of each part.
+            shape: The tensor's shape; the picture then shows the indices of each shard.
 
         Returns:
             A `LayoutPicture`.
@@ -295,11 +300,11 @@ class Layout(Advised):
         if len(shape) != self.rank:
             raise LayoutError(
                 f"{self!r} is for tensors of rank {self.rank}, got shape {tuple(shape)} of rank {len(shape)}. Use one "
-                "entry for each dimension, UNSHARDED for those that are not cut."
+                "entry for each dimension, UNSHARDED for those that are not sharded."
             )
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        """Checks that a tensor of this shape can be cut so: into parts of equal size.
+        """Checks that a tensor of this shape has shards of equal size.
 
         Raises:
             LayoutError: The rank is another one, or a dimension does not divide.
@@ -309,33 +314,33 @@ class Layout(Advised):
             if length % self.num_shards(axis):
                 raise LayoutError(
                     f"Dimension {axis} of a tensor of shape {tuple(shape)} has length {length}, which "
-                    f"{self.sharding_specs[axis]!r} of {self.mesh!r} cannot cut into {self.num_shards(axis)} equal "
-                    "parts. XLA stores arrays in equal parts only. Inside a compiled function any length can be cut "
-                    "(relayout there); between functions leave this dimension UNSHARDED, or pad it."
+                    f"{self.sharding_specs[axis]!r} of {self.mesh!r} cannot split into {self.num_shards(axis)} "
+                    "equal shards. XLA stores arrays in equal shards only. Inside a compiled function any length can "
+                    "be sharded (relayout there); between functions leave this dimension UNSHARDED, or pad it."
                 )
 
     # Converting.
 
     @property
     def partition_spec(self) -> PartitionSpec:
-        """The cuts as JAX writes them; `MATCH` becomes `PartitionSpec.UNCONSTRAINED`."""
+        """The entries as JAX writes them; `MATCH` becomes `PartitionSpec.UNCONSTRAINED`."""
         return self._sharding.spec
 
     def to_sharding(self) -> NamedSharding:
         """Returns the layout as a `jax.sharding.NamedSharding`."""
         return self._sharding
 
-    def to_keras(self) -> Any:
+    def to_keras(self) -> keras.distribution.TensorLayout:
         """Returns the layout as a `keras.distribution.TensorLayout`.
 
         Raises:
-            LayoutError: A dimension is `MATCH` or cut by several mesh dimensions, which Keras cannot say.
+            LayoutError: A dimension is `MATCH` or sharded by several mesh dimensions, which Keras cannot express.
         """
         import keras
 
         beyond = [spec for spec in self.sharding_specs if spec == MATCH or isinstance(spec, tuple)]
         if beyond:
-            raise LayoutError(f"keras.distribution.TensorLayout has no way to say {beyond[0]!r}, in {self!r}.")
+            raise LayoutError(f"keras.distribution.TensorLayout cannot express {beyond[0]!r}, in {self!r}.")
         axes = [None if spec == UNSHARDED else spec for spec in self.sharding_specs]
         mesh = keras.distribution.DeviceMesh(
             self.mesh.shape(), list(self.mesh.dim_names), [str(device) for device in self.mesh.global_devices()]
@@ -347,7 +352,7 @@ class Layout(Advised):
         specs = "".join(f"{text_of(spec)}," for spec in self.sharding_specs)
         return f"sharding_specs:{specs} mesh:{self.mesh.to_string()}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[[str], Layout], tuple[str]]:
         return Layout.from_string, (self.to_string(),)
 
     def __eq__(self, other: object) -> bool:
@@ -361,8 +366,7 @@ class Layout(Advised):
     def _repr_html_(self) -> str:
         if MATCH in self.sharding_specs:
             return str(Shown(repr(self)).html)
-        html: str = self.visualize()._repr_html_()
-        return html
+        return self.visualize()._repr_html_()
 
     def __repr__(self) -> str:
         specs = ", ".join(map(text_of, self.sharding_specs))

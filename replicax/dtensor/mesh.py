@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import AxisType
+from numpy.typing import ArrayLike
 
+from replicax.checks import is_int
 from replicax.dtensor.mesh_checks import check_devices, checked_label, checked_names
 from replicax.errors import DeviceError, MeshError
 from replicax.migration import Advised, called_as
 from replicax.runtime.devices import parse_devices
+
+if TYPE_CHECKING:
+    import keras
+
+#: What takes a mesh takes any of these.
+MeshLike: TypeAlias = "Mesh | jax.sharding.Mesh | keras.distribution.DeviceMesh"
 
 
 class MeshDimension(NamedTuple):
@@ -32,7 +40,7 @@ class Mesh(Advised):
     """Devices as an array with named dimensions; immutable.
 
     Devices are in row-major order of the dimensions: on a mesh of x=2, y=3, device 4 has the coordinates (1, 1). Two
-    meshes are equal if their dimensions and devices are; the name is a label for people.
+    meshes are equal if their dimensions and devices are equal; the name is only a label.
 
     Args:
         dim_names: A name for each dimension: letters, digits, `_`, `-`, `.`, not beginning with a digit.
@@ -50,7 +58,7 @@ class Mesh(Advised):
     """
 
     @called_as("tf.experimental.dtensor.Mesh")
-    def __init__(self, dim_names: Sequence[str], devices: Any, name: str = ""):
+    def __init__(self, dim_names: Sequence[str], devices: ArrayLike, name: str = ""):
         self.dim_names = checked_names(dim_names)
         self.name = checked_label(name)
         grid = np.array(devices, dtype=object)
@@ -59,13 +67,13 @@ class Mesh(Advised):
         self._key = (self.dim_names, grid.shape, tuple(grid.flat))
         self._frozen = True
 
-    def __setattr__(self, attribute: str, value: Any) -> None:
+    def __setattr__(self, attribute: str, value: object) -> None:
         if getattr(self, "_frozen", False):
             raise AttributeError(f"A Mesh is immutable: cannot set {attribute!r}. Make another one.")
         super().__setattr__(attribute, value)
 
     @classmethod
-    def of(cls, mesh: Any) -> Mesh:
+    def of(cls, mesh: MeshLike) -> Mesh:
         """Returns a `Mesh`, `jax.sharding.Mesh` or `keras.distribution.DeviceMesh` as a `Mesh`.
 
         Raises:
@@ -194,7 +202,7 @@ class Mesh(Advised):
         Raises:
             MeshError: There is no such position.
         """
-        if isinstance(device_id, bool) or not isinstance(device_id, (int, np.integer)):
+        if not is_int(device_id):
             raise MeshError(f"A position in a mesh is an int, got {device_id!r}.")
         if not 0 <= device_id < self.size:
             raise MeshError(f"The mesh has devices 0 to {self.size - 1}, got {device_id}.")
@@ -245,7 +253,7 @@ class Mesh(Advised):
         """Returns a text from which `from_string` makes an equal mesh.
 
         It reads `name|x=2,y=3|positions|this process's positions|devices`, as TensorFlow writes meshes; a device is
-        its platform and its global number in JAX, such as `cpu:3`.
+        its platform and its global id in JAX, such as `cpu:3`.
         """
         ids = ",".join(map(str, range(self.size)))
         local = ",".join(map(str, self.local_device_ids()))
@@ -278,7 +286,7 @@ class Mesh(Advised):
             )
         return cls([dim for dim, _ in pairs], np.array(found).reshape(shape), name)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[[str], Mesh], tuple[str]]:
         return Mesh.from_string, (self.to_string(),)
 
     def __repr__(self) -> str:
@@ -287,9 +295,9 @@ class Mesh(Advised):
 
 
 def _device_of_id(text: str) -> jax.Device:
-    platform, _, number = text.partition(":")
+    platform, _, device_id = text.partition(":")
     try:
-        found = [device for device in jax.devices(platform) if str(device.id) == number]
+        found = [device for device in jax.devices(platform) if str(device.id) == device_id]
     except RuntimeError:
         found = []
     if not found:

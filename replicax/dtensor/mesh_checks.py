@@ -1,4 +1,4 @@
-"""What a mesh is made of, checked: names of dimensions, a label, an array of devices."""
+"""Checks of what a mesh is made of: names of dimensions, a label, an array of devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def checked_names(dim_names: Sequence[str]) -> tuple[str, ...]:
                 f"letter, and none of {_RESERVED}."
             )
     if len(set(names)) < len(names):
-        raise MeshError(f"A mesh dimension's name can be used once, got {names}.")
+        raise MeshError(f"The names of mesh dimensions must differ, got {names}.")
     return names
 
 
@@ -36,7 +36,7 @@ def checked_label(name: str) -> str:
     """Returns a mesh's label.
 
     Raises:
-        MeshError: It is not a string, or has a `|`, which would end it in the mesh's text.
+        MeshError: It is not a string, or contains `|`, which separates the fields of a mesh's text.
     """
     if not isinstance(name, str) or "|" in name:
         raise MeshError(f"A mesh's name is a string without '|', got {name!r}.")
@@ -64,4 +64,4 @@ def check_devices(grid: np.ndarray, dim_names: tuple[str, ...]) -> None:
     seen = list(grid.flat)
     repeated = [device for device in dict.fromkeys(seen) if seen.count(device) > 1]
     if repeated:
-        raise MeshError(f"A device can come once in a mesh, but {repeated} came more than once.")
+        raise MeshError(f"A device can be in a mesh only once, but {repeated} came more than once.")

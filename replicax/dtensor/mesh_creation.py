@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
+from replicax.checks import is_int
 from replicax.dtensor.clients import check_connected, global_devices, local_devices, preferred_device_type
 from replicax.dtensor.mesh import Mesh
 from replicax.errors import DeviceError, MeshError
@@ -27,8 +28,8 @@ def create_mesh(
     """Makes a mesh of this process's devices.
 
     Args:
-        mesh_dims: Pairs of a name and a size, or a dict of them. One size may be -1: what the number of devices
-            leaves for it. By default one dimension `"x"` over all devices.
+        mesh_dims: Pairs of a name and a size, or a dict of them. One size may be -1: the number of
+            devices then determines it. By default one dimension `"x"` over all devices.
         mesh_name: A label.
         devices: The devices, or their names, such as `"cpu:0"`; by default all of `device_type`.
         device_type: `"cpu"`, `"gpu"` or `"tpu"`; by default that of `devices`, or the machine's best.
@@ -59,14 +60,14 @@ def create_distributed_mesh(
 ) -> Mesh:
     """Makes a mesh of the devices of all clients.
 
-    In row-major order of the dimensions, the first devices are client 0's, the next ones client 1's, and so on. With
-    one client it is `create_mesh`.
+    In row-major order of the dimensions come first the devices of client 0, then those of client 1, and so on. With one
+    client it is `create_mesh`.
 
     Args:
         mesh_dims: Pairs of a name and a size, or a dict of them; see `create_mesh`.
         mesh_name: A label.
-        local_devices: Which devices each client gives, such as `["cpu:0", "cpu:1"]`; by default all of `device_type`.
-            Every client must name the same ones.
+        local_devices: Which devices each client contributes, such as `["cpu:0", "cpu:1"]`; by default all of
+            `device_type`. Every client must name the same ones.
         device_type: `"cpu"`, `"gpu"` or `"tpu"`; by default that of `local_devices`, or the best there is.
 
     Raises:
@@ -92,7 +93,7 @@ def _pairs(mesh_dims: MeshDims | None) -> dict[str, int]:
     """Returns the dimensions as a dict.
 
     Raises:
-        MeshError: They are no pairs of names and sizes, or a name is repeated.
+        MeshError: They are not pairs of names and sizes, or a name is repeated.
     """
     if mesh_dims is None:
         return {"x": -1}
@@ -104,18 +105,18 @@ def _pairs(mesh_dims: MeshDims | None) -> dict[str, int]:
             f"Mesh dimensions are pairs of a name and a size, such as [('batch', 4), ('model', 2)], got {mesh_dims!r}."
         ) from None
     if len(dims) < len(pairs):
-        raise MeshError(f"A mesh dimension's name can be used once, got {[name for name, _ in pairs]}.")
+        raise MeshError(f"The names of mesh dimensions must differ, got {[name for name, _ in pairs]}.")
     return dims
 
 
 def _sizes(dims: Mapping[str, int], devices: int) -> tuple[int, ...]:
-    """Returns the dimensions' sizes, -1 replaced by what the number of devices leaves.
+    """Returns the sizes of the dimensions; -1 is replaced by what the number of devices determines.
 
     Raises:
-        MeshError: The sizes are no positive ints, or do not multiply to `devices`.
+        MeshError: The sizes are not positive ints, or do not multiply to `devices`.
     """
     sizes = list(dims.values())
-    bad = [size for size in sizes if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != -1)]
+    bad = [size for size in sizes if not is_int(size) or (size < 1 and size != -1)]
     if bad or sizes.count(-1) > 1:
         raise MeshError(f"Sizes of mesh dimensions are positive ints, one of them may be -1, got {dict(dims)}.")
     if -1 in sizes:
@@ -144,7 +145,7 @@ def _devices_of_type(device_type: str | None) -> list[jax.Device]:
 
 
 def _named_everywhere(device: jax.Device) -> list[jax.Device]:
-    """Returns what a device of this client is called in each client: the one of the same position there."""
+    """Returns the devices at the same position in each client."""
     mine = local_devices(device.platform)
     if device not in mine:
         raise DeviceError(f"`local_devices` are this client's own, but {device} is not. This client has: {mine}.")

@@ -1,4 +1,4 @@
-"""Saving tensors and variables over a mesh: each device's part is written by its owner, and read under any layout."""
+"""Saving tensors and variables over a mesh: its owner writes each shard, and any layout can read it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from replicax.checkpoint import Checkpoint as _Checkpoint, entries, read_arrays,
 from replicax.checkpoint.writing import Directory
 from replicax.dtensor.arrays import is_traced, layout_of
 from replicax.dtensor.layout import Layout
-from replicax.dtensor.mesh import Mesh
+from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.dtensor.variable import DVariable
 from replicax.errors import CheckpointError, LayoutError, ProgramError, TensorError
 from replicax.migration import called_as
 
 
 class Checkpoint(_Checkpoint):
-    """The state of some objects, `DVariable`s over a mesh among them, to be written to disk and restored.
+    """The state of some objects, such as `DVariable`s over a mesh, to be written to disk and restored.
 
-    What is stored are the global tensors: they can be restored into variables of other layouts, on a mesh of another
-    shape or size. `rx.Checkpoint` is the same without the check of the mesh.
+    It stores global tensors, which can be restored into variables of other layouts, on a mesh of another shape or size.
+    `rx.Checkpoint` is the same without the check of the mesh.
 
     Args:
         mesh: The mesh that the `DVariable`s live over.
         root: An object whose attributes are stored under their own names.
         **objects: Objects by name: variables, lists and dicts of them, plain objects with variables among their
-            attributes, Keras models, optimizers and metrics, and what else `rx.Checkpoint` takes.
+            attributes, Keras models, optimizers and metrics, and whatever else `rx.Checkpoint` takes.
 
     Raises:
         CheckpointError: There is nothing to save in an object, or a keyword is also an attribute of `root`.
@@ -46,7 +46,7 @@ class Checkpoint(_Checkpoint):
         (Array([0., 0.], dtype=float32), {}, array([1., 2.], dtype=float32))
     """
 
-    def __init__(self, mesh: Any, root: Any = None, **objects: Any):
+    def __init__(self, mesh: MeshLike, root: object = None, **objects: object):
         self.mesh = Mesh.of(mesh)
         super().__init__(root, **objects)
 
@@ -54,13 +54,17 @@ class Checkpoint(_Checkpoint):
         parts, devices = super()._parts(allow_unbuilt), self.mesh.global_devices()
         for name, variable in parts.variables.items():
             if isinstance(variable, DVariable) and variable.layout.mesh.global_devices() != devices:
-                raise LayoutError(f"{name!r} lives over {variable.layout.mesh!r}, the checkpoint over {self.mesh!r}.")
+                raise LayoutError(
+                    f"{name!r} lives over {variable.layout.mesh!r}, but the checkpoint is for {self.mesh!r}."
+                )
         return parts
 
 
 @called_as("tf.experimental.dtensor.sharded_save")
-def sharded_save(mesh: Any, directory: Directory, tensor_names: Sequence[str], tensors: Sequence[Any]) -> Path:
-    """Writes tensors under names, each process the parts that its devices hold; returns the path.
+def sharded_save(
+    mesh: MeshLike, directory: Directory, tensor_names: Sequence[str], tensors: Sequence[jax.Array | DVariable]
+) -> Path:
+    """Writes tensors under names and returns the path. Each process writes the shards that its devices hold.
 
     Args:
         mesh: The mesh that the tensors live over.
@@ -69,7 +73,7 @@ def sharded_save(mesh: Any, directory: Directory, tensor_names: Sequence[str], t
         tensors: DTensors or `DVariable`s.
 
     Raises:
-        TensorError: There are more names than tensors or the reverse, or a tensor lives on no mesh.
+        TensorError: The numbers of names and tensors differ, or a tensor does not live on a mesh.
         CheckpointError: A name comes twice, the directory exists, or it cannot be written.
         LayoutError: A tensor lives over other devices than the mesh.
         ProgramError: A tensor is traced.
@@ -78,13 +82,15 @@ def sharded_save(mesh: Any, directory: Directory, tensor_names: Sequence[str], t
         raise TensorError(f"There are {len(tensor_names)} names for {len(tensors)} tensors.")
     repeated = sorted({name for name in tensor_names if list(tensor_names).count(name) > 1})
     if repeated:
-        raise CheckpointError(f"Each tensor needs a name of its own, but {repeated} came more than once.")
+        raise CheckpointError(f"The names of tensors must differ, but {repeated} came more than once.")
     return name_based_save(mesh, directory, dict(zip(tensor_names, tensors, strict=True)))
 
 
 @called_as("tf.experimental.dtensor.name_based_save")
-def name_based_save(mesh: Any, directory: Directory, name_tensor_dict: Mapping[str, Any]) -> Path:
-    """Writes tensors by name; otherwise like `sharded_save`."""
+def name_based_save(
+    mesh: MeshLike, directory: Directory, name_tensor_dict: Mapping[str, jax.Array | DVariable]
+) -> Path:
+    """Writes tensors by name, like `sharded_save`."""
     mesh = Mesh.of(mesh)
     arrays = {}
     for name, tensor in name_tensor_dict.items():
@@ -95,17 +101,19 @@ def name_based_save(mesh: Any, directory: Directory, name_tensor_dict: Mapping[s
 
 
 @called_as("tf.experimental.dtensor.name_based_restore")
-def name_based_restore(mesh: Any, directory: Directory, name_tensor_dict: Mapping[str, Any]) -> OrderedDict[str, Any]:
+def name_based_restore(
+    mesh: MeshLike, directory: Directory, name_tensor_dict: Mapping[str, jax.Array | jax.ShapeDtypeStruct | DVariable]
+) -> OrderedDict[str, jax.Array]:
     """Returns tensors that were saved by name.
 
     Args:
         mesh: The mesh that the tensors are to live over.
         directory: Where they were saved.
         name_tensor_dict: For each name a template: a DTensor, a `DVariable` or a `jax.ShapeDtypeStruct` with a
-            sharding, whose shape, dtype and layout the restored tensor gets.
+            sharding. The restored tensor gets its shape, dtype and layout.
 
     Raises:
-        TensorError: A template lives on no mesh.
+        TensorError: A template does not live on a mesh.
         LayoutError: A template lives over other devices than the mesh.
         CheckpointError: There is no complete checkpoint, a name is not in it, or it has another shape there.
         ProgramError: A template is traced.
@@ -128,12 +136,12 @@ def saved_tensors(directory: Directory) -> dict[str, jax.ShapeDtypeStruct]:
     return {name: jax.ShapeDtypeStruct(entry.shape, entry.dtype) for name, entry in entries(directory).items()}
 
 
-def _layout_on(mesh: Mesh, name: str, tensor: Any) -> Layout:
+def _layout_on(mesh: Mesh, name: str, tensor: object) -> Layout:
     if is_traced(tensor):
         raise ProgramError(f"Tensor {name!r} is traced: save and restore outside of functions.")
     layout = layout_of(tensor) if isinstance(tensor, (jax.Array, jax.ShapeDtypeStruct)) else None
     if layout is None:
-        raise TensorError(f"Tensor {name!r} is no DTensor, got {type(tensor).__name__}: {tensor!r:.100}.")
+        raise TensorError(f"Tensor {name!r} is not a DTensor, got {type(tensor).__name__}: {tensor!r:.100}.")
     if layout.mesh.global_devices() != mesh.global_devices():
         raise LayoutError(f"Tensor {name!r} lives over {layout.mesh!r}, not over {mesh!r}.")
     return layout

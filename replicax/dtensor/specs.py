@@ -1,18 +1,18 @@
-"""Entries of layouts: which dimensions of a mesh cut one dimension of a tensor."""
+"""Entries of layouts: which dimensions of a mesh shard one dimension of a tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from replicax.checks import checked_int
 from replicax.dtensor.mesh import Mesh
 from replicax.errors import LayoutError
 
-#: This dimension of the tensor is not cut.
+#: This dimension of the tensor is not sharded.
 UNSHARDED = "unsharded"
-#: This dimension keeps the cut that it has; understood by `relayout` only.
+#: This dimension keeps the sharding that it has; only `relayout` understands it.
 MATCH = "match"
 
 Spec = str | tuple[str, ...]
@@ -38,23 +38,23 @@ def specs_of(partition: PartitionSpec, rank: int) -> list[Spec]:
     """
     entries = tuple(partition)
     if len(entries) > rank:
-        raise LayoutError(f"{partition} cuts {len(entries)} dimensions, the tensor has {rank}.")
+        raise LayoutError(f"{partition} shards {len(entries)} dimensions, but the tensor has {rank}.")
     return [_spec_of(entry) for entry in entries] + [UNSHARDED] * (rank - len(entries))
 
 
 def partition_spec(specs: tuple[Spec, ...]) -> PartitionSpec:
     """Returns the entries of a layout as a `PartitionSpec`."""
     entries = [PartitionSpec.UNCONSTRAINED if spec == MATCH else None if spec == UNSHARDED else spec for spec in specs]
-    while entries and entries[-1] is None:  # as JAX writes the shardings of results: equal ones then compare equal
+    while entries and entries[-1] is None:  # As JAX writes the shardings of results, so that equal ones compare equal.
         entries.pop()
     return PartitionSpec(*entries)
 
 
-def checked_specs(sharding_specs: Any, mesh: Mesh) -> tuple[Spec, ...]:
+def checked_specs(sharding_specs: object, mesh: Mesh) -> tuple[Spec, ...]:
     """Returns the entries of a layout for a mesh as a tuple.
 
     Raises:
-        LayoutError: They are no sequence, or one is not a dimension of the mesh, or one is used twice.
+        LayoutError: They are not a sequence, an entry is not a dimension of the mesh, or a dimension is used twice.
     """
     if isinstance(sharding_specs, str) or not isinstance(sharding_specs, Sequence):
         raise LayoutError(
@@ -74,7 +74,7 @@ def checked_specs(sharding_specs: Any, mesh: Mesh) -> tuple[Spec, ...]:
     repeated = sorted({name for name in used if used.count(name) > 1})
     if repeated:
         raise LayoutError(
-            f"A mesh dimension can cut one dimension of a tensor only, but {repeated[0]!r} comes more than once in "
+            f"A mesh dimension can shard only one dimension of a tensor, but {repeated[0]!r} comes more than once in "
             f"{list(specs)}."
         )
     return specs
@@ -86,12 +86,10 @@ def checked_rank(rank: int) -> int:
     Raises:
         LayoutError: It is not an int of at least 0.
     """
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-        raise LayoutError(f"A tensor's rank is an int of at least 0, got {rank!r}.")
-    return rank
+    return checked_int("rank", rank, error=LayoutError)
 
 
-def _spec_of(entry: Any) -> Spec:
+def _spec_of(entry: str | tuple[str, ...] | None) -> Spec:
     """Returns an entry of a `PartitionSpec` as one of a layout."""
     if entry is None or entry == ():
         return UNSHARDED

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
+from jax.typing import DTypeLike
 
 import replicax.context as context
-from replicax.dtensor.arrays import as_array, checked_layout, constants_are_traced, is_traced, laid_out, layout_of
+from replicax.dtensor.arrays import (
+    TensorLike,
+    as_array,
+    checked_layout,
+    constants_are_traced,
+    is_traced,
+    laid_out,
+    layout_of,
+)
 from replicax.dtensor.creation import call_with_layout
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import ContextError, LayoutError, VariableError
@@ -20,21 +28,22 @@ from replicax.variables import Variable
 
 
 class DVariable(Variable):
-    """A variable over a mesh: its layout is fixed, whatever is assigned to it.
+    """A variable over a mesh. Its layout is fixed, whatever is assigned to it.
 
-    Programs (`rx.function`) update it in place and in its layout; `rx.value_and_grad` returns gradients in that layout;
-    Keras optimizers lay their state out like it. It belongs to no strategy: inside `strategy.run` it cannot be used.
+    Programs (`rx.function`) update it in place and keep its layout; `rx.value_and_grad` returns gradients in that
+    layout; Keras optimizers lay out their state like it. It does not belong to a strategy, and `strategy.run` cannot
+    use it.
 
     Args:
-        initial_value: DTensor, plain array, number, or a function without arguments that returns one. A function is
-            called so that its result is made in the layout (see `call_with_layout`).
-        layout: The layout. It may be left out where the initial value is a DTensor: then it is that one's.
+        initial_value: DTensor, plain array, number, or a function without arguments that returns one. The
+            result of a function is made in the layout (see `call_with_layout`).
+        layout: The layout; by default that of the initial value, which must be a DTensor then.
         trainable: Whether optimizers should train it.
         dtype: Dtype of the variable; by default the initial value's.
         name: Name for messages and checkpoints.
 
     Raises:
-        LayoutError: There is no layout, it does not fit, or it is not that of the DTensor given as initial value.
+        LayoutError: There is no layout, it does not fit, or the initial value is a DTensor with another layout.
 
     Attributes:
         layout: The `Layout`.
@@ -44,21 +53,21 @@ class DVariable(Variable):
     @called_as("tf.experimental.dtensor.DVariable")
     def __init__(
         self,
-        initial_value: Any,
+        initial_value: TensorLike | Callable[[], TensorLike],
         *,
         layout: Layout | None = None,
         trainable: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         name: str = "DVariable",
     ):
         layout = checked_layout(layout) if layout is not None else None
-        # Where a function is being traced, the value must be a real one all the same: then it is computed op by op.
+        # The value must be a real one, even if a function is being traced. It is then computed op by op.
         with jax.ensure_compile_time_eval() if constants_are_traced() else contextlib.nullcontext():
             if callable(initial_value) and layout is not None:
                 initial_value = call_with_layout(initial_value, layout)
             value = initial_value() if callable(initial_value) else initial_value
             self._fixed = _agreed_layout(value, layout, name)
-            #: Where programs, Keras and optimizers' state find how the value is placed.
+            #: Programs, Keras and optimizers look here for the placement of the value.
             self._layout: NamedSharding = self._fixed.to_sharding()
             if not is_traced(value):
                 value = laid_out(value, self.layout)
@@ -80,19 +89,21 @@ class DVariable(Variable):
     def save_as_bf16(self, enable: bool) -> None:
         self._save_as_bf16 = bool(enable)
 
-    def assign(self, value: Any, use_locking: Any = False, name: Any = None, read_value: bool = True) -> Any:
+    def assign(
+        self, value: TensorLike, use_locking: object = False, name: object = None, read_value: bool = True
+    ) -> jax.Array | None:
         """Replaces the value and returns the new one, in the variable's layout.
 
         Args:
             value: Numbers, a NumPy array, an array that JAX has placed by default, a DTensor of the same mesh in any
-                layout (it is relaid), or a traced value. The shape is the variable's.
+                layout, or a traced value. The shape is the variable's.
 
         Raises:
             VariableError: The shape is another one.
-            TensorError: The value is no array.
+            TensorError: The value is not an array.
             ContextError: Called inside `strategy.run`.
-            LayoutError: The value lives on another mesh, or was put on one device on purpose. Move it first, with
-                `copy_to_mesh(value, variable.layout)`: that costs a transfer, which should be visible.
+            LayoutError: The value lives on another mesh, or was put on one device on purpose. Move it first with
+                `copy_to_mesh(value, variable.layout)`, so that the transfer is visible in the code.
         """
         return super().assign(value, use_locking, name, read_value)
 
@@ -101,24 +112,24 @@ class DVariable(Variable):
         if current.replica is not None or current.manual_replicas is not None:
             raise ContextError(
                 f"DVariable {self.name!r} lives over {self.layout.mesh!r} and was used inside strategy.run, where each "
-                "replica computes on its own. Use it in an @rx.function without run, or use an rx.Variable made in the "
-                "strategy's scope."
+                "replica computes on its own. Use it in an @rx.function without run, or use an rx.Variable that was "
+                "created in the strategy's scope."
             )
 
     def _read(self) -> jax.Array:
         self._check_context()
         return super()._read()
 
-    def _as_array(self, value: Any) -> Any:
+    def _as_array(self, value: TensorLike) -> jax.Array | np.ndarray:  # type: ignore[override]
         self._check_context()
         value = as_array(value)
         if isinstance(value, np.ndarray):
-            return value.astype(self._dtype)  # Host memory goes to each device in parts.
+            return value.astype(self._dtype)  # Each device gets only its shard of host memory.
         if not is_traced(value):
             self._check_on_mesh(value)
         return super()._as_array(value)
 
-    def _converted(self, value: Any) -> jax.Array:
+    def _converted(self, value: TensorLike) -> jax.Array:
         value = self._as_array(value)
         if value.shape != self._shape:
             raise VariableError(f"Variable {self.name!r} has shape {self._shape}, was assigned shape {value.shape}.")
@@ -131,7 +142,7 @@ class DVariable(Variable):
             return
         if value.committed:
             raise LayoutError(
-                f"DVariable {self.name!r} lives over {mine!r}, and was assigned a value that was placed on "
+                f"DVariable {self.name!r} lives over {mine!r}, but was assigned a value that lives on "
                 f"{present.mesh if present is not None else value.sharding!r}. Move it first: "
                 "copy_to_mesh(value, variable.layout)."
             )
@@ -151,10 +162,10 @@ class DVariable(Variable):
 
 
 def enable_save_as_bf16(variables: Iterable[DVariable]) -> None:
-    """Makes checkpoints store variables as bfloat16: half the size, 8 bits of precision. Only float32 ones change.
+    """Makes checkpoints store variables as bfloat16: half the size, 8 bits of precision. Only float32 variables change.
 
     Raises:
-        VariableError: One of them is not a `DVariable`; then none changes.
+        VariableError: One of them is not a `DVariable`. Then none of them changes.
     """
     variables = list(variables)
     for variable in variables:
@@ -164,7 +175,7 @@ def enable_save_as_bf16(variables: Iterable[DVariable]) -> None:
         variable.save_as_bf16 = True
 
 
-def _agreed_layout(value: Any, layout: Layout | None, name: str) -> Layout:
+def _agreed_layout(value: object, layout: Layout | None, name: str) -> Layout:
     present = layout_of(value) if isinstance(value, jax.Array) and not is_traced(value) else None
     present = value.layout if isinstance(value, DVariable) else present
     if layout is None and present is None:
@@ -176,11 +187,11 @@ def _agreed_layout(value: Any, layout: Layout | None, name: str) -> Layout:
         assert present is not None
         return present
     if MATCH in layout.sharding_specs:
-        raise LayoutError(f"DVariable {name!r} needs a layout that says how each dimension is cut, got {layout!r}.")
+        raise LayoutError(f"DVariable {name!r} needs a layout that says how each dimension is sharded, got {layout!r}.")
     same = present is None or present.to_sharding().is_equivalent_to(layout.to_sharding(), present.rank)
     if not same:
         raise LayoutError(
-            f"The initial value of DVariable {name!r} has the layout {present!r}, and `layout` is {layout!r}. Leave "
+            f"The initial value of DVariable {name!r} has the layout {present!r}, but `layout` is {layout!r}. Leave "
             "`layout` out, or relayout the value first."
         )
     return layout

@@ -1,4 +1,4 @@
-"""Pictures of layouts: which device holds which part of a tensor, for terminals and notebooks."""
+"""Pictures of layouts: which device holds which shard of a tensor, for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import itertools
 import shutil
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from rich import box
 from rich.align import Align
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
@@ -24,7 +24,7 @@ _COLOURS = (
     "#99ddff", "#ffaabb", "#bbcc33", "#eedd88", "#77aadd", "#ee8866", "#44bb99", "#ddbbee", "#cccc66", "#dddddd",
 )  # fmt: skip
 _INK = "#1a1a1a"
-_GAP = -1  # stands for the parts that are left out of a long row
+_GAP = -1  # stands for the shards that are left out of a long row
 _MOST_PARTS = 10
 _MOST_RUNS = 5
 
@@ -34,9 +34,9 @@ class Axis(NamedTuple):
 
     Attributes:
         position: Which dimension it is.
-        name: The mesh dimensions that cut it, joined by `+`; empty if none does.
-        parts: Into how many parts it is cut.
-        length: Its length, None if the picture is of no tensor in particular.
+        name: The mesh dimensions that shard it, joined by `+`; empty if none does.
+        parts: Its number of shards.
+        length: Its length; None if the picture is not of a certain tensor.
     """
 
     position: int
@@ -45,12 +45,12 @@ class Axis(NamedTuple):
     length: int | None
 
     def shown(self, most: int) -> list[int]:
-        """Returns the parts to draw: all of them, or if they are more than `most` those at both ends and a gap."""
+        """Returns the shards to draw: all of them, or if there are more than `most`, those at both ends and a gap."""
         parts = list(range(self.parts))
         return parts if self.parts <= most else [*parts[: most - 2], _GAP, parts[-1]]
 
     def heading(self, part: int) -> list[str]:
-        """Returns the words at a row or column: which part it is, and of which indices."""
+        """Returns the words at a row or column: which shard it is, and its indices."""
         if part == _GAP:
             return ["…"]
         words = [f"{self.name}={part}"] if self.name else []
@@ -64,7 +64,7 @@ _NO_AXIS = Axis(-1, "", 1, None)
 
 
 class Cell(NamedTuple):
-    """A part of the tensor: the devices that hold it, and the colour of that group; None for a gap."""
+    """A shard of the tensor: the devices that hold it, and the colour of that group; None for a gap."""
 
     label: str
     colour: str | None
@@ -75,8 +75,8 @@ class Grid:
     """A drawing of two dimensions.
 
     Attributes:
-        caption: Which part of the further dimensions it shows; often empty.
-        corner: Which dimensions run down and to the right; empty if none do: then there are no headings.
+        caption: Which shard of the further dimensions it shows; often empty.
+        corner: Which dimensions run down and to the right; empty if none do, and then there are no headings.
         columns: The words above each column.
         rows: The words beside each row, and its cells.
     """
@@ -88,17 +88,17 @@ class Grid:
 
 
 class LayoutPicture:
-    """A drawing of a layout: a cell for each part of a tensor, naming the devices that hold it.
+    """A drawing of a layout: a cell for each shard of a tensor, with the devices that hold it.
 
-    Print it (in colours with `rich.print`), or let a notebook show it. Of a tensor with three dimensions or more, those
-    that are cut are drawn: the last two of them as a grid, and one such grid for each part of the others.
+    Print it (in colours with `rich.print`), or let a notebook show it. If the tensor has three dimensions or more, only
+    the sharded ones are drawn: the last two of them as a grid, and one such grid for each shard of the others.
 
     Args:
         title: The line above.
-        axes: Name (empty: not cut) and number of parts of each dimension.
-        offsets: For each device, which part of each dimension it holds.
+        axes: Name (empty: not sharded) and number of shards of each dimension.
+        offsets: For each device, the index of its shard in each dimension.
         devices: The devices.
-        shape: The tensor's shape, None for no tensor in particular.
+        shape: The tensor's shape; None if the picture is not of a certain tensor.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class LayoutPicture:
 
     # In a terminal.
 
-    def __rich_console__(self, console: Console, options: Any) -> Iterator[Any]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         yield Text(self.title, style="bold")
         unlimited = options.update(max_width=10_000)
         for most in range(_MOST_PARTS, 2, -1):
@@ -202,7 +202,7 @@ def _table(grid: Grid) -> Table:
     return table
 
 
-def _coloured(cell: Cell) -> Any:
+def _coloured(cell: Cell) -> RenderableType:
     style = f"{_INK} on {cell.colour}" if cell.colour else ""
     return Padding(Align.center(Text(cell.label)), (0, 1), style=style)
 

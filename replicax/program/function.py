@@ -26,6 +26,7 @@ from replicax.tracebacks import entry_point
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _T = TypeVar("_T")
+_Cache = TypeVar("_Cache")
 
 
 class ProgramCache:
@@ -305,15 +306,13 @@ def function(
     return Function(fn, donate_argnums, None if input_signature is None else InputSignature(input_signature, fn))
 
 
-class WeakProgramCaches:
+class WeakProgramCaches(Generic[_Cache]):
     """Program caches for functions that are passed in anew at every call, kept no longer than the functions live."""
 
     def __init__(self) -> None:
-        self._caches: dict[Any, tuple[Any, ProgramCache]] = {}
+        self._caches: dict[Any, tuple[Any, _Cache]] = {}
 
-    def get(
-        self, fn: Callable[..., Any], variant: Any, make: Callable[[Callable[[], Any]], ProgramCache]
-    ) -> ProgramCache:
+    def get(self, fn: Callable[..., Any], variant: Any, make: Callable[[Callable[[], Any]], _Cache]) -> _Cache:
         """Returns the cache of `fn` for `variant`, or a new one: `make(get_fn)`; `get_fn` does not keep `fn` alive."""
         bound_to = getattr(fn, "__self__", None)
         key = (id(bound_to), id(fn.__func__), variant) if hasattr(fn, "__func__") else (id(fn), variant)

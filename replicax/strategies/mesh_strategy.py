@@ -67,7 +67,7 @@ class MeshStrategy(Strategy):
         elif not isinstance(cross_device_ops, CrossDeviceOps):
             raise ArgumentError(f"`cross_device_ops` must be an rx.CrossDeviceOps, got {cross_device_ops!r}.")
         self.cross_device_ops = cross_device_ops.for_devices(self.devices)
-        self._programs = WeakProgramCaches()
+        self._programs = WeakProgramCaches[ProgramCache]()
         prepare_tracing_anew()
 
     def _checked_options(self, options: CommunicationOptions | None) -> CommunicationOptions:

@@ -15,14 +15,14 @@ def mesh(two_by_three):
 @pytest.mark.parametrize(
     ("layout", "batch_dim", "says"),
     [
-        (["x", UNSHARDED], None, r"cuts the batch by 'x', but no batch_dim is given. Pass batch_dim='x'"),
+        (["x", UNSHARDED], None, r"shards the batch by 'x', but no batch_dim is given. Pass batch_dim='x'"),
         ([UNSHARDED, UNSHARDED], "x", r"first entry of a layout must be batch_dim='x', got 'unsharded'"),
         (["y", UNSHARDED], "x", r"must be batch_dim='x', got 'y'"),
         ([MATCH, UNSHARDED], None, r"cannot say 'match'"),
         ([], "x", r"begins with an entry for its rows"),
         (["x"], "x", r"shape \(rows, 3\), of rank 2, and the layout is for rank 1"),
         (["x", UNSHARDED, UNSHARDED], "x", r"of rank 2, and the layout is for rank 3"),
-        (["y", "x"], "y", r"has length 3, which 'x' .* cannot cut into 2"),
+        (["y", "x"], "y", r"has length 3, which 'x' .* cannot split into 2"),
         ([UNSHARDED, UNSHARDED], "z", r"'z' is not a dimension of Mesh\(x=2, y=3"),
         ([UNSHARDED, UNSHARDED], MATCH, r"cannot say 'match'"),
     ],
@@ -46,7 +46,7 @@ def test_layouts_must_fit(mesh, source, layout, batch_dim, says):
 def test_layouts_must_be_nested_like_elements(mesh):
     layouts = {"x": Layout(["x"], mesh)}
     for source in ((ROWS, ROWS), [{"y": row} for row in ROWS]):
-        with pytest.raises(LayoutError, match=r"(?s)must be a nest like an element.*layouts: PyTreeDef"):
+        with pytest.raises(LayoutError, match=r"(?s)must be a pytree like an element.*layouts: PyTreeDef"):
             next(iter(DTensorDataset(source, mesh=mesh, layouts=layouts, global_batch_size=4, batch_dim="x")))
     (batch,) = DTensorDataset(
         (ROWS, ROWS), mesh=mesh, layouts=layouts["x"], global_batch_size=12, batch_dim="x"

@@ -65,7 +65,7 @@ def test_devices_by_type():
     for wrong in ("npu", None):
         with pytest.raises(DeviceError, match=rf"one of \['cpu', 'gpu', 'tpu'\], got {wrong!r}"):
             dtensor.local_devices(wrong)
-    with pytest.raises(ArgumentError, match=r"numbers 0 to 0, got 1"):
+    with pytest.raises(ArgumentError, match=r"ids of clients are 0 to 0, got 1"):
         dtensor.local_devices("cpu", 1)
 
 
@@ -78,7 +78,7 @@ def test_one_client_may_start_any_number_of_times():
         dtensor.initialize_accelerator_system(num_logical_cpu_devices=5)
     with pytest.raises(DeviceError, match=r"no devices of type 'TPU'"):
         dtensor.initialize_accelerator_system("TPU")
-    with pytest.raises(ArgumentError, match=r"`timeout_s` is a positive number of seconds, got 0"):
+    with pytest.raises(ArgumentError, match=r"`timeout_s` must be a positive number of seconds, got 0"):
         dtensor.initialize_accelerator_system(timeout_s=0)
 
 

@@ -49,7 +49,7 @@ def test_without_a_layout_the_function_is_called_as_it_is():
 def test_bad_calls_are_refused(mesh, pair, by_x):
     with pytest.raises(ArgumentError, match="calls a function, got int: 3"):
         call_with_layout(3, by_x)
-    with pytest.raises(ArgumentError, match="returns arrays, got str"):
+    with pytest.raises(ArgumentError, match="must return arrays, got str"):
         call_with_layout(lambda: "a", by_x)
     with pytest.raises(ArgumentError, match=r"Expected an rx.dtensor.Layout, got str"):
         call_with_layout(jnp.zeros, "x", (8,))

@@ -265,7 +265,7 @@ def test_misuse_is_told_what_to_do(mesh, options, says):
 def test_layouts_and_datasets_are_told_from_others(mesh):
     with pytest.raises(ArgumentError, match=r"Expected an rx.dtensor.Layout, got str"):
         DTensorDataset(ROWS, mesh=mesh, layouts={"x": "x"}, global_batch_size=4)
-    with pytest.raises(ArgumentError, match=r"DTensors already"):
+    with pytest.raises(ArgumentError, match=r"DTensorDataset already"):
         of_rows(of_rows(ROWS, mesh), mesh)
 
 

@@ -38,7 +38,7 @@ def test_the_environment_tells_who_is_who(environment, settings):
         ({"DTENSOR_JOBS": "a:1,b:1,a:1"}, r"names 'a:1' more than once"),
         ({"DTENSOR_CLIENT_ID": "1"}, r"DTENSOR_CLIENT_ID must be an int from 0 to 0.*1 client\(s\).*got '1'"),
         ({"DTENSOR_JOBS": JOBS, "DTENSOR_CLIENT_ID": "2"}, r"from 0 to 1, .*2 client\(s\).*got '2'"),
-        ({"DTENSOR_JOBS": JOBS, "DTENSOR_CLIENT_ID": "-1"}, r"got '-1'. Number the clients"),
+        ({"DTENSOR_JOBS": JOBS, "DTENSOR_CLIENT_ID": "-1"}, r"got '-1'. The ids follow"),
         ({"DTENSOR_JOBS": JOBS, "DTENSOR_CLIENT_ID": "one"}, r"got 'one'"),
         ({"DTENSOR_ENABLE_HEARTBEAT": "yes"}, r"DTENSOR_ENABLE_HEARTBEAT must be one of .*'true'.*got 'yes'"),
     ],

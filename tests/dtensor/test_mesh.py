@@ -146,7 +146,7 @@ def test_a_mesh_without_dimensions_comes_back_too():
         ("|x|0|0|cpu:0", "dimensions are written.*'x'"),
         ("|x=a|0|0|cpu:0", "dimensions are written.*'x=a'"),
         ("|x=2|0|0|cpu:0", "needs 2 devices"),
-        ("|x=1,x=1|0|0|cpu:0", "once"),
+        ("|x=1,x=1|0|0|cpu:0", "must differ"),
         ("|x=-1|0|0|cpu:0", "needs -1 devices"),
         ("|x=-1,y=-1|0|0|cpu:0", "'x=-1,y=-1'"),
     ],

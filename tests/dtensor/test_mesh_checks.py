@@ -21,8 +21,8 @@ def test_bad_names_of_dimensions_are_refused(name):
         (("a", "b"), np.array(CPUS), r"\('a', 'b'\).*\(8,\)"),
         (("a",), np.array([], object), "non-empty"),
         (("a",), [1, 2], "jax.Device, got 1"),
-        (("a",), [CPUS[0], CPUS[0]], "once in a mesh"),
-        (("a", "a"), np.array(CPUS).reshape(2, 4), "used once"),
+        (("a",), [CPUS[0], CPUS[0]], "in a mesh only once"),
+        (("a", "a"), np.array(CPUS).reshape(2, 4), "must differ"),
     ],
 )
 def test_a_mesh_is_made_of_as_many_dimensions_of_different_devices(names, devices, message):

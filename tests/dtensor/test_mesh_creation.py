@@ -39,7 +39,7 @@ def test_dimensions_are_pairs_or_a_dict_and_one_size_may_be_left_open(dims, shap
         ([("a", True)], "positive ints.*True"),
         ([("a", 8.0)], "positive ints.*8.0"),
         ([("a", -1), ("b", -1)], "one of them may be -1"),
-        ([("a", 4), ("a", 2)], "used once.*'a', 'a'"),
+        ([("a", 4), ("a", 2)], "must differ.*'a', 'a'"),
         ([("a", 4, 2)], "pairs of a name and a size"),
         (8, "pairs of a name and a size.* 8"),
         ("ab", "pairs"),

@@ -33,7 +33,7 @@ def test_entries_are_kept_as_a_tuple(mesh):
 
 @pytest.mark.parametrize("rank", [-1, 1.0, True, "2"])
 def test_a_bad_rank_is_refused(mesh, rank):
-    with pytest.raises(LayoutError, match=f"rank is an int.*{rank}"):
+    with pytest.raises(LayoutError, match=f"`rank` must be an int.*{rank}"):
         Layout.replicated(mesh, rank)
 
 

@@ -120,9 +120,9 @@ def test_equal_parts_in_host_memory_are_checked(mesh, by_x):
     parts = [np.full(2, i // 2) for i in range(8)]
     pack(parts, by_x)
     parts[5] = parts[5] + 1
-    with pytest.raises(TensorError, match=r"parts 4 and 5 are the same part.*differ"):
+    with pytest.raises(TensorError, match=r"parts 4 and 5 are the same shard.*differ"):
         pack(parts, by_x)
-    with pytest.raises(TensorError, match=r"parts 0 and 3 are the same part"):
+    with pytest.raises(TensorError, match=r"parts 0 and 3 are the same shard"):
         pack([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], Layout([], mesh))
 
 
@@ -131,7 +131,7 @@ def test_equal_parts_on_devices_are_checked_on_demand(by_x):
     pack(parts, by_x, check_replicas=True)
     parts[5] = parts[5] + 1
     pack(parts, by_x)
-    with pytest.raises(TensorError, match=r"parts 4 and 5 are the same part.*differ"):
+    with pytest.raises(TensorError, match=r"parts 4 and 5 are the same shard.*differ"):
         pack(parts, by_x, check_replicas=True)
 
 

@@ -179,7 +179,7 @@ def test_a_mesh_without_the_named_dimensions_is_refused(exported):
 
 def test_a_mesh_that_does_not_divide_a_variable_is_refused(exported):
     mesh = dtensor.create_mesh([("batch", 1), ("model", 8)])
-    with pytest.raises(LayoutError, match="cannot cut into 8"):
+    with pytest.raises(LayoutError, match="cannot split into 8"):
         rx.load_export(exported[0], mesh=mesh)
 
 

@@ -17,7 +17,7 @@ from replicax.parameter_server.compiling.exported_programs import export_program
 from replicax.parameter_server.compiling.traced_step import PytreeSpec, Recorder, TracedStep
 from replicax.parameter_server.scheduling.remote_values import RemoteValue, check_arguments
 from replicax.parameter_server.variables.remote import home_of
-from replicax.program.function import Function, WeakProgramCaches, signature
+from replicax.program.function import Function, ProgramCache, WeakProgramCaches, signature
 from replicax.program.nest import Structure, take_apart_inputs
 from replicax.program.replica import enclosing_program
 
@@ -100,7 +100,7 @@ class StepPrograms:
         unused: Callable[[Unused], None],
     ):
         self._strategy, self._workers, self._describe, self._unused = strategy, workers, describe, unused
-        self._caches = WeakProgramCaches()
+        self._caches = WeakProgramCaches[ProgramCache]()
         self._numbers, self._closures = itertools.count(), itertools.count()
         self._described: dict[tuple[str, int], PytreeSpec] = {}
         self._lock = threading.RLock()
