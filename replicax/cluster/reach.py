@@ -6,23 +6,27 @@ would notice. Here all of them learn who cannot connect with whom, and end with 
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import socket
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TypeVar
 
 import jax
 
 from replicax.cluster.addresses import join_address, parse_address
+from replicax.cluster.exchange import AbsentError, Exchange
+from replicax.cluster.key_value_store import Store
 from replicax.cluster.own_address import LOOPBACK, family, is_loopback, is_mine, resolve
-from replicax.compat.jax_processes import collectives_are_gloo, publish, published
+from replicax.compat.jax_processes import collectives_are_gloo
 from replicax.errors import ClusterError, ClusterTimeoutError
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _PREFIX = "replicax/reach"
+_turns = itertools.count()
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_FOR_ALL = 60.0  # at least; for the slowest of them
 _AT_ONCE = 64
@@ -34,30 +38,50 @@ _CURE = (
 )
 
 
-def agree_on_addresses(process: int, names: Sequence[str], first: str, ip: str, timeout_s: float) -> str:
+def agree_on_addresses(
+    process: int,
+    names: Sequence[str],
+    first: str,
+    ip: str,
+    timeout_s: float,
+    store: Store | None = None,
+    turn: int = -1,
+) -> str:
     """Returns this machine's own address, once every process has connected with all others as collectives will.
 
     All processes call it, after JAX has connected them. Those with GPUs or TPUs are only warned of what does not work:
     their collectives may have a network of their own.
 
     Args:
-        process: Number of this process.
+        process: The index of this process.
         names: For each process how to call it in messages.
         first: `"host:port"` of process 0.
         ip: This machine's own address; empty if the other processes must tell it, which know the machine as `first`.
-        timeout_s: How long to wait for the others, in seconds; a minute at least.
+        timeout_s: How long to wait for the others at each stage, in seconds; a minute at least.
+        store: Where the processes leave messages for each other; by default JAX's coordination service.
+        turn: How often the processes have agreed before; by default it is counted here.
 
     Raises:
         ClusterError: Some process cannot connect with another one. All processes raise it.
         ClusterTimeoutError: Not all have answered in time.
     """
-    meeting = _Meeting(process, names, time.monotonic() + max(timeout_s, _SECONDS_FOR_ALL))
-    told = meeting.exchange("first", resolve(parse_address(first, "coordinator address").host))
-    ip = ip or _as_seen(told)
-    # The system greets them; nothing is read.
-    with socket.create_server((ip, 0), family=family(ip), backlog=len(names) + _STRANGERS) as listener:
-        ports = meeting.exchange("listens", [ip, listener.getsockname()[1]])
-        failures = meeting.exchange("failures", _failures(process, ports))
+    prefix = f"{_PREFIX}/{next(_turns) if turn is None else turn}"
+    seconds = max(timeout_s, _SECONDS_FOR_ALL)
+    exchange = Exchange(prefix, process, range(len(names)), store=store, timeout_s=seconds)
+
+    def told_by_all(stage: str, mine: _T) -> list[_T]:
+        return [json.loads(each) for each in exchange.exchange_through_first(stage, json.dumps(mine).encode())]
+
+    try:
+        told = told_by_all("first", resolve(parse_address(first, "coordinator address").host))
+        ip = ip or _as_seen(told)
+        # The system greets them; nothing is read.
+        with socket.create_server((ip, 0), family=family(ip), backlog=len(names) + _STRANGERS) as listener:
+            ports = told_by_all("listens", (ip, int(listener.getsockname()[1])))
+            failures = told_by_all("failures", _failures(process, ports))
+    except AbsentError as error:
+        missing = [names[absent] for absent in error.missing]
+        raise ClusterTimeoutError(names[process], seconds, missing, missing[0], "; it had been there before") from None
     problems = [
         f"{names[i]} ({ports[i][0]}) cannot connect with {names[j]} ({join_address(*ports[j])}): {why}"
         for i, found in enumerate(failures)
@@ -82,31 +106,7 @@ def _complain(problems: Sequence[str]) -> None:
     _log.warning("Not all processes can connect with each other, which watching them needs: %s. %s", shown, _CURE)
 
 
-class _Meeting:
-    """All processes, and until when they wait for each other."""
-
-    def __init__(self, process: int, names: Sequence[str], deadline: float):
-        self._process, self._names, self._deadline = process, names, deadline
-        self._timeout_s = deadline - time.monotonic()
-
-    def exchange(self, what: str, mine: Any) -> list[Any]:
-        """Returns what every process has given. Process 0 collects it, so that nobody asks all."""
-        if self._process:
-            publish(f"{_PREFIX}/{what}/{self._process}", json.dumps(mine))
-            return self._get(f"{_PREFIX}/{what}", 0)
-        given = [mine, *(self._get(f"{_PREFIX}/{what}/{i}", i) for i in range(1, len(self._names)))]
-        publish(f"{_PREFIX}/{what}", json.dumps(given))
-        return given
-
-    def _get(self, key: str, whose: int) -> Any:
-        text = published(key, max(1, round(1000 * (self._deadline - time.monotonic()))))
-        if text is None:
-            me, missing = self._names[self._process], [self._names[whose]]
-            raise ClusterTimeoutError(me, self._timeout_s, missing, missing[0], "; it had been there before")
-        return json.loads(text)
-
-
-def _failures(process: int, addresses: Sequence[Sequence[Any]]) -> list[tuple[int, str]]:
+def _failures(process: int, addresses: Sequence[tuple[str, int]]) -> list[tuple[int, str]]:
     """Returns with whom this process cannot connect, and why."""
     others = [i for i in range(len(addresses)) if i != process]
     with ThreadPoolExecutor(min(_AT_ONCE, len(others)), "replicax-reach") as pool:

@@ -112,20 +112,6 @@ def delete_stored(key: str) -> None:
     _service().key_value_delete(key)
 
 
-def publish(key: str, value: str) -> None:
-    """Tells all processes a value, through the key-value store of JAX's coordination service."""
-    _service().key_value_set(key, value, allow_overwrite=True)
-
-
-def published(key: str, timeout_ms: int) -> str | None:
-    """Returns what some process has published under `key`, or None if none has after `timeout_ms` milliseconds.
-
-    Raises:
-        jax.errors.JaxRuntimeError: The coordination service is gone.
-    """
-    return _found_in_time(_service().blocking_key_value_get, key, timeout_ms)
-
-
 def _service() -> Any:
     client = jax_distributed.global_state.client
     assert client is not None, "jax.distributed is not initialized"

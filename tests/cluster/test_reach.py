@@ -10,36 +10,17 @@ import pytest
 
 from replicax.cluster import reach
 from replicax.errors import ClusterError, ClusterTimeoutError
+from tests.cluster.fake_store import FakeStore
 
 NAMES = ["worker:0 at alpha:1", "worker:1 at beta:1", "worker:2 at gamma:1"]
 ABSENT = "absent"
 Agree = Callable[..., list[Any]]
 
 
-class Store:
-    """The key-value store of JAX's coordination service, as threads of this process see it."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-        self._changed = threading.Condition()
-
-    def publish(self, key: str, value: str) -> None:
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
-
-    def published(self, key: str, timeout_ms: int) -> str | None:
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._values, timeout_ms / 1000)
-            return self._values.get(key)
-
-
 @pytest.fixture
-def agree(monkeypatch: pytest.MonkeyPatch) -> Agree:
+def agree() -> Agree:
     """Lets processes agree, each with the address that it is given, and returns what came of it for each."""
-    store = Store()
-    monkeypatch.setattr(reach, "publish", store.publish)
-    monkeypatch.setattr(reach, "published", store.published)
+    store = FakeStore()
 
     def run(ips: list[str], timeout_s: float = 20.0) -> list[Any]:
         results: list[Any] = [None] * len(ips)
@@ -47,7 +28,7 @@ def agree(monkeypatch: pytest.MonkeyPatch) -> Agree:
         def process(index: int) -> None:
             try:
                 names = NAMES[: len(ips)]
-                results[index] = reach.agree_on_addresses(index, names, "localhost:1", ips[index], timeout_s)
+                results[index] = reach.agree_on_addresses(index, names, "localhost:1", ips[index], timeout_s, store, 0)
             except Exception as error:
                 results[index] = error
 
