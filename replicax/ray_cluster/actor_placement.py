@@ -1,10 +1,10 @@
-"""Where the actor of a task goes: the keyword arguments for `ActorClass.options`."""
+"""Decides where the actor of a task runs: the keyword arguments for `ActorClass.options`."""
 
 from __future__ import annotations
 
 import abc
 import math
-from typing import Any
+from typing import TypedDict
 
 from replicax.cluster import Task
 from replicax.ray_cluster.task_counts import TaskCounts
@@ -26,29 +26,40 @@ def gpu_share(gpus: float, workers: int) -> float:
     return 1 / math.ceil(workers / whole) if whole else 0
 
 
-class ActorPlacement(abc.ABC):
-    """Tells where actors go."""
+class ActorOptions(TypedDict, total=False):
+    """Keyword arguments for `ActorClass.options` that place an actor."""
 
-    def options(self, job: str, index: int) -> dict[str, Any]:
+    num_cpus: float
+    num_gpus: float
+    resources: dict[str, float]
+    scheduling_strategy: str
+
+
+class ActorPlacement(abc.ABC):
+    """Decides which node an actor runs on, and which GPUs it gets."""
+
+    def options(self, job: str, index: int) -> ActorOptions:
         """Returns the arguments that place the actor of a task. It does not wait for logical CPUs."""
-        where: dict[str, Any] = {"num_cpus": 0, **self._where(Task(job, index))}
+        options: ActorOptions = {"num_cpus": 0, **self._node(Task(job, index))}
         gpus = self._gpus(index) if job == WORKER else 0
-        return {**where, "num_gpus": gpus} if gpus else where
+        if gpus:
+            options["num_gpus"] = gpus
+        return options
 
     @abc.abstractmethod
-    def _where(self, task: Task) -> dict[str, Any]: ...
+    def _node(self, task: Task) -> ActorOptions: ...
 
     @abc.abstractmethod
     def _gpus(self, worker: int) -> float: ...
 
 
 class OneNode(ActorPlacement):
-    """All actors on the only node."""
+    """Places all actors on the only node."""
 
     def __init__(self, counts: TaskCounts):
         self._workers = counts.workers
 
-    def _where(self, task: Task) -> dict[str, Any]:
+    def _node(self, task: Task) -> ActorOptions:
         return {}
 
     def _gpus(self, worker: int) -> float:
@@ -56,19 +67,19 @@ class OneNode(ActorPlacement):
 
 
 class Spread(OneNode):
-    """Over the nodes of a cluster that somebody else has started, evenly."""
+    """Spreads actors evenly over the nodes of a cluster that was there already."""
 
-    def _where(self, task: Task) -> dict[str, Any]:
+    def _node(self, task: Task) -> ActorOptions:
         return {"scheduling_strategy": "SPREAD"}
 
 
 class ByTask(ActorPlacement):
-    """Each on the node that stands for its task; if that is not there, the actor waits for it."""
+    """Places each actor on the node that stands for its task; if that node is missing, the actor waits for it."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}  # A worker that is away comes back with the GPUs that it had.
 
-    def _where(self, task: Task) -> dict[str, Any]:
+    def _node(self, task: Task) -> ActorOptions:
         return {"resources": {resource_name(task): _TRACE}}
 
     def _gpus(self, worker: int) -> float:
@@ -80,7 +91,7 @@ class ByTask(ActorPlacement):
 
 
 def alive_resources() -> list[dict[str, float]]:
-    """Returns for each node that is alive what it has."""
+    """Returns the resources of each node that is alive."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from typing import Any
+from types import ModuleType
 
 from replicax.cluster import ClusterSpec, Task, parse_address
 from replicax.cluster.addresses import join_address
 from replicax.cluster.own_address import is_mine
-from replicax.compat.ray import forget_token, node_options, waiting_for_node
+from replicax.compat.ray import NodeOptions, forget_token, node_options, waiting_for_node
 from replicax.errors import ClusterError
 from replicax.ray_cluster.actor_placement import alive_resources
 from replicax.ray_cluster.authentication import optional_token, own_token, shared_token
@@ -35,7 +35,7 @@ _SECONDS_TO_DISCONNECT = 10.0
 # Gradients go through the object store at every step: its pages are made at the start, and not while they wait.
 _READY_MEMORY = {"RAY_preallocate_plasma_memory": "1"}
 _SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-_CONNECTION: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": True}
+_CONNECTION = {"logging_level": logging.WARNING, "log_to_driver": True}
 
 
 def embed(dashboard: bool, start_timeout: float = 120.0) -> contextlib.ExitStack:
@@ -140,18 +140,18 @@ def _connect_with_head(spec: ClusterSpec, ending: contextlib.ExitStack, deadline
     names = [describe(spec, task) for task in serving_tasks(spec)]
     wait_for(lambda: [] if answers(head) else names, len(names), COORDINATOR, head, deadline)
     ip = own = head_ip(spec)
-    more: dict[str, Any] = {}
+    own_node = NodeOptions()
     if not is_mine(ip):  # A driver needs a node on its own machine, and one that does not end with a worker.
         own = node_ip(spec, Task(COORDINATOR, 0), deadline.left)
         node = Node(COORDINATOR, visitor_arguments(spec), own, token, deadline.left)
         ending.callback(node.stop)
-        more |= node_options(node.folder.path)
+        own_node = node_options(node.folder.path)
     with starting(token, SETTINGS, own) as ray:
         _disconnect_by(ending, ray)
-        _init(ray, join_address(ip, parse_address(head, "address").port), **more)
+        _init(ray, join_address(ip, parse_address(head, "address").port), **own_node)
 
 
-def _init(ray: Any, address: str, **options: Any) -> None:
+def _init(ray: ModuleType, address: str, **options: object) -> None:
     if address.startswith("ray://"):
         options = {"logging_level": _CONNECTION["logging_level"], **options}
     else:
@@ -169,12 +169,12 @@ def _init(ray: Any, address: str, **options: Any) -> None:
         ) from error
 
 
-def _disconnect_by(ending: contextlib.ExitStack, ray: Any, folder: Folder | None = None) -> None:
+def _disconnect_by(ending: contextlib.ExitStack, ray: ModuleType, folder: Folder | None = None) -> None:
     ending.callback(forget_token)
     ending.callback(_shut_down, ray, folder)
 
 
-def _shut_down(ray: Any, folder: Folder | None) -> None:
+def _shut_down(ray: ModuleType, folder: Folder | None) -> None:
     """Ends the connection, and the node in the folder, also if Ray's processes are stopped and do not answer."""
     if done_within(_SECONDS_TO_DISCONNECT, ray.shutdown):
         return

@@ -1,4 +1,4 @@
-"""The secret of a cluster: whoever knows it may run code in it, nobody else. Ray checks it; here it is decided on."""
+"""Chooses the token of a cluster: only who knows it may run code there. Ray checks it."""
 
 from __future__ import annotations
 

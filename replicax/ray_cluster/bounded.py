@@ -1,17 +1,16 @@
-"""Calls of Ray that must have an end: they stand for ever if Ray's processes are stopped, and do not hear Ctrl-C."""
+"""Calls Ray with a deadline: its calls hang if Ray's processes are stopped, and Ctrl-C does not interrupt them."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 _TICK_S = 0.1
 
 
-def done_within(seconds: float, call: Callable[[], Any]) -> bool:
-    """Calls something in a thread of its own; returns whether it has come to its end in time.
+def done_within(seconds: float, call: Callable[[], object]) -> bool:
+    """Calls a function in a thread of its own; returns whether it has returned in time.
 
     Raises:
         Exception: What it raised.

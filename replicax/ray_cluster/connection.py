@@ -1,4 +1,4 @@
-"""From what the user has said, or the environment, to a cluster that actors can be started in."""
+"""Connects with the Ray cluster that the arguments or the environment name; actors are started there."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from replicax.cluster import ClusterConfig, ClusterResolver, find_cluster
 from replicax.cluster.environment import text
 from replicax.errors import ClusterError
-from replicax.ray_cluster import ending_actors as processes
-from replicax.ray_cluster.actor_placement import ActorPlacement, ByTask, OneNode, Spread
+from replicax.ray_cluster.actor_placement import ActorOptions, ActorPlacement, ByTask, OneNode, Spread
 from replicax.ray_cluster.attaching import attach, attach_to_tasks, embed
 from replicax.ray_cluster.deadline import Deadline
+from replicax.ray_cluster.ending_actors import end_process
 from replicax.ray_cluster.task_counts import SERVERS, WORKERS, TaskCounts, given_counts, told_counts
 from replicax.ray_cluster.tasks import SERVER, WORKER, check_cluster, check_coordinator, own_task
 
@@ -60,7 +59,7 @@ class RayCluster:
         self._ending = ending or contextlib.ExitStack()
         atexit.register(self.close)
 
-    def actor_options(self, job: str, index: int) -> dict[str, Any]:
+    def actor_options(self, job: str, index: int) -> ActorOptions:
         """Returns the keyword arguments for `ActorClass.options` that place the actor of a task.
 
         If the node of the task is not there, the actor waits for it.
@@ -86,7 +85,7 @@ class RayCluster:
             node_id: The node that it is on, in hex.
             pid: Its number there.
         """
-        processes.end_process(node_id, pid)
+        end_process(node_id, pid)
 
     def close(self) -> None:
         """Ends what `connect` has started: the connection, and a cluster of this process's own."""

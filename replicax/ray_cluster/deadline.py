@@ -1,4 +1,4 @@
-"""Waiting until something is there, with a report now and then on what is missing."""
+"""Waits for the tasks of a cluster until a deadline, and reports now and then which of them are missing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+from replicax.checks import is_real
 from replicax.errors import ClusterError, ClusterTimeoutError
 
 _log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ class Deadline:
     """
 
     def __init__(self, seconds: float):
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        if not is_real(seconds) or not 0 < seconds < math.inf:
             raise ClusterError("start_timeout", seconds, "is no positive number of seconds", "Leave it out for 120.")
         self.seconds = seconds
         self._start = time.monotonic()

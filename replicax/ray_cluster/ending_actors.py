@@ -1,19 +1,22 @@
-"""Ending processes of actors, wherever they are."""
+"""Ends the processes of actors on whichever node they are."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from typing import Any
+from typing import TYPE_CHECKING
 
 from replicax.ray_cluster.bounded import done_within
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 _SECONDS_TO_KILL = 10.0
 _SECONDS_TO_ORDER = 5.0
 
 
-def end_actor(handle: Any) -> bool:
+def end_actor(handle: ActorHandle) -> bool:
     """Lets Ray kill an actor; returns whether Ray has taken the order. It does not while its head is out of reach."""
     import ray
 
@@ -21,11 +24,11 @@ def end_actor(handle: Any) -> bool:
 
 
 def end_process(node_id: str, pid: int) -> None:
-    """Kills a process on a node. If the process or the node has gone or is out of reach, nothing happens.
+    """Kills a process on a node. Nothing happens if either is gone or unreachable.
 
     Args:
         node_id: The node, in hex.
-        pid: Number of the process there.
+        pid: Id of the process there.
     """
     import ray
 

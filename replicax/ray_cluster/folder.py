@@ -1,4 +1,4 @@
-"""The folder of a Ray node that this process starts, and the promise that nothing of the node outlives it."""
+"""The folder of a Ray node that this process starts. No process of the node outlives the folder."""
 
 from __future__ import annotations
 

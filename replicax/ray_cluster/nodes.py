@@ -142,11 +142,11 @@ class Node:
             raise
 
     def is_running(self) -> bool:
-        """Whether it has not ended by itself."""
+        """Returns whether the node is still running."""
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Ends it, and whatever runs on it."""
+        """Ends the node and whatever runs on it."""
         if self.is_running():
             self._process.send_signal(signal.SIGTERM)  # It tells the head that it leaves.
             with contextlib.suppress(subprocess.TimeoutExpired):

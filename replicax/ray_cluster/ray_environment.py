@@ -1,4 +1,4 @@
-"""Ray as this package wants it: imported when it is needed, with its variables set only while it starts."""
+"""Imports Ray when it is needed, and sets its environment variables only while it starts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from types import ModuleType
 
 from replicax.compat.ray import forget_shutdown, forget_token, node_address, restore_excepthook
 from replicax.errors import ClusterError
 
-# Nothing is reported to the makers of Ray, and nothing is uploaded to workers.
+# Ray reports nothing to its makers and uploads nothing to workers.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
 
 
-def import_ray() -> Any:
+def import_ray() -> ModuleType:
     """Returns the module `ray`.
 
     Raises:
@@ -45,7 +45,7 @@ def leave_unfinished() -> None:
 
 @contextlib.contextmanager
 def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables while the block runs. Afterwards all are as before: Ray sets some of its own."""
+    """Sets environment variables while the block runs. Restores all of them afterwards, also those that Ray has set."""
     before = dict(os.environ)
     os.environ.update(values)
     try:
@@ -57,7 +57,9 @@ def variables(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def starting(values: Mapping[str, str], defaults: Mapping[str, str] = QUIET, ip: str | None = None) -> Iterator[Any]:
+def starting(
+    values: Mapping[str, str], defaults: Mapping[str, str] = QUIET, ip: str | None = None
+) -> Iterator[ModuleType]:
     """Yields the module `ray`, ready for `ray.init` in this block.
 
     Args:

@@ -1,9 +1,10 @@
-"""The environment variables of parameter server clusters, and the numbers in them."""
+"""How many workers and servers a cluster has: by arguments, or by the environment variables named here."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from replicax.checks import is_int
 from replicax.cluster.environment import Environ, number, text
 from replicax.errors import ClusterError
 
@@ -26,10 +27,10 @@ class TaskCounts(NamedTuple):
 
 
 def given_counts(workers: int | None, servers: int | None) -> TaskCounts | None:
-    """Returns the numbers that were passed as arguments, checked; None if neither was. One server is enough.
+    """Checks and returns the counts that were passed as arguments; None if neither was. One server is the default.
 
     Raises:
-        ClusterError: One is no number of tasks, or only the servers were given.
+        ClusterError: One is no positive int, or only the servers were given.
     """
     if workers is None and servers is None:
         return None
@@ -39,10 +40,10 @@ def given_counts(workers: int | None, servers: int | None) -> TaskCounts | None:
 
 
 def told_counts(environ: Environ) -> TaskCounts | None:
-    """Returns the numbers in the environment; None if they are not set.
+    """Returns the counts in the environment; None if they are not set.
 
     Raises:
-        ClusterError: They are no numbers of tasks, or one is missing.
+        ClusterError: One is no positive int, or is missing.
     """
     if text(environ, WORKERS) is None and text(environ, SERVERS) is None:
         return None
@@ -50,6 +51,6 @@ def told_counts(environ: Environ) -> TaskCounts | None:
 
 
 def _count(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_int(value) or value < 1:
         raise ClusterError(name, value, "must be an int of at least 1", "Leave it out if the environment tells it.")
-    return value
+    return int(value)

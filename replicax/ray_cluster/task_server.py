@@ -1,4 +1,4 @@
-"""One task of a parameter server cluster, as a Ray node: the place where the coordinator lets its actors live."""
+"""`Server`: one task of a parameter server cluster. It runs a Ray node, on which the coordinator starts its actors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, found_cluster
 from replicax.errors import ClusterError
@@ -26,12 +25,14 @@ from replicax.ray_cluster.tasks import (
     own_task,
 )
 
+Jobs = Mapping[str, Sequence[str] | Mapping[int, str]]  # the addresses of each job's tasks
+
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class Server(Advised):
-    """Brings this task of a cluster up: a parameter server or a worker, that waits for what a coordinator sends.
+    """Starts this task of a cluster: a parameter server or a worker that waits for what a coordinator sends.
 
     It serves one coordinator after another. The first parameter server hosts what holds the cluster together (Ray's
     head) at its own address; the others wait for it. All tasks need the same `REPLICAX_TOKEN` in their environment. It
@@ -41,7 +42,7 @@ class Server(Advised):
         cluster: The addresses of all tasks: a dict, a `ClusterSpec`, or a `ClusterResolver` (which may know job and
             index, too).
         job: `"ps"` or `"worker"`.
-        index: Number of the task in its job.
+        index: Index of the task in its job.
         start_timeout: How long to wait for the first parameter server, in seconds.
         dashboard: Whether the first parameter server shows Ray's dashboard, on the loopback address.
 
@@ -61,7 +62,7 @@ class Server(Advised):
     @called_as("tf.distribute.Server")
     def __init__(
         self,
-        cluster: ClusterResolver | ClusterSpec | Mapping[str, Any],
+        cluster: ClusterResolver | ClusterSpec | Jobs,
         job: str | None = None,
         index: int | None = None,
         *,
@@ -104,9 +105,9 @@ class Server(Advised):
 
 
 def serve_if_task(config: ClusterConfig | ClusterResolver | None = None) -> None:
-    """Serves, and then ends the program, if this process is a worker or parameter server; else returns at once.
+    """Serves, and then ends the program, if this process is a worker or parameter server; otherwise returns at once.
 
-    So the same script can be started on all machines.
+    The same script can thus be started on all machines.
 
     Args:
         config: Who this process is; by default what the environment says.
@@ -121,7 +122,9 @@ def serve_if_task(config: ClusterConfig | ClusterResolver | None = None) -> None
         raise SystemExit(0)
 
 
-def _read(cluster: Any, job: str | None, index: int | None) -> tuple[ClusterSpec, str, int]:
+def _read(
+    cluster: ClusterResolver | ClusterSpec | Jobs, job: str | None, index: int | None
+) -> tuple[ClusterSpec, str, int]:
     if isinstance(cluster, ClusterResolver):
         spec, told_job, told_index = own_task(cluster)
         job, index = told_job if job is None else job, told_index if index is None else index

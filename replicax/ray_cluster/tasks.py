@@ -1,10 +1,10 @@
-"""A parameter server cluster as TF_CONFIG writes it: who is who, and which Ray node stands for which task."""
+"""A parameter server cluster as TF_CONFIG describes it: its tasks, and which Ray node stands for which task."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
+from replicax.checks import is_int
 from replicax.cluster import ClusterConfig, ClusterResolver, ClusterSpec, Task, check_roles
 from replicax.errors import ClusterError
 
@@ -14,10 +14,10 @@ _PREFIX = "replicax_"
 
 
 def check_cluster(spec: ClusterSpec, field: str = "cluster") -> None:
-    """Checks that a cluster has parameter servers and workers, and no jobs that nobody knows.
+    """Checks that a cluster has parameter servers and workers, and no unknown jobs.
 
     Raises:
-        ClusterError: It has not.
+        ClusterError: One is missing or unknown.
     """
     if not spec:
         raise ClusterError(field, None, "is empty", "Give the addresses of the workers and of the parameter servers.")
@@ -46,9 +46,7 @@ def check_coordinator(spec: ClusterSpec, job: str | None, index: int | None, fie
         )
     if job not in (None, COORDINATOR):
         raise ClusterError(f"{field}.type", job, "has no part in this training", "The coordinator is the 'chief'.")
-    if index is not None and index > 0:
-        raise ClusterError(f"{field}.index", index, "must be 0", "There is one coordinator.")
-    if index is not None and isinstance(index, bool):
+    if index is not None and (not is_int(index) or index > 0):
         raise ClusterError(f"{field}.index", index, "must be 0", "There is one coordinator.")
 
 
@@ -91,7 +89,7 @@ def missing_tasks(spec: ClusterSpec, resources: Collection[str]) -> list[Task]:
     return [task for task in serving_tasks(spec) if resource_name(task) not in resources]
 
 
-def own_task(config: ClusterConfig | ClusterResolver) -> tuple[ClusterSpec, str | None, Any]:
+def own_task(config: ClusterConfig | ClusterResolver) -> tuple[ClusterSpec, str | None, int | None]:
     """Returns the cluster, and job and index of this process as far as they are told."""
     if isinstance(config, ClusterResolver):
         return config.cluster_spec(), config.task_type, config.task_id
