@@ -7,12 +7,11 @@ from typing import Any
 
 from jax.extend import core as jex_core
 
+from replicax.compat.jax_names import CALLS, PLACEMENT, RECOMPUTED, SHARD_MAP
 from replicax.errors import ExportError
-from replicax.program.jaxprs import CALLS, bind, read, traced_anew
+from replicax.program.jaxprs import bind, read, traced_anew
 
-_PLACEMENT = {"sharding_constraint", "reshard"}
-# What is computed again to save memory can as well be written out too: nobody will differentiate it.
-_CALLS = CALLS | {"remat2": "jaxpr", "checkpoint": "jaxpr"}
+_CALLS = CALLS | RECOMPUTED  # Nobody will differentiate the program.
 
 
 def without_placement(program: jex_core.ClosedJaxpr) -> Any:
@@ -41,9 +40,9 @@ def _evaluate(program: Any, args: Sequence[Any]) -> list[Any]:
 
 def _apply(equation: Any, inputs: list[Any]) -> Sequence[Any]:
     primitive = equation.primitive
-    if primitive.name in _PLACEMENT or primitive.name == "device_put":
+    if primitive.name in PLACEMENT or primitive.name == "device_put":
         return inputs
-    if primitive.name == "shard_map":
+    if primitive.name == SHARD_MAP:
         raise ExportError(
             "The function runs jax.shard_map (strategy.run does), which is written for a certain number of devices."
         )

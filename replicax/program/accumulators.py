@@ -20,19 +20,12 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax import axes_of_type, is_random_key
 from replicax.compat.jax_equations import location
+from replicax.compat.jax_names import LARGEST_OR_SMALLEST, MOVE_NUMBERS, NOT_ADDITIVE, ZERO_OF_ZEROS
 from replicax.program.jaxprs import is_literal
-from replicax.program.scales import PASSED_ON, Scope, equations_of
+from replicax.program.scales import Scope, equations_of
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _SHARE, _TOTAL = "replicax_share_", "replicax_total_"
-# They give each number another place.
-_MOVES = PASSED_ON | {"transpose", "rev", "expand_dims"}
-_LARGEST_OR_SMALLEST = frozenset(["reduce_max", "reduce_min", "max", "min", "argmax", "argmin", "cummax", "cummin"])
-# Of a sum they do not make the sum of what they make of its parts, whatever the other operand is.
-_NOT_ADDITIVE = _LARGEST_OR_SMALLEST | {
-    "reduce_prod", "integer_pow", "pow", "exp", "exp2", "log", "sqrt", "rsqrt", "cbrt", "square", "sign", "tanh",
-    "logistic", "and", "or", "not", "xor", "eq", "ne", "lt", "le", "gt", "ge",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +96,7 @@ class _Search:
             return self._no("is assigned a value that is equal on all replicas and would count once for each")
         made_in, made = self._unmoved(scope, atom)
         producer = None if made_in is None else made_in.producer.get(made)
-        if producer is not None and producer.primitive.name in _LARGEST_OR_SMALLEST:
+        if producer is not None and producer.primitive.name in LARGEST_OR_SMALLEST:
             return self._no(f"is assigned what `{producer.primitive.name}` makes of each replica's rows alone")
         return self._no("is assigned a value that does not contain its old one", certain=False)
 
@@ -140,8 +133,7 @@ class _Search:
 
     def _without_total(self, scope: Scope, equation: Any) -> _Kind:
         operands = equation.invars[1:] if equation.primitive.name == "select_n" else equation.invars
-        zeros = ("broadcast_in_dim", "select_n", "mul", "add", "sub", "neg")
-        if equation.primitive.name in zeros and all(self._kind(scope, each) is _Kind.ZERO for each in operands):
+        if equation.primitive.name in ZERO_OF_ZEROS and all(self._kind(scope, each) is _Kind.ZERO for each in operands):
             return _Kind.ZERO
         return _Kind.FREE
 
@@ -160,7 +152,7 @@ class _Search:
         at = f"goes through `{name}` ({location(equation)})"
         if name in ("mul", "div", "max", "min"):
             return self._no(at, certain=differ)
-        return self._no(at, certain=name in _NOT_ADDITIVE)
+        return self._no(at, certain=name in NOT_ADDITIVE)
 
     def _added(self, name: str, kinds: Sequence[_Kind | NotSummable]) -> _Kind | NotSummable:
         for kind in kinds:
@@ -220,7 +212,7 @@ class _Search:
 def _moves(equation: Any) -> bool:
     if equation.primitive.name == "broadcast_in_dim":
         return math.prod(equation.invars[0].aval.shape) == math.prod(equation.outvars[0].aval.shape)
-    return equation.primitive.name in _MOVES
+    return equation.primitive.name in MOVE_NUMBERS
 
 
 def _branches(scope: Scope, equation: Any, out: Any) -> list[tuple[Scope, Any]]:

@@ -16,23 +16,13 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_equations import location, scan_counts, scopes
+from replicax.compat.jax_names import CALLBACKS, CALLS_ON_OPERANDS, EQUALIZING_COLLECTIVES, LOCAL_WITH_AXES, STATEFUL
 from replicax.equality import OWN_DATA, Difference
 from replicax.errors import ProgramError
 from replicax.program.jaxprs import is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
 
 Differences = list[Difference | None]
-
-# Collectives after which all replicas have the same value.
-_EQUALISING = frozenset(["psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"])
-# Operations that name axes without communicating over them.
-_LOCAL = frozenset(["pvary", "pcast", "axis_index", "replicax_assert_equal_over_axis", "vary_unreduced_cast"])
-# Calls of a function with the operands of the call.
-_CALLS = {"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "named_call", "composite"}
-_CALLS |= {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_partitioning", "shard_map"}
-# Operations whose results depend on more than their operands: host code, a device's own state.
-_CALLBACKS = frozenset(["pure_callback", "io_callback", "python_callback", "debug_callback"])
-_STATEFUL = frozenset(["rng_uniform", "infeed", "prng_random_bits", "get_global"])
 
 
 @dataclasses.dataclass
@@ -132,9 +122,9 @@ class _Search:
             "optimization_barrier": lambda equation, inputs, control: inputs,
             "replicax_assert_equal_over_axis": _promised,
         }
-        self._rules |= dict.fromkeys(_CALLS, self._call)
-        self._rules |= dict.fromkeys(_CALLBACKS, self._callback)
-        self._rules |= dict.fromkeys(_STATEFUL, self._stateful)
+        self._rules |= dict.fromkeys(CALLS_ON_OPERANDS, self._call)
+        self._rules |= dict.fromkeys(CALLBACKS, self._callback)
+        self._rules |= dict.fromkeys(STATEFUL, self._stateful)
 
     def outputs(self, jaxpr: Any, inputs: Sequence[Difference | None], control: Difference | None) -> Differences:
         """Returns which results of a program differ; `inputs` stands for its constants and then its inputs."""
@@ -189,7 +179,7 @@ class _Search:
 
     def _may_store(self, equation: Any, operands: Differences, control: Difference | None) -> bool:
         """Returns whether an operation on a reference (mutable array) may put something in it that differs."""
-        if equation.primitive.name in ("get", "ref_get"):
+        if equation.primitive.name == "get":
             return False
         return _joined([*operands, control]) is not None or any(map(self._has_source, _programs_in(equation)))
 
@@ -197,7 +187,7 @@ class _Search:
 
     def _other(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
         axes = _axes(equation)
-        if REPLICA_AXIS in axes and equation.primitive.name not in _LOCAL:
+        if REPLICA_AXIS in axes and equation.primitive.name not in LOCAL_WITH_AXES:
             return self._meeting(equation, inputs, control)
         why = _joined(inputs)
         inner = _programs_in(equation)
@@ -212,7 +202,7 @@ class _Search:
     def _meeting(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
         if control is not None:
             self.split_meetings[id(equation)] = (equation, control)
-        equal = equation.primitive.name in _EQUALISING and equation.params.get("axis_index_groups") is None
+        equal = equation.primitive.name in EQUALIZING_COLLECTIVES and equation.params.get("axis_index_groups") is None
         return [None if equal else _joined(inputs) or OWN_DATA] * len(equation.outvars)
 
     def _axis_index(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
@@ -304,9 +294,11 @@ def _same(some: Differences, others: Differences) -> bool:
 
 def _is_source(equation: Any) -> bool:
     name = equation.primitive.name
-    if name in _CALLBACKS or name in _STATEFUL:
+    if name in CALLBACKS or name in STATEFUL:
         return True
-    return REPLICA_AXIS in _axes(equation) and name not in _EQUALISING and name not in _LOCAL - {"axis_index"}
+    if name == "axis_index":
+        return REPLICA_AXIS in _axes(equation)
+    return REPLICA_AXIS in _axes(equation) and name not in EQUALIZING_COLLECTIVES | LOCAL_WITH_AXES
 
 
 def _axes(equation: Any) -> tuple[Any, ...]:

@@ -16,13 +16,8 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from replicax.compat.jax_equations import called_on_host, location
+from replicax.compat.jax_names import CALLBACKS
 from replicax.errors import ProgramError
-
-_PRIMITIVES = {
-    "pure_callback": "jax.pure_callback",
-    "io_callback": "jax.experimental.io_callback",
-    "debug_callback": "jax.debug.callback",
-}
 
 
 class HostCalls:
@@ -80,7 +75,7 @@ class HostCalls:
 
 def _calls_in(program: Any) -> Iterator[Any]:
     for equation in getattr(program, "jaxpr", program).eqns:
-        if equation.primitive.name in _PRIMITIVES:
+        if equation.primitive.name in CALLBACKS:
             yield equation
         for inner in jex_core.jaxprs_in_params(equation.params):
             yield from _calls_in(inner)
@@ -93,7 +88,7 @@ class _Guarded:
         self._call: Callable[..., Any] = equation.params["callback"]
         self._results = [(var.aval.shape, var.aval.dtype) for var in equation.outvars]
         where = [called_on_host(equation), location(equation)]
-        self._what = " ".join([_PRIMITIVES[equation.primitive.name], *(f"({each})" for each in where if each)])
+        self._what = " ".join([CALLBACKS[equation.primitive.name], *(f"({each})" for each in where if each)])
         self._calls = calls
 
     def __call__(self, *args: Any) -> Sequence[Any]:

@@ -11,15 +11,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
 import replicax.compat.jax_equations as jax_equations
+from replicax.compat.jax_names import CALLBACKS, CALLS
 from replicax.program.decisions import is_decision
 
 _GRADIENT = "replicax_gradient"
-
-# Calls of a function that can as well be written out. Their other parameters say where the results go, or how they are
-# differentiated, which nobody will.
-CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
-CALLS |= {"closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
-_CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback"})
 
 
 def is_literal(atom: Any) -> bool:
@@ -31,7 +26,7 @@ def calls_host(program: Any) -> bool:
     """Returns whether a program calls functions of Python that may fail while it runs (`jax.pure_callback`, ...)."""
     jaxpr = getattr(program, "jaxpr", program)
     return any(
-        equation.primitive.name in _CALLBACKS or any(map(calls_host, jex_core.jaxprs_in_params(equation.params)))
+        equation.primitive.name in CALLBACKS or any(map(calls_host, jex_core.jaxprs_in_params(equation.params)))
         for equation in jaxpr.eqns
     )
 

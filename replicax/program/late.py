@@ -16,17 +16,11 @@ from jax.extend import core as jex_core
 from jax.sharding import Sharding
 
 from replicax.compat.jax import axes_of_type
+from replicax.compat.jax_names import BOUND_TO_PLACE, JIT
 from replicax.program.divergence import Divergence
 from replicax.program.jaxprs import evaluate, is_literal, read
 from replicax.program.moving import Moved
 from replicax.runtime.mesh import REPLICA_AXIS
-
-_CALLS = ("jit", "pjit")
-# Written for the devices of the map, differentiated by a rule of their own, or dependent on settings of their place.
-_STAY = frozenset([
-    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "mesh_cast", "reshard", "shard_map",
-    "sharding_constraint", "random_bits", "threefry2x32",
-])  # fmt: skip
 
 
 class Late:
@@ -128,12 +122,12 @@ def _may_wait(equation: Any, differs: Mapping[Any, Any]) -> bool:
 
 def _is_global(equation: Any) -> bool:
     """Returns whether nothing in an equation has to do with the replicas' axis, or the outside world."""
-    if equation.effects or equation.primitive.name in _STAY:
+    if equation.effects or equation.primitive.name in BOUND_TO_PLACE:
         return False
     if any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in [*equation.invars, *equation.outvars]):
         return False
     inner = list(jex_core.jaxprs_in_params(equation.params))
-    if inner and equation.primitive.name not in _CALLS:
+    if inner and equation.primitive.name != JIT:
         return False  # JAX has noted the map's mesh in it.
     if not inner and any(isinstance(value, Sharding) for value in equation.params.values()):
         return False

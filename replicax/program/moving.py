@@ -15,8 +15,9 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax import meshless
 from replicax.compat.jax_equations import called_from, run_as_one
+from replicax.compat.jax_names import CALLS
 from replicax.program.decisions import is_decision
-from replicax.program.jaxprs import CALLS, is_literal
+from replicax.program.jaxprs import is_literal
 
 
 class Moved:

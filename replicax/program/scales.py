@@ -20,39 +20,21 @@ from jax.ad_checkpoint import checkpoint_name
 
 from replicax.compat.jax import axes_of_type, is_random_key
 from replicax.compat.jax_equations import bind
-from replicax.program.jaxprs import CALLS, is_gradient, is_literal
+from replicax.compat.jax_names import (
+    ARITHMETIC,
+    CALLS,
+    KEEP_NUMBERS,
+    LOOPS,
+    RECOMPUTED,
+    REDUCTIONS,
+    SHARD_MAP,
+    TAKE_PARTS,
+)
+from replicax.program.jaxprs import is_gradient, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _SUMMED_LOSS = "replicax_summed_loss"
-_CALLS = {**CALLS, **dict.fromkeys(["checkpoint", "remat", "remat2", "shard_map"], "jaxpr")}
-# They pass a number on.
-PASSED_ON = frozenset(
-    ["name", "convert_element_type", "reshape", "squeeze", "copy", "pvary", "pcast", "reduce_precision"]
-)
-# Of these the value is computed if all operands are constants.
-_ARITHMETIC = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "max",
-        "min",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "select_n",
-        "reduce_prod",
-        "reduce_sum",
-    ]
-)
-_LOOPS = frozenset(["scan", "while"])
-# They take parts of an array, such as the last step of a loop.
-_PARTS = frozenset(["slice", "dynamic_slice", "gather", "squeeze"])
-_REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin"])
+_CALLS = {**CALLS, **RECOMPUTED, SHARD_MAP: "jaxpr"}
 _LARGEST_CONSTANT = 64  # numbers; a shape has fewer
 
 
@@ -178,7 +160,7 @@ class Search:
         if equation is None:
             return None
         name, inputs = equation.primitive.name, equation.invars
-        if name in PASSED_ON:
+        if name in KEEP_NUMBERS:
             return self.local_mean(scope, inputs[0], divisor, local)
         if name == "neg":
             return self.local_mean(scope, inputs[0], -divisor, local)
@@ -227,7 +209,7 @@ class Search:
             name = equation.primitive.name
             if name == "reduce_sum":
                 return 0 in equation.params["axes"] and self.has_rows(made_in, equation.invars[0])
-            if name not in (*PASSED_ON, "max", "add", "select_n"):
+            if name not in (*KEEP_NUMBERS, "max", "add", "select_n"):
                 return False
             varying = [a for a in equation.invars if self.constant(made_in, a) is None and a.aval.dtype != np.bool_]
             if len(varying) != 1:
@@ -264,9 +246,9 @@ class Search:
             if equation is None:
                 continue
             name = equation.primitive.name
-            if way is _Way.LOOP or name in _LOOPS:
+            if way is _Way.LOOP or name in LOOPS:
                 waiting += [(scope, operand, _Way.LOOP) for operand in equation.invars]
-            elif name in _PARTS:
+            elif name in TAKE_PARTS:
                 waiting += [(scope, operand, _Way.PART) for operand in equation.invars]
             if way is _Way.FIRST and self._may_have_rows(atom.aval.shape[:1]):
                 waiting += [(scope, operand, _Way.FIRST) for operand in self._with_the_rows(equation, atom)]
@@ -278,7 +260,7 @@ class Search:
     def _with_the_rows(self, equation: Any, out: Any) -> list[Any]:
         """Returns the operands whose rows may be those of a result of an equation."""
         name, inputs, params = equation.primitive.name, equation.invars, equation.params
-        if name in _REDUCTIONS and 0 in params["axes"]:
+        if name in REDUCTIONS and 0 in params["axes"]:
             return []
         if name == "transpose" and params["permutation"][0] != 0:
             return []
@@ -299,10 +281,10 @@ class Search:
         equation = scope.producer.get(atom)
         if equation is None or math.prod(atom.aval.shape) > 1:
             return None
-        if equation.primitive.name in PASSED_ON:
+        if equation.primitive.name in KEEP_NUMBERS:
             number = self.constant(scope, equation.invars[0])
             return number if number is None else np.asarray(number, atom.aval.dtype).item()
-        if equation.primitive.name not in _ARITHMETIC:
+        if equation.primitive.name not in ARITHMETIC:
             return None
         operands = [self._constant_array(scope, operand) for operand in equation.invars]
         if not operands or any(operand is None for operand in operands):

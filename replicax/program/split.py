@@ -21,20 +21,11 @@ import jax
 from jax.extend import core as jex_core
 
 from replicax.compat.jax import axes_of_type
+from replicax.compat.jax_names import CHEAP, PLACED
 from replicax.errors import ProgramError
 from replicax.program.jaxprs import evaluate, is_literal, is_mark, leading_to, read
 from replicax.program.min_cut import cheapest_cut
 from replicax.runtime.mesh import REPLICA_AXIS
-
-# A server does these for a variable that the forward pass assigns: they cost no more than sending the new value.
-_CHEAP = frozenset([
-    "abs", "add", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate", "convert_element_type", "copy", "div",
-    "dynamic_update_slice", "eq", "exp", "expand_dims", "floor", "ge", "gt", "integer_pow", "is_finite", "le",
-    "log", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pow", "reshape", "rsqrt", "scatter", "scatter-add",
-    "select_n", "sign", "slice", "sqrt", "square", "squeeze", "stop_gradient", "sub", "xor",
-])  # fmt: skip
-# Written for the devices that the workers compute on.
-_PLACED = frozenset(["mesh_cast", "reshard", "shard_map", "sharding_constraint"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +156,7 @@ class Split:
             is_update = bool(path)
         else:
             path, is_update = self._path(new, self._held), True
-        return path if is_update and all(equation.primitive.name in _CHEAP for equation in path) else None
+        return path if is_update and all(equation.primitive.name in CHEAP for equation in path) else None
 
     def _path(self, new: Any, old: Iterable[Any]) -> list[Any]:
         """Returns the equations that lead from old values of variables to a new one."""
@@ -212,7 +203,7 @@ class Split:
             return self._takes_on(value)
         if value in self._from_worker:
             # A variable times a rate that is an argument, say: the rate is sent.
-            return value in self._from_held and equation.primitive.name in _CHEAP and not _is_bound_to_worker(equation)
+            return value in self._from_held and equation.primitive.name in CHEAP and not _is_bound_to_worker(equation)
         return True  # From variables alone the server computes it itself.
 
     def _move_to_worker(self) -> None:
@@ -318,7 +309,7 @@ def _is_traced(const: Any) -> bool:
 
 def _is_bound_to_worker(equation: Any) -> bool:
     """Returns whether an equation acts on the outside world, on a mesh, or on values that differ between replicas."""
-    if equation.effects or equation.primitive.name in _PLACED:
+    if equation.effects or equation.primitive.name in PLACED:
         return True
     return any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in [*equation.invars, *equation.outvars])
 

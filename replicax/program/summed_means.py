@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 
 from replicax.compat.jax import axes_of_type
+from replicax.compat.jax_names import KEEP_NUMBERS, UNPACK_NUMBERS
 from replicax.program.jaxprs import is_gradient, is_literal
-from replicax.program.scales import PASSED_ON, LocalMean, Scope, Search, equations_of
+from replicax.program.scales import LocalMean, Scope, Search, equations_of
 from replicax.runtime.mesh import REPLICA_AXIS
-
-# Between a sum over replicas and its division values may be taken out of a pack.
-_MOVES = PASSED_ON | {"slice", "dynamic_slice", "concatenate", "split"}
 
 
 def find_summed_mean(top: Scope, search: Search, replicas: int) -> LocalMean | None:
@@ -117,7 +115,7 @@ def _number(scope: Scope, atom: Any, name: str) -> float | None:
     made_in, value = scope.origin(atom)
     while made_in is not None:
         equation = made_in.producer.get(value)
-        if equation is None or equation.primitive.name not in PASSED_ON | {"broadcast_in_dim"}:
+        if equation is None or equation.primitive.name not in KEEP_NUMBERS | {"broadcast_in_dim"}:
             return None
         made_in, value = made_in.origin(equation.invars[0])
     if value is None or np.size(value) != 1 or not np.issubdtype(np.asarray(value).dtype, np.number):
@@ -142,5 +140,5 @@ def _sums_behind(scope: Scope, atom: Any) -> Iterator[int]:
             continue
         if _is_sum_over_replicas(equation):
             yield id(equation)
-        elif equation.primitive.name in _MOVES:
+        elif equation.primitive.name in UNPACK_NUMBERS:
             waiting += [(made_in, operand) for operand in equation.invars]

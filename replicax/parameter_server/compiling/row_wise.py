@@ -15,26 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax.lax import GatherScatterMode
 
+from replicax.compat.jax_names import ALL_REDUCTIONS, BY_ELEMENT, CUMULATIVE, SCATTERS
 from replicax.errors import ProgramError
 from replicax.program.jaxprs import bind, is_literal, read
 
-BY_ELEMENT = frozenset([
-    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil",
-    "clamp", "convert_element_type", "copy", "copy_p", "cos", "cosh", "div", "eq", "erf", "erf_inv", "erfc",
-    "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p",
-    "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "or", "pow", "real",
-    "reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt", "square",
-    "stop_gradient", "sub", "tan", "tanh", "xor",
-])  # fmt: skip
 _COMBINING = BY_ELEMENT | {"concatenate"}
-_BY_ROW = frozenset(
-    ["argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum"]
-)
 
 
-_ALONG_AN_AXIS = frozenset(["cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"])
-# `x.at[...].add(...)` and the like: each entry becomes something that depends on no other entry of `x`.
-SCATTERS = frozenset(["scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"])
 # What these modes do with an index out of range can be done for a row that is elsewhere.
 _DROPPING = (GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS)
 
@@ -152,13 +139,11 @@ def _adapted(
         return {}, False
     if name in BY_ELEMENT and _all_have_rows(equation, touched):
         return {}, True
-    if name in _BY_ROW and 0 not in params["axes"]:
+    if name in ALL_REDUCTIONS and 0 not in params["axes"]:
         return {}, True
     if name == "reshape" and params["new_sizes"][:1] == (full,) and not params["dimensions"]:
         return {"new_sizes": (rows, *params["new_sizes"][1:])}, True
     if name == "squeeze" and 0 not in params["dimensions"]:
-        return {}, True
-    if name == "expand_dims" and 0 not in params["dimensions"]:
         return {}, True
     if name == "slice" and _takes_all_rows(params, full):
         return {"limit_indices": (rows, *params["limit_indices"][1:])}, True
@@ -166,7 +151,7 @@ def _adapted(
         return {}, True
     if name == "concatenate" and params["dimension"] != 0 and all(touched):
         return {}, True
-    if name in _ALONG_AN_AXIS and params["axis"] != 0:
+    if name in CUMULATIVE and params["axis"] != 0:
         return {}, True
     raise _refused(equation)
 

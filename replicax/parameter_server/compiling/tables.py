@@ -14,48 +14,10 @@ from typing import Any
 
 import jax
 
-from replicax.parameter_server.compiling.row_wise import BY_ELEMENT
+from replicax.compat.jax_names import BY_ELEMENT, KEEP_ZEROS
 from replicax.program.jaxprs import bind, evaluate, is_literal, leading_to, read
 
 MIN_BYTES = 1 << 16  # Below that it costs less to send all of it.
-
-# Of these the result is zero where all operands with rows are.
-_KEEP_ZEROS = frozenset(
-    [
-        "abs",
-        "add",
-        "add_any",
-        "asin",
-        "asinh",
-        "atan",
-        "cbrt",
-        "ceil",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "erf",
-        "expm1",
-        "floor",
-        "log1p",
-        "max",
-        "min",
-        "name",
-        "neg",
-        "real",
-        "reduce_precision",
-        "round",
-        "select_n",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "stop_gradient",
-        "sub",
-        "tan",
-        "tanh",
-    ]
-)
 
 
 class Table:
@@ -177,7 +139,7 @@ class Table:
                 and all(is_literal(a) for a in (equation.invars[0], equation.invars[2]))
                 and (equation.invars[0].val <= 0 <= equation.invars[2].val)
             )
-        return name in _KEEP_ZEROS and all(zero)
+        return name in KEEP_ZEROS and all(zero)
 
 
 class NotATableError(Exception):

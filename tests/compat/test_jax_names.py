@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import ast
+import gc
+from pathlib import Path
+
+import jax
+import jax.ad_checkpoint
+import jax.experimental
+import jax.experimental.custom_partitioning
+import jax.random
+import jax.scipy.special
+import pytest
+from jax.extend import core as jex_core
+
+import replicax.compat.jax_names as jax_names
+import replicax.compat.jax_primitives  # noqa: F401  # makes replicax's own
+from tests.compat.guards import needs
+
+PACKAGE = Path(jax_names.__file__).parents[1]
+# Names that only some of the supported versions have.
+FIRST_WITH = {"vary_unreduced_cast": (0, 12)}
+LAST_WITH = {"closed_call": (0, 10)}
+
+TABLES = {name: value for name, value in vars(jax_names).items() if name.isupper()}
+
+
+def names_of_tables():
+    return {each for table in TABLES.values() for each in ([table] if isinstance(table, str) else table)}
+
+
+def names_of_comparisons():
+    """Returns the names that replicax compares `equation.primitive.name` with, outside of the tables, and where."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for function in ast.walk(tree):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                aliases = aliases_in(function)
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Compare) and is_name(node.left, aliases):
+                        for constant in strings_in(node.comparators):
+                            found.setdefault(constant, f"{path.name}:{node.lineno}")
+    return found
+
+
+def aliases_in(function):
+    """Returns the local names that a function gives the name of a primitive."""
+    aliases = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign):
+            pairs = [(node.targets[0], node.value)]
+            if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(node.targets[0].elts, node.value.elts, strict=False))
+            aliases |= {to.id for to, value in pairs if isinstance(to, ast.Name) and is_name(value, set())}
+    return aliases
+
+
+def is_name(node, aliases):
+    if isinstance(node, ast.Name):
+        return node.id in aliases
+    return ast.unparse(node).endswith("primitive.name")
+
+
+def strings_in(nodes):
+    return [n.value for node in nodes for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is str]
+
+
+@pytest.fixture(scope="module")
+def primitives():
+    return {found.name for found in gc.get_objects() if isinstance(found, jex_core.Primitive)}
+
+
+def version():
+    return tuple(int(part) for part in jax.__version__.split(".")[:2])
+
+
+def test_comparisons_are_found():
+    found = names_of_comparisons()
+    assert len(found) > 20
+    assert {"scatter-add", "name", "select_n"} <= found.keys()
+
+
+@pytest.mark.parametrize("name", sorted(names_of_tables() | names_of_comparisons().keys()))
+def test_jax_has_a_primitive_of_each_name(name, primitives):
+    if version() < FIRST_WITH.get(name, (0, 0)) or version() > LAST_WITH.get(name, version()):
+        assert name not in primitives  # Otherwise what this file says of versions is wrong.
+        return
+    needs("jax", f"primitive {name}", lambda: dict.fromkeys(primitives)[name])
+
+
+def test_programs_have_the_calls_and_their_parameters():
+    @jax.custom_jvp
+    def with_jvp(x):
+        return x
+
+    with_jvp.defjvp(lambda x, t: (x[0], t[0]))
+
+    @jax.custom_vjp
+    def with_vjp(x):
+        return x
+
+    with_vjp.defvjp(lambda x: (x, None), lambda _, t: (t,))
+    for fn in (jax.jit(lambda x: x + 1), with_jvp, with_vjp, jax.checkpoint(lambda x: x + 1)):
+        [equation] = jax.make_jaxpr(fn)(1.0).eqns
+        parameter = (jax_names.CALLS | jax_names.RECOMPUTED)[equation.primitive.name]
+        assert hasattr(needs("jax", f"{equation.primitive}.{parameter}", lambda: equation.params[parameter]), "eqns")  # noqa: B023
+
+
+def test_no_two_places_hold_tables_of_names():
+    known = names_of_tables()
+    for path in PACKAGE.rglob("*.py"):
+        if path.name == "jax_names.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Set, ast.List, ast.Tuple, ast.Dict)):
+                own = node.keys if isinstance(node, ast.Dict) else node.elts
+                strings = {each.value for each in own if isinstance(each, ast.Constant)}
+                assert len(strings & known) <= 3 or not strings <= known, f"{path}:{node.lineno}: {strings}"
