@@ -13,6 +13,8 @@ import numpy as np
 
 from replicax.compat.jax import refuse_as_argument
 from replicax.errors import VariableError
+from replicax.typing import PyTree
+from replicax.variable_access import VariableLike
 
 
 class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
@@ -44,7 +46,7 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.value, dtype=dtype, copy=copy)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: PyTree) -> Any:
         if "out" in kwargs:
             raise VariableError(
                 f"{self!r} cannot be changed in place by an operator or NumPy. Use assign, assign_add or assign_sub."
@@ -108,7 +110,7 @@ def check_index(index: Any, shape: Sequence[int]) -> None:
             return
 
 
-def not_an_array(variable: Any) -> VariableError:
+def not_an_array(variable: VariableLike) -> VariableError:
     """Returns the error for a variable, of replicax or of Keras, that a function of JAX got for an array."""
     return VariableError(
         f"{variable!r:.200} is a variable, and functions of JAX take arrays. Give them its value: jnp.sum(v.value). To "

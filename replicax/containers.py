@@ -19,6 +19,7 @@ import numpy as np
 
 from replicax.errors import ArgumentError
 from replicax.no_array import NoArray
+from replicax.typing import Leaf, PyTree, PyTreeFunction
 
 _MAX_VISITED = 10_000
 _PLAIN = (str, int, float, bool, type(None))
@@ -26,7 +27,7 @@ _LIBRARIES = ("keras", "jax", "jaxlib", "replicax", "numpy")
 _VALUES = (jax.Array, np.ndarray, NoArray)
 
 
-def opened(nest: Any) -> Any:
+def opened(nest: PyTree) -> Any:
     """Returns `nest` with the containers that JAX does not know, and that hold arrays, in a form that it takes apart.
 
     Raises:
@@ -36,7 +37,7 @@ def opened(nest: Any) -> Any:
     return _opened(nest, ()) if _any_container(leaves) else nest
 
 
-def flattened(nest: Any) -> tuple[list[Any], Any]:
+def flattened(nest: PyTree) -> tuple[list[Any], Any]:
     """Returns the leaves of a nest, also of containers that JAX does not know and that hold arrays, and its structure.
 
     Raises:
@@ -48,7 +49,7 @@ def flattened(nest: Any) -> tuple[list[Any], Any]:
     return leaves, structure
 
 
-def _flattened(nest: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
+def _flattened(nest: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
     try:
         return jax.tree_util.tree_flatten(nest, is_leaf)
     except ValueError as error:
@@ -93,8 +94,8 @@ def is_value(value: Any) -> bool:
     return isinstance(value, _VALUES)
 
 
-def _opened(nest: Any, inside: tuple[int, ...]) -> Any:
-    def open_leaf(leaf: Any) -> Any:
+def _opened(nest: PyTree, inside: tuple[int, ...]) -> Any:
+    def open_leaf(leaf: Leaf) -> Any:
         if not _is_container(leaf) or not holds_values(leaf):
             return leaf
         if id(leaf) in inside:
@@ -174,7 +175,7 @@ def _opener(kind: type) -> Callable[[Any], _Taken] | None:
     return None
 
 
-def _is_container(leaf: Any) -> bool:
+def _is_container(leaf: Leaf) -> bool:
     return _opener(_class_of(leaf)) is not None
 
 
@@ -233,7 +234,7 @@ def _taken(
     keys: Sequence[Any],
     items: list[Any],
     fill: Callable[[Any, Sequence[Any]], None],
-    create: Callable[..., Any] | None = None,
+    create: PyTreeFunction | None = None,
     without: Sequence[str] = (),
     children_among: Sequence[str] | None = None,
 ) -> _Taken:

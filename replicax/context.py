@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Protocol, TypedDict, Unpack
+
+import jax
 
 from replicax.host import Host, RunningReplica
+from replicax.variable_access import VariableLike
 
 
 class StateFrame(Protocol):
@@ -27,26 +30,39 @@ class StateFrame(Protocol):
     saw_new: bool
     is_of_loss: bool
 
-    def note_made(self, variable: Any) -> None:
+    def note_made(self, variable: VariableLike) -> None:
         """Is told of each variable that is made with a value."""
 
-    def read(self, variable: Any) -> Any:
+    def read(self, variable: VariableLike) -> jax.Array:
         """Returns the current value of `variable` inside the trace."""
 
-    def note_read(self, variable: Any, value: Any) -> None:
+    def note_read(self, variable: VariableLike, value: jax.Array) -> None:
         """Is told of each value that a reader was given."""
 
-    def write(self, variable: Any, value: Any) -> Any:
+    def write(self, variable: VariableLike, value: jax.Array) -> jax.Array:
         """Makes `value` the current value of `variable` inside the trace and returns what was stored."""
 
-    def forget(self, variable: Any) -> None:
+    def holds(self, variable: VariableLike) -> bool:
+        """Returns whether `variable` was assigned inside the trace."""
+
+    def forget(self, variable: VariableLike) -> None:
         """Drops what was assigned to `variable`: it has been given a value that outlives the trace."""
 
     def note_captured(self) -> None:
         """Is told that a step uses a per-replica value that it has captured."""
 
-    def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Any]:
-        """Decides inside a replica whether a value may differ; see `equality.difference`."""
+
+class ReplicaStateFrame(StateFrame, Protocol):
+    """The same inside a replica: where `manual_replicas` is set there is no other."""
+
+    def defers(self, variable: VariableLike) -> bool:
+        """Returns whether a variable is an accumulator: the replicas' values are combined when their function ends."""
+
+    def defer(self, variable: VariableLike, aggregate: Callable[[jax.Array], jax.Array]) -> int:
+        """Makes a variable an accumulator until the replica function ends; returns its position among them."""
+
+    def number(self, variable: VariableLike) -> int:
+        """Returns the position of an accumulator."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +88,24 @@ class Context:
     frame: StateFrame | None = None
     manual_replicas: int | None = None
     cross_replica: bool = False
-    default_mesh: Any = None
+    default_mesh: object | None = None
     opened_by_set_strategy: contextlib.ExitStack | None = None
-    scope: Any = None
+    scope: object | None = None
     makes_dataset: bool = False
+
+
+class Changes(TypedDict, total=False):
+    """What `entered` may change: attributes of `Context`."""
+
+    strategy: Host | None
+    replica: RunningReplica | None
+    frame: StateFrame | None
+    manual_replicas: int | None
+    cross_replica: bool
+    default_mesh: object | None
+    opened_by_set_strategy: contextlib.ExitStack | None
+    scope: object | None
+    makes_dataset: bool
 
 
 _current: ContextVar[Context] = ContextVar("replicax_context", default=Context())
@@ -88,7 +118,7 @@ def current() -> Context:
 
 
 @contextlib.contextmanager
-def entered(**changes: Any) -> Iterator[Context]:
+def entered(**changes: Unpack[Changes]) -> Iterator[Context]:
     """Makes the current context with `changes` current for the duration of a `with` block."""
     context = dataclasses.replace(_current.get(), **changes)
     token = _current.set(context)

@@ -10,7 +10,7 @@ function is traced again with the right one.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Protocol, cast
 
 import jax
 
@@ -35,9 +35,18 @@ class Difference:
 OWN_DATA = Difference()
 
 
+class _ReplicaFrame(Protocol):
+    """A frame inside a replica, where decisions are noted."""
+
+    is_of_loss: bool
+
+    def decide(self, value: jax.Array, refused_if_equal: bool) -> tuple[jax.Array, Difference | None]:
+        """Decides whether a value may differ between replicas."""
+
+
 def difference(
-    value: Any, refused_if_equal: bool = False, refused_if_different: bool = False
-) -> tuple[Any, Difference | None]:
+    value: jax.Array, refused_if_equal: bool = False, refused_if_different: bool = False
+) -> tuple[jax.Array, Difference | None]:
     """Decides whether a value may differ between replicas.
 
     Args:
@@ -58,7 +67,8 @@ def difference(
     current = context.current()
     if current.frame is None or current.manual_replicas in (None, 1) or not isinstance(value, jax.Array):
         return value, OWN_DATA if varies else None
-    value, why = current.frame.decide(value, refused_if_equal)
-    if why is None and varies and not current.frame.is_of_loss:
+    frame = cast(_ReplicaFrame, current.frame)
+    value, why = frame.decide(value, refused_if_equal)
+    if why is None and varies and not frame.is_of_loss:
         value = taken_as_equal_over_axis(value, REPLICA_AXIS)
     return value, why

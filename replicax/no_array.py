@@ -12,6 +12,7 @@ import numpy as np
 import replicax.context as context
 from replicax.compat.jax import refuse_as_argument
 from replicax.errors import ArgumentError, ReplicaShapeError
+from replicax.typing import PyTree
 
 #: What people ask an array for.
 _ATTRIBUTES = frozenset({
@@ -51,7 +52,7 @@ class NoArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     # Operators and NumPy's functions.
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: PyTree) -> Any:
         values = [jnp.asarray(x) if hasattr(x, "__jax_array__") else x for x in inputs]  # of itself, and of variables
         if method != "__call__" or kwargs:
             raise self._is_no("NumPy array")

@@ -13,6 +13,7 @@ from replicax.compat.jax import strongly_typed, vary
 from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.errors import ArgumentError, ReduceError, VariableError
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.typing import PyTree
 from replicax.values import component_here
 
 
@@ -247,7 +248,7 @@ def is_slices(value: Any) -> bool:
     return isinstance(value, IndexedSlices)
 
 
-def check_no_slices(nest: Any, call: str) -> None:
+def check_no_slices(nest: PyTree, call: str) -> None:
     """Checks that there are no `IndexedSlices` in a nest.
 
     Raises:

@@ -26,6 +26,7 @@ from replicax.errors import ContextError, ReduceError, ReplicaShapeError, Variab
 from replicax.no_array import NoArray
 from replicax.reduce_op import ReduceOp, mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.typing import PyTree
 
 
 class DistributedValues(NoArray, abc.ABC):
@@ -48,7 +49,7 @@ class Mirrored(DistributedValues, metaclass=_MirroredType):
     proven. They are plain `jax.Array`s and can be used as such.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Mirrored:
+    def __new__(cls, *args: PyTree, **kwargs: PyTree) -> Mirrored:
         raise TypeError("rx.Mirrored describes ordinary arrays; make one with strategy.replicate(value).")
 
 

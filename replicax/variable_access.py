@@ -43,6 +43,12 @@ def shape_of(variable: VariableLike) -> tuple[int, ...]:
     return tuple(variable._shape)  # type: ignore[attr-defined]
 
 
+def dtype_of(variable: VariableLike) -> jax.typing.DTypeLike:
+    """Returns the dtype of its value, whatever Keras's autocasting makes of it where it is read."""
+    dtype: jax.typing.DTypeLike = variable._dtype  # type: ignore[attr-defined]
+    return dtype
+
+
 def name_of(variable: VariableLike) -> str:
     """Returns the name for messages: a Keras variable's path, otherwise its name."""
     return getattr(variable, "path", None) or variable.name

@@ -26,7 +26,9 @@ from replicax.runtime import turns
 from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.scattering import Entries, Scattered, aggregate_entries, scattered
+from replicax.typing import PyTree
 from replicax.values import component_here
+from replicax.variable_access import VariableLike
 
 _MOST_SHOWN = 24  # entries of a value that are printed all
 
@@ -198,7 +200,7 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
         new = self._in_turn(self._assign, value)
         return new if read_value else None
 
-    def _in_turn(self, change: Callable[..., jax.Array], *args: Any) -> jax.Array:
+    def _in_turn(self, change: Callable[..., jax.Array], *args: PyTree) -> jax.Array:
         if context.current().frame is None and not lives_elsewhere(self):
             with turns.of_thread(), turns.DISPATCH: return change(*args)  # noqa: E701  # fmt: skip
         return change(*args)
@@ -348,7 +350,7 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
         return f", {what}={text}"
 
 
-def lives_elsewhere(variable: Any) -> bool:
+def lives_elsewhere(variable: VariableLike) -> bool:
     """Returns whether other processes have a variable's value: it has a lock of its own there, and reading may wait.
 
     Nobody reads such a variable while it is their turn (`runtime/turns.py`): what they wait for, as when a lost server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import cast
 
 import jax
 
@@ -37,8 +38,8 @@ run_on = default_mesh
 
 
 def get_default_mesh() -> Mesh | None:
-    """Returns the mesh of the enclosing `default_mesh` block; None outside of any."""
-    return context.current().default_mesh
+    """Returns the mesh of the enclosing `default_mesh`, None outside of every one."""
+    return cast("Mesh | None", context.current().default_mesh)
 
 
 def device_name() -> str:

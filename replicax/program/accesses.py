@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import collections
 import weakref
-from typing import Any
 
 from replicax.errors import ProgramError
-from replicax.variable_access import array_of
+from replicax.variable_access import VariableLike, array_of, name_of
+
+_LOST = "_replicax_lost"  # an attribute of variables: it asks for the value that they had when the pass ended
 
 
 class Accesses:
@@ -25,18 +26,18 @@ class Accesses:
     """
 
     def __init__(self) -> None:
-        self.first_values: dict[int, Any] = {}
+        self.first_values: dict[int, VariableLike] = {}
         self.captured = False
-        self._read: dict[int, Any] = {}  # They hold the variables, so that ids stay unique.
-        self._made: dict[int, Any] = {}
-        self._assigned: dict[int, Any] = {}
+        self._read: dict[int, VariableLike] = {}  # They hold the variables, so that ids stay unique.
+        self._made: dict[int, VariableLike] = {}
+        self._assigned: dict[int, VariableLike] = {}
         self._counts: collections.Counter[int] = collections.Counter()
 
-    def made(self, variable: Any) -> None:
+    def made(self, variable: VariableLike) -> None:
         """Notes that a variable was made, with a value already."""
         self._made[id(variable)] = variable
 
-    def read(self, variable: Any) -> None:
+    def read(self, variable: VariableLike) -> None:
         """Notes that a variable was read.
 
         Raises:
@@ -47,7 +48,7 @@ class Accesses:
             _check_not_lost(variable)
             self._read[key] = variable
 
-    def assigned(self, variable: Any) -> None:
+    def assigned(self, variable: VariableLike) -> None:
         """Notes that a variable was assigned."""
         key = id(variable)
         self._counts[key] += 1
@@ -57,7 +58,7 @@ class Accesses:
         if key not in self._read and (array_of(variable) is None or key in self._made):
             self.first_values[key] = variable
 
-    def given(self, variable: Any) -> None:
+    def given(self, variable: VariableLike) -> None:
         """Notes that a variable was given a value that outlives the pass, in the place of what it was assigned."""
         key = id(variable)
         del self._counts[key]
@@ -88,21 +89,20 @@ class Accesses:
         for variable in self.first_values.values():
             value = array_of(variable)
             # Before Keras has initialised the variable its value is None.
-            variable._replicax_lost = (lambda: None) if value is None else weakref.ref(value)
+            setattr(variable, _LOST, (lambda: None) if value is None else weakref.ref(value))
 
 
-def _check_not_lost(variable: Any) -> None:
-    lost = getattr(variable, "_replicax_lost", None)
+def _check_not_lost(variable: VariableLike) -> None:
+    lost = getattr(variable, _LOST, None)
     if lost is None:
         return
     if lost() is not array_of(variable):
-        del variable._replicax_lost
+        delattr(variable, _LOST)
         return
-    name = getattr(variable, "path", None) or variable.name
     raise ProgramError(
-        f"Variable {name!r} has lost its first value. It was assigned when the variable was made, by the `build` of a "
-        "layer or an optimizer, say; that happened while a step was traced, and this pass of tracing was thrown away "
-        "(the step failed, or its loss made variables, which takes another pass). Now it is built, and is not assigned "
-        "again. Make it anew, and build it before the first step, in the strategy's scope: "
+        f"Variable {name_of(variable)!r} has lost its first value. It was assigned when the variable was made, by the "
+        "`build` of a layer or an optimizer, say; that happened while a step was traced, and this pass of tracing was "
+        "thrown away (the step failed, or its loss made variables, which takes another pass). Now it is built, and is "
+        "not assigned again. Make it anew, and build it before the first step, in the strategy's scope: "
         "optimizer.build(model.trainable_variables), layer.build(shape). Or assign this variable."
     )

@@ -21,8 +21,8 @@ from jax.extend import core as jex_core
 from replicax.compat.jax import axes_of_type, is_random_key
 from replicax.compat.jax_equations import location
 from replicax.compat.jax_names import LARGEST_OR_SMALLEST, MOVE_NUMBERS, NOT_ADDITIVE, ZERO_OF_ZEROS
-from replicax.program.jaxprs import is_literal
-from replicax.program.scales import Scope, equations_of
+from replicax.program.jaxprs import Atom, aval_of, is_literal
+from replicax.program.scales import Constant, Scope, equations_of
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _SHARE, _TOTAL = "replicax_share_", "replicax_total_"
@@ -49,7 +49,7 @@ class _Kind(enum.Enum):
     SUM = "the total and something that does not depend on it"
 
 
-def marked_as_share(value: Any, number: int) -> Any:
+def marked_as_share(value: jax.Array, number: int) -> jax.Array:
     """Returns `value` so that the program shows that a replica starts from it. It costs nothing when it runs.
 
     Args:
@@ -59,7 +59,7 @@ def marked_as_share(value: Any, number: int) -> Any:
     return checkpoint_name(value, f"{_SHARE}{number}")
 
 
-def marked_as_total(value: Any, number: int) -> Any:
+def marked_as_total(value: jax.Array, number: int) -> jax.Array:
     """Returns `value` so that the program shows that the replica has assigned it to a total."""
     return checkpoint_name(value, f"{_TOTAL}{number}")
 
@@ -83,9 +83,9 @@ class _Search:
     def __init__(self, number: int):
         self._number = number
         self._marks = {f"{_SHARE}{number}", f"{_TOTAL}{number}"}
-        self._depends: dict[tuple[int, Any], bool] = {}
+        self._depends: dict[tuple[int, Atom], bool] = {}
 
-    def judged(self, scope: Scope, atom: Any) -> NotSummable | None:
+    def judged(self, scope: Scope, atom: Atom) -> NotSummable | None:
         """Returns why the parts of a value that was assigned to the total may not be summed; None if they may."""
         kind = self._kind(scope, atom)
         if isinstance(kind, NotSummable):
@@ -103,7 +103,7 @@ class _Search:
     def _no(self, reason: str, certain: bool = True) -> NotSummable:
         return NotSummable(self._number, reason, certain)
 
-    def _kind(self, scope: Scope, atom: Any) -> _Kind | NotSummable:
+    def _kind(self, scope: Scope, atom: Atom) -> _Kind | NotSummable:
         made_in, made = self._unmoved(scope, atom)
         if made_in is None:
             return _Kind.ZERO if _is_zero(made) else _Kind.FREE
@@ -116,7 +116,7 @@ class _Search:
             return self._without_total(made_in, equation)
         return self._with_total(made_in, equation, made)
 
-    def _unmoved(self, scope: Scope | None, atom: Any) -> tuple[Scope | None, Any]:
+    def _unmoved(self, scope: Scope | None, atom: Atom) -> tuple[Scope | None, Any]:
         """Returns where a value comes from, without what gives the same numbers other places."""
         while scope is not None:
             scope, atom = scope.origin(atom)
@@ -126,18 +126,18 @@ class _Search:
             atom = equation.invars[0]
         return scope, atom
 
-    def _varies(self, scope: Scope, atom: Any) -> bool:
+    def _varies(self, scope: Scope, atom: Atom) -> bool:
         """Returns whether JAX types a value as varying for more than where it is used."""
         made_in, made = self._unmoved(scope, atom)
         return made_in is not None and REPLICA_AXIS in axes_of_type(made.aval)
 
-    def _without_total(self, scope: Scope, equation: Any) -> _Kind:
+    def _without_total(self, scope: Scope, equation: jex_core.JaxprEqn) -> _Kind:
         operands = equation.invars[1:] if equation.primitive.name == "select_n" else equation.invars
         if equation.primitive.name in ZERO_OF_ZEROS and all(self._kind(scope, each) is _Kind.ZERO for each in operands):
             return _Kind.ZERO
         return _Kind.FREE
 
-    def _with_total(self, scope: Scope, equation: Any, out: Any) -> _Kind | NotSummable:
+    def _with_total(self, scope: Scope, equation: jex_core.JaxprEqn, out: jex_core.Var) -> _Kind | NotSummable:
         name, inputs = equation.primitive.name, equation.invars
         if name in ("add", "add_any", "sub"):
             return self._added(name, [self._kind(scope, atom) for atom in inputs])
@@ -163,7 +163,7 @@ class _Search:
             return _Kind.SUM
         return self._no("is added to itself, or subtracted from something")
 
-    def _chosen(self, scope: Scope, which: Any, cases: Sequence[tuple[Scope, Any]]) -> _Kind | NotSummable:
+    def _chosen(self, scope: Scope, which: Atom, cases: Sequence[tuple[Scope, Atom]]) -> _Kind | NotSummable:
         if self._has_total(scope, which):
             return self._no("decides on what is assigned, and each replica sees only its share of it", certain=False)
         kinds = [self._kind(*case) for case in cases]
@@ -175,7 +175,7 @@ class _Search:
             return self._no("is replaced on some condition", certain=False)
         return _Kind.SUM
 
-    def _has_total(self, scope: Scope, atom: Any) -> bool:
+    def _has_total(self, scope: Scope, atom: Atom) -> bool:
         """Returns whether a value depends on the total."""
         root = (id(scope), atom)
         if is_literal(atom):
@@ -184,12 +184,12 @@ class _Search:
             self._depends[root] = self._search_for_total(scope, atom)
         return self._depends[root]
 
-    def _search_for_total(self, scope: Scope, atom: Any) -> bool:
-        waiting: list[tuple[Scope, Any]] = [(scope, atom)]
-        seen: set[tuple[int, Any]] = set()
+    def _search_for_total(self, scope: Scope, atom: Atom) -> bool:
+        waiting: list[tuple[Scope, Atom]] = [(scope, atom)]
+        seen: set[tuple[int, Atom]] = set()
         while waiting:
-            made_in, made = waiting.pop()
-            made_in, made = made_in.origin(made)  # type: ignore[assignment]
+            used_in, used = waiting.pop()
+            made_in, made = used_in.origin(used)
             if made_in is None or (id(made_in), made) in seen:
                 continue
             seen.add((id(made_in), made))
@@ -200,22 +200,22 @@ class _Search:
                 waiting += [(made_in, operand) for operand in equation.invars]
         return False
 
-    def _is_mark(self, equation: Any) -> bool:
+    def _is_mark(self, equation: jex_core.JaxprEqn) -> bool:
         return equation.primitive.name == "name" and equation.params["name"] in self._marks
 
-    def _shows(self, equation: Any) -> bool:
+    def _shows(self, equation: jex_core.JaxprEqn) -> bool:
         """Returns whether an equation is a mark of the total, or has one inside."""
         inner = jex_core.jaxprs_in_params(equation.params)
         return self._is_mark(equation) or any(self._shows(each) for jaxpr in inner for each in jaxpr.eqns)
 
 
-def _moves(equation: Any) -> bool:
+def _moves(equation: jex_core.JaxprEqn) -> bool:
     if equation.primitive.name == "broadcast_in_dim":
-        return math.prod(equation.invars[0].aval.shape) == math.prod(equation.outvars[0].aval.shape)
+        return math.prod(aval_of(equation.invars[0]).shape) == math.prod(aval_of(equation.outvars[0]).shape)
     return equation.primitive.name in MOVE_NUMBERS
 
 
-def _branches(scope: Scope, equation: Any, out: Any) -> list[tuple[Scope, Any]]:
+def _branches(scope: Scope, equation: jex_core.JaxprEqn, out: jex_core.Var) -> list[tuple[Scope, Atom]]:
     """Returns what the branches of a `cond` return in the place of one of its results."""
     operands, found = [(scope, atom) for atom in equation.invars[1:]], []
     for branch in equation.params["branches"]:
@@ -224,6 +224,6 @@ def _branches(scope: Scope, equation: Any, out: Any) -> list[tuple[Scope, Any]]:
     return found
 
 
-def _is_zero(value: Any) -> bool:
+def _is_zero(value: Constant | None) -> bool:
     known = not isinstance(value, jax.core.Tracer) and value is not None and not is_random_key(value)
     return known and not np.any(np.asarray(value))

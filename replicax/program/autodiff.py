@@ -27,7 +27,8 @@ from replicax.program.scales import marked_as_summed_loss
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.tracebacks import entry_point
-from replicax.variable_access import array_of, is_per_replica_variable, layout_of, name_of
+from replicax.typing import PyTree, PyTreeFunction
+from replicax.variable_access import VariableLike, array_of, dtype_of, is_per_replica_variable, layout_of, name_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -72,7 +73,7 @@ def value_and_grad(
     _check_variables(leaves)
     op = None if aggregation is None else ReduceOp.of(aggregation)
 
-    def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def differentiated(*args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
         unique = {id(variable): variable for variable in leaves}
         result, gradients = _Differentiation(loss_fn, list(unique.values()), has_aux, op)(args, kwargs)
         found = dict(zip(unique, gradients, strict=True))
@@ -97,7 +98,7 @@ def grad(
     both = value_and_grad(loss_fn, variables, has_aux, aggregation)
 
     def differentiated(*args: _P.args, **kwargs: _P.kwargs) -> Any:
-        result: Any
+        result: PyTree
         result, gradients = both(*args, **kwargs)
         return (gradients, result[1]) if has_aux else gradients
 
@@ -113,12 +114,12 @@ class _Differentiated:
         results: Names for what it returns.
     """
 
-    def __init__(self, fn: Callable[..., Any], maker: str, results: str):
+    def __init__(self, fn: PyTreeFunction, maker: str, results: str):
         self._fn, self._maker, self._results = fn, maker, results
         self.__name__ = self.__qualname__ = maker  # of programs that are made of it
 
     @entry_point
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         return self._fn(*args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:
@@ -143,7 +144,7 @@ class _Differentiated:
 class _Differentiation:
     """One evaluation of a loss and its gradients."""
 
-    def __init__(self, loss_fn: Callable[..., Any], variables: list[Any], has_aux: bool, op: ReduceOp | None):
+    def __init__(self, loss_fn: PyTreeFunction, variables: list[VariableLike], has_aux: bool, op: ReduceOp | None):
         self._loss_fn, self._variables, self._has_aux, self._op = loss_fn, variables, has_aux, op
         self._replica = context.current().replica if context.current().manual_replicas is not None else None
         self._loss_is_equal = False
@@ -151,7 +152,7 @@ class _Differentiation:
         self._written: list[Any] = []
         self._saw_new = False
 
-    def __call__(self, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    def __call__(self, args: PyTree, kwargs: PyTree) -> tuple[Any, list[Any]]:
         outer = context.current().frame
         if not self._variables:
             self._build_only(args, kwargs)
@@ -170,7 +171,7 @@ class _Differentiation:
         result = (loss, self._aux.rebuild(aux)) if self._has_aux else loss
         return result, self._reduced(gradients)
 
-    def _reduced(self, gradients: list[Any]) -> list[Any]:
+    def _reduced(self, gradients: list[jax.Array]) -> list[Any]:
         """Combines the replicas' gradients, and puts None for variables that the loss does not depend on."""
         connected = [g for g, cut in zip(gradients, self._unconnected, strict=True) if not cut]
         if self._replica is not None and self._op is not None:
@@ -185,7 +186,7 @@ class _Differentiation:
             _finished(gradient, variable, marked) for gradient, variable in zip(found, self._variables, strict=True)
         ]
 
-    def _build_only(self, args: Any, kwargs: Any) -> None:
+    def _build_only(self, args: PyTree, kwargs: PyTree) -> None:
         """Calls the loss for the variables that it creates: an unbuilt model has no `trainable_variables` yet."""
         frame = OverrideFrame(context.current().frame, (), ())
         with context.entered(frame=frame), keras_scope():
@@ -197,7 +198,7 @@ class _Differentiation:
             "some, build it first (model.build(shape), or call it once)."
         )
 
-    def _loss(self, values: list[Any], args: Any, kwargs: Any) -> Any:
+    def _loss(self, values: list[Any], args: PyTree, kwargs: PyTree) -> Any:
         # Op-by-op shard_map has no symbolic zeros; there, what was never read counts as unconnected.
         op_by_op = self._replica is not None and context.runs_eagerly()
         values = values if op_by_op else self._boundary()(values)
@@ -225,7 +226,7 @@ class _Differentiation:
         def forward(values: list[Any]) -> tuple[list[Any], None]:
             return [value.value for value in values], None
 
-        def backward(_: None, gradients: Sequence[Any]) -> tuple[list[Any]]:
+        def backward(_: None, gradients: Sequence[jax.Array]) -> tuple[list[Any]]:
             zero = jax.custom_derivatives.SymbolicZero
             self._unconnected = [isinstance(gradient, zero) for gradient in gradients]
             return ([None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)],)
@@ -234,7 +235,7 @@ class _Differentiation:
         return boundary
 
 
-def _finished(gradient: Any, variable: Any, marked: bool) -> Any:
+def _finished(gradient: Any, variable: VariableLike, marked: bool) -> Any:
     """Gives a gradient the layout of its variable (an update touches each device's own part), and marks it as one."""
     if gradient is None:
         return None
@@ -244,7 +245,7 @@ def _finished(gradient: Any, variable: Any, marked: bool) -> Any:
     return marked_as_gradient(gradient) if marked else gradient
 
 
-def _settled(variable: Any, value: Any, frame: Any) -> Any:
+def _settled(variable: VariableLike, value: Any, frame: Any) -> Any:
     """Returns a value that a loss has assigned, typed as equal on all replicas where the variable wants that.
 
     Raises:
@@ -259,7 +260,7 @@ def _settled(variable: Any, value: Any, frame: Any) -> Any:
     return value
 
 
-def _store(variable: Any, value: Any, frame: Any) -> None:
+def _store(variable: VariableLike, value: Any, frame: Any) -> None:
     """Makes a value that the loss assigned, as frames keep it, the variable's."""
     if frame is not None:
         frame.write(variable, value)
@@ -269,7 +270,7 @@ def _store(variable: Any, value: Any, frame: Any) -> None:
         variable.assign(value)
 
 
-def _checked_pair(result: Any) -> tuple[Any, Any]:
+def _checked_pair(result: PyTree) -> tuple[Any, Any]:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         raise ArgumentError(
             f"With has_aux=True the loss function returns a pair (loss, aux), got {type(result).__name__}: "
@@ -298,12 +299,12 @@ def _checked_loss(loss: Any) -> jax.Array:
     return loss
 
 
-def _check_variables(variables: list[Any]) -> None:
+def _check_variables(variables: list[VariableLike]) -> None:
     for variable in variables:
         if not hasattr(variable, "assign") or not hasattr(variable, "_value"):
             raise ArgumentError(
                 "rx.value_and_grad differentiates with respect to variables (rx.Variable or keras.Variable), got "
                 f"{type(variable).__name__}. For arrays use jax.value_and_grad."
             )
-        if not jnp.issubdtype(variable._dtype, jnp.inexact):
-            raise ArgumentError(f"Variable {name_of(variable)!r} is {variable._dtype}: it has no gradient.")
+        if not jnp.issubdtype(dtype_of(variable), jnp.inexact):
+            raise ArgumentError(f"Variable {name_of(variable)!r} is {dtype_of(variable)}: it has no gradient.")

@@ -8,9 +8,10 @@ from typing import Any
 
 from replicax.errors import ArgumentError
 from replicax.program.foreign import check_no_foreign_function, check_no_tensor
+from replicax.typing import PyTree
 
 
-def checked_call(name: str, fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def checked_call(name: str, fn: Any, args: PyTree, kwargs: PyTree) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the arguments of a call `fn(*args, **kwargs)` to come.
 
     Args:
@@ -52,7 +53,7 @@ def check_function(what: str, fn: Any) -> None:
             )
 
 
-def check_result(result: Any) -> None:
+def check_result(result: PyTree) -> None:
     """Checks that a function's result, or a leaf of it, is nothing that is still to run, and no tensor of TensorFlow.
 
     Raises:
@@ -71,7 +72,7 @@ def check_result(result: Any) -> None:
     )
 
 
-def _is_lazy(result: Any) -> bool:
+def _is_lazy(result: PyTree) -> bool:
     """Returns whether something of Python's own gives its values later: `map`, `iter(list)`, `dict.values()`, ..."""
     lazy = isinstance(result, (Iterator, KeysView, ValuesView, ItemsView))
     return lazy and type(result).__module__ in ("builtins", "itertools")

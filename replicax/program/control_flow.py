@@ -23,6 +23,7 @@ from replicax.program.divergence import find_divergence
 from replicax.program.eager_frame import may_differ
 from replicax.program.unequal_types import differ_in_replicas_only
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.typing import PyTree, PyTreeFunction
 
 
 @functools.cache
@@ -40,7 +41,7 @@ def install_control_flow() -> None:
 # Which arguments are the functions, by name or position.
 
 
-def _scan(call: Callable[..., Any], f: Any, init: Any, *args: Any, **kwargs: Any) -> Any:
+def _scan(call: PyTreeFunction, f: Any, init: Any, *args: PyTree, **kwargs: PyTree) -> Any:
     def run(retyped: Callable[[Any], Any], start: Any) -> Any:
         def body(carry: Any, x: Any) -> Any:
             carry, y = f(carry, x)
@@ -51,7 +52,7 @@ def _scan(call: Callable[..., Any], f: Any, init: Any, *args: Any, **kwargs: Any
     return run, init
 
 
-def _while_loop(call: Callable[..., Any], cond_fun: Any, body_fun: Any, init_val: Any) -> Any:
+def _while_loop(call: PyTreeFunction, cond_fun: Any, body_fun: Any, init_val: Any) -> Any:
     def run(retyped: Callable[[Any], Any], start: Any) -> Any:
         return call(cond_fun, functools.wraps(body_fun)(lambda carry: retyped(body_fun(carry))), start)
 
@@ -59,7 +60,7 @@ def _while_loop(call: Callable[..., Any], cond_fun: Any, body_fun: Any, init_val
 
 
 def _fori_loop(
-    call: Callable[..., Any], lower: Any, upper: Any, body_fun: Any, init_val: Any, *args: Any, **kwargs: Any
+    call: PyTreeFunction, lower: Any, upper: Any, body_fun: Any, init_val: Any, *args: PyTree, **kwargs: PyTree
 ) -> Any:
     def run(retyped: Callable[[Any], Any], start: Any) -> Any:
         body = functools.wraps(body_fun)(lambda i, carry: retyped(body_fun(i, carry)))
@@ -69,8 +70,8 @@ def _fori_loop(
 
 
 def _cond(
-    call: Callable[..., Any], pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **kwargs: Any
-) -> tuple[Callable[..., Any], list[Any]]:
+    call: PyTreeFunction, pred: Any, true_fun: Any, false_fun: Any, *operands: PyTree, **kwargs: PyTree
+) -> tuple[PyTreeFunction, list[Any]]:
     if not callable(true_fun) and len(operands) == 2:  # JAX's old order: each branch after its operand
         (first, second), (true_fun, false_fun) = (true_fun, operands[0]), (false_fun, operands[1])
         operands = (first, second)
@@ -81,8 +82,8 @@ def _cond(
 
 
 def _switch(
-    call: Callable[..., Any], index: Any, branches: Sequence[Any], *operands: Any, **kwargs: Any
-) -> tuple[Callable[..., Any], list[Any]]:
+    call: PyTreeFunction, index: Any, branches: Sequence[Any], *operands: PyTree, **kwargs: PyTree
+) -> tuple[PyTreeFunction, list[Any]]:
     return lambda branches: call(index, branches, *operands, **kwargs), list(branches)
 
 
@@ -95,14 +96,14 @@ class _Types:
     def __init__(self) -> None:
         self.vary: list[bool] = []
 
-    def note(self, nest: Any) -> bool:
+    def note(self, nest: PyTree) -> bool:
         """Notes which leaves vary; returns whether one does that was not known to."""
         found = [REPLICA_AXIS in varying_axes(leaf) for leaf in jax.tree_util.tree_leaves(nest)]
         before = self.vary if len(self.vary) == len(found) else [False] * len(found)
         self.vary = [a or b for a, b in zip(before, found, strict=True)]
         return self.vary != before
 
-    def retyped(self, nest: Any) -> Any:
+    def retyped(self, nest: PyTree) -> Any:
         """Returns a nest with those leaves typed as varying."""
         leaves, treedef = jax.tree_util.tree_flatten(nest)
         if len(leaves) != len(self.vary):
@@ -113,9 +114,9 @@ class _Types:
         )
 
 
-def _loop(original: Callable[..., Any], take_apart: Callable[..., Any]) -> Callable[..., Any]:
+def _loop(original: PyTreeFunction, take_apart: PyTreeFunction) -> PyTreeFunction:
     @functools.wraps(original)
-    def loop(*args: Any, **kwargs: Any) -> Any:
+    def loop(*args: PyTree, **kwargs: PyTree) -> Any:
         def again() -> Any:
             run, start = take_apart(original, *args, **kwargs)
             types = _Types()
@@ -138,16 +139,16 @@ def _loop(original: Callable[..., Any], take_apart: Callable[..., Any]) -> Calla
     return loop
 
 
-def _branches(original: Callable[..., Any], take_apart: Callable[..., Any]) -> Callable[..., Any]:
+def _branches(original: PyTreeFunction, take_apart: PyTreeFunction) -> PyTreeFunction:
     @functools.wraps(original)
-    def branch(*args: Any, **kwargs: Any) -> Any:
+    def branch(*args: PyTree, **kwargs: PyTree) -> Any:
         def again() -> Any:
             run, branches = take_apart(original, *args, **kwargs)
             types = _Types()
 
-            def noting(fn: Callable[..., Any]) -> Callable[..., Any]:
+            def noting(fn: PyTreeFunction) -> PyTreeFunction:
                 @functools.wraps(fn)
-                def noted(*operands: Any) -> Any:
+                def noted(*operands: PyTree) -> Any:
                     result = fn(*operands)
                     types.note(result)
                     return types.retyped(result)
@@ -165,7 +166,7 @@ def _branches(original: Callable[..., Any], take_apart: Callable[..., Any]) -> C
     return branch
 
 
-def _or_again(original: Callable[..., Any], args: Any, kwargs: Any, again: Callable[[], Any]) -> Any:
+def _or_again(original: PyTreeFunction, args: PyTree, kwargs: PyTree, again: Callable[[], Any]) -> Any:
     """Calls a function of JAX's; where it refuses types that differ in nothing else, it is called in another way."""
     if context.current().manual_replicas is None:
         return original(*args, **kwargs)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+import jax
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core as jex_core
 
 from replicax.compat.jax import vary
 from replicax.equality import OWN_DATA, Difference
@@ -35,7 +36,7 @@ class Decisions:
         self._answers: Answers = answers or {}
         self.taken: list[Difference | None] = []
 
-    def take(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
+    def take(self, value: jax.Array, refused_if_equal: bool) -> tuple[jax.Array, Difference | None]:
         """Decides whether a value differs; see `equality.difference`."""
         number = len(self.taken)
         answer = self._answers.get(number, OWN_DATA if refused_if_equal else None)
@@ -59,6 +60,6 @@ def _mark(number: int) -> str:
     return f"{_MARK}{number}"
 
 
-def is_decision(equation: Any) -> bool:
+def is_decision(equation: jex_core.JaxprEqn) -> bool:
     """Returns whether an equation of a traced program marks a decision."""
     return equation.primitive.name == "name" and str(equation.params["name"]).startswith(_MARK)

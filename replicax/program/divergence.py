@@ -9,9 +9,9 @@ each device by itself.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
+import jax
 from jax.extend import core as jex_core
 
 from replicax.compat.jax import axes_of_type
@@ -19,7 +19,7 @@ from replicax.compat.jax_equations import location, scan_counts, scopes
 from replicax.compat.jax_names import CALLBACKS, CALLS_ON_OPERANDS, EQUALIZING_COLLECTIVES, LOCAL_WITH_AXES, STATEFUL
 from replicax.equality import OWN_DATA, Difference
 from replicax.errors import ProgramError
-from replicax.program.jaxprs import is_literal
+from replicax.program.jaxprs import Atom, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
 
 Differences = list[Difference | None]
@@ -40,11 +40,11 @@ class Divergence:
 
     outputs: Differences
     names: dict[str, Difference | None]
-    split_meetings: list[tuple[Any, Difference]]
-    split_gradients: list[tuple[Any, Difference]]
-    differing: dict[int, dict[Any, Difference | None]]
+    split_meetings: list[tuple[jex_core.JaxprEqn, Difference]]
+    split_gradients: list[tuple[jex_core.JaxprEqn, Difference]]
+    differing: dict[int, dict[Atom, Difference | None]]
 
-    def values(self, jaxpr: Any) -> dict[Any, Difference | None]:
+    def values(self, jaxpr: jex_core.Jaxpr) -> dict[Atom, Difference | None]:
         """Returns the values in a program in it that is reached once, and why they may differ (None: they do not)."""
         return self.differing[id(jaxpr)]
 
@@ -83,7 +83,7 @@ def find_divergence(program: jex_core.ClosedJaxpr, constants: Differences | None
     )
 
 
-def _of_type(aval: Any) -> Difference | None:
+def _of_type(aval: jax.core.AbstractValue) -> Difference | None:
     return OWN_DATA if REPLICA_AXIS in axes_of_type(aval) else None
 
 
@@ -106,12 +106,12 @@ class _Search:
 
     def __init__(self) -> None:
         self.names: dict[str, Difference | None] = {}
-        self.split_meetings: dict[int, tuple[Any, Difference]] = {}
-        self.split_gradients: list[tuple[Any, Difference]] = []
+        self.split_meetings: dict[int, tuple[jex_core.JaxprEqn, Difference]] = {}
+        self.split_gradients: list[tuple[jex_core.JaxprEqn, Difference]] = []
         self._is_backward = False  # whether what is being looked at computes gradients
-        self.differing: dict[int, dict[Any, Difference | None]] = {}
-        self._done: dict[Any, Differences] = {}
-        self._of_equations: dict[Any, Difference] = {}
+        self.differing: dict[int, dict[Atom, Difference | None]] = {}
+        self._done: dict[Hashable, Differences] = {}
+        self._of_equations: dict[Hashable, Difference] = {}
         self._sources: dict[int, bool] = {}
         self._rules: dict[str, Callable[..., Differences]] = {
             "cond": self._cond,
@@ -126,21 +126,27 @@ class _Search:
         self._rules |= dict.fromkeys(CALLBACKS, self._callback)
         self._rules |= dict.fromkeys(STATEFUL, self._stateful)
 
-    def outputs(self, jaxpr: Any, inputs: Sequence[Difference | None], control: Difference | None) -> Differences:
+    def outputs(
+        self, jaxpr: jex_core.Jaxpr, inputs: Sequence[Difference | None], control: Difference | None
+    ) -> Differences:
         """Returns which results of a program differ; `inputs` stands for its constants and then its inputs."""
         key = (id(jaxpr), tuple(inputs), control, self._is_backward)
         if key not in self._done:
             self._done[key] = self._outputs(jaxpr, inputs, control)
         return self._done[key]
 
-    def _inner(self, jaxpr: Any, inputs: Sequence[Difference | None], control: Difference | None) -> Differences:
+    def _inner(
+        self, jaxpr: jex_core.Jaxpr, inputs: Sequence[Difference | None], control: Difference | None
+    ) -> Differences:
         """Returns the same for a program inside of another; its constants are numbers."""
         return self.outputs(jaxpr, [None] * len(jaxpr.constvars) + [*inputs], control)
 
-    def _outputs(self, jaxpr: Any, inputs: Sequence[Difference | None], control: Difference | None) -> Differences:
-        differs: dict[Any, Difference | None] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
+    def _outputs(
+        self, jaxpr: jex_core.Jaxpr, inputs: Sequence[Difference | None], control: Difference | None
+    ) -> Differences:
+        differs: dict[Atom, Difference | None] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
 
-        def of(atom: Any) -> Difference | None:
+        def of(atom: Atom) -> Difference | None:
             return None if is_literal(atom) else differs[atom]
 
         for equation in jaxpr.eqns:
@@ -160,13 +166,13 @@ class _Search:
         self.differing[id(jaxpr)] = differs
         return [of(atom) for atom in jaxpr.outvars]
 
-    def _goes_backward(self, equation: Any) -> bool:
+    def _goes_backward(self, equation: jex_core.JaxprEqn) -> bool:
         if equation.primitive.name == "shard_map" and not equation.params.get("check_vma", True):
             return False  # Nothing is typed there.
         names = scopes(equation)
         return "rematted_computation" not in names and (self._is_backward or "transpose(" in names)
 
-    def _check_gradient(self, equation: Any, results: Differences) -> None:
+    def _check_gradient(self, equation: jex_core.JaxprEqn, results: Differences) -> None:
         """Notes an operation of a backward pass whose result is typed as equal and is not.
 
         A gradient with respect to an equal value is the sum of what the replicas contribute. JAX sums where its types
@@ -177,7 +183,7 @@ class _Search:
                 self.split_gradients.append((equation, why))
                 return
 
-    def _may_store(self, equation: Any, operands: Differences, control: Difference | None) -> bool:
+    def _may_store(self, equation: jex_core.JaxprEqn, operands: Differences, control: Difference | None) -> bool:
         """Returns whether an operation on a reference (mutable array) may put something in it that differs."""
         if equation.primitive.name == "get":
             return False
@@ -185,7 +191,7 @@ class _Search:
 
     # Rules: (equation, what differs among its operands, control) -> what differs among its results.
 
-    def _other(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+    def _other(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
         axes = _axes(equation)
         if REPLICA_AXIS in axes and equation.primitive.name not in LOCAL_WITH_AXES:
             return self._meeting(equation, inputs, control)
@@ -199,36 +205,36 @@ class _Search:
                 why = OWN_DATA
         return [why] * len(equation.outvars)
 
-    def _meeting(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+    def _meeting(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
         if control is not None:
             self.split_meetings[id(equation)] = (equation, control)
         equal = equation.primitive.name in EQUALIZING_COLLECTIVES and equation.params.get("axis_index_groups") is None
         return [None if equal else _joined(inputs) or OWN_DATA] * len(equation.outvars)
 
-    def _axis_index(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+    def _axis_index(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
         return [OWN_DATA if REPLICA_AXIS in _axes(equation) else None]
 
-    def _name(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+    def _name(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
         name = equation.params["name"]
         self.names[name] = self.names.get(name) or inputs[0]
         return inputs
 
-    def _callback(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+    def _callback(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
         name = equation.primitive.name
         why = self._because(equation, f"comes from a `{name}`, which each replica calls by itself")
         return [why] * len(equation.outvars)
 
-    def _stateful(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+    def _stateful(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
         why = self._because(equation, f"comes from `{equation.primitive.name}`, which each device answers by itself")
         return [why] * len(equation.outvars)
 
-    def _call(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+    def _call(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
         inner = _programs_in(equation)
         if len(inner) != 1 or not _has_shape_of(equation, inner[0]):
             return self._other(equation, inputs, control)
         return self._inner(inner[0], inputs, control)
 
-    def _cond(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+    def _cond(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
         predicate, *operands = inputs
         if predicate is not None:
             control = self._because(equation, "depends on which branch of a `cond` or `switch` each replica takes")
@@ -236,7 +242,7 @@ class _Search:
         chosen = control if predicate is not None else None
         return [_joined([*results, chosen]) for results in zip(*branches, strict=True)]
 
-    def _while(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+    def _while(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
         params = equation.params
         condition, body = params["cond_jaxpr"].jaxpr, params["body_jaxpr"].jaxpr
         first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
@@ -255,7 +261,7 @@ class _Search:
                 return carry
             carry, ends_apart = merged, ends_apart_now
 
-    def _scan(self, equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+    def _scan(self, equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
         params = equation.params
         consts, carries = scan_counts(params)
         fixed, carry, rows = inputs[:consts], inputs[consts : consts + carries], inputs[consts + carries :]
@@ -266,12 +272,12 @@ class _Search:
                 return carry + results[carries:]
             carry = merged
 
-    def _because(self, equation: Any, reason: str) -> Difference:
+    def _because(self, equation: jex_core.JaxprEqn, reason: str) -> Difference:
         if id(equation) not in self._of_equations:
             self._of_equations[id(equation)] = Difference(f"{reason} ({location(equation)})")
         return self._of_equations[id(equation)]
 
-    def _has_source(self, jaxpr: Any) -> bool:
+    def _has_source(self, jaxpr: jex_core.Jaxpr) -> bool:
         """Returns whether something in a program makes a difference of its own."""
         if id(jaxpr) not in self._sources:
             self._sources[id(jaxpr)] = any(
@@ -280,7 +286,7 @@ class _Search:
         return self._sources[id(jaxpr)]
 
 
-def _promised(equation: Any, inputs: Differences, control: Difference | None) -> Differences:
+def _promised(equation: jex_core.JaxprEqn, inputs: Differences, control: Difference | None) -> Differences:
     return [None] if equation.params["proven"] else inputs
 
 
@@ -292,7 +298,7 @@ def _same(some: Differences, others: Differences) -> bool:
     return all((a is None) == (b is None) for a, b in zip(some, others, strict=True))
 
 
-def _is_source(equation: Any) -> bool:
+def _is_source(equation: jex_core.JaxprEqn) -> bool:
     name = equation.primitive.name
     if name in CALLBACKS or name in STATEFUL:
         return True
@@ -301,19 +307,19 @@ def _is_source(equation: Any) -> bool:
     return REPLICA_AXIS in _axes(equation) and name not in EQUALIZING_COLLECTIVES | LOCAL_WITH_AXES
 
 
-def _axes(equation: Any) -> tuple[Any, ...]:
+def _axes(equation: jex_core.JaxprEqn) -> tuple[Hashable, ...]:
     """Returns the mesh axes that an operation names."""
     axes = equation.params.get("axis_name", equation.params.get("axes", ()))
     return tuple(axes) if isinstance(axes, tuple | list | frozenset | set) else (axes,)
 
 
-def _programs_in(equation: Any) -> list[Any]:
+def _programs_in(equation: jex_core.JaxprEqn) -> list[jex_core.Jaxpr]:
     return list(jex_core.jaxprs_in_params(equation.params))
 
 
-def _has_shape_of(equation: Any, jaxpr: Any) -> bool:
+def _has_shape_of(equation: jex_core.JaxprEqn, jaxpr: jex_core.Jaxpr) -> bool:
     return len(jaxpr.invars) == len(equation.invars) and len(jaxpr.outvars) == len(equation.outvars)
 
 
-def _is_reference(atom: Any) -> bool:
+def _is_reference(atom: Atom) -> bool:
     return hasattr(atom.aval, "inner_aval")

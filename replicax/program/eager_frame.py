@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
 from replicax.program.frames import ReplicaFrame, own_row
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variable_access import array_of, is_per_replica_variable
+from replicax.variable_access import VariableLike, array_of, is_per_replica_variable
 
 
 class EagerReplicaFrame(ReplicaFrame):
@@ -30,11 +29,11 @@ class EagerReplicaFrame(ReplicaFrame):
         replicas: How many replicas run.
     """
 
-    def __init__(self, outside: Any, strategy: Host, replicas: int):
+    def __init__(self, outside: object, strategy: Host, replicas: int):
         super().__init__(outside, Decisions(), Accesses())
         self._strategy, self._replicas = strategy, replicas
 
-    def read(self, variable: Any) -> Any:
+    def read(self, variable: VariableLike) -> jax.Array:
         if self.holds(variable):
             return super().read(variable)
         if array_of(variable) is None:
@@ -48,7 +47,7 @@ class EagerReplicaFrame(ReplicaFrame):
         value = jnp.copy(value)
         return own_row(value) if is_per_replica_variable(variable) else value
 
-    def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
+    def decide(self, value: jax.Array, refused_if_equal: bool) -> tuple[jax.Array, Difference | None]:
         """Decides by the values themselves; in a function that JAX traces on its own there are none: by their type."""
         del refused_if_equal
         by_type = OWN_DATA if REPLICA_AXIS in varying_axes(value) else None
@@ -67,7 +66,7 @@ def differs_now(value: jax.Array) -> bool:
     return REPLICA_AXIS in varying_axes(value) or not _is_same_everywhere(value)
 
 
-def may_differ(value: Any) -> bool:
+def may_differ(value: jax.Array) -> bool:
     """Returns whether a value that an operation has computed differs; where JAX traces, whether it may by its type."""
     if REPLICA_AXIS not in varying_axes(value):
         return False

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from replicax.errors import ProgramError
+from replicax.typing import PyTree
 
 _INSTEAD = (
     "Split it outside, pass its state as an argument, and put it together in the step: graphdef, state = "
@@ -39,10 +40,10 @@ class PassedModules:
         args: The arguments.
     """
 
-    def __init__(self, args: Any):
+    def __init__(self, args: PyTree):
         self._found = [(module, jax.tree_util.tree_leaves(module)) for module in _modules_in(args)]
 
-    def check_returned(self, result: Any) -> None:
+    def check_returned(self, result: PyTree) -> None:
         """Checks that no change of a module is lost: what a compiled function changes is a copy.
 
         Raises:
@@ -62,7 +63,7 @@ class PassedModules:
                 )
 
 
-def _modules_in(nest: Any) -> list[Any]:
+def _modules_in(nest: PyTree) -> list[Any]:
     return [leaf for leaf in jax.tree_util.tree_leaves(nest, is_leaf=_is_module) if _is_module(leaf)]
 
 

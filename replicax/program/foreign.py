@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicax.errors import ArgumentError, ContextError, ProgramError
+from replicax.typing import Leaf
 
 _LIBRARIES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 _BEGINNINGS = tuple(_LIBRARIES)
@@ -39,7 +40,7 @@ def _library_of(value: Any) -> str | None:
     return _LIBRARIES.get(module.partition(".")[0])
 
 
-def check_no_tensor(leaf: Any, what: str) -> None:
+def check_no_tensor(leaf: Leaf, what: str) -> None:
     """Checks that `leaf` is no tensor or variable of another library.
 
     Args:

@@ -8,21 +8,25 @@ one `ProgramFrame`; each `strategy.run` in it opens a `ReplicaFrame`, and each `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
 from replicax.compat.jax import is_random_key, vary
 from replicax.compat.jax_primitives import stand_in
 from replicax.compat.jax_tracing import being_differentiated, trace_state, within_trace
+from replicax.context import StateFrame
 from replicax.equality import Difference
 from replicax.errors import ProgramError
-from replicax.host import Host
+from replicax.host import Host, host_of
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
 from replicax.program.results import Counts
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variable_access import array_of, is_per_replica_variable, name_of
+from replicax.variable_access import VariableLike, array_of, dtype_of, is_per_replica_variable, name_of, shape_of
+
+if TYPE_CHECKING:
+    from replicax.variables import Variable
 
 
 class VariablesCreatedError(BaseException):
@@ -49,14 +53,14 @@ class _Frame:
     def __init__(self, accesses: Accesses) -> None:
         self.saw_new = False
         self.accesses = accesses
-        self.written: dict[int, Any] = {}  # id -> variable; holds the variable, so that ids stay unique
+        self.written: dict[int, VariableLike] = {}  # id -> variable; holds the variable, so that ids stay unique
         #: Variables that a function has read which JAX differentiates with respect to their values.
-        self.passed_by: dict[int, Any] = {}
-        self._values: dict[int, Any] = {}
+        self.passed_by: dict[int, VariableLike] = {}
+        self._values: dict[int, jax.Array] = {}
         self._trace = trace_state()
-        self._differentiated: tuple[Any, set[int]] = (self._trace, set())
+        self._differentiated: tuple[object, set[int]] = (self._trace, set())
 
-    def write(self, variable: Any, value: Any) -> Any:
+    def write(self, variable: VariableLike, value: jax.Array) -> jax.Array:
         """Makes `value` the current value of `variable`.
 
         Raises:
@@ -75,18 +79,18 @@ class _Frame:
         self._values[id(variable)] = value
         return value
 
-    def forget(self, variable: Any) -> None:
+    def forget(self, variable: VariableLike) -> None:
         """Drops what was assigned to `variable`: it has been given a value that outlives the trace."""
         self.accesses.given(variable)
         self.written.pop(id(variable), None)
         self._values.pop(id(variable), None)
 
-    def note_made(self, variable: Any) -> None:
+    def note_made(self, variable: VariableLike) -> None:
         """Is told of each variable that is made with a value."""
         self.saw_new = True
         self.accesses.made(variable)
 
-    def note_read(self, variable: Any, value: Any) -> None:
+    def note_read(self, variable: VariableLike, value: jax.Array) -> None:
         """Is told of each value that a reader was given, and notes where a derivative passes it by.
 
         `jax.grad(loss)([w.value])` with a loss that reads `w` again finds that it does not depend on its argument.
@@ -103,15 +107,15 @@ class _Frame:
         """Is told that the function uses a per-replica value that it has captured."""
         self.accesses.captured = True
 
-    def holds(self, variable: Any) -> bool:
+    def holds(self, variable: VariableLike) -> bool:
         """Returns whether `variable` was assigned in this frame."""
         return id(variable) in self._values
 
-    def defers(self, variable: Any) -> bool:
+    def defers(self, variable: VariableLike) -> bool:
         """Returns whether `variable` is an accumulator: its replicas' values are combined when their function ends."""
         return False
 
-    def new_values(self) -> list[Any]:
+    def new_values(self) -> list[jax.Array]:
         """Returns the last value of each written variable, in the order of `written`."""
         return [self._values[key] for key in self.written]
 
@@ -129,13 +133,13 @@ class _TracedFrame(_Frame):
         placeholders: What stands for their values in the traced function, in the same order.
     """
 
-    def __init__(self, outside: Any, accesses: Accesses, placeholder_of: Callable[[Any], Any]):
+    def __init__(self, outside: object, accesses: Accesses, placeholder_of: Callable[[VariableLike], jax.Array]):
         super().__init__(accesses)
-        self.inputs: dict[int, Any] = {}
-        self.placeholders: dict[int, Any] = {}
+        self.inputs: dict[int, VariableLike] = {}
+        self.placeholders: dict[int, jax.Array] = {}
         self._outside, self._placeholder_of = outside, placeholder_of
 
-    def read(self, variable: Any) -> Any:
+    def read(self, variable: VariableLike) -> jax.Array:
         """Returns the value of `variable`: the assigned one or a placeholder."""
         key = id(variable)
         if key in self._values:
@@ -162,7 +166,7 @@ class ProgramFrame(_TracedFrame):
         counts: Which arrays are results of a `strategy.run`.
     """
 
-    def __init__(self, outside: Any):
+    def __init__(self, outside: object):
         super().__init__(outside, Accesses(), lambda variable: placeholder(variable, stacked_in_program(variable)))
         self.returned: Any = None
         self.strategy: Host | None = None
@@ -185,23 +189,23 @@ class ReplicaFrame(_TracedFrame):
         decisions: The decisions.
     """
 
-    def __init__(self, outside: Any, decisions: Decisions, accesses: Accesses):
+    def __init__(self, outside: object, decisions: Decisions, accesses: Accesses):
         super().__init__(outside, accesses, _placeholder_of_component)
         self.decisions = decisions
         #: The accumulators that were read or assigned, by their ids, in their order.
-        self.accumulators: dict[int, Any] = {}
-        self._deferred: dict[int, Callable[[Any], Any]] = {}
+        self.accumulators: dict[int, VariableLike] = {}
+        self._deferred: dict[int, Callable[[jax.Array], jax.Array]] = {}
 
-    def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
+    def decide(self, value: jax.Array, refused_if_equal: bool) -> tuple[jax.Array, Difference | None]:
         """Decides whether a value may differ between replicas."""
         return self.decisions.take(value, refused_if_equal)
 
-    def number(self, variable: Any) -> int:
+    def number(self, variable: VariableLike) -> int:
         """Returns the position of an accumulator in `accumulators`."""
         self.accumulators.setdefault(id(variable), variable)
         return list(self.accumulators).index(id(variable))
 
-    def defer(self, variable: Any, aggregate: Callable[[Any], Any]) -> int:
+    def defer(self, variable: VariableLike, aggregate: Callable[[jax.Array], jax.Array]) -> int:
         """Aggregates `variable` when the replica function ends: until then it is an accumulator of this replica.
 
         Returns:
@@ -210,7 +214,7 @@ class ReplicaFrame(_TracedFrame):
         self._deferred[id(variable)] = aggregate
         return self.number(variable)
 
-    def defers(self, variable: Any) -> bool:
+    def defers(self, variable: VariableLike) -> bool:
         """Returns whether `variable` is an accumulator."""
         return id(variable) in self._deferred
 
@@ -229,13 +233,14 @@ class OverrideFrame(_Frame):
 
     is_of_loss = True
 
-    def __init__(self, parent: Any, variables: Iterable[Any], values: Iterable[Any]):
+    def __init__(self, parent: StateFrame | None, variables: Iterable[VariableLike], values: Iterable[jax.Array]):
+        parent = cast("ProgramFrame | ReplicaFrame | OverrideFrame | None", parent)
         super().__init__(Accesses() if parent is None else parent.accesses)
         self.parent = parent
         self._lent = {id(variable): value for variable, value in zip(variables, values, strict=True)}
         self._taken: set[int] = set()
 
-    def read(self, variable: Any) -> Any:
+    def read(self, variable: VariableLike) -> jax.Array:
         """Returns the value assigned here, the lent one, or the enclosing frame's."""
         key = id(variable)
         if key in self._values:
@@ -250,53 +255,57 @@ class OverrideFrame(_Frame):
         self.accesses.read(variable)
         return array_of(variable)
 
-    def was_lent(self, variable: Any) -> bool:
+    def was_lent(self, variable: VariableLike) -> bool:
         """Returns whether the lent value of `variable` was read."""
         return id(variable) in self._taken
 
-    def holds(self, variable: Any) -> bool:
+    def holds(self, variable: VariableLike) -> bool:
         """Returns whether `variable` was assigned here or in an enclosing frame."""
         return super().holds(variable) or (self.parent is not None and self.parent.holds(variable))
 
-    def number(self, variable: Any) -> int:
+    def number(self, variable: VariableLike) -> int:
         """Asks the replica's frame for the accumulator's number."""
-        number: int = self.parent.number(variable)
-        return number
+        return self._of_replica().number(variable)
 
-    def defer(self, variable: Any, aggregate: Callable[[Any], Any]) -> int:
+    def defer(self, variable: VariableLike, aggregate: Callable[[jax.Array], jax.Array]) -> int:
         """Passes the accumulator on to the replica's frame, which aggregates it at the end."""
-        number: int = self.parent.defer(variable, aggregate)
-        return number
+        return self._of_replica().defer(variable, aggregate)
 
-    def defers(self, variable: Any) -> bool:
+    def defers(self, variable: VariableLike) -> bool:
         """Asks the replica's frame."""
         return self.parent is not None and self.parent.defers(variable)
 
-    def decide(self, value: Any, refused_if_equal: bool) -> tuple[Any, Difference | None]:
+    def decide(self, value: jax.Array, refused_if_equal: bool) -> tuple[jax.Array, Difference | None]:
         """Passes the decision on to the replica's frame."""
-        return self.parent.decide(value, refused_if_equal)
+        return self._of_replica().decide(value, refused_if_equal)
+
+    def _of_replica(self) -> ReplicaFrame | OverrideFrame:
+        assert isinstance(self.parent, (ReplicaFrame, OverrideFrame))
+        return self.parent
 
 
-def own_row(stacked: Any) -> Any:
+def own_row(stacked: jax.Array) -> jax.Array:
     """Returns this replica's component of a stacked array, inside `shard_map`."""
     return stacked[jax.lax.axis_index(REPLICA_AXIS)]
 
 
-def stacked_in_program(variable: Any) -> int | None:
+def stacked_in_program(variable: VariableLike) -> int | None:
     """Returns the number of stacked components of a variable that has one per replica, otherwise None."""
-    return variable.strategy.num_replicas_in_sync if is_per_replica_variable(variable) else None
+    return (
+        host_of(cast("Variable", variable).strategy).num_replicas_in_sync if is_per_replica_variable(variable) else None
+    )
 
 
-def _placeholder_of_component(variable: Any) -> jax.Array:
+def _placeholder_of_component(variable: VariableLike) -> jax.Array:
     value = placeholder(variable, None)
     return vary(value, REPLICA_AXIS) if is_per_replica_variable(variable) else value
 
 
-def placeholder(variable: Any, stacked: int | None) -> jax.Array:
+def placeholder(variable: VariableLike, stacked: int | None) -> jax.Array:
     """Returns what stands for the variable's value in a trace: it has its shape and dtype."""
     value = array_of(variable)
     if is_random_key(value):
         return stand_in(value.shape, value.dtype)
-    dtype = jax.dtypes.canonicalize_dtype(variable._dtype if value is None else value.dtype)
-    shape = tuple(variable._shape)
+    dtype = jax.dtypes.canonicalize_dtype(dtype_of(variable) if value is None else value.dtype)
+    shape = shape_of(variable)
     return stand_in(shape if stacked is None else (stacked, *shape), dtype)

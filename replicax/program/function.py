@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
@@ -22,6 +22,7 @@ from replicax.program.input_signature import InputSignature
 from replicax.program.lifting import Program
 from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs
 from replicax.tracebacks import entry_point
+from replicax.typing import Leaf, PyTree, PyTreeFunction
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
@@ -37,18 +38,18 @@ class ProgramCache:
         donate_argnums: Positions of the arguments that the caller gives away.
     """
 
-    def __init__(self, get_fn: Callable[[], Callable[..., Any]], donate_argnums: Iterable[int] = ()):
+    def __init__(self, get_fn: Callable[[], PyTreeFunction], donate_argnums: Iterable[int] = ()):
         self._get_fn = get_fn
         self._donate_argnums = frozenset(donate_argnums)
         self._programs: dict[Any, list[Program]] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Any:
         """Runs the function compiled for these arguments, compiling it first if they are of a new kind."""
         program, arrays = self.program(args, kwargs)
         return program(arrays)
 
-    def program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, list[Any]]:
+    def program(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[Program, list[Any]]:
         """Returns the program for these arguments, traced if they are of a new kind, and its array arguments."""
         arrays, structure = take_apart_inputs((args, kwargs))
         key = self._key(arrays, structure)
@@ -62,7 +63,7 @@ class ProgramCache:
                     self._programs.setdefault(key, []).append(program)
         return program, arrays
 
-    def _found(self, key: Any, arrays: list[Any], structure: Structure) -> Program | None:
+    def _found(self, key: Any, arrays: list[jax.Array], structure: Structure) -> Program | None:
         for program in self._programs.get(key, ()):
             if program.held and program.held.changed(structure) is not None:
                 continue
@@ -76,21 +77,21 @@ class ProgramCache:
             if where is not None:
                 advise_of_changed_object(program.strategy, getattr(self._get_fn(), "__name__", "step"), where)
 
-    def _compile(self, args: Any, kwargs: Any, arrays: list[Any], structure: Structure) -> Program:
+    def _compile(self, args: PyTree, kwargs: PyTree, arrays: list[jax.Array], structure: Structure) -> Program:
         _, replicas = per_replica_arrays((args, kwargs))
         donate = [False] * len(arrays)
         if self._donate_argnums:
             donate = _donated(args, kwargs, self._donate_argnums)
         return Program(self._get_fn, structure, arrays, donate, replicas)
 
-    def _key(self, arrays: list[Any], structure: Structure) -> Any:
+    def _key(self, arrays: list[jax.Array], structure: Structure) -> Any:
         return id(context.current().strategy), signature(arrays, structure)
 
     def __len__(self) -> int:
         return sum(map(len, self._programs.values()))
 
 
-def signature(arrays: Sequence[Any], structure: Structure) -> Any:
+def signature(arrays: Sequence[jax.Array | np.ndarray], structure: Structure) -> Any:
     """Returns what a program is specialised to: calls with the same signature share one."""
     kinds = tuple([_kind(array) for array in arrays])
     if not structure.static:
@@ -103,7 +104,7 @@ class _Static:
 
     __slots__ = ("_hash", "_leaf")
 
-    def __init__(self, leaf: Any):
+    def __init__(self, leaf: Leaf):
         self._leaf = leaf
         try:
             self._hash = hash((type(leaf), leaf))
@@ -143,7 +144,7 @@ def _positions(donate_argnums: Any) -> tuple[int, ...]:
     return positions
 
 
-def _donated(args: Sequence[Any], kwargs: Any, argnums: frozenset[int]) -> list[bool]:
+def _donated(args: Sequence[PyTree], kwargs: PyTree, argnums: frozenset[int]) -> list[bool]:
     flags: list[bool] = []
     for i, arg in enumerate(args):
         arrays, _ = take_apart_inputs(arg)
@@ -181,9 +182,9 @@ class Function(Advised, Generic[_P, _T]):
             return self._called(self._signature.bound(args, kwargs), {})
         return self._called(args, kwargs)
 
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _called(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Any:
         if context.current().frame is not None or context.runs_eagerly():
-            fn: Callable[..., Any] = self.python_function
+            fn: PyTreeFunction = self.python_function
             return fn(*args, **kwargs)
         return self._cache(args, kwargs)
 
@@ -200,10 +201,10 @@ class Function(Advised, Generic[_P, _T]):
         key = id(instance)
         if key not in self._bound:
             reference = weakref.ref(instance, lambda _: self._bound.pop(key, None))
-            unbound: Callable[..., Any] = self.python_function
+            unbound: PyTreeFunction = self.python_function
 
             @functools.wraps(self.python_function)
-            def method(*args: Any, **kwargs: Any) -> Any:
+            def method(*args: PyTree, **kwargs: PyTree) -> Any:
                 return unbound(reference(), *args, **kwargs)
 
             argnums, signature = [i - 1 for i in self._donate_argnums], self._signature
@@ -312,7 +313,7 @@ class WeakProgramCaches(Generic[_Cache]):
     def __init__(self) -> None:
         self._caches: dict[Any, tuple[Any, _Cache]] = {}
 
-    def get(self, fn: Callable[..., Any], variant: Any, make: Callable[[Callable[[], Any]], _Cache]) -> _Cache:
+    def get(self, fn: PyTreeFunction, variant: Hashable, make: Callable[[Callable[[], Any]], _Cache]) -> _Cache:
         """Returns the cache of `fn` for `variant`, or a new one: `make(get_fn)`; `get_fn` does not keep `fn` alive."""
         bound_to = getattr(fn, "__self__", None)
         key = (id(bound_to), id(fn.__func__), variant) if hasattr(fn, "__func__") else (id(fn), variant)

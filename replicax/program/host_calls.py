@@ -8,8 +8,7 @@ stored, and then the error is raised.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -18,6 +17,8 @@ from jax.extend import core as jex_core
 from replicax.compat.jax_equations import called_on_host, location
 from replicax.compat.jax_names import CALLBACKS
 from replicax.errors import ProgramError
+from replicax.program.jaxprs import aval_of, opened_program
+from replicax.typing import PyTree, PyTreeFunction
 
 
 class HostCalls:
@@ -28,7 +29,7 @@ class HostCalls:
         program: The program.
     """
 
-    def __init__(self, name: str, program: Any):
+    def __init__(self, name: str, program: jex_core.ClosedJaxpr):
         self._name = name
         self._failures: list[tuple[str, BaseException]] = []
         self._is_watched = False
@@ -56,7 +57,7 @@ class HostCalls:
             self._failures.append((call, error))
         return self._is_watched
 
-    def wait(self, results: Any) -> None:
+    def wait(self, results: PyTree) -> None:
         """Waits for a program that makes `results`.
 
         Raises:
@@ -73,8 +74,8 @@ class HostCalls:
         ) from error
 
 
-def _calls_in(program: Any) -> Iterator[Any]:
-    for equation in getattr(program, "jaxpr", program).eqns:
+def _calls_in(program: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> Iterator[jex_core.JaxprEqn]:
+    for equation in opened_program(program)[0].eqns:
         if equation.primitive.name in CALLBACKS:
             yield equation
         for inner in jex_core.jaxprs_in_params(equation.params):
@@ -84,14 +85,14 @@ def _calls_in(program: Any) -> Iterator[Any]:
 class _Guarded:
     """A function of the host as a program calls it: flat arrays -> flat arrays."""
 
-    def __init__(self, equation: Any, calls: HostCalls):
-        self._call: Callable[..., Any] = equation.params["callback"]
-        self._results = [(var.aval.shape, var.aval.dtype) for var in equation.outvars]
+    def __init__(self, equation: jex_core.JaxprEqn, calls: HostCalls):
+        self._call: PyTreeFunction = equation.params["callback"]
+        self._results = [(aval_of(var).shape, aval_of(var).dtype) for var in equation.outvars]
         where = [called_on_host(equation), location(equation)]
         self._what = " ".join([CALLBACKS[equation.primitive.name], *(f"({each})" for each in where if each)])
         self._calls = calls
 
-    def __call__(self, *args: Any) -> Sequence[Any]:
+    def __call__(self, *args: jax.Array) -> Sequence[np.ndarray]:
         try:
             results = self._call(*args)
             if not self._results:
@@ -102,7 +103,7 @@ class _Guarded:
                 raise
             return [np.zeros(shape, dtype) for shape, dtype in self._results]
 
-    def _checked(self, results: Sequence[Any]) -> list[Any]:
+    def _checked(self, results: Sequence[jax.typing.ArrayLike]) -> list[np.ndarray]:
         """Returns the results; what JAX would refuse is refused here, in time."""
         arrays = [np.asarray(result) for result in results]
         found = [(array.shape, jax.dtypes.canonicalize_dtype(array.dtype)) for array in arrays]
@@ -111,5 +112,5 @@ class _Guarded:
         return arrays
 
 
-def _shown(types: Sequence[Any]) -> str:
+def _shown(types: Sequence[tuple[tuple[int, ...], np.dtype]]) -> str:
     return ", ".join(f"{np.dtype(dtype).name}{list(shape)}" for shape, dtype in types) or "nothing"

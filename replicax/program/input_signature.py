@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from replicax.compat.jax import strongly_typed
 from replicax.errors import ArgumentError
 from replicax.program.nest import is_array
+from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import PerReplica, is_per_replica
 
 #: Which kinds of dtypes a Python or NumPy value may be converted from, by the kind that is asked for.
@@ -33,7 +34,7 @@ class InputSignature:
         ArgumentError: `specs` is no list or tuple of such nests.
     """
 
-    def __init__(self, specs: Sequence[Any], fn: Callable[..., Any], bound: int = 0):
+    def __init__(self, specs: Sequence[Any], fn: PyTreeFunction, bound: int = 0):
         if not isinstance(specs, (list, tuple)):
             raise ArgumentError(
                 f"`input_signature` is a list or tuple with a nest of specs for each argument, got {specs!r:.200}. For "
@@ -53,11 +54,11 @@ class InputSignature:
         # When it is called: a method that is being decorated has a `self` that is not bound yet.
         return _checked_parameters(self._fn, len(self.specs), self._bound)
 
-    def of_method(self, method: Callable[..., Any]) -> InputSignature:
+    def of_method(self, method: PyTreeFunction) -> InputSignature:
         """Returns the signature of the same function, bound to an instance."""
         return InputSignature(self.specs, method, bound=1)
 
-    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def bound(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[Any, ...]:
         """Returns the arguments of a call, by position and as the signature wants them.
 
         Arrays must fit. Python numbers and NumPy values are converted to the dtype where no information is lost by
@@ -98,7 +99,7 @@ class InputSignature:
         fitting = [self._fitted(leaf, spec, name) for leaf, spec in zip(leaves, specs, strict=True)]
         return jax.tree_util.tree_unflatten(structure, fitting)
 
-    def _fitted(self, leaf: Any, spec: Any, name: str) -> Any:
+    def _fitted(self, leaf: Leaf, spec: Any, name: str) -> Any:
         if hasattr(leaf, "__jax_array__") and not isinstance(leaf, PerReplica):
             leaf = jnp.asarray(leaf)  # a variable's value
         if not is_array(leaf) and not isinstance(leaf, (bool, int, float, complex, np.generic, PerReplica)):
@@ -127,7 +128,7 @@ def _is_spec(spec: Any) -> bool:
     return hasattr(spec, "shape") and hasattr(spec, "dtype") and not is_array(spec)
 
 
-def _checked_parameters(fn: Callable[..., Any], count: int, bound: int) -> list[str]:
+def _checked_parameters(fn: PyTreeFunction, count: int, bound: int) -> list[str]:
     """Returns the names of the parameters that can be given by position."""
     parameters = list(inspect.signature(fn).parameters.values())[bound:]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

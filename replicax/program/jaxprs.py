@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TypeAlias, TypeGuard, cast
 
 import jax
 import numpy as np
@@ -13,35 +13,53 @@ from jax.extend import core as jex_core
 import replicax.compat.jax_equations as jax_equations
 from replicax.compat.jax_names import CALLBACKS, CALLS
 from replicax.program.decisions import is_decision
+from replicax.typing import PyTreeFunction
+
+#: An operand of an equation.
+Atom: TypeAlias = jex_core.Var | jex_core.Literal
+
+#: What is known of a program's values while it is evaluated (NumPy's where they are numbers of the program).
+Values: TypeAlias = dict[jex_core.Var, jax.Array]
 
 _GRADIENT = "replicax_gradient"
 
 
-def is_literal(atom: Any) -> bool:
+def is_literal(atom: Atom) -> TypeGuard[jex_core.Literal]:
     """Returns whether an operand of an equation is a number that stands in the program."""
     return isinstance(atom, jex_core.Literal)
 
 
-def calls_host(program: Any) -> bool:
+def aval_of(atom: Atom) -> jax.core.ShapedArray:
+    """Returns the shape and dtype of an operand or a result of an equation."""
+    return cast(jax.core.ShapedArray, atom.aval)
+
+
+def opened_program(program: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> tuple[jex_core.Jaxpr, Sequence[jax.Array]]:
+    """Returns a program without its constants, and these; some equations call one that has none."""
+    return (program.jaxpr, program.consts) if isinstance(program, jex_core.ClosedJaxpr) else (program, ())
+
+
+def calls_host(program: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> bool:
     """Returns whether a program calls functions of Python that may fail while it runs (`jax.pure_callback`, ...)."""
-    jaxpr = getattr(program, "jaxpr", program)
+    jaxpr, _ = opened_program(program)
     return any(
         equation.primitive.name in CALLBACKS or any(map(calls_host, jex_core.jaxprs_in_params(equation.params)))
         for equation in jaxpr.eqns
     )
 
 
-def constants_of(program: Any) -> Iterator[Any]:
+def constants_of(program: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> Iterator[jax.Array]:
     """Yields the arrays that a program has captured, also those of functions that it calls."""
-    yield from getattr(program, "consts", ())
-    for equation in getattr(program, "jaxpr", program).eqns:
+    jaxpr, consts = opened_program(program)
+    yield from consts
+    for equation in jaxpr.eqns:
         yield from (atom.val for atom in equation.invars if is_literal(atom))
         for each in jax.tree_util.tree_leaves(list(equation.params.values())):
-            if hasattr(each, "eqns") or hasattr(each, "consts"):
+            if isinstance(each, (jex_core.ClosedJaxpr, jex_core.Jaxpr)):
                 yield from constants_of(each)
 
 
-def inlined(program: jex_core.ClosedJaxpr, args: Sequence[Any]) -> jex_core.ClosedJaxpr:
+def inlined(program: jex_core.ClosedJaxpr, args: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> jex_core.ClosedJaxpr:
     """Returns the same program without calls: one flat list of equations.
 
     Args:
@@ -49,20 +67,22 @@ def inlined(program: jex_core.ClosedJaxpr, args: Sequence[Any]) -> jex_core.Clos
         args: Values of its inputs (or tracers, or their shapes), which tell how they vary over the mesh.
     """
 
-    def flat(*args: Any) -> list[Any]:
+    def flat(*args: jax.Array) -> list[jax.Array]:
         return _written_out(program, args)
 
     return jax.make_jaxpr(flat)(*args)
 
 
-def _written_out(program: Any, args: Sequence[Any], in_place: bool = True) -> list[Any]:
-    jaxpr, consts = (program.jaxpr, program.consts) if hasattr(program, "jaxpr") else (program, ())
-    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+def _written_out(
+    program: jex_core.ClosedJaxpr | jex_core.Jaxpr, args: Sequence[jax.Array], in_place: bool = True
+) -> list[jax.Array]:
+    jaxpr, consts = opened_program(program)
+    values: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     write_out(jaxpr.eqns, values, in_place)
     return [_read(atom, values, in_place) for atom in jaxpr.outvars]
 
 
-def write_out(equations: Iterable[Any], values: dict[Any, Any], in_place: bool = True) -> None:
+def write_out(equations: Iterable[jex_core.JaxprEqn], values: Values, in_place: bool = True) -> None:
     """Evaluates equations as `evaluate` does, and in the place of calls what is called."""
     for equation in equations:
         call = CALLS.get(equation.primitive.name)
@@ -77,8 +97,11 @@ def write_out(equations: Iterable[Any], values: dict[Any, Any], in_place: bool =
 
 
 def called(
-    program: jex_core.ClosedJaxpr, args: Sequence[Any], placeholders: Sequence[Any], values: Sequence[Any]
-) -> list[Any]:
+    program: jex_core.ClosedJaxpr,
+    args: Sequence[jax.Array],
+    placeholders: Sequence[jax.Array],
+    values: Sequence[jax.Array],
+) -> list[jax.Array]:
     """Returns the results of a program, inside the JAX trace in which it was made or one enclosed by that.
 
     Args:
@@ -89,12 +112,12 @@ def called(
     """
     given = {id(placeholder): value for placeholder, value in zip(placeholders, values, strict=True)}
     jaxpr, consts = program.jaxpr, [given.get(id(const), const) for const in program.consts]
-    known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    known: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     evaluate(jaxpr.eqns, known)
     return [read(atom, known) for atom in jaxpr.outvars]
 
 
-def evaluate(equations: Iterable[Any], values: dict[Any, Any], in_place: bool = True) -> None:
+def evaluate(equations: Iterable[jex_core.JaxprEqn], values: Values, in_place: bool = True) -> None:
     """Evaluates equations in their order and puts the results into `values`, a value for each variable of the program.
 
     Args:
@@ -113,11 +136,11 @@ def evaluate(equations: Iterable[Any], values: dict[Any, Any], in_place: bool = 
         values.update(zip(equation.outvars, results, strict=True))
 
 
-def _elsewhere(program: jex_core.ClosedJaxpr) -> Callable[..., list[Any]]:
+def _elsewhere(program: jex_core.ClosedJaxpr) -> Callable[..., list[jax.Array]]:
     return lambda *args: _written_out(program, args, in_place=False)
 
 
-def traced_anew(parameter: Any, function_of: Callable[[jex_core.ClosedJaxpr], Callable[..., Any]]) -> Any:
+def traced_anew(parameter: object, function_of: Callable[[jex_core.ClosedJaxpr], PyTreeFunction]) -> object:
     """Returns a parameter of an equation with the programs in it (a loop's body, a condition's branches) rewritten.
 
     Args:
@@ -132,7 +155,7 @@ def traced_anew(parameter: Any, function_of: Callable[[jex_core.ClosedJaxpr], Ca
     return parameter
 
 
-def bind(equation: Any, inputs: Sequence[Any], **changes: Any) -> Sequence[Any]:
+def bind(equation: jex_core.JaxprEqn, inputs: Sequence[jax.Array], **changes: object) -> Sequence[jax.Array]:
     """Returns the results of an equation on other operands, and with some of its parameters changed."""
     # Settings that held where the user's code ran: how random bits are made, and the mesh, which holds there only.
     with equation.ctx.manager:
@@ -140,8 +163,8 @@ def bind(equation: Any, inputs: Sequence[Any], **changes: Any) -> Sequence[Any]:
 
 
 def leading_to(
-    equations: Sequence[Any], wanted: Iterable[Any], and_effects: bool = False
-) -> tuple[list[Any], set[Any]]:
+    equations: Sequence[jex_core.JaxprEqn], wanted: Iterable[jex_core.Var], and_effects: bool = False
+) -> tuple[list[jex_core.JaxprEqn], set[jex_core.Var]]:
     """Returns the equations, in order, that some values need, and all values that take part in that.
 
     Args:
@@ -153,18 +176,20 @@ def leading_to(
     for equation in reversed(equations):
         if (and_effects and equation.effects) or any(out in needed for out in equation.outvars):
             chosen.append(equation)
-            needed |= {atom for atom in equation.invars if not is_literal(atom)}
+            needed |= {atom for atom in equation.invars if isinstance(atom, jex_core.Var)}
     return chosen[::-1], needed
 
 
-def read(atom: Any, values: dict[Any, Any]) -> Any:
+def read(atom: Atom, values: Values) -> jax.Array:
     """Returns the value of an operand."""
-    return atom.val if is_literal(atom) else values[atom]
+    return cast(jax.Array, atom.val) if isinstance(atom, jex_core.Literal) else values[atom]
 
 
-def _read(atom: Any, values: dict[Any, Any], in_place: bool) -> Any:
+def _read(atom: Atom, values: Values, in_place: bool) -> jax.Array:
     # JAX has noted with each number the mesh that it was used on.
-    return np.asarray(atom.val) if is_literal(atom) and not in_place else read(atom, values)
+    if isinstance(atom, jex_core.Literal) and not in_place:
+        return cast(jax.Array, np.asarray(atom.val))
+    return read(atom, values)
 
 
 def marked_as_gradient(value: jax.Array) -> jax.Array:
@@ -172,12 +197,12 @@ def marked_as_gradient(value: jax.Array) -> jax.Array:
     return checkpoint_name(value, _GRADIENT)
 
 
-def is_gradient(equation: Any) -> bool:
+def is_gradient(equation: jex_core.JaxprEqn) -> bool:
     """Returns whether an equation marks a gradient."""
     return equation.primitive.name == "name" and equation.params["name"] == _GRADIENT
 
 
-def is_mark(equation: Any) -> bool:
+def is_mark(equation: jex_core.JaxprEqn) -> bool:
     """Returns whether an equation marks a gradient, or is a loop or a condition in which one is marked."""
     if equation.primitive.name == "name":
         return is_gradient(equation)

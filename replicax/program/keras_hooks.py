@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,11 @@ from replicax.array_like import not_an_array
 from replicax.compat.jax import refuse_as_argument
 from replicax.equality import difference
 from replicax.errors import ReplicaDivergenceError
+from replicax.typing import PyTreeFunction
 from replicax.variable_access import name_of
+
+if TYPE_CHECKING:
+    import keras
 
 
 @functools.cache
@@ -30,11 +34,11 @@ def install_keras_hooks() -> None:
     """Wraps the `apply` of optimizers, and how variables are made."""
     import keras
 
-    base: Any = keras_door.optimizer_class()
+    base: type[keras.optimizers.Optimizer] = keras_door.optimizer_class()
     base.apply = _with_equal_gradients(base.apply)
     optimizer_class = keras.optimizers.LossScaleOptimizer
     optimizer_class.apply = _with_equal_gradients(_with_loss_scale(optimizer_class.apply))
-    variable_class: Any = keras_door.variable_class()
+    variable_class: type[keras.Variable] = keras_door.variable_class()
     variable_class.__init__ = _with_late_values(variable_class.__init__)
     explain_variables_to_jax()
 
@@ -47,14 +51,18 @@ def explain_variables_to_jax() -> None:
     refuse_as_argument(keras.Variable, not_an_array)
 
 
-def _with_equal_gradients(original: Any) -> Any:
+def _with_equal_gradients(original: PyTreeFunction) -> PyTreeFunction:
     """An optimizer would refuse gradients that differ between replicas, somewhere inside; here it is the first thing.
 
     Where it uses `cond`, the error would be JAX's, about its branches.
     """
 
     @functools.wraps(original)
-    def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
+    def apply(
+        self: keras.optimizers.Optimizer,
+        grads: Sequence[jax.Array | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> object:
         current = context.current()
         if current.replica is not None and (current.manual_replicas or 1) > 1:
             variables = keras_door.trainable_variables_of(self) if trainable_variables is None else trainable_variables
@@ -67,7 +75,7 @@ def _with_equal_gradients(original: Any) -> Any:
     return apply
 
 
-def _checked_equal(gradient: Any, variable: Any) -> Any:
+def _checked_equal(gradient: jax.Array | None, variable: keras.Variable) -> jax.Array | None:
     if gradient is None or VariableAggregation.of(variable.aggregation) is not VariableAggregation.NONE:
         return gradient
     gradient, why = difference(gradient, refused_if_different=True)
@@ -76,14 +84,18 @@ def _checked_equal(gradient: Any, variable: Any) -> Any:
     return gradient
 
 
-def _with_loss_scale(original: Any) -> Any:
+def _with_loss_scale(original: PyTreeFunction) -> PyTreeFunction:
     """Keras assigns variables in the branches of a `cond`, from which a program cannot take them.
 
     The optimizer's own `stateless_apply` returns them instead.
     """
 
     @functools.wraps(original)
-    def apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+    def apply(
+        self: keras.optimizers.LossScaleOptimizer,
+        grads: Sequence[jax.Array | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
         if context.current().frame is None:
             original(self, grads, trainable_variables)
             return
@@ -103,14 +115,21 @@ def _with_loss_scale(original: Any) -> Any:
     return apply
 
 
-def _with_late_values(original: Any) -> Any:
+def _with_late_values(original: PyTreeFunction) -> PyTreeFunction:
     """Keras gives variables that are made in a program their values afterwards, but only if a function computes them.
 
     Some optimizers (Adafactor, Nadam) and layers make a variable of a number.
     """
 
     @functools.wraps(original)
-    def __init__(self: Any, initializer: Any, shape: Any = None, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self: keras.Variable,
+        initializer: object,
+        shape: Sequence[int] | None = None,
+        dtype: str | None = None,
+        *args: object,
+        **kwargs: object,
+    ) -> None:
         is_value = not callable(initializer) and not isinstance(initializer, (str, jax.core.Tracer))
         if is_value and context.current().frame is not None:
             with jax.ensure_compile_time_eval():
@@ -122,6 +141,6 @@ def _with_late_values(original: Any) -> Any:
     return __init__
 
 
-def constant(value: np.ndarray, shape: Any, dtype: Any = None) -> jax.Array:
+def constant(value: np.ndarray, shape: Sequence[int], dtype: str | None = None) -> jax.Array:
     """Returns `value`, as an initializer of Keras does when it is given its first argument."""
     return jnp.asarray(value, dtype).reshape(shape)

@@ -11,10 +11,11 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import replicax.compat.keras as keras_door
 import replicax.context as context
@@ -33,8 +34,14 @@ from replicax.program.keras_hooks import (
 )
 from replicax.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variable_access import VariableLike, array_of, name_of
+from replicax.typing import PyTree
+from replicax.variable_access import VariableLike, array_of, dtype_of, name_of
 from replicax.variables import check_owner
+
+if TYPE_CHECKING:
+    import keras
+
+_T = TypeVar("_T")
 
 _MAX_PASSES = 5
 _RECURRENT_STATE = "rnn_state"  # what Keras calls the variables of a stateful recurrent layer
@@ -55,7 +62,7 @@ def keras_scope() -> Iterator[None]:
         yield
 
 
-def repeat_while_variables_are_created(trace: Callable[[], Any]) -> Any:
+def repeat_while_variables_are_created(trace: Callable[[], _T]) -> _T:
     """Returns `trace()`, called again for as long as losses in it create variables."""
     for _ in range(_MAX_PASSES):
         # Outside of the trace: on leaving it Keras initialises the variables that layers have created meanwhile.
@@ -78,15 +85,15 @@ def _scope_class() -> type:
     class ReplicaxScope(keras.StatelessScope):
         """Answers reads from the current frame and hands assignments to it."""
 
-        def get_current_value(self, variable: Any) -> Any:
+        def get_current_value(self, variable: keras.Variable) -> jax.Array | None:
             current = context.current()
             return None if current.frame is None else _read(variable, current)
 
-        def add_update(self, update: tuple[Any, Any]) -> None:
+        def add_update(self, update: tuple[keras.Variable, jax.Array]) -> None:
             variable, value = update
             _write(variable, value, context.current())
 
-        def __exit__(self, *exception: Any, **kwargs: Any) -> None:
+        def __exit__(self, *exception: object, **kwargs: object) -> None:
             # Here Keras gives new variables their first values, which outlive the trace that a caller may be in.
             with jax.ensure_compile_time_eval():
                 super().__exit__(*exception, **kwargs)
@@ -94,10 +101,11 @@ def _scope_class() -> type:
     return ReplicaxScope
 
 
-def _read(variable: Any, current: context.Context) -> Any:
+def _read(variable: keras.Variable, current: context.Context) -> jax.Array:
     check_owner(owner_of(variable), current.strategy, variable.path)
-    value = current.frame.read(variable)  # type: ignore[union-attr]
-    current.frame.note_read(variable, value)  # type: ignore[union-attr]
+    assert current.frame is not None
+    value = current.frame.read(variable)
+    current.frame.note_read(variable, value)
     if current.replica is None or current.manual_replicas is None:
         return value
     if variable.name == _RECURRENT_STATE:
@@ -106,12 +114,12 @@ def _read(variable: Any, current: context.Context) -> Any:
         return value
     if _is_seed(variable):
         return _fold_replica_id(value)
-    if _is_accumulator(variable) and not current.frame.holds(variable):  # type: ignore[union-attr]
-        return _dealt(variable, value, current.frame)
+    if _is_accumulator(variable) and not current.frame.holds(variable):
+        return _share_of_total(variable, value, cast(context.ReplicaStateFrame, current.frame))
     return value
 
 
-def _recurrent_state(variable: Any, state: jax.Array, replicas: int) -> jax.Array:
+def _recurrent_state(variable: keras.Variable, state: jax.Array, replicas: int) -> jax.Array:
     if replicas > 1:
         raise ContextError(
             f"Variable {variable.path!r} is the state of a recurrent layer with stateful=True: one row for each "
@@ -121,7 +129,7 @@ def _recurrent_state(variable: Any, state: jax.Array, replicas: int) -> jax.Arra
     return vary(state, REPLICA_AXIS)
 
 
-def _write(variable: Any, value: Any, current: context.Context) -> None:
+def _write(variable: keras.Variable, value: jax.Array, current: context.Context) -> None:
     if current.frame is None:
         raise ProgramError(f"Variable {variable.path!r} was assigned in a scope that has no program.")
     check_owner(owner_of(variable), current.strategy, variable.path)
@@ -130,23 +138,24 @@ def _write(variable: Any, value: Any, current: context.Context) -> None:
     current.frame.write(variable, value)
 
 
-def _made_equal(variable: Any, value: jax.Array, current: context.Context) -> jax.Array:
+def _made_equal(variable: keras.Variable, value: jax.Array, current: context.Context) -> jax.Array:
     replicas = current.manual_replicas or 1
     if _is_accumulator(variable) and replicas > 1:
         how = VariableAggregation.of(variable.aggregation)
-        check_aggregation(how, variable._dtype, name_of(variable))
-        number = current.frame.defer(variable, functools.partial(_aggregate_accumulator, how))  # type: ignore[union-attr]
+        check_aggregation(how, dtype_of(variable), name_of(variable))
+        frame = cast(context.ReplicaStateFrame, current.frame)
+        number = frame.defer(variable, functools.partial(_aggregate_accumulator, how))
         return value if how is VariableAggregation.MEAN else marked_as_total(value, number)
     how = _aggregation(variable)
     value, why = difference(value, refused_if_different=how is VariableAggregation.NONE)
     if why is None:
         return value
     if replicas > 1:
-        check_aggregation(how, variable._dtype, name_of(variable))
+        check_aggregation(how, dtype_of(variable), name_of(variable))
     return combine(value, why, how, replicas, name_of(variable))
 
 
-def _aggregation(variable: Any) -> VariableAggregation:
+def _aggregation(variable: keras.Variable) -> VariableAggregation:
     """How differing assignments to a Keras variable are combined.
 
     Keras marks the state that its layers keep (BatchNorm's statistics, seed generators) with no aggregation at all,
@@ -158,15 +167,15 @@ def _aggregation(variable: Any) -> VariableAggregation:
         return declared
     if _is_seed(variable):
         return VariableAggregation.ONLY_FIRST_REPLICA
-    is_float = jnp.issubdtype(variable._dtype, jnp.inexact)
+    is_float = jnp.issubdtype(dtype_of(variable), jnp.inexact)
     return VariableAggregation.MEAN if is_float and keras_door.is_in_layer_call() else declared
 
 
-def _is_seed(variable: Any) -> bool:
+def _is_seed(variable: keras.Variable) -> bool:
     return not variable.trainable and variable.name == "seed_generator_state"
 
 
-def _is_accumulator(variable: Any) -> bool:
+def _is_accumulator(variable: keras.Variable) -> bool:
     """Metrics count locally; their sums are combined when the replica function ends."""
     return variable.synchronization == "on_read" and variable.aggregation in ("sum", "mean")
 
@@ -177,7 +186,7 @@ def _fold_replica_id(state: jax.Array) -> jax.Array:
     return state.at[0].add(offset)
 
 
-def _dealt(variable: Any, total: jax.Array, frame: Any) -> jax.Array:
+def _share_of_total(variable: keras.Variable, total: jax.Array, frame: context.ReplicaStateFrame) -> jax.Array:
     """What a replica starts to accumulate from: replica 0 continues the total, the others start at zero.
 
     The sum over replicas is then the total at every moment, whether the replicas add to it or reset it.
@@ -195,7 +204,7 @@ def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Ar
     return jax.lax.psum(value, REPLICA_AXIS)
 
 
-def give_value(variable: Any, value: Any) -> None:
+def give_value(variable: keras.Variable, value: np.ndarray) -> None:
     """Gives a variable that a layer or optimizer has made a value which outlives the trace that it is made in, if any.
 
     It takes the place of what was assigned in this trace, by `build` say.
@@ -248,7 +257,7 @@ def _listener_class() -> type:
     import keras
 
     explain_variables_to_jax()
-    distribution_class: Any = keras_door.distribution_class()
+    distribution_class: type = keras_door.distribution_class()
 
     class VariableListener(distribution_class):
         """Marks new variables with their strategy; asks for no layout."""
@@ -259,19 +268,19 @@ def _listener_class() -> type:
             super().__init__(mesh)
             self._strategy = weakref.ref(strategy)
 
-        def get_variable_layout(self, variable: Any) -> None:
+        def get_variable_layout(self, variable: keras.Variable) -> None:
             variable._replicax_strategy = self._strategy
             strategy = self._strategy()
             if strategy is not None:
                 strategy.adopt(variable)
 
-        def get_data_layout(self, data_shape: Any) -> None:
+        def get_data_layout(self, data_shape: object) -> None:
             return None
 
         def get_tensor_layout(self, path: str) -> None:
             return None
 
-        def distribute_dataset(self, dataset: Any) -> Any:
+        def distribute_dataset(self, dataset: PyTree) -> PyTree:
             return dataset
 
     return VariableListener

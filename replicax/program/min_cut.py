@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from jax.extend import core as jex_core
 
 from replicax.errors import ProgramError
-from replicax.program.jaxprs import is_literal
+from replicax.program.jaxprs import aval_of, is_literal
 
 _UNLIMITED = 2**30
 _BYTES_PER_UNIT = 64  # Capacities are 32 bits wide.
 
 
-def cheapest_cut(sources: Sequence[Any], equations: Sequence[Any], wanted: set[Any]) -> list[Any]:
+def cheapest_cut(
+    sources: Sequence[jex_core.Var], equations: Sequence[jex_core.JaxprEqn], wanted: set[jex_core.Var]
+) -> list[jex_core.Var]:
     """Returns the values to send, fewest bytes in all, so that everything wanted is sent or follows from them.
 
     Args:
@@ -68,6 +70,6 @@ def _reaching(end: int, edges: dict[tuple[int, int], int]) -> set[int]:
     return set(breadth_first_order(left.T.tocsr(), end, return_predecessors=False).tolist())
 
 
-def _size(value: Any) -> int:
-    size = math.prod(value.aval.shape) * getattr(value.aval.dtype, "itemsize", 8)
+def _size(value: jex_core.Var) -> int:
+    size = math.prod(aval_of(value).shape) * getattr(aval_of(value).dtype, "itemsize", 8)
     return min(1 + size // _BYTES_PER_UNIT, _UNLIMITED - 1)

@@ -18,22 +18,23 @@ from replicax.containers import flattened, found_in, is_value, opened, walked
 from replicax.errors import ArgumentError, ReplicaShapeError
 from replicax.program.calls import check_result
 from replicax.program.foreign import check_no_tensor
+from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica, UnevenPerReplica, holds_numbers
 
 _NUMBERS = (int, float, complex, np.generic)
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: Leaf) -> bool:
     """Returns whether `leaf` is an array (also one that is being traced)."""
     return isinstance(leaf, (jax.Array, np.ndarray))
 
 
-def is_input(leaf: Any) -> bool:
+def is_input(leaf: Leaf) -> bool:
     """Returns whether an argument is a value of the program: an array or a number, but not a bool."""
     return is_array(leaf) or (isinstance(leaf, _NUMBERS) and not isinstance(leaf, bool))
 
 
-def is_number_like(leaf: Any) -> bool:
+def is_number_like(leaf: Leaf) -> bool:
     """Returns whether `leaf` can be placed on a device: an array of numbers, a number or a bool."""
     return (is_input(leaf) or isinstance(leaf, bool)) and holds_numbers(leaf)
 
@@ -52,7 +53,7 @@ class Structure:
     static: tuple[tuple[int, Any], ...]
     count: int
 
-    def rebuild(self, arrays: Sequence[Any]) -> Any:
+    def rebuild(self, arrays: Sequence[Leaf]) -> PyTree:
         """Returns the nest with `arrays` in the places of its arrays."""
         leaves: list[Any] = [None] * self.count
         fixed = dict(self.static)
@@ -62,7 +63,7 @@ class Structure:
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
 
 
-def take_apart_inputs(nest: Any) -> tuple[list[Any], Structure]:
+def take_apart_inputs(nest: PyTree) -> tuple[list[Any], Structure]:
     """Returns the arrays and numbers in `nest`, and how to rebuild it.
 
     Raises:
@@ -82,7 +83,7 @@ def take_apart_inputs(nest: Any) -> tuple[list[Any], Structure]:
     return arrays, Structure(treedef, static, len(leaves))
 
 
-def take_apart_outputs(nest: Any) -> tuple[list[Any], Structure]:
+def take_apart_outputs(nest: PyTree) -> tuple[list[Any], Structure]:
     """Returns the arrays in the result `nest`, and how to rebuild it; plain Python values come back as they are.
 
     Raises:
@@ -132,7 +133,7 @@ class Held:
         return None
 
 
-def _held_by(leaf: Any) -> dict[str, Any]:
+def _held_by(leaf: Leaf) -> dict[str, Any]:
     return {where: each for where, each in walked(leaf) if is_value(each)}
 
 
@@ -147,7 +148,7 @@ def _is_used(value: Any, used: set[int]) -> bool:
     return isinstance(array, np.ndarray) and array.ndim > 0
 
 
-def per_replica_arrays(nest: Any) -> tuple[list[bool], int | None]:
+def per_replica_arrays(nest: PyTree) -> tuple[list[bool], int | None]:
     """Tells which of the arrays of `nest` (as `take_apart_inputs` orders them) stack one component per replica.
 
     Returns:
@@ -175,7 +176,7 @@ def per_replica_arrays(nest: Any) -> tuple[list[bool], int | None]:
     return flags, counts.pop() if counts else None
 
 
-def _check_leaf(leaf: Any) -> None:
+def _check_leaf(leaf: Leaf) -> None:
     if isinstance(leaf, UnevenPerReplica):
         raise ReplicaShapeError(
             "All components of a per-replica argument must have the same shape and dtype, got "
@@ -186,7 +187,7 @@ def _check_leaf(leaf: Any) -> None:
     _check_numbers(leaf, "passed")
 
 
-def _check_numbers(leaf: Any, what: str) -> None:
+def _check_numbers(leaf: Leaf, what: str) -> None:
     if not holds_numbers(leaf):
         raise ArgumentError(
             f"Devices compute with numbers only, but an array of shape {leaf.shape} and dtype {leaf.dtype} was {what}. "
@@ -195,7 +196,7 @@ def _check_numbers(leaf: Any, what: str) -> None:
         )
 
 
-def _check_holds_no_traced_value(leaf: Any) -> None:
+def _check_holds_no_traced_value(leaf: Leaf) -> None:
     where = found_in(leaf, lambda value: isinstance(value, jax.core.Tracer))
     if where is not None:
         name = type(leaf).__name__

@@ -43,8 +43,9 @@ from replicax.program.tracing import explained_op_by_op
 from replicax.program.unequal_types import types_explained
 from replicax.program.unknown_axes import axes_explained
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import ManualPerReplica, PerReplica, is_per_replica
-from replicax.variable_access import array_of, is_per_replica_variable, name_of
+from replicax.variable_access import VariableLike, array_of, is_per_replica_variable, name_of
 
 _SHARED, _STACKED = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
 _AXES = {REPLICA_AXIS}  # A mesh may have more axes; those are XLA's to partition over.
@@ -62,7 +63,7 @@ class ReplicaCall:
     """
 
     strategy: Host
-    fn: Callable[..., Any]
+    fn: PyTreeFunction
     args: tuple[tuple[Any, ...], dict[str, Any]]
     in_replica_context: bool = True
 
@@ -82,7 +83,7 @@ class ReplicaCall:
         self._specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
         self._result: Structure | None = None
 
-    def _shard_map(self, body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    def _shard_map(self, body: PyTreeFunction, in_specs: Any, out_specs: Any) -> PyTreeFunction:
         mesh = self.strategy.placement.mesh_for(self.replicas)
         return jax.shard_map(body, mesh=mesh, axis_names=_AXES, in_specs=in_specs, out_specs=out_specs)
 
@@ -103,11 +104,11 @@ class ReplicaCall:
             frame.write(variable, value)
         return self._wrapped(outputs, site.varying)
 
-    def _rows(self, variable: Any, value: Any) -> Any:
+    def _rows(self, variable: VariableLike, value: Any) -> Any:
         """Returns the rows that the replicas of this call have of a stacked variable; others as they are."""
         return value[: self.replicas] if self._leaves_rows_out(variable) else value
 
-    def _leaves_rows_out(self, variable: Any) -> bool:
+    def _leaves_rows_out(self, variable: VariableLike) -> bool:
         return is_per_replica_variable(variable) and self.replicas < self.strategy.num_replicas_in_sync
 
     def eager(self) -> Any:
@@ -118,7 +119,7 @@ class ReplicaCall:
         passes: list[Accesses] = []
         outside = current_trace()
 
-        def body(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def body(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             frame = EagerReplicaFrame(outside, self.strategy, self.replicas)
             for thrown_away in passes:
                 thrown_away.lose()
@@ -178,13 +179,15 @@ class ReplicaCall:
             for array, stacked in zip(self._arrays, self._stacked, strict=True)
         ]
 
-    def _mapped(self, site: ReplicaProgram) -> Callable[..., Any]:
+    def _mapped(self, site: ReplicaProgram) -> PyTreeFunction:
         """Returns the function over global arrays: (arguments, variables read) -> (results, variables written)."""
         if site.late is not None and any(site.late.is_late):
             return functools.partial(self._in_two_parts, site, site.late)
         return self._shard_map(self._body(site), *self._specs_of(site))
 
-    def _in_two_parts(self, site: ReplicaProgram, parts: Late, arrays: Any, values: Any) -> tuple[list[Any], list[Any]]:
+    def _in_two_parts(
+        self, site: ReplicaProgram, parts: Late, arrays: Any, values: Any
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Does the same; what needs no replica any more comes after the map, which gets fewer variables for it."""
         in_specs, (output_specs, stored_specs) = self._specs_of(site)
         specs, first_stored = [*output_specs, *stored_specs], len(output_specs)
@@ -192,7 +195,7 @@ class ReplicaCall:
         early = [i for i, late in enumerate(parts.is_late) if not late]
         needed = site.variables_among(parts.needed)
 
-        def body(arrays: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def body(arrays: Sequence[jax.Array], given: Sequence[Any]) -> tuple[list[jax.Array], list[jax.Array]]:
             local: list[Any] = [None] * len(values)
             for number, value in zip(needed, given, strict=True):
                 local[number] = _component(value) if is_per_replica_variable(site.inputs[number]) else value
@@ -208,7 +211,7 @@ class ReplicaCall:
         results = [next(afterwards) if late else next(of_replicas) for late in parts.is_late]
         return results[:first_stored], results[first_stored:]
 
-    def _cut(self, site: ReplicaProgram) -> Callable[..., Any]:
+    def _cut(self, site: ReplicaProgram) -> PyTreeFunction:
         """Returns the same function, in which the replicas end with the gradients: the update comes after them.
 
         The replicas get no more of the variables than they need for that.
@@ -216,7 +219,7 @@ class ReplicaCall:
         in_specs, (output_specs, stored_specs) = self._specs_of(site)
         specs = [*in_specs[0], *in_specs[1]]
 
-        def cut(arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def cut(arrays: Sequence[jax.Array], values: Sequence[Any]) -> tuple[list[jax.Array], list[jax.Array]]:
             args = [*arrays, *values]
             split = _cut_at_gradients(self._program_of_one(site, arrays, values), len(arrays), site)
             used = split.worker_inputs
@@ -233,11 +236,11 @@ class ReplicaCall:
 
         return cut
 
-    def _program_of_one(self, site: ReplicaProgram, arrays: Sequence[Any], values: Sequence[Any]) -> Any:
+    def _program_of_one(self, site: ReplicaProgram, arrays: Sequence[jax.Array], values: Sequence[Any]) -> Any:
         """Returns what each replica does as a flat program."""
         found: list[Any] = []
 
-        def look(arrays: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        def look(arrays: Sequence[jax.Array], values: Sequence[Any]) -> list[Any]:
             args, step = [*arrays, *values], self._body(site)
             traced = jax.make_jaxpr(lambda *args: step(args[: len(arrays)], args[len(arrays) :]))(*args)
             found.append(inlined(traced, args))
@@ -246,10 +249,10 @@ class ReplicaCall:
         jax.eval_shape(self._shard_map(look, self._specs_of(site)[0], _SHARED), arrays, values)
         return found[0]
 
-    def _body(self, site: ReplicaProgram) -> Callable[..., Any]:
+    def _body(self, site: ReplicaProgram) -> PyTreeFunction:
         """Returns what each replica does, as `jax.shard_map` wants it."""
 
-        def body(arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def body(arrays: Sequence[jax.Array], values: Sequence[Any]) -> tuple[list[jax.Array], list[jax.Array]]:
             local = [
                 _component(v) if is_per_replica_variable(var) else v for var, v in zip(site.inputs, values, strict=True)
             ]
@@ -271,7 +274,7 @@ class ReplicaCall:
         )
         return in_specs, out_specs
 
-    def _call(self, frame: Any, arrays: Sequence[Any]) -> list[Any]:
+    def _call(self, frame: Any, arrays: Sequence[jax.Array]) -> list[Any]:
         """Calls the function with this replica's part of the arguments; returns the arrays of its result."""
         local = [_component(a) if stacked else a for a, stacked in zip(arrays, self._stacked, strict=True)]
         args, kwargs = without_per_replica(self._structure.rebuild(local), lambda component: component)
@@ -374,7 +377,7 @@ def _settle_strategy(program: ProgramFrame, strategy: Host) -> None:
     program.strategy = strategy
 
 
-def _spec(variable: Any) -> PartitionSpec:
+def _spec(variable: VariableLike) -> PartitionSpec:
     return _STACKED if is_per_replica_variable(variable) else _SHARED
 
 
@@ -382,20 +385,20 @@ def _component(stacked: Any) -> Any:
     return stacked.reshape(stacked.shape[1:])
 
 
-def _varies(leaf: Any) -> bool:
+def _varies(leaf: Leaf) -> bool:
     return REPLICA_AXIS in varying_axes(leaf)
 
 
-def without_per_replica(nest: Any, component_of: Callable[[Any], Any] | None = None) -> Any:
+def without_per_replica(nest: PyTree, component_of: Callable[[Any], Any] | None = None) -> Any:
     """Replaces each per-replica value in `nest` by this replica's component, inside `shard_map`.
 
     Args:
-        nest: Any nest.
+        nest: PyTree nest.
         component_of: What to make of the array in a `PerReplica`; by default its row for this replica is taken, which
             is right for a value that was captured or computed outside.
     """
 
-    def component(leaf: Any) -> Any:
+    def component(leaf: Leaf) -> Any:
         if isinstance(leaf, PerReplica):
             return leaf.own() if component_of is None else component_of(leaf.stacked)
         return leaf.component if isinstance(leaf, ManualPerReplica) else leaf

@@ -20,6 +20,7 @@ from replicax.program.frames import ReplicaFrame
 from replicax.program.jaxprs import called
 from replicax.program.late import Late
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.typing import PyTreeFunction
 from replicax.variable_access import is_per_replica_variable, name_of
 
 _MAX_PASSES = 10
@@ -52,7 +53,7 @@ class ReplicaProgram:
     accumulators: list[Any]
     late: Late | None = None
 
-    def __call__(self, arrays: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def __call__(self, arrays: Sequence[jax.Array], values: Sequence[Any]) -> tuple[list[jax.Array], list[jax.Array]]:
         """Evaluates the program inside `shard_map`, in the JAX trace in which it was made or one enclosed by that.
 
         Args:
@@ -86,8 +87,8 @@ class ReplicaProgram:
 def trace_replica(
     name: str,
     call: Callable[[ReplicaFrame, Sequence[Any]], list[Any]],
-    arrays: Sequence[Any],
-    shard_map: Callable[[Callable[..., Any]], Callable[..., Any]],
+    arrays: Sequence[jax.Array],
+    shard_map: Callable[[PyTreeFunction], PyTreeFunction],
     replicas: int,
     accesses: Accesses,
 ) -> ReplicaProgram:
@@ -133,18 +134,18 @@ def trace_replica(
 def _trace(
     name: str,
     call: Callable[[ReplicaFrame, Sequence[Any]], list[Any]],
-    arrays: Sequence[Any],
-    shard_map: Callable[[Callable[..., Any]], Callable[..., Any]],
+    arrays: Sequence[jax.Array],
+    shard_map: Callable[[PyTreeFunction], PyTreeFunction],
     decisions: Decisions,
     accesses: Accesses,
 ) -> ReplicaProgram:
     found: list[ReplicaProgram] = []
 
-    def body(arrays: Sequence[Any]) -> list[Any]:
+    def body(arrays: Sequence[jax.Array]) -> list[Any]:
         outside = current_trace()
         frames: list[tuple[ReplicaFrame, list[bool]]] = []
 
-        def step(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def step(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             frame = ReplicaFrame(outside, decisions, accesses)
             leaves = call(frame, arrays)
             frames.append((frame, [REPLICA_AXIS in varying_axes(leaf) for leaf in leaves]))

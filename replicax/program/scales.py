@@ -12,11 +12,12 @@ import dataclasses
 import enum
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core as jex_core
 
 from replicax.compat.jax import axes_of_type, is_random_key
 from replicax.compat.jax_equations import bind
@@ -30,8 +31,13 @@ from replicax.compat.jax_names import (
     SHARD_MAP,
     TAKE_PARTS,
 )
-from replicax.program.jaxprs import is_gradient, is_literal
+from replicax.program.jaxprs import Atom, aval_of, is_gradient, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
+
+#: A number that stands in a program.
+Constant: TypeAlias = jax.Array | np.ndarray
+#: What an input of a program is: a scope and an atom in it, or None and a constant; None for one that is not known.
+_Given: TypeAlias = tuple["Scope | None", Any]
 
 _SUMMED_LOSS = "replicax_summed_loss"
 _CALLS = {**CALLS, **RECOMPUTED, SHARD_MAP: "jaxpr"}
@@ -54,7 +60,7 @@ def marked_as_summed_loss(loss: jax.Array) -> jax.Array:
     return checkpoint_name(loss, _SUMMED_LOSS)
 
 
-def scope_of(program: Any, placeholders: Sequence[Any]) -> Scope:
+def scope_of(program: jex_core.ClosedJaxpr, placeholders: Sequence[jax.Array]) -> Scope:
     """Returns a program, a `ClosedJaxpr`, to search in.
 
     Args:
@@ -90,16 +96,18 @@ class Scope:
         operands: What its inputs are, for a call: pairs of a scope and an atom in that.
     """
 
-    def __init__(self, jaxpr: Any, constants: Sequence[Any], operands: Sequence[Any] | None = None):
+    def __init__(self, jaxpr: jex_core.Jaxpr, constants: Sequence[_Given], operands: Sequence[_Given] | None = None):
         self.jaxpr = jaxpr
         self.inputs = {var: i for i, var in enumerate(jaxpr.invars)} if operands is None else {}
         self._given = dict(zip(jaxpr.constvars, constants, strict=True))
         if operands is not None:
             self._given |= dict(zip(jaxpr.invars, operands, strict=True))
-        self.producer = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
+        self.producer: dict[Atom, jex_core.JaxprEqn] = {
+            out: equation for equation in jaxpr.eqns for out in equation.outvars
+        }
         self._calls: dict[int, Scope] = {}
 
-    def called(self, equation: Any) -> Scope | None:
+    def called(self, equation: jex_core.JaxprEqn) -> Scope | None:
         """Returns the program that an equation calls, None if it is no call."""
         parameter = _CALLS.get(equation.primitive.name)
         if parameter is None:
@@ -111,7 +119,7 @@ class Scope:
             self._calls[id(equation)] = Scope(jaxpr, [(None, const) for const in constants], operands)
         return self._calls[id(equation)]
 
-    def origin(self, atom: Any) -> tuple[Scope | None, Any]:
+    def origin(self, atom: Atom) -> _Given:
         """Returns where a value is made: its scope and atom there, or `(None, value)` for a constant."""
         scope: Scope | None = self
         while scope is not None and not is_literal(atom):
@@ -122,8 +130,8 @@ class Scope:
             inner = None if equation is None else scope.called(equation)
             if equation is None or inner is None:
                 return scope, atom
-            scope, atom = inner, inner.jaxpr.outvars[equation.outvars.index(atom)]
-        return (None, atom.val) if is_literal(atom) else (None, atom)
+            scope, atom = inner, inner.jaxpr.outvars[equation.outvars.index(cast(jex_core.Var, atom))]
+        return (None, atom.val) if isinstance(atom, jex_core.Literal) else (None, atom)
 
 
 class _Way(enum.Enum):
@@ -146,7 +154,7 @@ class Search:
         self._rows, self._replicas = rows, replicas
         self._sizes = {size for size in rows if size}
 
-    def local_mean(self, scope: Any, atom: Any, divisor: float = 1.0, local: bool = False) -> LocalMean | None:
+    def local_mean(self, scope: Scope, atom: Atom, divisor: float = 1.0, local: bool = False) -> LocalMean | None:
         """Follows a scalar back to where rows are added up, if it is a mean of them there.
 
         Args:
@@ -155,10 +163,11 @@ class Search:
             divisor: By what it has been divided on the way.
             local: Whether it has been divided by what each replica computes from its own rows.
         """
-        scope, atom = scope.origin(atom)
-        equation = None if scope is None else scope.producer.get(atom)
-        if equation is None:
+        made_in, made = scope.origin(atom)
+        equation = None if made_in is None else made_in.producer.get(made)
+        if made_in is None or equation is None:
             return None
+        scope = made_in
         name, inputs = equation.primitive.name, equation.invars
         if name in KEEP_NUMBERS:
             return self.local_mean(scope, inputs[0], divisor, local)
@@ -177,7 +186,7 @@ class Search:
             return self.local_mean(scope, inputs[0], divisor, local)
         return None
 
-    def _scaled(self, scope: Scope, equation: Any, divisor: float, local: bool) -> LocalMean | None:
+    def _scaled(self, scope: Scope, equation: jex_core.JaxprEqn, divisor: float, local: bool) -> LocalMean | None:
         first, second = equation.invars
         if equation.primitive.name == "mul":
             for factor, other in ((first, second), (second, first)):
@@ -192,14 +201,14 @@ class Search:
             return self.local_mean(scope, first, divisor, True)
         return None
 
-    def _selected(self, scope: Scope, inputs: Sequence[Any], divisor: float, local: bool) -> LocalMean | None:
+    def _selected(self, scope: Scope, inputs: Sequence[Atom], divisor: float, local: bool) -> LocalMean | None:
         """Follows a choice between one value and constants, as in a division that knows zero."""
         which = self.constant(scope, inputs[0])
         cases = list(inputs[1:]) if which is None else [inputs[1 + int(which)]]
         others = [case for case in cases if self.constant(scope, case) is None]
         return self.local_mean(scope, others[0], divisor, local) if len(others) == 1 else None
 
-    def _adds_rows(self, scope: Scope, atom: Any) -> bool:
+    def _adds_rows(self, scope: Scope, atom: Atom) -> bool:
         """Returns whether a value is this replica's own sum over its rows, such as the number of those that count."""
         if REPLICA_AXIS not in axes_of_type(atom.aval):
             return False
@@ -211,15 +220,15 @@ class Search:
                 return 0 in equation.params["axes"] and self.has_rows(made_in, equation.invars[0])
             if name not in (*KEEP_NUMBERS, "max", "add", "select_n"):
                 return False
-            varying = [a for a in equation.invars if self.constant(made_in, a) is None and a.aval.dtype != np.bool_]
+            varying = [a for a in equation.invars if self.constant(made_in, a) is None and aval_of(a).dtype != np.bool_]
             if len(varying) != 1:
                 return False
             made_in, made = made_in.origin(varying[0])
             equation = None if made_in is None else made_in.producer.get(made)
         return False
 
-    def _judged(self, equation: Any, divisor: float, local: bool) -> LocalMean | None:
-        shape = equation.invars[0].aval.shape
+    def _judged(self, equation: jex_core.JaxprEqn, divisor: float, local: bool) -> LocalMean | None:
+        shape = aval_of(equation.invars[0]).shape
         added = math.prod(shape[axis] for axis in equation.params["axes"])
         if local:
             return LocalMean(None) if math.isclose(abs(divisor), 1.0, rel_tol=1e-3) else None
@@ -228,36 +237,36 @@ class Search:
         is_mean = math.isclose(abs(divisor), added, rel_tol=1e-3) and added > 1
         return LocalMean(abs(divisor)) if is_mean and not right else None
 
-    def has_rows(self, scope: Any, atom: Any) -> bool:
+    def has_rows(self, scope: Scope, atom: Atom) -> bool:
         """Returns whether the first dimension of a value is that of the batch's rows."""
-        seen: set[tuple[int, Any, _Way]] = set()
+        seen: set[tuple[int, Atom, _Way]] = set()
         waiting = [(scope, atom, _Way.FIRST)]
         while waiting:
-            scope, atom, way = waiting.pop()
-            scope, atom = scope.origin(atom)
-            if scope is None or (id(scope), atom, way) in seen:
+            used_in, used, way = waiting.pop()
+            made_in, made = used_in.origin(used)
+            if made_in is None or (id(made_in), made, way) in seen:
                 continue
-            seen.add((id(scope), atom, way))
-            if atom in scope.inputs:
-                if self._rows[scope.inputs[atom]] and way is not _Way.PART:
+            seen.add((id(made_in), made, way))
+            if made in made_in.inputs:
+                if self._rows[made_in.inputs[made]] and way is not _Way.PART:
                     return True
                 continue
-            equation = scope.producer.get(atom)
+            equation = made_in.producer.get(made)
             if equation is None:
                 continue
             name = equation.primitive.name
             if way is _Way.LOOP or name in LOOPS:
-                waiting += [(scope, operand, _Way.LOOP) for operand in equation.invars]
+                waiting += [(made_in, operand, _Way.LOOP) for operand in equation.invars]
             elif name in TAKE_PARTS:
-                waiting += [(scope, operand, _Way.PART) for operand in equation.invars]
-            if way is _Way.FIRST and self._may_have_rows(atom.aval.shape[:1]):
-                waiting += [(scope, operand, _Way.FIRST) for operand in self._with_the_rows(equation, atom)]
+                waiting += [(made_in, operand, _Way.PART) for operand in equation.invars]
+            if way is _Way.FIRST and self._may_have_rows(aval_of(made).shape[:1]):
+                waiting += [(made_in, operand, _Way.FIRST) for operand in self._with_the_rows(equation, made)]
         return False
 
     def _may_have_rows(self, lengths: Sequence[int]) -> bool:
         return any(length and length % size == 0 for length in lengths for size in self._sizes)
 
-    def _with_the_rows(self, equation: Any, out: Any) -> list[Any]:
+    def _with_the_rows(self, equation: jex_core.JaxprEqn, out: jex_core.Var) -> list[Atom]:
         """Returns the operands whose rows may be those of a result of an equation."""
         name, inputs, params = equation.primitive.name, equation.invars, equation.params
         if name in REDUCTIONS and 0 in params["axes"]:
@@ -268,50 +277,53 @@ class Search:
             return []
         if name == "dot_general":
             return _dot_operand(equation)
-        shapes = [(atom, atom.aval.shape) for atom in inputs if not is_literal(atom)]
+        shapes = [(atom, aval_of(atom).shape) for atom in inputs if not is_literal(atom)]
         if name == "reshape":
             return [atom for atom, shape in shapes if self._may_have_rows(shape[:2])]  # (1, rows): a replica's part
-        return [atom for atom, shape in shapes if shape[:1] == out.aval.shape[:1]]
+        return [atom for atom, shape in shapes if shape[:1] == aval_of(out).shape[:1]]
 
-    def constant(self, scope: Any, atom: Any) -> Any:
+    def constant(self, scope: Scope, atom: Atom) -> float | None:
         """Returns the number that a value always is, None if it depends on the arguments."""
-        scope, atom = scope.origin(atom)
-        if scope is None:
-            return _known_number(atom)
-        equation = scope.producer.get(atom)
-        if equation is None or math.prod(atom.aval.shape) > 1:
+        made_in, made = scope.origin(atom)
+        if made_in is None:
+            return _known_number(made)
+        equation = made_in.producer.get(made)
+        if equation is None or math.prod(aval_of(made).shape) > 1:
             return None
         if equation.primitive.name in KEEP_NUMBERS:
-            number = self.constant(scope, equation.invars[0])
-            return number if number is None else np.asarray(number, atom.aval.dtype).item()
+            number = self.constant(made_in, equation.invars[0])
+            return number if number is None else np.asarray(number, aval_of(made).dtype).item()
         if equation.primitive.name not in ARITHMETIC:
             return None
-        operands = [self._constant_array(scope, operand) for operand in equation.invars]
+        operands = [self._constant_array(made_in, operand) for operand in equation.invars]
         if not operands or any(operand is None for operand in operands):
             return None
         with jax.ensure_compile_time_eval():
             (value,) = bind(equation, operands, equation.params)
         return _known_number(value)
 
-    def _constant_array(self, scope: Scope, atom: Any) -> Any:
+    def _constant_array(self, scope: Scope, atom: Atom) -> Constant | None:
         made_in, value = scope.origin(atom)
         if made_in is None:
             return None if _is_unknown(value) else value
         number = self.constant(scope, atom)
-        return None if number is None else np.asarray(number, atom.aval.dtype).reshape(atom.aval.shape)
+        return None if number is None else np.asarray(number, aval_of(atom).dtype).reshape(aval_of(atom).shape)
 
 
-def _known_number(value: Any) -> Any:
-    return None if _is_unknown(value) or np.size(value) != 1 else np.asarray(value).reshape(()).item()
+def _known_number(value: Constant | None) -> float | None:
+    if value is None or _is_unknown(value) or np.size(value) != 1:
+        return None
+    return np.asarray(value).reshape(()).item()
 
 
-def _is_unknown(value: Any) -> bool:
+def _is_unknown(value: Constant | None) -> bool:
     """Returns whether a constant is none: it is large, traced elsewhere, or stands for a variable."""
-    is_none = value is None or isinstance(value, jax.core.Tracer) or is_random_key(value)
-    return is_none or np.size(value) > _LARGEST_CONSTANT
+    if value is None or isinstance(value, jax.core.Tracer) or is_random_key(value):
+        return True
+    return bool(np.size(value) > _LARGEST_CONSTANT)
 
 
-def _dot_operand(equation: Any) -> list[Any]:
+def _dot_operand(equation: jex_core.JaxprEqn) -> list[Atom]:
     """Returns the operand of a matrix product that the first dimension of the result comes from, if it is its first."""
     (contracted, _), (batch, _) = equation.params["dimension_numbers"]
     left, right = equation.invars
@@ -319,7 +331,7 @@ def _dot_operand(equation: Any) -> list[Any]:
         return [left] if batch[0] == 0 else []
     if 0 not in contracted:
         return [left]
-    every = len(contracted) == len(left.aval.shape)
+    every = len(contracted) == len(aval_of(left).shape)
     return [right] if every and 0 not in equation.params["dimension_numbers"][0][1] else []
 
 
@@ -341,7 +353,7 @@ def _divides_gradients(top: Scope, replicas: int) -> bool:
     return False
 
 
-def equations_of(scope: Scope) -> Iterator[tuple[Scope, Any]]:
+def equations_of(scope: Scope) -> Iterator[tuple[Scope, jex_core.JaxprEqn]]:
     """Yields the equations of a program and of what it calls, in order, each with its scope."""
     for equation in scope.jaxpr.eqns:
         yield scope, equation

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
+from jax.extend import core as jex_core
 
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import KEEP_NUMBERS, UNPACK_NUMBERS
-from replicax.program.jaxprs import is_gradient, is_literal
+from replicax.program.jaxprs import Atom, aval_of, is_gradient, is_literal
 from replicax.program.scales import LocalMean, Scope, Search, equations_of
 from replicax.runtime.mesh import REPLICA_AXIS
 
@@ -44,9 +44,9 @@ def find_summed_mean(top: Scope, search: Search, replicas: int) -> LocalMean | N
     return None
 
 
-def _local_means(equations: Sequence[Any], search: Search) -> Iterator[LocalMean]:
+def _local_means(equations: Sequence[tuple[Scope, jex_core.JaxprEqn]], search: Search) -> Iterator[LocalMean]:
     for scope, equation in equations:
-        if equation.primitive.name != "div" or equation.outvars[0].aval.shape:
+        if equation.primitive.name != "div" or aval_of(equation.outvars[0]).shape:
             continue
         if REPLICA_AXIS in axes_of_type(equation.outvars[0].aval):
             found = search.local_mean(scope, equation.outvars[0])
@@ -63,8 +63,8 @@ class _Flow:
 
     def __init__(self, search: Search, size: float):
         self._search, self._size = search, size
-        self._reached: set[tuple[int, Any]] = set()
-        self.sums: list[Any] = []
+        self._reached: set[tuple[int, Atom]] = set()
+        self.sums: list[jex_core.JaxprEqn] = []
 
     def through(self, scope: Scope) -> None:
         """Follows the values through a program and what it calls."""
@@ -83,20 +83,20 @@ class _Flow:
                 if any(reached) and _is_sum_over_replicas(equation):
                     self.sums.append(equation)
 
-    def _is_spread(self, scope: Scope, equation: Any) -> bool:
-        if equation.primitive.name != "broadcast_in_dim" or equation.invars[0].aval.shape:
+    def _is_spread(self, scope: Scope, equation: jex_core.JaxprEqn) -> bool:
+        if equation.primitive.name != "broadcast_in_dim" or aval_of(equation.invars[0]).shape:
             return False
-        if not math.isclose(math.prod(equation.outvars[0].aval.shape), self._size):
+        if not math.isclose(math.prod(aval_of(equation.outvars[0]).shape), self._size):
             return False
         number = self._search.constant(scope, equation.invars[0])
         return number is not None and math.isclose(abs(number) * self._size, 1.0, rel_tol=1e-3)
 
 
-def _is_sum_over_replicas(equation: Any) -> bool:
+def _is_sum_over_replicas(equation: jex_core.JaxprEqn) -> bool:
     return equation.primitive.name.startswith("psum") and REPLICA_AXIS in equation.params.get("axes", ())
 
 
-def _averaged(equations: Sequence[Any], replicas: int) -> set[int]:
+def _averaged(equations: Sequence[tuple[Scope, jex_core.JaxprEqn]], replicas: int) -> set[int]:
     """Returns the sums over replicas that are divided by the number of replicas afterwards, by their ids."""
     found: set[int] = set()
     for scope, equation in equations:
@@ -110,7 +110,7 @@ def _averaged(equations: Sequence[Any], replicas: int) -> set[int]:
     return found
 
 
-def _number(scope: Scope, atom: Any, name: str) -> float | None:
+def _number(scope: Scope, atom: Atom, name: str) -> float | None:
     """Returns by what an operand divides; None if it is no constant."""
     made_in, value = scope.origin(atom)
     while made_in is not None:
@@ -126,12 +126,12 @@ def _number(scope: Scope, atom: Any, name: str) -> float | None:
     return round(number, 3)
 
 
-def _sums_behind(scope: Scope, atom: Any) -> Iterator[int]:
-    waiting: list[tuple[Any, Any]] = [(scope, atom)]
-    seen: set[tuple[int, Any]] = set()
+def _sums_behind(scope: Scope, atom: Atom) -> Iterator[int]:
+    waiting: list[tuple[Scope, Atom]] = [(scope, atom)]
+    seen: set[tuple[int, Atom]] = set()
     while waiting:
-        made_in, made = waiting.pop()
-        made_in, made = made_in.origin(made)
+        used_in, used = waiting.pop()
+        made_in, made = used_in.origin(used)
         if made_in is None or (id(made_in), made) in seen:
             continue
         seen.add((id(made_in), made))

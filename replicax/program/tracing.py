@@ -47,7 +47,7 @@ class TracedFunction:
         self.read, self.written = list(frame.inputs.values()), list(frame.written.values())
         self._placeholders = list(frame.placeholders.values())
 
-    def __call__(self, values: Mapping[int, Any], arrays: Sequence[Any]) -> tuple[dict[int, Any], list[Any]]:
+    def __call__(self, values: Mapping[int, Any], arrays: Sequence[jax.Array]) -> tuple[dict[int, Any], list[Any]]:
         """Evaluates the program, in any JAX trace or none.
 
         Args:
@@ -78,7 +78,7 @@ class Pass:
 def trace_function(
     name: str,
     call: Callable[[ProgramFrame, Sequence[Any]], list[Any]],
-    arrays: Sequence[Any],
+    arrays: Sequence[jax.Array],
     new_frame: Callable[[Any, Sequence[Any]], ProgramFrame],
 ) -> list[Pass]:
     """Traces a function; again if variables were created on the way, for then it may do something else next time.
@@ -100,10 +100,10 @@ def trace_function(
     """
     passes: list[Pass] = []
 
-    def outer(arrays: Sequence[Any]) -> list[Any]:
+    def outer(arrays: Sequence[jax.Array]) -> list[Any]:
         outside = current_trace()
 
-        def step(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def step(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             passes.append(Pass(new_frame(outside, arrays)))
             with tracing_anew():
                 leaves = call(passes[-1].frame, arrays)

@@ -6,7 +6,7 @@ import abc
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +40,9 @@ from replicax.strategies.explaining import Explained, explanation
 from replicax.strategies.scope import Scope
 from replicax.strategies.tf_spellings import TFSpellings
 from replicax.tracebacks import entry_point
+from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import is_per_replica
-from replicax.variable_access import is_per_replica_variable, name_of, shape_of
+from replicax.variable_access import VariableLike, dtype_of, is_per_replica_variable, name_of, shape_of
 
 if TYPE_CHECKING:
     import keras
@@ -78,7 +79,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
 
     # Contexts.
 
-    def scope(self) -> Scope:
+    def scope(self) -> Scope[Self]:
         """Makes this strategy the current one: variables created in the `with` block belong to it.
 
         The block gets the strategy itself (`with MirroredStrategy().scope() as strategy:`). A scope may be opened
@@ -91,7 +92,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         return Scope(self, self._in_scope)
 
     @contextlib.contextmanager
-    def _in_scope(self, scope: Scope) -> Iterator[None]:
+    def _in_scope(self, scope: Scope[Self]) -> Iterator[None]:
         current = context.current()
         if current.replica is not None:
             raise ContextError(
@@ -108,8 +109,8 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
     def run(
         self,
         fn: Callable[..., jax.Array],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[PyTree] = (),
+        kwargs: Mapping[str, PyTree] | None = None,
         *,
         donate_argnums: Sequence[int] = (),
     ) -> Any: ...  # a PerReplica or an array
@@ -118,8 +119,8 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
     def run(
         self,
         fn: Callable[..., _T],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[PyTree] = (),
+        kwargs: Mapping[str, PyTree] | None = None,
         *,
         donate_argnums: Sequence[int] = (),
     ) -> _T: ...
@@ -128,9 +129,9 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
     @called_as("tf.distribute.Strategy.run")
     def run(
         self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        fn: PyTreeFunction,
+        args: Sequence[PyTree] = (),
+        kwargs: Mapping[str, PyTree] | None = None,
         *,
         donate_argnums: Sequence[int] = (),
     ) -> Any:
@@ -164,7 +165,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
 
     @abc.abstractmethod
     def _run(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]
+        self, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]
     ) -> Any:
         """Runs `fn` on all replicas; the arguments have been checked."""
 
@@ -172,10 +173,10 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
     @called_as("tf.distribute.StrategyExtended.update")
     def update(
         self,
-        variable: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        variable: VariableLike,
+        fn: PyTreeFunction,
+        args: Sequence[PyTree] = (),
+        kwargs: Mapping[str, PyTree] | None = None,
         *,
         group: bool = True,
     ) -> Any:
@@ -199,10 +200,12 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         return result if group else self.local_results(result)
 
     @abc.abstractmethod
-    def _update(self, variable: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _update(
+        self, variable: VariableLike, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+    ) -> Any:
         """Calls `fn` on each copy of `variable`."""
 
-    def explain(self, variables: Sequence[Any]) -> Shown:
+    def explain(self, variables: Sequence[VariableLike]) -> Shown:
         """Returns a table, one line for each variable: its path, shape, layout, bytes on each device, and why it is so.
 
         The reason is told where it may surprise: why a variable is mirrored by a strategy that cuts variables. With
@@ -221,20 +224,20 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
     #: What the sum of the bytes that `explain` lists is.
     _sum_of = "on each device"
 
-    def _explained(self, variable: Any) -> Explained:
+    def _explained(self, variable: VariableLike) -> Explained:
         sharding, shape = self.placement.variable_sharding(variable), shape_of(variable)
         part = shape if sharding is None or is_per_replica_variable(variable) else sharding.shard_shape(shape)
-        local = math.prod(part) * jnp.dtype(variable.dtype).itemsize
+        local = math.prod(part) * jnp.dtype(dtype_of(variable)).itemsize
         where = self._layout_of(variable)
         why = self._why_mirrored(variable) if where == _MIRRORED else ""
         return Explained(name_of(variable), str(shape), where, local, why)
 
-    def _why_mirrored(self, variable: Any) -> str:
+    def _why_mirrored(self, variable: VariableLike) -> str:
         """Returns why a variable is not cut; empty where the strategy cuts none."""
         del variable
         return ""
 
-    def _layout_of(self, variable: Any) -> str:
+    def _layout_of(self, variable: VariableLike) -> str:
         sharding = self.placement.variable_sharding(variable)
         if is_per_replica_variable(variable):
             return "one for each replica"
@@ -243,7 +246,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         assert isinstance(sharding, NamedSharding)
         return str(tuple(sharding.spec))
 
-    def check_layouts(self, variables: Sequence[Any]) -> None:
+    def check_layouts(self, variables: Sequence[VariableLike]) -> None:
         """Checks that a model's variables have the layouts that the strategy was asked for; `fit` calls it."""
         del variables
 
@@ -300,7 +303,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
             lambda leaf: self._reduce_leaf(op, leaf, axis), opened(value), is_leaf=is_per_replica
         )
 
-    def _reduce_leaf(self, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
+    def _reduce_leaf(self, op: ReduceOp, leaf: Leaf, axis: int | Sequence[int] | None) -> Any:
         each = one_per_replica(leaf, refused_if_equal=op is ReduceOp.SUM)
         if each is None:
             return reduced_plain(op, leaf, axis, self.num_replicas_in_sync)
@@ -325,7 +328,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         check_no_slices(value, "strategy.gather")
         self._settle_program()
 
-        def gathered(leaf: Any) -> Any:
+        def gathered(leaf: Leaf) -> Any:
             each = one_per_replica(leaf)
             if each is None:
                 return value_of(leaf)
@@ -358,12 +361,12 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
     # Placing.
 
     @abc.abstractmethod
-    def replicate(self, nest: Any) -> Any:
+    def replicate(self, nest: PyTree) -> Any:
         """Returns a copy of the arrays and numbers in `nest` that every device of the strategy holds in full."""
 
     @abc.abstractmethod
     def distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None, *, batch_size: int | None = None
+        self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
     ) -> Any:
         """Splits each global batch of `dataset` over the replicas, ahead of its use, in the background.
 
@@ -386,7 +389,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
 
     @abc.abstractmethod
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+        self, dataset_fn: Callable[[InputContext], PyTree], options: InputOptions | None = None
     ) -> Any:
         """Like `distribute_dataset`, for a function that returns a dataset of *per-replica* batches.
 
@@ -394,7 +397,9 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         result is iterated over.
         """
 
-    def shard_report(self, dataset: Any, options: InputOptions | None = None, *, batch_size: int | None = None) -> str:
+    def shard_report(
+        self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
+    ) -> str:
         """Runs through a dataset and returns a line for each worker: what it reads, and whether that is right.
 
         A line has the worker's number of rows, batches and files (of an `rx.data.FileSource`), how many of its rows
@@ -417,7 +422,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         return alone.shard_report()
 
     @abc.abstractmethod
-    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> Any:
         """Builds a per-replica value from `value_fn(ValueContext)`, called once for each replica."""
 
     def _check_cross_replica(self, call: str, instead: str | None = None) -> None:

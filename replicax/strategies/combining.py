@@ -15,6 +15,7 @@ from replicax.program.nest import is_number_like
 from replicax.program.replica import returned_by
 from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
+from replicax.typing import Leaf, PyTree
 from replicax.values import EqualPerReplica, ManualPerReplica, Mirrored, PerReplica, is_per_replica, normalize_axes
 from replicax.variable_access import is_per_replica_variable, name_of
 
@@ -49,7 +50,7 @@ def compiled(each: Any, combine: Combine, sharding: jax.sharding.Sharding) -> ja
     return jax.lax.with_sharding_constraint(combine(each), sharding)
 
 
-def one_per_replica(leaf: Any, refused_if_equal: bool = False) -> Any:
+def one_per_replica(leaf: Leaf, refused_if_equal: bool = False) -> Any:
     """Returns `leaf` as a value with one component per replica; None if it is one value for all of them.
 
     Components have per-replica values, what `run` returned, and variables that keep one per replica. In the middle of
@@ -73,18 +74,18 @@ def one_per_replica(leaf: Any, refused_if_equal: bool = False) -> Any:
     return EqualPerReplica(leaf, replicas) if replicas else None
 
 
-def value_of(leaf: Any) -> Any:
+def value_of(leaf: Leaf) -> Any:
     """Returns the value that a variable has now, and anything else as it is."""
     return leaf.value if _is_variable(leaf) else leaf
 
 
-def values_of(nest: Any) -> Any:
+def values_of(nest: PyTree) -> Any:
     """Returns `nest` with the values that its variables have now."""
     leaves, treedef = jax.tree_util.tree_flatten(nest, is_leaf=is_per_replica)
     return jax.tree_util.tree_unflatten(treedef, map(value_of, leaves)) if any(map(_is_variable, leaves)) else nest
 
 
-def reduced_plain(op: ReduceOp, leaf: Any, axis: Any, replicas: int) -> Any:
+def reduced_plain(op: ReduceOp, leaf: Leaf, axis: Any, replicas: int) -> Any:
     """Combines a value that is the same on all replicas, as if each of them had a copy.
 
     Raises:
@@ -107,7 +108,7 @@ def _is_for_all(value: Any) -> bool:
     return returned_by(value) == COMBINED or isinstance(value, Mirrored)
 
 
-def _no_sum(leaf: Any, value: Any, replicas: int) -> str:
+def _no_sum(leaf: Leaf, value: Any, replicas: int) -> str:
     if _is_variable(leaf):
         what = f"variable {name_of(leaf)!r}"
     else:
@@ -124,5 +125,5 @@ def _no_sum(leaf: Any, value: Any, replicas: int) -> str:
     )
 
 
-def _is_variable(leaf: Any) -> bool:
+def _is_variable(leaf: Leaf) -> bool:
     return hasattr(leaf, "assign") and hasattr(leaf, "_value")

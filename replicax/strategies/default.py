@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,9 @@ from replicax.runtime.devices import default_devices
 from replicax.strategies.base import Strategy
 from replicax.strategies.combining import values_of
 from replicax.strategies.replica_context import ReplicaContext
+from replicax.strategies.scope import Scope
+from replicax.typing import PyTree, PyTreeFunction
+from replicax.variable_access import VariableLike
 
 
 class DefaultStrategy(Strategy):
@@ -45,7 +48,7 @@ class DefaultStrategy(Strategy):
         return 1
 
     @contextlib.contextmanager
-    def _in_scope(self, scope: Any) -> Iterator[None]:
+    def _in_scope(self, scope: Scope[Self]) -> Iterator[None]:
         """Does nothing; fails inside the scope of a strategy."""
         if context.current().strategy is not None:
             raise ContextError(
@@ -55,12 +58,14 @@ class DefaultStrategy(Strategy):
             yield
 
     def _run(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]
+        self, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]
     ) -> Any:
         del donate
         return fn(*args, **kwargs)
 
-    def _update(self, variable: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _update(
+        self, variable: VariableLike, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+    ) -> Any:
         with context.entered(cross_replica=True):
             return fn(variable, *args, **kwargs)
 
@@ -68,12 +73,12 @@ class DefaultStrategy(Strategy):
         """Returns a tuple of `value` alone."""
         return (values_of(value),)
 
-    def replicate(self, nest: Any) -> Any:
+    def replicate(self, nest: PyTree) -> Any:
         """Returns a copy of the arrays and numbers in `nest` on the default device."""
         return jax.tree_util.tree_map(lambda x: jnp.array(x, copy=True) if is_number_like(x) else x, nest)
 
     def distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None, *, batch_size: int | None = None
+        self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
     ) -> Any:
         """Returns `dataset` itself, untouched."""
         del options
@@ -82,13 +87,13 @@ class DefaultStrategy(Strategy):
         return dataset
 
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+        self, dataset_fn: Callable[[InputContext], PyTree], options: InputOptions | None = None
     ) -> Any:
         """Returns `dataset_fn(InputContext())`."""
         del options
         return dataset_fn(InputContext())
 
-    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> Any:
         """Returns `value_fn(ValueContext())`."""
         check_function("`value_fn`", value_fn)
         return value_fn(ValueContext())
@@ -119,7 +124,7 @@ class DefaultReplicaContext(ReplicaContext):
         return value
 
     def merge_call(
-        self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self, merge_fn: PyTreeFunction, args: Sequence[PyTree] = (), kwargs: Mapping[str, PyTree] | None = None
     ) -> Any:
         """Returns `merge_fn(strategy, *args, **kwargs)`."""
         with context.entered(cross_replica=True):

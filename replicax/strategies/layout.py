@@ -17,7 +17,8 @@ from replicax.errors import ArgumentError, LayoutError
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement
-from replicax.variable_access import name_of, shape_of
+from replicax.typing import PyTree
+from replicax.variable_access import VariableLike, name_of, shape_of
 
 Axes = tuple[str | None, ...]
 
@@ -86,7 +87,7 @@ class LayoutStrategy(MeshStrategy):
             )
         return axes
 
-    def _layout(self, variable: Any) -> PartitionSpec:
+    def _layout(self, variable: VariableLike) -> PartitionSpec:
         path, shape = name_of(variable), shape_of(variable)
         self._seen.setdefault(path)
         slot = self._layout_of_slot(path, shape)
@@ -120,7 +121,7 @@ class LayoutStrategy(MeshStrategy):
                 f"needs one entry for each dimension, and the mesh axes {self._sizes} must divide what they cut."
             )
 
-    def check_layouts(self, variables: Sequence[Any]) -> None:
+    def check_layouts(self, variables: Sequence[VariableLike]) -> None:
         """Checks that each pattern of the layout map is used by one of a model's variables.
 
         Raises:
@@ -132,7 +133,7 @@ class LayoutStrategy(MeshStrategy):
         if unused:
             raise LayoutError(_said_of_unused(unused, [name_of(variable) for variable in variables]))
 
-    def _run(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]) -> Any:
+    def _run(self, fn: Any, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]) -> Any:
         result = super()._run(fn, args, kwargs, donate)
         if not self._has_run and context.current().frame is None:
             self._has_run = True
@@ -142,7 +143,7 @@ class LayoutStrategy(MeshStrategy):
                 warnings.warn(_said_of_unused(unused, list(self._seen)), stacklevel=4)
         return result
 
-    def _why_mirrored(self, variable: Any) -> str:
+    def _why_mirrored(self, variable: VariableLike) -> str:
         path = name_of(variable)
         if any(re.search(pattern, path) for pattern in self._layouts):
             return "its pattern cuts nothing"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from replicax.program.replica import without_per_replica
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.scattering import check_no_slices, is_slices, reduce_slices
+from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import ManualPerReplica, normalize_axes
 
 
@@ -134,7 +135,7 @@ class ReplicaContext:
         self.strategy.merged_options(options)
         check_no_slices(value, "all_gather")
 
-        def gathered(leaf: Any) -> jax.Array:
+        def gathered(leaf: Leaf) -> jax.Array:
             array = jnp.asarray(leaf)
             (dimension,) = normalize_axes(axis, array.shape)
             varying = vary(array, REPLICA_AXIS)
@@ -143,7 +144,7 @@ class ReplicaContext:
         return jax.tree_util.tree_map(gathered, without_per_replica(value))
 
     def merge_call(
-        self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self, merge_fn: PyTreeFunction, args: Sequence[PyTree] = (), kwargs: Mapping[str, PyTree] | None = None
     ) -> Any:
         """Calls `merge_fn(strategy, *args, **kwargs)` once for all replicas, in cross-replica context.
 
@@ -167,7 +168,7 @@ class ReplicaContext:
             result = merge_fn(self.strategy, *merged_args, **merged_kwargs)
         return without_per_replica(result)
 
-    def _merged(self, leaf: Any) -> Any:
+    def _merged(self, leaf: Leaf) -> Any:
         if not isinstance(leaf, jax.Array):
             return leaf
         leaf, why = difference(leaf)

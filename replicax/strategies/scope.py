@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Generic, TypeVar
 
 import replicax.context as context
 from replicax.errors import ContextError
 from replicax.host import Host
 
+_S = TypeVar("_S", bound=Host)
 
-class Scope(contextlib.ContextDecorator):
+
+class Scope(contextlib.ContextDecorator, Generic[_S]):
     """Makes a strategy the current one for one `with` block; inside that block the same object may be opened again.
 
     Args:
@@ -20,16 +22,16 @@ class Scope(contextlib.ContextDecorator):
         entered: Makes the context manager that does it, for this object.
     """
 
-    def __init__(self, strategy: Host, entered: Callable[[Any], contextlib.AbstractContextManager[Any]]):
+    def __init__(self, strategy: _S, entered: Callable[[Scope[_S]], contextlib.AbstractContextManager[None]]):
         self._strategy, self._entered = strategy, entered
-        self._open: list[tuple[contextlib.AbstractContextManager[Any], context.Context]] = []
+        self._open: list[tuple[contextlib.AbstractContextManager[None], context.Context]] = []
         self._is_over = False
 
-    def _recreate_cm(self) -> Scope:
+    def _recreate_cm(self) -> Scope[_S]:
         # As a decorator, it opens a scope of its own for each call.
         return Scope(self._strategy, self._entered)
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> _S:
         """Opens the scope and returns the strategy.
 
         Raises:
@@ -68,14 +70,19 @@ class Scope(contextlib.ContextDecorator):
             )
         self._close(kind, error, trace)
 
-    def _close(self, *error: Any) -> None:
+    def _close(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
         manager, _ = self._open.pop()
         self._is_over = not self._open
-        manager.__exit__(*error)
+        manager.__exit__(kind, error, trace)
 
     def _close_inner(self, installed: context.Context) -> None:
         """Closes what was opened inside, since the block has ended with an error before that was done."""
         inner = context.current().scope
-        while context.current() is not installed and inner not in (None, self):
-            inner._close(None, None, None)
+        while context.current() is not installed and isinstance(inner, Scope) and inner is not self:
+            inner._close()
             inner = context.current().scope

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from replicax.typing import PyTree
+
 
 class TFSpellings:
     """Methods of `tf.distribute.Strategy` that replicax offers under shorter names."""
@@ -13,7 +15,7 @@ class TFSpellings:
         return self.local_results(value)
 
     def experimental_distribute_dataset(
-        self: Any, dataset: Any, options: Any = None, *, batch_size: int | None = None
+        self: Any, dataset: PyTree, options: Any = None, *, batch_size: int | None = None
     ) -> Any:
         """Alias of `distribute_dataset`."""
         return self.distribute_dataset(dataset, options, batch_size=batch_size)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from replicax.compat.jax_names import BY_ELEMENT, KEEP_ZEROS
-from replicax.program.jaxprs import bind, evaluate, is_literal, leading_to, read
+from replicax.program.jaxprs import Atom, aval_of, bind, evaluate, is_literal, leading_to, read
 
 MIN_BYTES = 1 << 16  # Below that it costs less to send all of it.
 
@@ -239,8 +239,8 @@ def _is_alone(equation: Any) -> bool:
     return sum(bool(atom.aval.shape) for atom in equation.invars) == 1
 
 
-def _is_zero(literal: Any) -> bool:
-    return is_literal(literal) and not literal.aval.shape and float(literal.val) == 0.0
+def _is_zero(atom: Atom) -> bool:
+    return is_literal(atom) and not aval_of(atom).shape and float(atom.val) == 0.0
 
 
 def _by_rows(equation: Any, collapsed: str, mapped: str) -> bool:
