@@ -14,7 +14,7 @@ from replicax.dtensor.arrays import checked_layout, constants_are_traced, is_tra
 from replicax.dtensor.layout import Layout
 from replicax.errors import ArgumentError, LayoutError
 from replicax.program.function import WeakProgramCaches
-from replicax.program.nest import Structure, is_array
+from replicax.program.pytrees import Structure, is_array
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 
 Seed = int | Sequence[int] | jax.Array

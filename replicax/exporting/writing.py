@@ -23,7 +23,7 @@ from replicax.exporting.portable import without_placement
 from replicax.exporting.pytrees import described, is_value, rebuilt
 from replicax.program.function import Function, function
 from replicax.program.lifting import Program
-from replicax.program.nest import Structure
+from replicax.program.pytrees import Structure
 from replicax.variable_access import name_of
 
 

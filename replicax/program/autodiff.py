@@ -22,7 +22,7 @@ from replicax.program.calls import check_function, check_result
 from replicax.program.frames import OverrideFrame, VariablesCreatedError
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.program.keras_state import keras_scope
-from replicax.program.nest import take_apart_outputs
+from replicax.program.pytrees import flatten_outputs
 from replicax.program.scales import marked_as_summed_loss
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -210,7 +210,7 @@ class _Differentiation:
         if self._replica is not None:
             loss, why = difference(loss)
             self._loss_is_equal = why is None
-        aux_arrays, self._aux = take_apart_outputs(aux)
+        aux_arrays, self._aux = flatten_outputs(aux)
         self._written, self._saw_new = list(frame.written.values()), frame.saw_new
         if op_by_op:
             self._unconnected = [not frame.was_lent(variable) for variable in self._variables]

@@ -20,7 +20,7 @@ from replicax.program.advice import advise_of_changed_object
 from replicax.program.calls import check_function
 from replicax.program.input_signature import InputSignature
 from replicax.program.lifting import Program
-from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs
+from replicax.program.pytrees import Structure, flatten_inputs, per_replica_arrays
 from replicax.tracebacks import entry_point
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 
@@ -51,7 +51,7 @@ class ProgramCache:
 
     def program(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[Program, list[Any]]:
         """Returns the program for these arguments, traced if they are of a new kind, and its array arguments."""
-        arrays, structure = take_apart_inputs((args, kwargs))
+        arrays, structure = flatten_inputs((args, kwargs))
         key = self._key(arrays, structure)
         program = self._found(key, arrays, structure)
         if program is None:
@@ -147,9 +147,9 @@ def _positions(donate_argnums: Any) -> tuple[int, ...]:
 def _donated(args: Sequence[PyTree], kwargs: PyTree, argnums: frozenset[int]) -> list[bool]:
     flags: list[bool] = []
     for i, arg in enumerate(args):
-        arrays, _ = take_apart_inputs(arg)
+        arrays, _ = flatten_inputs(arg)
         flags += [i in argnums] * len(arrays)
-    arrays, _ = take_apart_inputs(kwargs)
+    arrays, _ = flatten_inputs(kwargs)
     return flags + [False] * len(arrays)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from replicax.compat.jax import strongly_typed
 from replicax.errors import ArgumentError
-from replicax.program.nest import is_array
+from replicax.program.pytrees import is_array
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import PerReplica, is_per_replica
 

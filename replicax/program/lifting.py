@@ -33,7 +33,7 @@ from replicax.program.frames import ProgramFrame
 from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.host_calls import HostCalls
 from replicax.program.jaxprs import constants_of
-from replicax.program.nest import Held, Structure, take_apart_outputs
+from replicax.program.pytrees import HeldArrays, Structure, flatten_outputs
 from replicax.program.results import Counts, mark, marked_with
 from replicax.program.tracing import Pass, trace_function
 from replicax.runtime import turns
@@ -89,7 +89,7 @@ class Program:
         with health.phase(health.COMPILE), collected_later():
             *first, last = self._trace(arrays, replicas)
         self._take(last)
-        self.held = Held(structure, constants_of(self._traced.program) if structure.static else ())
+        self.held = HeldArrays(structure, constants_of(self._traced.program) if structure.static else ())
         #: The programs of the first calls, in which the function builds variables.
         self._first = [self._of_first_call(each) for each in first]
 
@@ -190,7 +190,7 @@ class Program:
         with context.entered(frame=frame):
             result = self._get_fn()(*args, **kwargs)
         modules.check_returned(result)
-        leaves, structure = take_apart_outputs(result)
+        leaves, structure = flatten_outputs(result)
         counted, passed = frame.counts.of_results(leaves)
         frame.returned = _Returned(structure, counted, passed, frame.counts.asked)
         return leaves

@@ -33,7 +33,7 @@ from replicax.program.handover import store_values
 from replicax.program.jaxprs import inlined, marked_as_gradient
 from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.late import Late
-from replicax.program.nest import Structure, per_replica_arrays, take_apart_inputs, take_apart_outputs
+from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
 from replicax.program.replica_program import ReplicaProgram, trace_replica
 from replicax.program.results import mark, marked_with
 from replicax.program.scales import Search, find_local_mean, scope_of
@@ -68,7 +68,7 @@ class ReplicaCall:
     in_replica_context: bool = True
 
     def __post_init__(self) -> None:
-        self._arrays, self._structure = take_apart_inputs(self.args)
+        self._arrays, self._structure = flatten_inputs(self.args)
         self._stacked, count = per_replica_arrays(self.args)
         program = enclosing_program()
         if count is not None and count > self.strategy.num_replicas_in_sync:
@@ -293,7 +293,7 @@ class ReplicaCall:
             mine = without_per_replica(result)
             if frame.accesses.captured:
                 advise_of_captured(self.strategy, _name(self.fn))
-        leaves, self._result = take_apart_outputs(mine)
+        leaves, self._result = flatten_outputs(mine)
         return [jnp.asarray(leaf) for leaf in leaves]
 
     def _wrapped(self, outputs: Sequence[Any], varying: Sequence[bool]) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import replicax.context as context
 from replicax.equality import difference
 from replicax.errors import ReduceError
-from replicax.program.nest import is_number_like
+from replicax.program.pytrees import is_number_like
 from replicax.program.replica import returned_by
 from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp

@@ -17,7 +17,7 @@ from replicax.errors import ArgumentError, ContextError
 from replicax.host import NoPlacement
 from replicax.migration import called_as
 from replicax.program.calls import check_function
-from replicax.program.nest import is_number_like
+from replicax.program.pytrees import is_number_like
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.devices import default_devices
 from replicax.strategies.base import Strategy

@@ -27,7 +27,7 @@ from replicax.data import (
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.program.calls import check_function
 from replicax.program.function import ProgramCache, WeakProgramCaches
-from replicax.program.nest import is_number_like
+from replicax.program.pytrees import is_number_like
 from replicax.program.replica import ReplicaCall, enclosing_program, settle_strategy, without_per_replica
 from replicax.runtime.devices import device_name
 from replicax.strategies.base import Strategy

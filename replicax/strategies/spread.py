@@ -15,7 +15,7 @@ import replicax.health as health
 from replicax.cluster.exchange import exchanged
 from replicax.compat.jax import strongly_typed
 from replicax.errors import ReplicaShapeError, ValuesMismatchError
-from replicax.program.nest import is_number_like
+from replicax.program.pytrees import is_number_like
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.transfer import from_all
 from replicax.values import UnevenPerReplica

@@ -18,7 +18,7 @@ from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.messages import InputSource
 from replicax.program.jaxprs import inlined
 from replicax.program.lifting import Program
-from replicax.program.nest import Structure
+from replicax.program.pytrees import Structure
 from replicax.program.split import Assigned, Split
 from replicax.variable_access import name_of
 

@@ -18,7 +18,7 @@ from replicax.parameter_server.compiling.traced_step import PytreeSpec, Recorder
 from replicax.parameter_server.scheduling.remote_values import RemoteValue, check_arguments
 from replicax.parameter_server.variables.remote import home_of
 from replicax.program.function import Function, ProgramCache, WeakProgramCaches, signature
-from replicax.program.nest import Structure, take_apart_inputs
+from replicax.program.pytrees import Structure, flatten_inputs
 from replicax.program.replica import enclosing_program
 
 
@@ -120,7 +120,7 @@ class StepPrograms:
             raise ArgumentError(f"`args` is a list or tuple of arguments, got {type(args).__name__}. One: args=(x,).")
         check_arguments((args, kwargs))
         fn = fn.python_function if isinstance(fn, Function) else fn
-        arrays, structure = take_apart_inputs((tuple(args or ()), dict(kwargs or {})))
+        arrays, structure = flatten_inputs((tuple(args or ()), dict(kwargs or {})))
         closure = Closure(next(self._closures), fn, [np.asarray(array) for array in arrays], structure)
         closure.program = self.program(closure, {})
         return closure

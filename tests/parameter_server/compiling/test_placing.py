@@ -12,14 +12,14 @@ from replicax.errors import ArgumentError, ProgramError
 from replicax.parameter_server.compiling.placing import VariablePlacer
 from replicax.parameter_server.compiling.traced_step import Recorder, TracedStep
 from replicax.parameter_server.variables.remote import Home, home_of, variable_bytes
-from replicax.program.nest import take_apart_inputs
+from replicax.program.pytrees import flatten_inputs
 from tests.parameter_server.fakes import strategy_of
 
 pytestmark = pytest.mark.usefixtures("fake_ray")
 
 
 def traced(strategy, fn, *args):
-    arrays, structure = take_apart_inputs((args, {}))
+    arrays, structure = flatten_inputs((args, {}))
     return TracedStep(fn, structure, arrays, strategy, Recorder(lambda kind, number: pytest.fail("no data")))
 
 

@@ -13,7 +13,7 @@ from replicax.parameter_server.actors.current import on_worker
 from replicax.parameter_server.actors.messages import InputSource
 from replicax.parameter_server.compiling.traced_step import PytreeSpec, Recorder, TracedStep, current_worker_index
 from replicax.parameter_server.scheduling.remote_values import PerWorkerDataset, PerWorkerIterator, PerWorkerValues
-from replicax.program.nest import take_apart_inputs
+from replicax.program.pytrees import flatten_inputs
 from tests.parameter_server.fakes import strategy_of
 
 BATCH = {"x": np.zeros((8, 3), np.float32), "y": (np.zeros(8, np.int64), None)}
@@ -47,7 +47,7 @@ def resource():
 
 
 def traced(strategy, fn, *args, **kwargs):
-    arrays, structure = take_apart_inputs((args, kwargs))
+    arrays, structure = flatten_inputs((args, kwargs))
     return TracedStep(fn, structure, arrays, strategy, Recorder(describe))
 
 

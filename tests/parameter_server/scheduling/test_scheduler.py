@@ -21,7 +21,7 @@ from replicax.parameter_server.scheduling.crew import no_checkpoint
 from replicax.parameter_server.scheduling.policy import Ledger
 from replicax.parameter_server.scheduling.scheduler import Scheduler
 from replicax.parameter_server.scheduling.watch import Who
-from replicax.program.nest import Structure
+from replicax.program.pytrees import Structure
 
 SOON = 10.0
 DONE = Done([np.zeros(1)], {}, {}, {}, 0, 0)

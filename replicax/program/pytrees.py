@@ -63,7 +63,7 @@ class Structure:
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
 
 
-def take_apart_inputs(nest: PyTree) -> tuple[list[Any], Structure]:
+def flatten_inputs(nest: PyTree) -> tuple[list[Any], Structure]:
     """Returns the arrays and numbers in `nest`, and how to rebuild it.
 
     Raises:
@@ -83,7 +83,7 @@ def take_apart_inputs(nest: PyTree) -> tuple[list[Any], Structure]:
     return arrays, Structure(treedef, static, len(leaves))
 
 
-def take_apart_outputs(nest: PyTree) -> tuple[list[Any], Structure]:
+def flatten_outputs(nest: PyTree) -> tuple[list[Any], Structure]:
     """Returns the arrays in the result `nest`, and how to rebuild it; plain Python values come back as they are.
 
     Raises:
@@ -102,7 +102,7 @@ def take_apart_outputs(nest: PyTree) -> tuple[list[Any], Structure]:
     return arrays, Structure(treedef, static, len(leaves))
 
 
-class Held:
+class HeldArrays:
     """The arrays that were found in arguments that are no arrays, when a program was made: it is right for them.
 
     Of JAX's arrays, those that the program uses are meant. Numbers are settings, like those of Python.
@@ -149,7 +149,7 @@ def _is_used(value: Any, used: set[int]) -> bool:
 
 
 def per_replica_arrays(nest: PyTree) -> tuple[list[bool], int | None]:
-    """Tells which of the arrays of `nest` (as `take_apart_inputs` orders them) stack one component per replica.
+    """Tells which of the arrays of `nest` (as `flatten_inputs` orders them) stack one component per replica.
 
     Returns:
         A flag for each array, and the number of replicas that the per-replica values have; None where there is none.

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from replicax.errors import ArgumentError, ReplicaShapeError
-from replicax.program.nest import (
+from replicax.program.pytrees import (
+    flatten_inputs,
+    flatten_outputs,
     is_array,
     is_input,
     is_number_like,
     per_replica_arrays,
-    take_apart_inputs,
-    take_apart_outputs,
 )
 from replicax.values import PerReplica, UnevenPerReplica
 
@@ -31,7 +31,7 @@ LEAVES = [1, 2.5, 1j, True, "a", None, b"b", np.float32(3), np.int64(4), object(
     )
 )
 def test_any_nest_is_rebuilt_from_its_parts(nest):
-    for take_apart in (take_apart_inputs, take_apart_outputs):
+    for take_apart in (flatten_inputs, flatten_outputs):
         arrays, structure = take_apart(nest)
         assert structure.rebuild(arrays) == nest
 
@@ -55,13 +55,13 @@ def test_any_nest_is_rebuilt_from_its_parts(nest):
 def test_numbers_go_into_a_program_but_only_arrays_come_out(leaf, input_, array):
     assert is_input(leaf) is input_
     assert is_array(leaf) is array
-    assert len(take_apart_inputs([leaf])[0]) == input_
-    assert len(take_apart_outputs([leaf])[0]) == array
+    assert len(flatten_inputs([leaf])[0]) == input_
+    assert len(flatten_outputs([leaf])[0]) == array
 
 
 def test_per_replica_values_are_taken_apart_into_their_stacks():
     value = PerReplica(jnp.ones((2, 3)))
-    arrays, structure = take_apart_inputs({"x": value, "flag": True, "n": 1})
+    arrays, structure = flatten_inputs({"x": value, "flag": True, "n": 1})
     assert [np.shape(array) for array in arrays] == [(), (2, 3)]
     rebuilt = structure.rebuild([5, jnp.zeros((2, 3))])
     assert isinstance(rebuilt["x"], PerReplica)
@@ -73,7 +73,7 @@ def test_the_stacked_arrays_are_told_from_the_shared_ones():
     nest = ((1.0, value, "a"), {"k": value, "b": jnp.ones(3), "f": True})
     flags, count = per_replica_arrays(nest)
     assert flags == [False, True, False, True]
-    assert len(take_apart_inputs(nest)[0]) == len(flags)
+    assert len(flatten_inputs(nest)[0]) == len(flags)
     assert count == 3
     assert per_replica_arrays((1.0,)) == ([False], None)
 
@@ -85,7 +85,7 @@ def test_per_replica_values_of_different_lengths_do_not_go_together():
 
 def test_uneven_values_are_refused():
     with pytest.raises(ReplicaShapeError, match=r"\(2,\) float32, \(\) float"):
-        take_apart_inputs([UnevenPerReplica([jnp.ones(2), 1.0])])
+        flatten_inputs([UnevenPerReplica([jnp.ones(2), 1.0])])
 
 
 @dataclasses.dataclass
@@ -100,11 +100,11 @@ class State:
 
 def test_a_dataclass_without_arrays_is_an_ordinary_value():
     config = Config(3)
-    arrays, structure = take_apart_inputs((config, 1.0))
+    arrays, structure = flatten_inputs((config, 1.0))
     assert structure.rebuild(arrays)[0] is config
 
 
-@pytest.mark.parametrize("take_apart", [take_apart_inputs, take_apart_outputs])
+@pytest.mark.parametrize("take_apart", [flatten_inputs, flatten_outputs])
 @pytest.mark.parametrize("held", [jnp.ones(2), np.ones(2), PerReplica(jnp.ones(2))], ids=["jax", "numpy", "replica"])
 def test_a_dataclass_with_arrays_is_taken_apart(take_apart, held):
     arrays, structure = take_apart(State(held))
@@ -130,12 +130,12 @@ def test_arrays_of_something_else_than_numbers_are_refused(array):
     assert not is_number_like(array)
     for nest in ([array], [array, 1]):
         with pytest.raises(ArgumentError, match=r"numbers only.*indices"):
-            take_apart_inputs(nest)
+            flatten_inputs(nest)
     if isinstance(array, np.ndarray):
         with pytest.raises(ArgumentError, match="returned"):
-            take_apart_outputs([array])
+            flatten_outputs([array])
 
 
 def test_narrow_floats_are_numbers():
     arrays = [np.ones(2, jnp.bfloat16), np.ones(2, jnp.float8_e4m3fn)]
-    assert take_apart_inputs(arrays)[0] == arrays
+    assert flatten_inputs(arrays)[0] == arrays
