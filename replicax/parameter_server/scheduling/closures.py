@@ -5,33 +5,25 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
 from replicax.errors import ArgumentError, ContextError
-from replicax.parameter_server.actors.messages import SetUp, StepCall
+from replicax.parameter_server.actors.messages import Done, SetUp, StepCall
 from replicax.parameter_server.compiling.exported_programs import export_programs
 from replicax.parameter_server.compiling.traced_step import PytreeSpec, Recorder, TracedStep
+from replicax.parameter_server.scheduling.host import ServedStrategy
 from replicax.parameter_server.scheduling.remote_values import RemoteValue, check_arguments
+from replicax.parameter_server.scheduling.unused import UnusedObjects
+from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
+from replicax.parameter_server.scheduling.workers import Workers
 from replicax.parameter_server.variables.remote import home_of
-from replicax.program.function import Function, ProgramCache, WeakProgramCaches, signature
+from replicax.program.function import Function, WeakProgramCaches, signature
 from replicax.program.pytrees import Structure, flatten_inputs
 from replicax.program.replica import enclosing_program
-
-
-class Unused(NamedTuple):
-    """What nobody refers to any more.
-
-    Attributes:
-        provided: What workers may drop: the number of a dataset, iterator or resource, or `("program", number)`.
-        servers: The servers that may drop the program, too.
-    """
-
-    provided: Any
-    servers: tuple[int, ...] = ()
+from replicax.typing import PyTree, PyTreeFunction
+from replicax.variable_access import VariableLike
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,27 +31,43 @@ class Closure:
     """A function that has been scheduled.
 
     Attributes:
-        number: Its number.
+        id: Its id: servers apply each only once.
         fn: The function.
         arrays: The arrays among its arguments.
         structure: How its `(args, kwargs)` are rebuilt from them.
         value: Where its result goes.
         program: What it has been compiled to, for the batches that the worker has.
-        lost_workers: How many workers were lost while they had it.
     """
 
-    number: int
-    fn: Callable[..., Any]
+    id: int
+    fn: PyTreeFunction
     arrays: list[np.ndarray]
     structure: Structure
     value: RemoteValue = dataclasses.field(default_factory=RemoteValue)
     program: LoadedStep | None = None
-    lost_workers: int = 0
 
     @property
     def name(self) -> str:
         """The function's name."""
         return getattr(self.fn, "__name__", repr(self.fn))
+
+    def step(self, at_least: tuple[int, ...], exact: bool, set_up: int) -> StepCall:
+        """Returns the message that lets a worker run it.
+
+        Args:
+            at_least: For each server the version that the variables must have.
+            exact: Whether variables are pulled for each step, and not with the last push.
+            set_up: How many things workers must have been told before.
+        """
+        program = self.program
+        assert program is not None
+        set_up = max(program.set_up, set_up)
+        return StepCall(self.id, program.id, tuple(self.arrays), at_least, exact, not exact, set_up)
+
+    def keep_result(self, done: Done) -> None:
+        """Makes what a worker has answered the result."""
+        assert self.program is not None
+        self.value._set(self.program.traced.result.rebuild(done.results))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,19 +75,16 @@ class LoadedStep:
     """A program that workers and servers have, or will have before they are asked to run it.
 
     Attributes:
-        number: Its number.
+        id: Its id.
         traced: The step that it is made of.
         set_up: How many things workers must have been told before.
+        variables: The variables that it reads or assigns.
     """
 
-    number: int
+    id: int
     traced: TracedStep
     set_up: int
-
-    def step(self, closure: Closure, at_least: tuple[int, ...], exact: bool, set_up: int) -> StepCall:
-        """Returns the message that lets a worker run a closure."""
-        set_up = max(self.set_up, set_up)
-        return StepCall(closure.number, self.number, tuple(closure.arrays), at_least, exact, not exact, set_up)
+    variables: tuple[VariableLike, ...]
 
 
 class StepPrograms:
@@ -88,25 +93,21 @@ class StepPrograms:
     Args:
         strategy: The strategy.
         workers: The workers.
-        describe: Asks a worker for the structure of the next batch of an iterator, or of a resource.
-        unused: Takes a note of what workers and servers may drop; the garbage collector calls it at any moment.
+        objects: Knows what the workers' iterators and resources look like.
+        unused: Takes the notes of what workers and servers may drop.
     """
 
-    def __init__(
-        self,
-        strategy: Any,
-        workers: Any,
-        describe: Callable[[str, int], PytreeSpec],
-        unused: Callable[[Unused], None],
-    ):
-        self._strategy, self._workers, self._describe, self._unused = strategy, workers, describe, unused
-        self._caches = WeakProgramCaches[ProgramCache]()
-        self._numbers, self._closures = itertools.count(), itertools.count()
+    def __init__(self, strategy: ServedStrategy, workers: Workers, objects: WorkerObjects, unused: UnusedObjects):
+        self._strategy, self._workers, self._objects, self._unused = strategy, workers, objects, unused
+        self._caches = WeakProgramCaches[dict[Hashable, LoadedStep]]()
+        self._ids, self._closure_ids = itertools.count(), itertools.count()
         self._described: dict[tuple[str, int], PytreeSpec] = {}
         self._lock = threading.RLock()
 
-    def closure(self, fn: Any, args: Any, kwargs: Any) -> Closure:
-        """Returns a call of a function as something to schedule, with its program.
+    def closure(
+        self, fn: PyTreeFunction, args: Sequence[PyTree] | None, kwargs: Mapping[str, PyTree] | None
+    ) -> Closure:
+        """Returns a call of a function as something to schedule; workers and servers have its program.
 
         Raises:
             ArgumentError: The function cannot be called, or an argument cannot be sent.
@@ -121,31 +122,39 @@ class StepPrograms:
         check_arguments((args, kwargs))
         fn = fn.python_function if isinstance(fn, Function) else fn
         arrays, structure = flatten_inputs((tuple(args or ()), dict(kwargs or {})))
-        closure = Closure(next(self._closures), fn, [np.asarray(array) for array in arrays], structure)
-        closure.program = self.program(closure, {})
+        closure = Closure(next(self._closure_ids), fn, [np.asarray(array) for array in arrays], structure)
+        self._prepare(closure, {})
         return closure
 
-    def program(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> LoadedStep:
-        """Returns the program for a closure, made if there is none.
+    def retrace(self, closure: Closure, iterator: int, worker: int) -> None:
+        """Gives a closure the program for the batch that a worker has in an iterator."""
+        self._prepare(closure, {iterator: self._objects.describe("batch", iterator, worker)})
+
+    def _prepare(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> None:
+        """Gives a closure its program, and servers the values that were assigned here.
 
         Args:
             closure: The closure.
             batches: What iterators yield next where the step will run, as far as it is known to be special.
         """
+        closure.program = self._program(closure, batches)
+        self._strategy.send_changes(closure.program.variables)
+
+    def _program(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> LoadedStep:
         while True:
             try:
                 with self._lock:
-                    return self._found(closure, batches)
+                    return self._cached(closure, batches)
             except _ToCopyError as error:
                 # Without the lock: what is under way may need a program before it can end.
                 self._strategy.copy_to_all_servers(error.variables)
 
-    def _found(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> LoadedStep:
+    def _cached(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> LoadedStep:
         key = signature(closure.arrays, closure.structure)
         # A usual batch needs no program of its own.
-        batches = {number: d for number, d in batches.items() if self._described.get(("batch", number)) != d}
-        cache: Any = self._caches.get(closure.fn, None, lambda get_fn: {})  # type: ignore[arg-type,return-value]
-        kinds = tuple(sorted((number, described.specs) for number, described in batches.items()))
+        batches = {id: d for id, d in batches.items() if self._described.get(("batch", id)) != d}
+        cache = self._caches.get(closure.fn, None, lambda get_fn: {})
+        kinds = tuple(sorted((id, described.specs) for id, described in batches.items()))
         if (key, kinds) not in cache:
             cache[key, kinds] = self._make(closure, batches)
         return cache[key, kinds]
@@ -153,39 +162,35 @@ class StepPrograms:
     def _make(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> LoadedStep:
         used: dict[int, PytreeSpec] = {}
 
-        def describe(kind: str, number: int) -> PytreeSpec:
-            if kind == "batch" and number in batches:
-                used[number] = batches[number]
-                return batches[number]
-            if (kind, number) not in self._described:
-                self._described[kind, number] = self._describe(kind, number)
+        def describe(kind: str, id: int) -> PytreeSpec:
+            if kind == "batch" and id in batches:
+                used[id] = batches[id]
+                return batches[id]
+            if (kind, id) not in self._described:
+                self._described[kind, id] = self._objects.describe(kind, id)
             if kind == "batch":
-                used[number] = self._described[kind, number]
-            return self._described[kind, number]
+                used[id] = self._described[kind, id]
+            return self._described[kind, id]
 
         traced = TracedStep(closure.fn, closure.structure, closure.arrays, self._strategy, Recorder(describe))
         if to_copy := self._strategy.placer.to_copy(traced):
             raise _ToCopyError(to_copy)
         self._strategy.placer.place_for(traced)
-        specs = {number: tuple((s.shape, s.dtype) for s in described.specs) for number, described in used.items()}
+        specs = {id: tuple((s.shape, s.dtype) for s in described.specs) for id, described in used.items()}
         platforms = sorted(self._workers.platforms)
-        programs = export_programs(next(self._numbers), traced, specs, platforms, self._strategy.lazy_rows)
+        programs = export_programs(next(self._ids), traced, specs, platforms, self._strategy.lazy_rows)
         self._strategy.servers.load(programs.servers)
-        number = programs.worker.number
-        told = self._workers.tell(SetUp("program", (programs.worker,), provides=("program", number)))
-        step = LoadedStep(number, traced, told)
-        unused = Unused(("program", number), tuple(programs.servers))
-        weakref.finalize(step, self._unused, unused).atexit = False
+        id = programs.worker.number
+        told = self._workers.tell(SetUp("program", (programs.worker,), provides=("program", id)))
+        variables = {home_of(v).number: v for v in [*traced.variables, *traced.written]}
+        step = LoadedStep(id, traced, told, tuple(variables.values()))
+        self._unused.watch(step, ("program", id), tuple(programs.servers))
         return step
-
-    def variables(self, program: LoadedStep) -> list[Any]:
-        """Returns the variables that a program has to do with."""
-        return list({home_of(v).number: v for v in [*program.traced.variables, *program.traced.written]}.values())
 
 
 class _ToCopyError(Exception):
     """Variables have to be copied to all servers before a step can be made; never reaches the user."""
 
-    def __init__(self, variables: list[Any]):
+    def __init__(self, variables: Sequence[VariableLike]):
         super().__init__(variables)
         self.variables = variables

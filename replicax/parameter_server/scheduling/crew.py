@@ -1,142 +1,122 @@
-"""Workers and servers as the scheduler sees them, and how lost servers are recovered."""
+"""The actors of a training, as the scheduler sees them."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import logging
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import Future
 
-from replicax.errors import CheckpointError, ParameterServerLost
-from replicax.parameter_server.actors.messages import Report
-from replicax.parameter_server.scheduling.servers import Servers
-from replicax.parameter_server.scheduling.watch import WORKER, Who, longest_wait
-from replicax.parameter_server.scheduling.workers import Workers
-from replicax.parameter_server.variables.remote import home_of
-from replicax.variable_access import name_of
+from replicax.parameter_server.actors.messages import Done, Report
+from replicax.parameter_server.scheduling.closures import StepPrograms
+from replicax.parameter_server.scheduling.host import CheckpointSource, ServedStrategy
+from replicax.parameter_server.scheduling.ledger import Attempt
+from replicax.parameter_server.scheduling.recovery import Recovery, no_checkpoint
+from replicax.parameter_server.scheduling.servers import ServerIdentity
+from replicax.parameter_server.scheduling.stats import StatsRecorder
+from replicax.parameter_server.scheduling.unused import UnusedObjects
+from replicax.parameter_server.scheduling.watch import WORKER, ActorId
+from replicax.parameter_server.scheduling.workers import WorkerAnswer, Workers
 
 _log = logging.getLogger(__name__)
-_MOST_TRIES = 10  # Servers may be lost while others are being replaced, but not for ever.
+_VERSIONS_PER_WORKER = 2  # A worker that had a pause pulls anew; one that is busy uses what came with its last push.
 
 
-class Crew:
-    """The actors of a training, by job and number.
+class ActorCrew:
+    """Workers and servers, with what they have done so far.
 
     Args:
+        strategy: The strategy, with the servers.
         workers: The workers.
-        servers: The servers.
+        programs: The programs of all scheduled functions.
+        stats: Counts what is done.
+        unused: What workers and servers may drop.
+        manager: Where checkpoints are; None if lost servers cannot be replaced.
     """
 
-    def __init__(self, workers: Workers, servers: Servers):
-        self.workers, self.servers = workers, servers
+    def __init__(
+        self,
+        strategy: ServedStrategy,
+        workers: Workers,
+        programs: StepPrograms,
+        stats: StatsRecorder,
+        unused: UnusedObjects,
+        manager: CheckpointSource | None,
+    ):
+        self._strategy, self._workers, self._servers = strategy, workers, strategy.servers
+        self._programs, self._stats, self._unused, self._manager = programs, stats, unused, manager
+        self._complete = list(stats.versions)  # for each server the version with all updates of earlier times
 
-    def ping(self, who: Who, life: int) -> concurrent.futures.Future[Any] | None:
+    # Steps.
+
+    def send(self, attempt: Attempt) -> Future[WorkerAnswer]:
+        """Sends a closure to a worker; returns a future of its answer."""
+        versions, slack = self._stats.versions, _VERSIONS_PER_WORKER * len(self._workers)
+        known = zip(self._servers.written, self._complete, versions, strict=True)
+        at_least = tuple(max(written, complete, version - slack) for written, complete, version in known)
+        exact = self._strategy.max_staleness is not None
+        return self._workers.run(attempt.worker, attempt.closure.step(at_least, exact, self._workers.told_of_servers))
+
+    def retrace(self, attempt: Attempt, iterator: int) -> None:
+        """Compiles a closure for the batch that a worker has: the last one of a pass is smaller, for example."""
+        self._programs.retrace(attempt.closure, iterator, attempt.worker)
+
+    def keep_result(self, attempt: Attempt, done: Done) -> None:
+        """Makes what a worker has answered the result of the closure."""
+        self._servers.age += 1
+        self._stats.note(attempt.worker, done)
+        attempt.closure.keep_result(done)
+
+    def note_idle(self) -> None:
+        """Notes that all updates so far have been applied: what is scheduled from here on computes from them."""
+        self._complete = list(self._stats.versions)
+
+    # Actors.
+
+    def ping(self, actor: ActorId, life: int) -> Future[Report] | Future[ServerIdentity] | None:
         """Asks an actor for a sign of life; returns None if this life of it is over."""
-        return (self.workers if who.job == WORKER else self.servers).ping(who.number, life)
+        if actor.job == WORKER:
+            return self._workers.ping(actor.index, life)
+        return self._servers.ping(actor.index, life)
 
-    def heard(self, who: Who, answer: Any) -> int:
-        """Takes the answer to a ping; returns how much of its setting up a worker has done."""
-        if not isinstance(answer, Report):
-            return 0
-        self.workers.heard(who.number, answer)
-        return answer.set_up
+    def note_report(self, worker: int, report: Report) -> None:
+        """Notes what a worker says of itself."""
+        self._workers.heard(worker, report)
 
-    def start(self, who: Who, life: int) -> int:
+    def start(self, actor: ActorId, life: int) -> int:
         """Starts a worker, in the place of one that there may be; returns how much it has to do before it is up."""
-        return self.workers.start(who.number, life)
+        self._stats.restarts[actor.index] = life - 1
+        return self._workers.start(actor.index, life)
 
-    def end(self, who: Who, life: int, why: str) -> None:
+    def end(self, actor: ActorId, life: int, why: str) -> None:
         """Kills an actor that hangs."""
         _log.warning("%s: it is ended, and another one takes its place.", why)
-        if who.job == WORKER:
-            self.workers.end(who.number, life)
+        if actor.job == WORKER:
+            self._workers.end(actor.index, life)
         else:
-            self.servers.end_life(who.number, life)
+            self._servers.end_life(actor.index, life)
 
-
-class Recovery:
-    """Replaces lost servers and gives all variables the values of the newest checkpoint.
-
-    Args:
-        strategy: The strategy.
-        workers: Who is to know the new servers.
-        manager: Where the checkpoints are.
-        replaced: Told which servers have been replaced.
-    """
-
-    def __init__(self, strategy: Any, workers: Workers, manager: Any, replaced: Callable[[Sequence[int]], None]):
-        self._strategy, self._workers, self._manager, self._replaced = strategy, workers, manager, replaced
-
-    def __call__(self, reason: str) -> None:
-        """Recovers, while no step is under way; begins again if another server is lost meanwhile.
+    def recover(self, reason: str, starting: Callable[[int], None]) -> None:
+        """Replaces lost servers while nothing is under way.
 
         Raises:
-            ParameterServerLost: There is no checkpoint, or servers are lost again and again, or do not come back.
-            CheckpointError: It lacks variables.
+            ParameterServerLost: There is no checkpoint to go on from, or they cannot be replaced.
         """
-        with self._strategy.servers.restoring():
-            self._recover(reason)
+        try:
+            if self._manager is None:
+                raise no_checkpoint(reason)
+            Recovery(self._strategy, self._workers, self._manager, starting, self._servers_replaced)(reason)
+        except Exception as error:
+            self._servers.failure = error  # Nor shall a value be read that this process happens to have kept.
+            raise
 
-    def _recover(self, reason: str) -> None:
-        servers = self._strategy.servers
-        longest = longest_wait(self._strategy.start_timeout, self._strategy.stall_timeout)
-        deadline = time.monotonic() + longest
-        lost: list[int] = []
-        for tries_left in reversed(range(_MOST_TRIES)):
-            # Those that were lost before stay among them until all is done: their variables are not back yet.
-            lost = sorted({*lost, *(found := servers.lost(self._strategy.stall_timeout))})
-            if not lost:
-                return
-            try:
-                servers.end(found)
-                servers.start(found)
-                self._replaced(found)
-                found_checkpoint = self._restore(lost)
-            except ParameterServerLost as error:
-                if not tries_left or time.monotonic() > deadline:
-                    names = ", ".join(f"ps:{server}" for server in lost)
-                    tried = f"{_MOST_TRIES} times" if not tries_left else f"for {longest:g} s"
-                    raise ParameterServerLost(f"{names} could not be replaced, tried {tried}. {error}") from error
-                reason = str(error)
-            else:
-                if not found_checkpoint:
-                    raise no_checkpoint(f"There is no checkpoint in {self._manager.directory}. {reason}")
-                return
+    def _servers_replaced(self, servers: Sequence[int]) -> None:
+        self._stats.servers_replaced(servers)
+        for server in servers:
+            self._complete[server] = 0
 
-    def _restore(self, lost: Sequence[int]) -> bool:
-        """Gives all variables the values of the newest checkpoint; returns whether there is one."""
-        servers = self._strategy.servers
-        servers.begin_era()
-        variables = [variable for variable in self._strategy.variables() if home_of(variable).servers]
-        for variable in variables:
-            home_of(variable).forget_servers(lost)
-        if self._manager.restore_or_initialize() is None:
-            return False
-        _check_known(variables)
-        self._strategy.send_changes(variables)
-        servers.age += 1
-        self._workers.use_servers(servers.handles, servers.era)
-        return True
-
-
-def no_checkpoint(reason: str) -> ParameterServerLost:
-    """Returns the error for a lost server when there is no checkpoint to go on from."""
-    return ParameterServerLost(
-        "A parameter server was lost, and with it the variables that it had. Give the ClusterCoordinator a "
-        f"CheckpointManager, so that training goes on from the newest checkpoint. {reason}"
-    )
-
-
-def _check_known(variables: Sequence[Any]) -> None:
-    """Deals with variables that a lost server had, and that the checkpoint does not have."""
-    missing = [variable for variable in variables if home_of(variable).is_unknown]
-    gone = [name_of(variable) for variable in missing if not home_of(variable).has_value]
-    if gone:
-        raise CheckpointError(
-            f"A server was lost with {gone[:6]}, which the checkpoint does not have. Put everything that is to survive "
-            "into the Checkpoint."
-        )
-    if missing:
-        names = [name_of(variable) for variable in missing]
-        _log.warning("The checkpoint does not have %s, which a lost server had: they get older values.", names)
+    def tidy(self) -> None:
+        """Lets workers and servers drop what nobody refers to any more."""
+        for provided, servers in self._unused.take():
+            self._workers.forget(provided)
+            if isinstance(provided, tuple):
+                self._servers.forget(provided[1], servers)

@@ -83,8 +83,8 @@ class PerWorkerValues:
     """
 
     @called_as("tf.distribute.coordinator.PerWorkerValue")
-    def __init__(self, number: int, fetch_all: Callable[[int], Sequence[Any]]):
-        self._number, self._fetch_all = number, fetch_all
+    def __init__(self, id: int, fetch_all: Callable[[int], Sequence[Any]]):
+        self._id, self._fetch_all = id, fetch_all
 
     @property
     def value(self) -> Any:
@@ -95,7 +95,7 @@ class PerWorkerValues:
                 "Each worker has a value of its own; there is none on the coordinator. Pass it to a function that is "
                 "scheduled, or use `fetch()` for all of them."
             )
-        return current.resource(self._number)
+        return current.resource(self._id)
 
     def assign(self, value: Any) -> None:
         """Replaces the value of the worker that runs the scheduled function in which this is called.
@@ -113,18 +113,18 @@ class PerWorkerValues:
                 "Each worker has a value of its own; the coordinator cannot assign it. Do it in a function that is "
                 "scheduled, or make a new resource."
             )
-        current.assign(self._number, value)
+        current.assign(self._id, value)
 
     def fetch(self) -> tuple[Any, ...]:
         """Returns all workers' values, with NumPy arrays."""
-        return tuple(self._fetch_all(self._number))
+        return tuple(self._fetch_all(self._id))
 
 
 class PerWorkerDataset:
     """A dataset that each worker makes for itself; `iter()` of it gives what to pass to `schedule`."""
 
-    def __init__(self, number: int, make_iterator: Callable[[PerWorkerDataset], PerWorkerIterator]):
-        self._number, self._make_iterator = number, make_iterator
+    def __init__(self, id: int, make_iterator: Callable[[PerWorkerDataset], PerWorkerIterator]):
+        self._id, self._make_iterator = id, make_iterator
 
     def __iter__(self) -> PerWorkerIterator:
         """Begins a pass over it, on each worker from the beginning.
@@ -140,14 +140,14 @@ class PerWorkerDataset:
 class PerWorkerIterator:
     """One pass over a dataset on each worker; `next()` of it, in a scheduled function, is the next batch there."""
 
-    def __init__(self, number: int, dataset: PerWorkerDataset, describe: Callable[[str, int], Any]):
-        self._number, self._describe = number, describe
+    def __init__(self, id: int, dataset: PerWorkerDataset, describe: Callable[[str, int], Any]):
+        self._id, self._describe = id, describe
         self._dataset = dataset  # The workers drop it when nobody refers to it here.
 
     @property
     def element_spec(self) -> Any:
         """The next batch as a nest of `jax.ShapeDtypeStruct`; asks a worker, who may have to read it first."""
-        described = self._describe("batch", self._number)
+        described = self._describe("batch", self._id)
         return described.rebuild(described.specs)
 
     def __iter__(self) -> PerWorkerIterator:
@@ -165,7 +165,7 @@ class PerWorkerIterator:
                 "next() of a worker's iterator was called on the coordinator: the batches are on the workers. Call it "
                 "in the function that is scheduled."
             )
-        return current.batch(self._number)
+        return current.batch(self._id)
 
 
 def check_arguments(nest: Any) -> None:

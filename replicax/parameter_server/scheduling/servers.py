@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from replicax.ray_cluster.bounded import done_within
 from replicax.ray_cluster.ending_actors import end_actor
 
 T = TypeVar("T")
+ServerIdentity: TypeAlias = tuple[str, int]  # the Ray node and the process
 _TICK_S = 0.25
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_KILL = 5.0
@@ -36,7 +37,6 @@ class Servers:
     Attributes:
         age: Counts whatever may have changed variables.
         recover: Replaces lost servers, told why; returns whether it could. Without it the loss is an error.
-        starts: Is told of each server that is started in the place of another one.
         era: How often lost servers have been replaced.
         restorations: How many times that has begun or ended: odd while variables are being restored.
         written: For each server, its version after the coordinator wrote to it last.
@@ -51,7 +51,6 @@ class Servers:
         self._restorer: int | None = None
         self._lives = [0] * cluster.servers
         self.age = self.era = self.restorations = 0
-        self.starts: Callable[[int], None] = lambda server: None
         self.recover: Callable[[str], bool] = lambda reason: False
         self.written = [0] * cluster.servers
         self._lock = threading.RLock()
@@ -62,8 +61,13 @@ class Servers:
     def __len__(self) -> int:
         return len(self.handles)
 
-    def start(self, servers: Sequence[int] | range) -> None:
-        """Starts (or replaces) servers, with the programs that they had and no variables."""
+    def start(self, servers: Sequence[int], starting: Callable[[int], None] = lambda server: None) -> None:
+        """Starts (or replaces) servers, with the programs that they had and no variables.
+
+        Args:
+            servers: Which ones.
+            starting: Is told of each of them when its start is under way.
+        """
         import ray
 
         self.check()
@@ -87,7 +91,7 @@ class Servers:
             self.handles[server] = made[server]
             self._lives[server] += 1
             self.written[server] = 0
-            self.starts(server)
+            starting(server)
         for server in servers:
             self._identities[server] = self._wait(server, self.handles[server].identity.remote())
             with self._lock:
@@ -112,12 +116,12 @@ class Servers:
         self.age += 1  # What is being read at this moment is no more the newest.
         self._call("begin_era", dict.fromkeys(range(len(self)), (self.era,)))
 
-    def ping(self, server: int, life: int) -> Any:
-        """Asks a server for a sign of life; returns a future, or None if this life of it is over."""
-        return self.handles[server].identity.remote().future() if self._is_current(server, life) else None
-
-    def _is_current(self, server: int, life: int) -> bool:
-        return self._lives[server] == life and not self._closed
+    def ping(self, server: int, life: int) -> concurrent.futures.Future[ServerIdentity] | None:
+        """Asks a server for a sign of life; returns None if this life of it is over."""
+        if self._closed or self._lives[server] != life:
+            return None
+        answer: concurrent.futures.Future[ServerIdentity] = self.handles[server].identity.remote().future()
+        return answer
 
     def load(self, programs: Mapping[int, ServerProgram]) -> None:
         """Gives servers a program each."""
@@ -225,7 +229,7 @@ class Servers:
 
     def end_life(self, server: int, life: int) -> None:
         """Kills a server's process, if it has not been replaced already."""
-        if self._is_current(server, life):
+        if self._lives[server] == life:
             self.end([server])
 
     def pids(self) -> dict[int, int]:

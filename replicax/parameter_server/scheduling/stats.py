@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import threading
 import time
+from collections.abc import Sequence
 
 from replicax.parameter_server.actors.messages import Done
 
@@ -143,7 +144,7 @@ class StatsRecorder:
             self._bytes_pulled += done.bytes_pulled
             self._bytes_pushed += done.bytes_pushed
 
-    def servers_replaced(self, servers: list[int]) -> None:
+    def servers_replaced(self, servers: Sequence[int]) -> None:
         """Notes that servers began anew, with version 0."""
         with self._lock:
             self.server_restarts += len(servers)

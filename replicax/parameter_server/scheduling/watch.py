@@ -1,4 +1,4 @@
-"""Which workers and servers are there, which have gone, which hang: decisions only, nothing here waits or talks to
+"""Which workers and servers are up, gone or hung: values and pure functions of them. Nothing here waits, talks to
 anybody, or looks at a clock."""
 
 from __future__ import annotations
@@ -6,10 +6,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 WORKER, SERVER = "worker", "ps"
-_MOST_PATIENCE = 8.0  # A machine that is too busy for the time-outs must not have everything started again for ever.
+_MOST_PATIENCE = 8.0  # A machine that is too busy for the time-outs must not have everything restarted for ever.
 _SUSPECT_AFTER_S = 5.0
 _ENDED_WITHIN_S = 30.0
 _BETWEEN_STARTS_S = 2.0  # Ray refuses at once what it cannot place, such as an actor whose node is away.
@@ -24,22 +24,23 @@ def longest_wait(start_timeout: float, stall_timeout: float) -> float:
     return 3 * start_timeout + 2 * stall_timeout
 
 
-class Who(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ActorId:
     """A worker or a server.
 
     Attributes:
         job: `"worker"` or `"ps"`.
-        number: Its number.
+        index: Its index among those of its job.
     """
 
     job: str
-    number: int
+    index: int
 
     def __str__(self) -> str:
-        return f"{self.job}:{self.number}"
+        return f"{self.job}:{self.index}"
 
 
-class State(enum.Enum):
+class Stage(enum.Enum):
     """How far an actor has come."""
 
     GONE = "has gone"
@@ -49,208 +50,249 @@ class State(enum.Enum):
     ENDING = "is being ended"
 
 
-@dataclasses.dataclass
-class _Watched:
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How patient the watch is.
+
+    Attributes:
+        stall_timeout: How long an actor may take to answer or to make progress, in seconds.
+        start_timeout: How long it may take to start.
+    """
+
+    stall_timeout: float
+    start_timeout: float
+
+    def ping_interval(self, stage: Stage) -> float:
+        """Returns the seconds from an answer to the next ping."""
+        interval = min(_MOST_BETWEEN_PINGS_S, self.stall_timeout / _PINGS_IN_A_TIMEOUT)
+        return interval if stage is Stage.UP else min(interval, _BETWEEN_PINGS_AT_START_S)
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorRecord:
     """What is known of an actor. Times are those of the caller's clock.
 
     Attributes:
-        state: How far it has come.
-        life: How many times it was started; what belongs to an earlier life is ignored.
-        since: When it got into its state.
-        asked: When a ping was sent that has no answer yet.
-        heard: When it answered last.
-        moved: When it got on with its work last, or was given some after it had none.
-        done: How much of its setting up is done.
-        goal: How much must be, before it can take steps; None while that is not known.
-        busy: Whether it has steps to do.
-        hangs: How many times in a row it has been ended because it hung.
+        stage: How far it has come.
+        life: How many times it was started; news of an earlier life is ignored.
+        since: When it entered its stage.
+        pinged_at: When a ping was sent that has no answer yet.
+        heard_at: When it answered last.
+        progress_at: When it made progress last, or was given work after it had none.
+        set_up_done: How much of its setting up is done.
+        set_up_goal: How much must be done before it can take steps; None while that is not known.
+        is_busy: Whether it has steps to do.
+        hangs: How many times in a row it was ended because it hung.
         start_at: When it may be started again.
         why: The last thing that was wrong with it.
     """
 
-    state: State = State.GONE
+    stage: Stage = Stage.GONE
     life: int = 0
     since: float = 0.0
-    asked: float | None = None
-    heard: float = 0.0
-    moved: float = 0.0
-    done: int = 0
-    goal: int | None = None
-    busy: bool = False
+    pinged_at: float | None = None
+    heard_at: float = 0.0
+    progress_at: float = 0.0
+    set_up_done: int = 0
+    set_up_goal: int | None = None
+    is_busy: bool = False
     hangs: int = 0
     start_at: float = 0.0
     why: str = ""
 
-    def enter(self, state: State, now: float) -> None:
-        self.state, self.since, self.asked = state, now, None
+    def starts(self, now: float, goal: int | None) -> ActorRecord:
+        """Returns the record of the next life."""
+        return ActorRecord(
+            Stage.STARTING, self.life + 1, now, heard_at=-math.inf, progress_at=self.progress_at,
+            set_up_goal=goal, hangs=self.hangs, start_at=self.start_at, why=self.why,
+        )  # fmt: skip
+
+    def enters(self, stage: Stage, now: float) -> ActorRecord:
+        """Returns the record after the actor has entered a stage."""
+        return dataclasses.replace(self, stage=stage, since=now, pinged_at=None)
+
+    def answers(self, set_up_done: int, now: float, limits: Limits) -> ActorRecord:
+        """Returns the record after an answer to a ping."""
+        it = dataclasses.replace(self, pinged_at=None, heard_at=now)
+        if it.stage is Stage.STARTING:
+            it = dataclasses.replace(it.enters(Stage.SETTING_UP, now), progress_at=now)
+        if set_up_done > it.set_up_done:
+            it = dataclasses.replace(it, set_up_done=set_up_done, progress_at=now)
+        if it.stage is Stage.SETTING_UP and it.set_up_goal is not None and it.set_up_done >= it.set_up_goal:
+            return it.enters(Stage.UP, now)
+        if it.stage is Stage.UP and it.hangs and now - it.since > 2 * limits.stall_timeout and not it.is_busy:
+            it = dataclasses.replace(it, hangs=0)
+        return it
+
+    def goes(self, why: str, now: float) -> ActorRecord:
+        """Returns the record after the actor has gone."""
+        came_up = self.stage in (Stage.UP, Stage.ENDING)
+        gone, start_at = self.enters(Stage.GONE, now), now + (0.0 if came_up else _BETWEEN_STARTS_S)
+        return dataclasses.replace(gone, start_at=start_at, why=why or self.why, is_busy=False)
+
+    def wants_ping(self, now: float, limits: Limits) -> bool:
+        """Returns whether the actor is to be asked for a sign of life."""
+        if self.stage in (Stage.GONE, Stage.ENDING) or self.set_up_goal is None or self.pinged_at is not None:
+            return False
+        return now - self.heard_at >= limits.ping_interval(self.stage)
+
+    def is_silent(self, now: float, seconds: float) -> bool:
+        """Returns whether a ping has had no answer for longer than so many seconds."""
+        return self.pinged_at is not None and now - self.pinged_at > seconds
+
+    def hang(self, actor: ActorId, now: float, limits: Limits, is_server_suspect: bool) -> str:
+        """Returns how it shows that the actor hangs; "" if it does not."""
+        patience = min(2.0**self.hangs, _MOST_PATIENCE)
+        if self.stage is Stage.STARTING:
+            limit = patience * limits.start_timeout
+            return f"{actor} has not come up within {limit:g} s" if now - self.since > limit else ""
+        if self.stage not in (Stage.SETTING_UP, Stage.UP):
+            return ""
+        limit = patience * limits.stall_timeout
+        if self.is_silent(now, limit):
+            return f"{actor} has not answered for {limit:g} s"
+        if actor.job == WORKER and (self.is_busy or self.stage is Stage.SETTING_UP):
+            limit *= 3 if is_server_suspect else 1
+            if now - self.progress_at > limit:
+                return f"{actor} has got no further with {self._work()} for {limit:g} s"
+        return ""
+
+    def _work(self) -> str:
+        if self.stage is Stage.UP:
+            return "its steps"
+        return f"being set up ({self.set_up_done} of {self.set_up_goal} things are done)"
 
 
+@dataclasses.dataclass(frozen=True)
 class Watch:
-    """Watches all actors, busy or not, from their start.
+    """The records of all actors, busy or not, from their start.
 
     An actor *starts*; from its first answer to a ping on it is *set up*; a worker is *up* when it has done all that it
     was told at its start, a server at once. It *hangs* if it does not come up in time, does not answer a ping, or, a
-    worker, gets no further with what it has to do. Who hangs is ended, and has twice the time in its next life, up to
-    eight times. A worker is not blamed while a server may be what it waits for.
+    worker, makes no progress with what it has to do. An actor that hangs is ended, and has twice the time in its next
+    life, up to eight times. A worker is not blamed while a server may be what it waits for.
 
-    Args:
-        workers: How many workers there are.
-        servers: How many servers.
-        stall_timeout: How long an actor may take to answer or to get on, in seconds.
-        start_timeout: How long it may take to start.
+    Attributes:
+        limits: How patient the watch is.
+        actors: The record of each actor.
+
+    Example:
+        >>> watch = Watch.of(workers=1, servers=0, limits=Limits(stall_timeout=10, start_timeout=60))
+        >>> worker = ActorId("worker", 0)
+        >>> starting = watch.starts(worker, now=0.0)
+        >>> watch[worker].stage.value, starting[worker].stage.value
+        ('has gone', 'is starting')
+        >>> starting.hung(now=61.0)
+        {ActorId(job='worker', index=0): 'worker:0 has not come up within 60 s'}
     """
 
-    def __init__(self, workers: int, servers: int, stall_timeout: float, start_timeout: float):
-        self._stall_timeout, self._start_timeout = stall_timeout, start_timeout
-        self._between_pings = min(_MOST_BETWEEN_PINGS_S, stall_timeout / _PINGS_IN_A_TIMEOUT)
-        self._suspect_after = min(_SUSPECT_AFTER_S, stall_timeout / 2)
-        self._all = {Who(WORKER, i): _Watched() for i in range(workers)}
-        self._all |= {Who(SERVER, i): _Watched() for i in range(servers)}
+    limits: Limits
+    actors: Mapping[ActorId, ActorRecord]
 
-    def state(self, who: Who) -> State:
-        """Returns how far an actor has come."""
-        return self._all[who].state
+    @classmethod
+    def of(cls, workers: int, servers: int, limits: Limits) -> Watch:
+        """Returns a watch of so many workers and servers, none of which has been started."""
+        everybody = [ActorId(WORKER, i) for i in range(workers)] + [ActorId(SERVER, i) for i in range(servers)]
+        return cls(limits, dict.fromkeys(everybody, ActorRecord()))
 
-    def is_current(self, who: Who, life: int) -> bool:
-        """Whether this life of an actor is its last one, and not over."""
-        it = self._all[who]
-        return it.life == life and it.state is not State.GONE
+    def __getitem__(self, actor: ActorId) -> ActorRecord:
+        return self.actors[actor]
 
-    # What has happened.
+    def is_current(self, actor: ActorId, life: int) -> bool:
+        """Returns whether this life of an actor is its last one, and not over."""
+        it = self.actors[actor]
+        return it.life == life and it.stage is not Stage.GONE
 
-    def begins(self, who: Who, now: float) -> int:
-        """Notes that an actor is started; returns the number of this life of it."""
-        it = self._all[who]
-        it.life += 1
-        it.enter(State.STARTING, now)
-        it.done, it.goal, it.busy, it.heard = 0, 0 if who.job == SERVER else None, False, -math.inf
-        return it.life
+    def workers(self) -> list[ActorId]:
+        """Returns all workers."""
+        return [actor for actor in self.actors if actor.job == WORKER]
 
-    def has_goal(self, who: Who, life: int, goal: int) -> None:
+    # Transitions: each returns the watch afterwards.
+
+    def starts(self, actor: ActorId, now: float) -> Watch:
+        """Notes that an actor is started: another life of it begins."""
+        return self._with(actor, self.actors[actor].starts(now, 0 if actor.job == SERVER else None))
+
+    def has_goal(self, actor: ActorId, life: int, goal: int) -> Watch:
         """Notes how much an actor has to do before it is up."""
-        if self.is_current(who, life):
-            self._all[who].goal = goal
+        if not self.is_current(actor, life):
+            return self
+        return self._with(actor, dataclasses.replace(self.actors[actor], set_up_goal=goal))
 
-    def asked(self, who: Who, now: float) -> None:
+    def pinged(self, actor: ActorId, now: float) -> Watch:
         """Notes that a ping was sent."""
-        self._all[who].asked = now
+        return self._with(actor, dataclasses.replace(self.actors[actor], pinged_at=now))
 
-    def answers(self, who: Who, life: int, done: int, now: float) -> bool:
-        """Notes the answer to a ping: how much of the setting up is done; returns whether it is up by that."""
-        it = self._all[who]
-        if not self.is_current(who, life) or it.state is State.ENDING:
-            return False
-        it.asked, it.heard = None, now
-        if it.state is State.STARTING:
-            it.enter(State.SETTING_UP, now)
-            it.moved = now
-        if done > it.done:
-            it.done, it.moved = done, now
-        if it.state is State.SETTING_UP and it.goal is not None and it.done >= it.goal:
-            it.enter(State.UP, now)
-            return True
-        if it.state is State.UP and now - it.since > 2 * self._stall_timeout and not it.busy:
-            it.hangs = 0
-        return False
+    def answers(self, actor: ActorId, life: int, set_up_done: int, now: float) -> Watch:
+        """Notes the answer to a ping: how much of the setting up is done."""
+        it = self.actors[actor]
+        if not self.is_current(actor, life) or it.stage is Stage.ENDING:
+            return self
+        return self._with(actor, it.answers(set_up_done, now, self.limits))
 
-    def goes(self, who: Who, life: int, why: str, now: float) -> bool:
-        """Notes that an actor has gone; returns whether that is new."""
-        it = self._all[who]
-        if not self.is_current(who, life):
-            return False
-        came_up = it.state in (State.UP, State.ENDING)
-        it.start_at = now + (0.0 if came_up else _BETWEEN_STARTS_S)
-        it.enter(State.GONE, now)
-        it.why, it.busy = why or it.why, False
-        return True
+    def goes(self, actor: ActorId, life: int, why: str, now: float) -> Watch:
+        """Notes that an actor has gone; the same watch if that is not new."""
+        return self._with(actor, self.actors[actor].goes(why, now)) if self.is_current(actor, life) else self
 
-    def is_ended(self, who: Who, why: str, now: float) -> None:
+    def ends(self, actor: ActorId, why: str, now: float) -> Watch:
         """Notes that an actor is being ended because it hangs."""
-        it = self._all[who]
-        it.hangs += 1
-        it.enter(State.ENDING, now)
-        it.why = why
+        it = self.actors[actor].enters(Stage.ENDING, now)
+        return self._with(actor, dataclasses.replace(it, hangs=it.hangs + 1, why=why))
 
-    def has_work(self, who: Who, now: float) -> None:
+    def gets_work(self, actor: ActorId, now: float) -> Watch:
         """Notes that a worker has steps to do."""
-        it = self._all[who]
-        it.moved = it.moved if it.busy else now
-        it.busy = True
+        it = self.actors[actor]
+        return self if it.is_busy else self._with(actor, dataclasses.replace(it, progress_at=now, is_busy=True))
 
-    def gets_on(self, who: Who, now: float, is_busy: bool) -> None:
+    def makes_progress(self, actor: ActorId, now: float, is_busy: bool) -> Watch:
         """Notes that a worker has answered a step, and whether it has others."""
-        it = self._all[who]
-        it.moved, it.busy, it.hangs = now, is_busy, 0
+        it = dataclasses.replace(self.actors[actor], progress_at=now, is_busy=is_busy, hangs=0)
+        return self._with(actor, it)
+
+    def _with(self, actor: ActorId, record: ActorRecord) -> Watch:
+        return Watch(self.limits, {**self.actors, actor: record})
 
     # What to do.
 
-    def all_of(self, job: str) -> list[Who]:
-        """Returns all actors of a job."""
-        return [who for who in self._all if who.job == job]
+    def to_ping(self, now: float) -> list[ActorId]:
+        """Returns the actors to ask for a sign of life."""
+        return self._those(lambda actor, it: it.wants_ping(now, self.limits))
 
-    def life(self, who: Who) -> int:
-        """Returns the number of an actor's last life."""
-        return self._all[who].life
-
-    def to_ping(self, now: float) -> list[Who]:
-        """Returns whom to ask for a sign of life."""
-        alive = (State.STARTING, State.SETTING_UP, State.UP)
-        return [
-            who
-            for who, it in self._all.items()
-            if it.state in alive and it.goal is not None and it.asked is None and now - it.heard >= self._pause(it)
-        ]
-
-    def _pause(self, it: _Watched) -> float:
-        return self._between_pings if it.state is State.UP else min(self._between_pings, _BETWEEN_PINGS_AT_START_S)
-
-    def to_start(self, now: float) -> list[Who]:
+    def to_start(self, now: float) -> list[ActorId]:
         """Returns the workers to start. Servers are not among them: their variables have to be restored with them."""
-        return [
-            who for who, it in self._all.items() if who.job == WORKER and it.state is State.GONE and now >= it.start_at
-        ]
+        return self._those(lambda actor, it: actor.job == WORKER and it.stage is Stage.GONE and now >= it.start_at)
 
-    def hung(self, now: float) -> dict[Who, str]:
-        """Returns who hangs, and how that shows."""
-        suspect = self._is_a_server_suspect(now)
-        found = {who: self._what_hangs(who, it, now, suspect) for who, it in self._all.items()}
-        return {who: why for who, why in found.items() if why}
+    def hung(self, now: float) -> dict[ActorId, str]:
+        """Returns the actors that hang, and how that shows."""
+        found = {actor: it.hang(actor, now, self.limits, False) for actor, it in self.actors.items()}
+        if any(found.values()) and self._is_a_server_suspect(now):
+            found = {actor: it.hang(actor, now, self.limits, True) for actor, it in self.actors.items()}
+        return {actor: why for actor, why in found.items() if why}
 
-    def _what_hangs(self, who: Who, it: _Watched, now: float, suspect: bool) -> str:
-        patience = min(2.0**it.hangs, _MOST_PATIENCE)
-        if it.state is State.STARTING:
-            limit = patience * self._start_timeout
-            return f"{who} has not come up within {limit:g} s" if now - it.since > limit else ""
-        if it.state not in (State.SETTING_UP, State.UP):
-            return ""
-        limit = patience * self._stall_timeout
-        if it.asked is not None and now - it.asked > limit:
-            return f"{who} has not answered for {limit:g} s"
-        if who.job == WORKER and (it.busy or it.state is State.SETTING_UP):
-            limit *= 3 if suspect else 1
-            if now - it.moved > limit:
-                doing = (
-                    "its steps" if it.state is State.UP else f"being set up ({it.done} of {it.goal} things are done)"
-                )
-                return f"{who} has got no further with {doing} for {limit:g} s"
-        return ""
+    def never_ended(self, now: float) -> list[ActorId]:
+        """Returns the actors whose end was ordered long ago, without news of it: their nodes may be out of reach."""
+        return self._those(lambda actor, it: it.stage is Stage.ENDING and now - it.since > _ENDED_WITHIN_S)
+
+    def lost_servers(self) -> list[ActorId]:
+        """Returns the servers that have gone and have not been started again."""
+        return self._those(lambda actor, it: actor.job == SERVER and it.stage is Stage.GONE)
 
     def _is_a_server_suspect(self, now: float) -> bool:
-        servers = [it for who, it in self._all.items() if who.job == SERVER]
+        suspect_after = min(_SUSPECT_AFTER_S, self.limits.stall_timeout / 2)
         return any(
-            it.state is not State.UP or (it.asked is not None and now - it.asked > self._suspect_after)
-            for it in servers
+            it.stage is not Stage.UP or it.is_silent(now, suspect_after)
+            for actor, it in self.actors.items()
+            if actor.job == SERVER
         )
 
-    def never_ended(self, now: float) -> list[Who]:
-        """Returns those whose end was ordered long ago, without news of it: their nodes may be out of reach."""
-        return [who for who, it in self._all.items() if it.state is State.ENDING and now - it.since > _ENDED_WITHIN_S]
-
-    def lost_servers(self) -> list[Who]:
-        """Returns the servers that have gone and are not started again."""
-        return [who for who, it in self._all.items() if who.job == SERVER and it.state is State.GONE]
-
-    def told(self) -> str:
+    def describe_absent(self) -> str:
         """Returns what each worker is doing that is not up, in words."""
-        absent = [(who, it) for who, it in self._all.items() if who.job == WORKER and it.state is not State.UP]
-        return "; ".join(f"{who} {it.state.value}" + (f" ({it.why})" if it.why else "") for who, it in absent)
+        absent = [(actor, self.actors[actor]) for actor in self.workers()]
+        return "; ".join(
+            f"{actor} {it.stage.value}" + (f" ({it.why})" if it.why else "")
+            for actor, it in absent
+            if it.stage is not Stage.UP
+        )
+
+    def _those(self, condition: Callable[[ActorId, ActorRecord], bool]) -> list[ActorId]:
+        return [actor for actor, it in self.actors.items() if condition(actor, it)]

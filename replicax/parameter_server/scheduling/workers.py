@@ -6,11 +6,11 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from replicax.errors import ClusterTimeoutError, WorkerLostError
 from replicax.parameter_server.actors.actor_errors import Raised, closed, is_actor_lost, own_error
-from replicax.parameter_server.actors.messages import Report, SetUp, StepCall
+from replicax.parameter_server.actors.messages import Done, Report, ServerLost, SetUp, StepCall, UnexpectedBatch
 from replicax.parameter_server.actors.parameter_server import settings_for
 from replicax.parameter_server.actors.remote_worker import CALLS_AT_ONCE, SET_UP, THREADS, WATCH, RemoteWorker
 from replicax.parameter_server.scheduling.watch import longest_wait
@@ -22,6 +22,9 @@ _SENT_AS_THEY_ARE = ("drop", "servers")  # What others are may be large, and is 
 _SECONDS_TO_KILL = 5.0
 _MOST_ASKED = 10  # Of these, some may be lost; and some may hang.
 _SECONDS_BETWEEN_LOOKS = 0.005
+
+
+WorkerAnswer: TypeAlias = Done | UnexpectedBatch | ServerLost | Raised
 
 
 class _AskedInVainError(WorkerLostError):
@@ -208,9 +211,10 @@ class Workers:
         """How many things workers have been told to do."""
         return len(self._tasks)
 
-    def run(self, worker: int, step: StepCall) -> Any:
-        """Sends a step to a worker; returns the reference to what it will answer."""
-        return self._handles[worker].run.remote(step)
+    def run(self, worker: int, step: StepCall) -> concurrent.futures.Future[WorkerAnswer]:
+        """Sends a step to a worker; returns a future of its answer."""
+        answer: concurrent.futures.Future[WorkerAnswer] = self._handles[worker].run.remote(step).future()
+        return answer
 
     def end(self, worker: int, life: int) -> None:
         """Kills a worker's process, also a stopped one, as far as Ray can be reached."""

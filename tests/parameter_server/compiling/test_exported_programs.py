@@ -346,7 +346,10 @@ def test_what_goes_after_the_end_disturbs_nobody(monkeypatch):
         iterator = iter(coordinator.create_per_worker_dataset(batches))
     put: list[object] = []
     monkeypatch.setattr(ray, "put", put.append)
-    coordinator._forget(iterator._number)  # what happens when nobody refers to the iterator any more
+    id = iterator._id
+    del iterator  # Now nobody refers to it any more.
+    gc.collect()
+    assert id in [note.provided for note in coordinator._objects._unused.take()]
     assert put == []
 
 

@@ -15,16 +15,18 @@ import ray
 
 import replicax.parameter_server.scheduling.scheduler as scheduler_module
 from replicax.errors import CancelledError, ClusterTimeoutError, ContextError, ParameterServerLost, WorkerLostError
-from replicax.parameter_server.actors.messages import Done, ServerLost, UnexpectedBatch
+from replicax.parameter_server.actors.messages import Done, Report, ServerLost, UnexpectedBatch
 from replicax.parameter_server.scheduling.closures import Closure
-from replicax.parameter_server.scheduling.crew import no_checkpoint
-from replicax.parameter_server.scheduling.policy import Ledger
+from replicax.parameter_server.scheduling.ledger import Attempt, Ledger
+from replicax.parameter_server.scheduling.recovery import no_checkpoint
 from replicax.parameter_server.scheduling.scheduler import Scheduler
-from replicax.parameter_server.scheduling.watch import Who
+from replicax.parameter_server.scheduling.state import SchedulerState
+from replicax.parameter_server.scheduling.watch import SERVER, ActorId, Limits
 from replicax.program.pytrees import Structure
 
 SOON = 10.0
 DONE = Done([np.zeros(1)], {}, {}, {}, 0, 0)
+REPORT = Report("node", 0, "cpu", set_up=0)
 LOST = ray.exceptions.ActorDiedError()
 
 
@@ -49,7 +51,10 @@ class Party:
 
     Attributes:
         sent: What workers were given and have not answered: worker, closure and future, in order.
-        recover: What the recovery of servers does; it is called with the reason.
+        given: All closures that workers were given, in order.
+        on_retrace: What compiling for another batch does; it is called with worker, closure and iterator.
+        on_done: What is done with a result.
+        on_recover: What the recovery of servers does; it is called with the reason.
         silent: Who does not answer pings.
     """
 
@@ -64,54 +69,63 @@ class Party:
     ):
         self.sent: list[tuple[int, Closure, Future[Any]]] = []
         self.events: list[Any] = []
-        self.retrace: Callable[[int, Closure, int], None] = lambda worker, closure, iterator: None
-        self.recover: Callable[[str], None] = lambda reason: None
-        self.silent: set[Who] = set()
+        self.given: list[Closure] = []
+        self.on_retrace: Callable[[int, Closure, int], None] = lambda worker, closure, iterator: None
+        self.on_recover: Callable[[str], None] = lambda reason: None
+        self.on_done: Callable[[int, Closure, Done], None] = lambda worker, closure, done: closure.value._set(
+            (worker, closure.name)
+        )
+        self.server_starts: Callable[[int], None] = lambda server: None
+        self.silent: set[ActorId] = set()
         self.replaces = True
         self.tidy: Callable[[], None] = lambda: None
-        self.scheduler = Scheduler(
-            Ledger(workers, **options),
-            self,
-            servers=servers,
-            max_queued=max_queued,
-            stall_timeout=stall_timeout,
-            start_timeout=start_timeout,
-        )
+        state = SchedulerState.of(Ledger.of(workers, **options), servers, Limits(stall_timeout, start_timeout))
+        self.scheduler = Scheduler(self, state, max_queued)
         self.scheduler.start()
         eventually(lambda: self.scheduler.queue().ready_workers == workers)
         self.events.clear()
 
     # What the scheduler calls.
 
-    def submit(self, worker: int, closure: Closure) -> Future[Any]:
+    def send(self, attempt: Attempt) -> Future[Any]:
         future: Future[Any] = Future()
-        self.sent.append((worker, closure, future))
+        self.given.append(attempt.closure)
+        self.sent.append((attempt.worker, attempt.closure, future))
         return future
 
-    def ping(self, who: Who, life: int) -> Future[Any]:
+    def ping(self, actor: ActorId, life: int) -> Future[Any]:
         future: Future[Any] = Future()
-        if who not in self.silent:
-            future.set_result(0)
+        if actor not in self.silent:
+            future.set_result(("node", 0) if actor.job == SERVER else REPORT)
         return future
 
-    def heard(self, who: Who, answer: Any) -> int:
-        return answer
+    def note_report(self, worker: int, report: Report) -> None:
+        assert report is REPORT
 
-    def start(self, who: Who, life: int) -> int:
-        self.events.append(("replaced", who.number))
-        self.silent.discard(who)
+    def note_idle(self) -> None: ...
+
+    def retrace(self, attempt: Attempt, iterator: int) -> None:
+        self.on_retrace(attempt.worker, attempt.closure, iterator)
+
+    def recover(self, reason: str, starting: Callable[[int], None]) -> None:
+        self.server_starts = starting
+        self.on_recover(reason)
+
+    def start(self, actor: ActorId, life: int) -> int:
+        self.events.append(("replaced", actor.index))
+        self.silent.discard(actor)
         if not self.replaces:
             raise RuntimeError("no room")
         return 0
 
-    def end(self, who: Who, life: int, why: str) -> None:
-        self.events.append(("ended", who.number))
-        for sent in [sent for sent in self.sent if Who("worker", sent[0]) == who]:
+    def end(self, actor: ActorId, life: int, why: str) -> None:
+        self.events.append(("ended", actor.index))
+        for sent in [sent for sent in self.sent if ActorId("worker", sent[0]) == actor]:
             self.sent.remove(sent)
             sent[2].set_exception(LOST)
 
-    def done(self, worker: int, closure: Closure, done: Done) -> None:
-        closure.value._set((worker, closure.name))
+    def keep_result(self, attempt: Attempt, done: Done) -> None:
+        self.on_done(attempt.worker, attempt.closure, done)
 
     def add(self, count: int = 1) -> list[Closure]:
         """Queues closures; those of one call are handed out together if there are no others."""
@@ -341,7 +355,7 @@ def test_what_a_lost_worker_had_is_done_by_another(party):
     it.answer_all()
     assert it.events[0] == ("replaced", 0)
     assert {closure.value.fetch(0)[0] for closure in closures} == {1}
-    assert [closure.lost_workers for closure in closures] == [1, 0, 1, 0]
+    assert [it.given.count(closure) for closure in closures] == [2, 1, 2, 1]
     it.scheduler.raise_error()
 
 
@@ -358,7 +372,7 @@ def test_a_late_answer_of_a_lost_worker_counts_no_more(party):
     assert it.events == [("replaced", 0)]
     it.answer_all()
     assert all(closure.value.fetch(0) for closure in closures)
-    assert [closure.lost_workers for closure in closures] == [1, 1]
+    assert [it.given.count(closure) for closure in closures] == [2, 2]
 
 
 def test_a_function_that_kills_its_workers_does_not_go_on_for_ever(party):
@@ -388,13 +402,13 @@ def test_a_hung_worker_is_ended_even_while_others_are_busy(party):
         time.sleep(0.005)
     eventually(lambda: len(it.events) == 2)
     assert it.events == [("ended", 0), ("replaced", 0)]
-    assert closures[0].lost_workers == 1
+    eventually(lambda: it.given.count(closures[0]) == 2)
 
 
 def test_a_worker_that_waits_for_a_hung_server_is_not_ended(party):
     it = party(workers=1, servers=1, stall_timeout=0.4)
-    it.recover = lambda reason: it.scheduler.server_starts(0)
-    it.silent.add(Who("ps", 0))
+    it.on_recover = lambda reason: it.server_starts(0)
+    it.silent.add(ActorId("ps", 0))
     it.add()
     eventually(lambda: it.events)
     assert it.events == [("ended", 0)]  # the server
@@ -407,7 +421,7 @@ def test_a_worker_that_waits_for_a_hung_server_is_not_ended(party):
 
 def test_an_idle_worker_is_watched(party):
     it = party(workers=2, stall_timeout=0.2)
-    it.silent.add(Who("worker", 1))
+    it.silent.add(ActorId("worker", 1))
     eventually(lambda: len(it.events) >= 2)
     assert it.events == [("ended", 1), ("replaced", 1)]
     eventually(lambda: it.scheduler.queue().ready_workers == 2)
@@ -420,10 +434,10 @@ def test_an_idle_server_is_watched(party):
     def recover(reason):
         reasons.append(reason)
         it.silent.clear()
-        it.scheduler.server_starts(1)
+        it.server_starts(1)
 
-    it.recover = recover
-    it.silent.add(Who("ps", 1))
+    it.on_recover = recover
+    it.silent.add(ActorId("ps", 1))
     eventually(lambda: reasons)
     assert "ps:1 has gone" in reasons[0]
     it.add(3)
@@ -455,15 +469,15 @@ def test_a_server_that_is_lost_while_others_are_recovered_is_recovered_too(party
 
     def recover(reason):
         reasons.append(reason)
-        it.scheduler.server_starts(0)
+        it.server_starts(0)
         if len(reasons) == 1:
-            it.silent.add(Who("ps", 1))
+            it.silent.add(ActorId("ps", 1))
             eventually(lambda: ("ended", 1) in it.events)
         else:
-            it.silent.discard(Who("ps", 1))
-            it.scheduler.server_starts(1)
+            it.silent.discard(ActorId("ps", 1))
+            it.server_starts(1)
 
-    it.recover = recover
+    it.on_recover = recover
     it.add()
     it.answer(ServerLost("gone"))
     it.answer()
@@ -474,7 +488,7 @@ def test_a_server_that_is_lost_while_others_are_recovered_is_recovered_too(party
 
 def test_whoever_holds_the_quiet_and_loses_a_server_does_not_wait_for_ever(party):
     it = party(workers=1, servers=1)
-    it.recover = it.events.append
+    it.on_recover = it.events.append
 
     def copy():
         with it.scheduler.quiet():
@@ -486,7 +500,7 @@ def test_whoever_holds_the_quiet_and_loses_a_server_does_not_wait_for_ever(party
 
 def test_whoever_holds_the_quiet_is_not_disturbed_by_a_recovery_that_another_asks_for(party):
     it = party(workers=1, servers=1)
-    it.recover = it.events.append
+    it.on_recover = it.events.append
     with it.scheduler.quiet():
         other = in_thread(lambda: it.scheduler.recover_servers("gone"))
         time.sleep(0.1)
@@ -501,7 +515,7 @@ def test_a_server_lost_while_a_step_is_compiled_is_recovered(party):
     def retrace(worker, closure, iterator):
         raise ParameterServerLost("gone")
 
-    it.retrace, it.recover = retrace, it.events.append
+    it.on_retrace, it.on_recover = retrace, it.events.append
     (closure,) = it.add()
     it.answer(UnexpectedBatch(7))
     eventually(lambda: it.events)
@@ -526,7 +540,7 @@ def test_those_who_wait_are_told_when_calls_of_ray_do_not_return(party):
 def test_a_step_is_compiled_for_the_batch_that_a_worker_has(party):
     it = party(workers=1)
     asked = []
-    it.retrace = lambda worker, closure, iterator: asked.append((worker, closure, iterator))
+    it.on_retrace = lambda worker, closure, iterator: asked.append((worker, closure, iterator))
     (closure,) = it.add()
     it.answer(UnexpectedBatch(7))
     it.answer()
@@ -540,7 +554,7 @@ def test_compiling_may_fail(party):
     def retrace(worker, closure, iterator):
         raise TypeError("no such shape")
 
-    it.retrace = retrace
+    it.on_retrace = retrace
     (closure,) = it.add()
     it.answer(UnexpectedBatch(7))
     with pytest.raises(TypeError, match="no such shape"):
@@ -556,7 +570,7 @@ def test_compiling_may_need_quiet(party):
         with it.scheduler.quiet():
             it.events.append("quiet")
 
-    it.retrace = retrace
+    it.on_retrace = retrace
     it.add(2)
     it.wait_for(2)
     it.answer(UnexpectedBatch(7))
@@ -575,7 +589,7 @@ def test_a_worker_may_be_lost_while_its_step_is_compiled(party):
         begun.set()
         assert go_on.wait(SOON)
 
-    it.retrace = retrace
+    it.on_retrace = retrace
     closures = it.add(2)
     it.wait_for(2)
     it.answer(UnexpectedBatch(7))
@@ -595,7 +609,7 @@ def test_a_worker_may_be_lost_while_its_step_is_compiled(party):
 def test_lost_servers_are_dealt_with_when_nothing_is_under_way(party):
     it = party(workers=2)
     reasons = []
-    it.recover = lambda reason: reasons.append((reason, it.scheduler.queue().under_way))
+    it.on_recover = lambda reason: reasons.append((reason, it.scheduler.queue().under_way))
     closures = it.add(4)
     it.wait_for(4)
     it.answer(ServerLost("gone"))
@@ -616,7 +630,7 @@ def test_without_a_checkpoint_a_lost_server_ends_training(party):
     def lost_servers(reason):
         raise no_checkpoint(reason)
 
-    it.recover = lost_servers
+    it.on_recover = lost_servers
     closures = it.add(3)
     it.wait_for(2)
     it.answer(ServerLost("It is gone."))
@@ -681,7 +695,7 @@ def test_quiet_and_the_recovery_of_servers_exclude_each_other(party):
             time.sleep(0.1)
             assert it.sent == []
 
-    it.recover = lost_servers
+    it.on_recover = lost_servers
     it.add()
     it.answer(ServerLost("gone"))
     assert recovering.wait(SOON)
@@ -700,7 +714,7 @@ def test_the_recovery_itself_may_ask_for_quiet(party):
         with it.scheduler.quiet():
             it.events.append("quiet")
 
-    it.recover = lost_servers
+    it.on_recover = lost_servers
     it.add()
     it.answer(ServerLost("gone"))
     it.answer_all()
@@ -712,7 +726,7 @@ def test_an_interrupted_quiet_is_over(party):
     it.add(3)
     it.wait_for(2)
 
-    def interrupted(condition, timeout):
+    def interrupted(*_: object):
         raise KeyboardInterrupt
 
     wait, it.scheduler._wait = it.scheduler._wait, interrupted
@@ -752,9 +766,11 @@ def test_closing_when_all_is_done_leaves_nothing_to_raise(party):
 
 def test_an_error_of_the_scheduler_itself_is_not_waited_for_in_vain(party):
     it = party(workers=1)
-    it.done = lambda worker, closure, done: 1 / 0
+    it.on_done = lambda worker, closure, done: 1 / 0
     it.add(2)
-    it.answer()
+    failed = it.answer()
     it.scheduler.join(SOON)
     with pytest.raises(ZeroDivisionError):
         it.scheduler.raise_error()
+    with pytest.raises(ZeroDivisionError):
+        failed.value.fetch(SOON)

@@ -12,38 +12,55 @@ from typing import Any
 import pytest
 
 from replicax.errors import ParameterServerLost, WorkerLostError
-from replicax.parameter_server.actors.messages import Done, ServerLost, UnexpectedBatch
-from replicax.parameter_server.scheduling.dispatch import (
-    Attempt,
-    Dispatch,
-    End,
-    Failed,
-    Gone,
-    Ping,
-    Recover,
-    Retrace,
-    Send,
-    Start,
+from replicax.parameter_server.actors.messages import Done, Report, ServerLost, UnexpectedBatch
+from replicax.parameter_server.scheduling.actions import (
+    EndActor,
+    KeepError,
+    KeepResult,
+    NoteIdle,
+    NoteReport,
+    PingActor,
+    RecoverServers,
+    RetraceStep,
+    SendStep,
+    StartWorker,
 )
-from replicax.parameter_server.scheduling.policy import Ledger
-from replicax.parameter_server.scheduling.watch import SERVER, WORKER, Watch, Who
+from replicax.parameter_server.scheduling.events import (
+    ActorGone,
+    ErrorRaised,
+    Event,
+    PingAnswered,
+    QuietBegan,
+    QuietEnded,
+    Recovered,
+    RecoveryWaitEnded,
+    RecoveryWanted,
+    Retraced,
+    Scheduled,
+    ServerStarting,
+    StepAnswered,
+    StepFailed,
+    Tick,
+    WorkerGone,
+    WorkerStarted,
+)
+from replicax.parameter_server.scheduling.ledger import Attempt, Ledger
+from replicax.parameter_server.scheduling.machine import next_state
+from replicax.parameter_server.scheduling.state import SchedulerState
+from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId, Limits
 
 STALL, START, TICK = 4.0, 30.0, 0.25
 LONGEST = 2000.0  # simulated seconds: then it hangs
 
 
-class Value:
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-        self.is_ready = False
-
-    def _fail(self, error: BaseException) -> None:
-        self.error, self.is_ready = error, True
+DONE = Done([], {}, {}, {}, 0, 0)
+REPORT = Report("node", 0, "cpu", set_up=0)
 
 
 class Closure:
     def __init__(self, name: str):
-        self.name, self.value, self.lost_workers, self.done = name, Value(), 0, 0
+        self.name, self.done = name, 0
+        self.errors: list[BaseException] = []
 
 
 class Actor:
@@ -64,23 +81,21 @@ class Actor:
 
 
 class World:
-    """Workers and servers that do what a `Dispatch` orders, in their own time; faults come at random."""
+    """Workers and servers that do what the machine decides, in their own time; faults come at random."""
 
     def __init__(self, seed: int, workers: int = 3, servers: int = 2, max_staleness: int | None = None):
         self.rng = random.Random(seed)
         self.time, self._order = 0.0, itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        watch = Watch(workers, servers, STALL, START)
-        self.dispatch = Dispatch(Ledger(workers, max_staleness=max_staleness), watch, 3 * START + 2 * STALL)
-        self.actors: dict[Who, Actor] = {Who(WORKER, i): Actor() for i in range(workers)}
+        self.actors: dict[ActorId, Actor] = {ActorId(WORKER, i): Actor() for i in range(workers)}
         for server in range(servers):
             self.start_server(server, at_once=True)
-            self.dispatch.server_starts(server)
         for worker in range(workers):
-            self.actors[Who(WORKER, worker)].state = "dead"
+            self.actors[ActorId(WORKER, worker)].state = "dead"
         self.closures: list[Closure] = []
         self.recoveries = 0
         self.is_recovering = False
+        self.state = SchedulerState.of(Ledger.of(workers, max_staleness=max_staleness), servers, Limits(STALL, START))
 
     def after(self, seconds: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.time + seconds, next(self._order), event))
@@ -91,15 +106,13 @@ class World:
     def run(self, until: Callable[[], bool]) -> None:
         next_tick = self.time
         while not until():
-            self.act()
             if not self._events or self._events[0][0] > next_tick:
-                self.time = self.dispatch.now = next_tick
-                self.dispatch.ticks()
+                self.time = next_tick
+                self.tell(Tick(self.time))
                 next_tick += TICK
                 assert self.time < LONGEST, self.told()
             else:
                 self.time, _, event = heapq.heappop(self._events)
-                self.dispatch.now = self.time
                 event()
 
     def run_for(self, seconds: float) -> None:
@@ -107,30 +120,52 @@ class World:
         self.run(lambda: self.time > end)
 
     def run_all(self) -> None:
-        self.run(lambda: self.dispatch.is_idle or self.dispatch.error is not None)
+        self.run(lambda: self.state.is_idle or self.state.error is not None)
 
     def told(self) -> str:
-        ledger, dispatch = self.dispatch.ledger, self.dispatch
+        ledger = self.state.ledger
         return (
-            f"queued {ledger.queued}, under way {ledger.under_way}, ready {ledger.ready}, recovering "
-            f"{dispatch.recovering!r}, {[(str(w), a.state, a.is_stopped) for w, a in self.actors.items()]}"
+            f"queued {ledger.queued}, under way {ledger.under_way}, ready {ledger.ready}, phase "
+            f"{self.state.phase}, {[(str(w), a.state, a.is_stopped) for w, a in self.actors.items()]}"
         )
 
-    def act(self) -> None:
-        for action in self.dispatch.take_actions():
-            kind: Any = type(action)
-            {Send: self.send, Ping: self.ping, Start: self.start, End: self.end, Recover: self.recover,
-             Retrace: self.retrace}[kind](*action)  # fmt: skip
+    def tell(self, event: Event) -> None:
+        self.state, actions = next_state(self.state, event)
+        for action in actions:
+            self.act(action)
+
+    def act(self, action: Any) -> None:
+        match action:
+            case SendStep(attempt):
+                self.send(attempt)
+            case PingActor(actor, life):
+                self.ping(actor, life)
+            case StartWorker(actor, life):
+                self.start(actor, life)
+            case EndActor(actor, life, why):
+                self.end(actor, life, why)
+            case RecoverServers(reason):
+                self.recover(reason)
+            case RetraceStep(attempt, _):
+                self.retrace(attempt)
+            case KeepResult(attempt, _):
+                attempt.closure.done += 1
+            case KeepError(closure, error):
+                closure.errors.append(error)
+            case NoteReport() | NoteIdle():
+                pass
+            case _:
+                raise AssertionError(action)
 
     # What is ordered.
 
-    def start(self, who: Who, life: int) -> None:
+    def start(self, who: ActorId, life: int) -> None:
         if self.rng.random() < 0.05:
-            self.soon(lambda: self.dispatch.goes(who, life, "no room"))
+            self.soon(lambda: self.tell(ActorGone(who, life, "no room")))
             return
         self.kill(who)
         actor = self.actors[who] = Actor()
-        self.soon(lambda: self.dispatch.started(who, life, 0))
+        self.soon(lambda: self.tell(WorkerStarted(who, life, 0)))
         self.after(self.rng.uniform(0.5, 6), lambda: self.comes_up(actor))
 
     def comes_up(self, actor: Actor) -> None:
@@ -141,79 +176,75 @@ class World:
             actor.waiting.append(lambda: self.comes_up(actor))
 
     def start_server(self, server: int, at_once: bool = False) -> None:
-        actor = self.actors[Who(SERVER, server)] = Actor()
+        actor = self.actors[ActorId(SERVER, server)] = Actor()
         if at_once:
             actor.state = "alive"
         else:
             self.after(self.rng.uniform(0.5, 6), lambda: self.comes_up(actor))
 
-    def ping(self, who: Who, life: int) -> None:
+    def ping(self, who: ActorId, life: int) -> None:
         self.answer_ping(who, life, self.actors[who])
 
-    def answer_ping(self, who: Who, life: int, actor: Actor) -> None:
+    def answer_ping(self, who: ActorId, life: int, actor: Actor) -> None:
         if actor.state == "dead":
-            self.soon(lambda: self.dispatch.goes(who, life, "dead"))
+            self.soon(lambda: self.tell(ActorGone(who, life, "dead")))
         elif actor.works:
-            self.soon(lambda: self.dispatch.answers(who, life, 0))
+            report = REPORT if who.job == WORKER else None
+            self.soon(lambda: self.tell(PingAnswered(who, life, report)))
         else:
             actor.waiting.append(lambda: self.answer_ping(who, life, actor))
 
-    def end(self, who: Who, life: int, why: str) -> None:
+    def end(self, who: ActorId, life: int, why: str) -> None:
         actor = self.actors[who]
 
         def killed() -> None:
             if self.actors[who] is actor:
                 self.kill(who)
             if self.rng.random() < 0.9:  # Else nobody hears of it.
-                self.dispatch.goes(who, life, why)
+                self.tell(ActorGone(who, life, why))
 
         self.soon(killed)
 
     def send(self, attempt: Attempt) -> None:
-        actor = self.actors[Who(WORKER, attempt.worker)]
+        actor = self.actors[ActorId(WORKER, attempt.worker)]
         self.after(self.rng.uniform(0.01, 1), lambda: self.compute(attempt, actor))
 
     def compute(self, attempt: Attempt, actor: Actor) -> None:
         servers = [self.actors[who] for who in self.actors if who.job == SERVER]
         if actor.state == "dead":
-            self.soon(lambda: self.dispatch.answered(attempt, Gone("dead")))
+            self.soon(lambda: self.tell(StepAnswered(attempt, WorkerGone("dead"))))
         elif actor.is_stopped:
             actor.waiting.append(lambda: self.compute(attempt, actor))
         elif any(server.state == "dead" for server in servers):
-            self.soon(lambda: self.dispatch.answered(attempt, ServerLost("gone")))
+            self.soon(lambda: self.tell(StepAnswered(attempt, ServerLost("gone"))))
         elif stopped := [server for server in servers if not server.works]:
             go_on = lambda: self.after(0.01, lambda: self.compute(attempt, actor))  # noqa: E731
             stopped[0].waiting.append(go_on)
             actor.waiting.append(go_on)
         elif self.rng.random() < 0.1:
-            self.soon(lambda: self.dispatch.answered(attempt, UnexpectedBatch(0)))
+            self.soon(lambda: self.tell(StepAnswered(attempt, UnexpectedBatch(0))))
         else:
-            self.soon(lambda: self.finish(attempt))
+            self.soon(lambda: self.tell(StepAnswered(attempt, DONE)))
 
-    def finish(self, attempt: Attempt) -> None:
-        if self.dispatch.answered(attempt, Done([], {}, {}, {}, 0, 0)):
-            attempt.closure.done += 1
-            attempt.closure.value.is_ready = True
-
-    def retrace(self, attempt: Attempt, iterator: int) -> None:
-        actor = self.actors[Who(WORKER, attempt.worker)]
+    def retrace(self, attempt: Attempt) -> None:
+        actor = self.actors[ActorId(WORKER, attempt.worker)]
 
         def ask() -> None:
             servers = [self.actors[who] for who in self.actors if who.job == SERVER]
             if actor.state == "dead":
-                self.dispatch.retraced(attempt, WorkerLostError("asked in vain"))
+                self.tell(Retraced(attempt, WorkerLostError("asked in vain")))
             elif actor.is_stopped:
                 actor.waiting.append(ask)
             elif any(server.state == "dead" for server in servers):
-                self.dispatch.retraced(attempt, ParameterServerLost("gone"))
+                self.tell(Retraced(attempt, ParameterServerLost("gone")))
             else:
-                self.dispatch.retraced(attempt, None)
+                self.tell(Retraced(attempt, None))
 
         self.soon(ask)
 
     def recover(self, reason: str) -> None:
         assert not self.is_recovering
-        assert self.dispatch.ledger.under_way == 0
+        assert self.state.ledger.under_way == 0
         self.is_recovering = True
         self.recoveries += 1
 
@@ -223,8 +254,8 @@ class World:
                 if self.actors[who].state == "starting" and not self.actors[who].is_stopped:
                     continue
                 self.kill(who)
-                self.start_server(who.number)
-                self.dispatch.server_starts(who.number)
+                self.start_server(who.index)
+                self.tell(ServerStarting(who))
             if lost:
                 self.after(1, replace)
             else:
@@ -232,13 +263,13 @@ class World:
 
         def restored() -> None:
             self.is_recovering = False
-            self.dispatch.recovered(None)
+            self.tell(Recovered(None))
 
         self.soon(replace)
 
     # Faults.
 
-    def kill(self, who: Who) -> None:
+    def kill(self, who: ActorId) -> None:
         self.actors[who].state, self.actors[who].is_stopped = "dead", False
         self.actors[who].changed()
 
@@ -259,33 +290,32 @@ class World:
             actor.is_stopped = False
             actor.changed()
 
-    def be_quiet(self, owner: object) -> None:
+    def be_quiet(self, thread: int) -> None:
         """Somebody wants nothing to be under way for a moment, and may find that a server is lost."""
-        dispatch = self.dispatch
-        dispatch.begin_quiet(owner)
+        self.tell(QuietBegan(thread))
 
         def look() -> None:
-            if not dispatch.is_quiet(for_helper=False):
+            if not self.state.is_quiet(for_helper=False):
                 self.after(0.1, look)
             elif self.rng.random() < 0.5:
-                dispatch.want_recovery("gone", owner)
+                self.tell(RecoveryWanted(thread, "gone"))
                 self.after(0.1, wait)
             else:
-                self.soon(lambda: dispatch.end_quiet(owner))
+                self.soon(lambda: self.tell(QuietEnded(thread)))
 
         def wait() -> None:
-            if dispatch.recovering:
+            if self.state.is_recovering:
                 self.after(0.1, wait)
                 return
-            dispatch.wants_no_more(owner)
-            dispatch.end_quiet(owner)
+            self.tell(RecoveryWaitEnded(thread))
+            self.tell(QuietEnded(thread))
 
         self.soon(look)
 
     def add(self, count: int) -> None:
         for _ in range(count):
             self.closures.append(Closure(f"step{len(self.closures)}"))
-            self.dispatch.add(self.closures[-1])
+            self.tell(Scheduled(self.closures[-1]))
 
 
 def random_training(seed: int) -> World:
@@ -316,9 +346,10 @@ def test_whatever_fails_two_at_once_every_step_is_done_once(part):
             world = random_training(seed)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}") from error
-        assert world.dispatch.error is None, seed
-        assert world.dispatch.fatal is None, seed
+        assert world.state.error is None, seed
+        assert world.state.fatal is None, seed
         assert [closure.done for closure in world.closures] == [1] * len(world.closures), seed
+        assert not any(closure.errors for closure in world.closures), seed
 
 
 def test_all_come_back_also_when_nobody_has_anything_to_do():
@@ -328,7 +359,7 @@ def test_all_come_back_also_when_nobody_has_anything_to_do():
         world.strike()
         world.strike()
         world.run_for(100)
-        assert world.dispatch.ledger.ready == {0, 1, 2}, seed
+        assert world.state.ledger.ready == {0, 1, 2}, seed
         assert all(actor.works for actor in world.actors.values()), seed
 
 
@@ -336,14 +367,13 @@ def test_an_application_error_ends_what_is_queued_and_then_it_goes_on():
     world = World(0)
     world.add(1)
     error = ValueError("mine")
-    world.run(lambda: world.dispatch.ledger.under_way > 0)
-    (attempt,) = world.dispatch._attempts.values()
-    world.dispatch.answered(attempt, Failed(error))
-    assert world.dispatch.error is error
+    world.run(lambda: world.state.ledger.under_way > 0)
+    (running,) = [each for worker in world.state.ledger.running for each in worker]
+    world.tell(StepAnswered(running.attempt, StepFailed(error)))
+    assert world.state.error is error
     world.add(3)
-    world.act()
-    assert all(closure.value.is_ready for closure in world.closures)
-    world.dispatch.error = None
+    assert [len(closure.errors) for closure in world.closures] == [1, 1, 1, 1]
+    world.tell(ErrorRaised())
     world.add(3)
-    world.run(lambda: world.dispatch.is_idle)
+    world.run(lambda: world.state.is_idle)
     assert [closure.done for closure in world.closures] == [0, 0, 0, 0, 1, 1, 1]

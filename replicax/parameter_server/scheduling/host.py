@@ -1,0 +1,55 @@
+"""What scheduling asks of the strategy that it works for, and of where checkpoints are, as types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from replicax.parameter_server.compiling.placing import VariablePlacer
+from replicax.parameter_server.scheduling.servers import Servers
+from replicax.ray_cluster import RayCluster
+from replicax.variable_access import VariableLike
+
+
+class ServedStrategy(Protocol):
+    """A strategy whose variables live on servers.
+
+    Attributes:
+        cluster: Where workers and servers run.
+        servers: The servers.
+        placer: Where variables are.
+        lazy_rows: Whether updates leave alone the rows of a table that a step has not looked up.
+        max_staleness: By how many updates variables may be behind; None for any number.
+        stall_timeout: How long an actor may take to answer, in seconds.
+        start_timeout: How long it may take to start.
+    """
+
+    cluster: RayCluster
+    servers: Servers
+    placer: VariablePlacer
+    lazy_rows: bool
+    max_staleness: int | None
+    stall_timeout: float
+    start_timeout: float
+
+    def variables(self) -> Sequence[VariableLike]:
+        """Returns all variables that are still in use."""
+
+    def send_changes(self, variables: Sequence[VariableLike]) -> None:
+        """Gives servers the values that were assigned on the coordinator."""
+
+    def copy_to_all_servers(self, variables: Sequence[VariableLike]) -> None:
+        """Gives every server a copy of variables that are on one, while no step is under way."""
+
+
+class CheckpointSource(Protocol):
+    """Where the values come from that variables get when a server was lost: an `rx.CheckpointManager`.
+
+    Attributes:
+        directory: The folder of the checkpoints.
+    """
+
+    directory: str
+
+    def restore_or_initialize(self) -> object:
+        """Restores the newest checkpoint; returns None if there is none."""

@@ -1,0 +1,222 @@
+"""Which steps wait, which are under way, and who gets the next one: a value, and pure functions of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+from replicax.parameter_server.scheduling.closures import Closure
+from replicax.parameter_server.scheduling.fifo import Fifo
+
+
+class WaitingClosure(NamedTuple):
+    """A closure in the queue.
+
+    Attributes:
+        closure: The closure.
+        lost_workers: How many workers were lost while they had it.
+    """
+
+    closure: Closure
+    lost_workers: int = 0
+
+
+class Attempt(NamedTuple):
+    """One try of a worker at a closure.
+
+    Attributes:
+        id: Counts attempts; answers to an earlier one of the same closure are ignored.
+        worker: The worker's index.
+        closure: The closure.
+    """
+
+    id: int
+    worker: int
+    closure: Closure
+
+
+class RunningClosure(NamedTuple):
+    """A closure that a worker has.
+
+    Attributes:
+        attempt: The attempt.
+        waiting: What stood in the queue before.
+        overtaken: How many other updates may be applied before this one is, after its variables were read.
+        is_retracing: Whether it is being compiled for another batch.
+    """
+
+    attempt: Attempt
+    waiting: WaitingClosure
+    overtaken: int = 0
+    is_retracing: bool = False
+
+
+_PerWorker = tuple[tuple[RunningClosure, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """The closures that are to be run, and the workers that run them.
+
+    With `max_staleness` no closure is begun that could make the gradients of another one older than that: while a
+    closure is under way, at most `max_staleness` others may have been or be under way. 0 means one at a time: exact.
+
+    Attributes:
+        running: For each worker the closures that it has, the oldest first.
+        depth: How many closures a worker may have at once.
+        max_staleness: By how many updates the variables may be behind when an update from them is applied; None for
+            any number.
+        queue: The closures that nobody has begun.
+        ready: The workers that can take closures.
+        next_worker: The worker whose turn it is.
+        next_attempt: The id of the next attempt.
+
+    Example:
+        >>> from replicax.parameter_server.scheduling.closures import Closure
+        >>> ledger = Ledger.of(workers=2).worker_ready(1).add("a step")
+        >>> ledger, attempts = ledger.assign()
+        >>> attempts
+        (Attempt(id=0, worker=1, closure='a step'),)
+        >>> ledger.under_way, ledger.finish(attempts[0]).under_way
+        (1, 0)
+    """
+
+    running: _PerWorker
+    depth: int
+    max_staleness: int | None
+    queue: Fifo[WaitingClosure] = dataclasses.field(default_factory=Fifo)
+    ready: frozenset[int] = frozenset()
+    next_worker: int = 0
+    next_attempt: int = 0
+
+    @classmethod
+    def of(cls, workers: int, depth: int = 2, max_staleness: int | None = None) -> Ledger:
+        """Returns a ledger of so many workers, none of which is ready, without closures."""
+        return cls(((),) * workers, depth if max_staleness is None else 1, max_staleness)
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return len(self.running)
+
+    @property
+    def queued(self) -> int:
+        """Number of closures that nobody has begun."""
+        return len(self.queue)
+
+    @property
+    def under_way(self) -> int:
+        """Number of closures that workers have."""
+        return sum(map(len, self.running))
+
+    @property
+    def retracing(self) -> int:
+        """Number of closures under way that are being compiled for another batch."""
+        return sum(each.is_retracing for worker in self.running for each in worker)
+
+    def closures(self) -> list[Closure]:
+        """Returns all closures: those in the queue, and those that workers have."""
+        running = [each.attempt.closure for worker in self.running for each in worker]
+        return [*(each.closure for each in self.queue), *running]
+
+    def find(self, attempt: Attempt) -> RunningClosure | None:
+        """Returns what is known of an attempt; None if it has ended."""
+        return next((each for each in self.running[attempt.worker] if each.attempt.id == attempt.id), None)
+
+    # Transitions: each returns the ledger afterwards.
+
+    def add(self, closure: Closure) -> Ledger:
+        """Puts a closure at the end of the queue."""
+        return dataclasses.replace(self, queue=self.queue.append(WaitingClosure(closure)))
+
+    def worker_ready(self, worker: int) -> Ledger:
+        """Notes that a worker can take closures."""
+        return dataclasses.replace(self, ready=self.ready | {worker})
+
+    def worker_away(self, worker: int) -> Ledger:
+        """Notes that a worker takes no more closures; it has those that it has, until it is lost."""
+        return dataclasses.replace(self, ready=self.ready - {worker})
+
+    def worker_lost(self, worker: int) -> Ledger:
+        """Notes that a worker has gone; what it had goes back to the head of the queue."""
+        queue = self.queue
+        for each in reversed(self.running[worker]):
+            queue = queue.push_front(each.waiting._replace(lost_workers=each.waiting.lost_workers + 1))
+        away = self.worker_away(worker)
+        return dataclasses.replace(away, running=_with(self.running, worker, ()), queue=queue)
+
+    def assign(self) -> tuple[Ledger, tuple[Attempt, ...]]:
+        """Hands out closures: the oldest first, to the workers that have least; returns the attempts, too."""
+        ledger, attempts = self, []
+        while ledger.queue and ledger._may_begin():
+            free = [worker for worker in sorted(ledger.ready) if len(ledger.running[worker]) < ledger.depth]
+            if not free:
+                break
+            # In turn, so that a worker that is always first does not get everything.
+            worker = min(free, key=lambda w: (len(ledger.running[w]), (w - ledger.next_worker) % ledger.workers))
+            ledger, attempt = ledger._begin(worker)
+            attempts.append(attempt)
+        return ledger, tuple(attempts)
+
+    def _may_begin(self) -> bool:
+        if self.max_staleness is None:
+            return True
+        most = self.max_staleness
+        return self.under_way <= most and all(each.overtaken < most for worker in self.running for each in worker)
+
+    def _begin(self, worker: int) -> tuple[Ledger, Attempt]:
+        waiting, queue = self.queue.pop()
+        attempt = Attempt(self.next_attempt, worker, waiting.closure)
+        running, overtaken = self.running, 0
+        if self.max_staleness is not None:
+            overtaken = self.under_way
+            running = tuple(tuple(e._replace(overtaken=e.overtaken + 1) for e in each) for each in running)
+        running = _with(running, worker, (*running[worker], RunningClosure(attempt, waiting, overtaken)))
+        begun = dataclasses.replace(
+            self, running=running, queue=queue, next_worker=worker + 1, next_attempt=self.next_attempt + 1
+        )
+        return begun, attempt
+
+    def retraces(self, attempt: Attempt) -> Ledger:
+        """Notes that a closure is being compiled for another batch; its worker keeps it."""
+        return self._changed(attempt, lambda each: each._replace(is_retracing=True))
+
+    def repeat(self, attempt: Attempt) -> tuple[Ledger, Attempt]:
+        """Lets a worker try again a closure that it has; returns the new attempt, too."""
+        again = attempt._replace(id=self.next_attempt)
+        ledger = self._changed(attempt, lambda each: each._replace(attempt=again, is_retracing=False))
+        return dataclasses.replace(ledger, next_attempt=self.next_attempt + 1), again
+
+    def finish(self, attempt: Attempt) -> Ledger:
+        """Notes that a worker is through with a closure."""
+        return self._changed(attempt, lambda each: None)
+
+    def put_back(self, attempt: Attempt) -> Ledger:
+        """Notes that a worker could not run a closure, which goes back to the head of the queue."""
+        it = self.find(attempt)
+        assert it is not None
+        return dataclasses.replace(self.finish(attempt), queue=self.queue.push_front(it.waiting))
+
+    def remove(self, closure: Closure) -> Ledger:
+        """Takes a closure out of the queue."""
+        left = [each for each in self.queue if each.closure is closure]
+        return dataclasses.replace(self, queue=self.queue.without(left[0])) if left else self
+
+    def without_queue(self) -> Ledger:
+        """Returns the ledger with an empty queue."""
+        return dataclasses.replace(self, queue=Fifo())
+
+    def without_closures(self) -> Ledger:
+        """Returns the ledger with nothing queued and nothing under way."""
+        return dataclasses.replace(self, queue=Fifo(), running=((),) * self.workers)
+
+    def _changed(self, attempt: Attempt, change: Callable[[RunningClosure], RunningClosure | None]) -> Ledger:
+        worker = attempt.worker
+        changed = [change(each) if each.attempt.id == attempt.id else each for each in self.running[worker]]
+        left = tuple(each for each in changed if each is not None)
+        return dataclasses.replace(self, running=_with(self.running, worker, left))
+
+
+def _with(running: _PerWorker, worker: int, closures: tuple[RunningClosure, ...]) -> _PerWorker:
+    return (*running[:worker], closures, *running[worker + 1 :])

@@ -1,0 +1,113 @@
+"""How lost servers are replaced, and all variables get the values of the newest checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from replicax.errors import CheckpointError, ParameterServerLost
+from replicax.parameter_server.scheduling.host import CheckpointSource, ServedStrategy
+from replicax.parameter_server.scheduling.watch import longest_wait
+from replicax.parameter_server.scheduling.workers import Workers
+from replicax.parameter_server.variables.remote import home_of
+from replicax.variable_access import VariableLike, name_of
+
+_log = logging.getLogger(__name__)
+_MOST_TRIES = 10  # Servers may be lost while others are being replaced, but not for ever.
+
+
+class Recovery:
+    """Replaces lost servers and gives all variables the values of the newest checkpoint.
+
+    Args:
+        strategy: The strategy.
+        workers: Who is to know the new servers.
+        manager: Where the checkpoints are.
+        starting: Is told of each server that is being started.
+        replaced: Is told which servers have been replaced.
+    """
+
+    def __init__(
+        self,
+        strategy: ServedStrategy,
+        workers: Workers,
+        manager: CheckpointSource,
+        starting: Callable[[int], None],
+        replaced: Callable[[Sequence[int]], None],
+    ):
+        self._strategy, self._workers, self._manager = strategy, workers, manager
+        self._starting, self._replaced = starting, replaced
+
+    def __call__(self, reason: str) -> None:
+        """Recovers, while no step is under way; begins again if another server is lost meanwhile.
+
+        Raises:
+            ParameterServerLost: There is no checkpoint, or servers are lost again and again, or do not come back.
+            CheckpointError: It lacks variables.
+        """
+        with self._strategy.servers.restoring():
+            self._recover(reason)
+
+    def _recover(self, reason: str) -> None:
+        servers = self._strategy.servers
+        longest = longest_wait(self._strategy.start_timeout, self._strategy.stall_timeout)
+        deadline = time.monotonic() + longest
+        lost: list[int] = []
+        for tries_left in reversed(range(_MOST_TRIES)):
+            # Those that were lost before stay among them until all is done: their variables are not back yet.
+            lost = sorted({*lost, *(found := servers.lost(self._strategy.stall_timeout))})
+            if not lost:
+                return
+            try:
+                servers.end(found)
+                servers.start(found, self._starting)
+                self._replaced(found)
+                found_checkpoint = self._restore(lost)
+            except ParameterServerLost as error:
+                if not tries_left or time.monotonic() > deadline:
+                    names = ", ".join(f"ps:{server}" for server in lost)
+                    tried = f"{_MOST_TRIES} times" if not tries_left else f"for {longest:g} s"
+                    raise ParameterServerLost(f"{names} could not be replaced, tried {tried}. {error}") from error
+                reason = str(error)
+            else:
+                if not found_checkpoint:
+                    raise no_checkpoint(f"There is no checkpoint in {self._manager.directory}. {reason}")
+                return
+
+    def _restore(self, lost: Sequence[int]) -> bool:
+        """Gives all variables the values of the newest checkpoint; returns whether there is one."""
+        servers = self._strategy.servers
+        servers.begin_era()
+        variables = [variable for variable in self._strategy.variables() if home_of(variable).servers]
+        for variable in variables:
+            home_of(variable).forget_servers(lost)
+        if self._manager.restore_or_initialize() is None:
+            return False
+        _check_known(variables)
+        self._strategy.send_changes(variables)
+        servers.age += 1
+        self._workers.use_servers(servers.handles, servers.era)
+        return True
+
+
+def no_checkpoint(reason: str) -> ParameterServerLost:
+    """Returns the error for a lost server when there is no checkpoint to go on from."""
+    return ParameterServerLost(
+        "A parameter server was lost, and with it the variables that it had. Give the ClusterCoordinator a "
+        f"CheckpointManager, so that training goes on from the newest checkpoint. {reason}"
+    )
+
+
+def _check_known(variables: Sequence[VariableLike]) -> None:
+    """Deals with variables that a lost server had, and that the checkpoint does not have."""
+    missing = [variable for variable in variables if home_of(variable).is_unknown]
+    gone = [name_of(variable) for variable in missing if not home_of(variable).has_value]
+    if gone:
+        raise CheckpointError(
+            f"A server was lost with {gone[:6]}, which the checkpoint does not have. Put everything that is to survive "
+            "into the Checkpoint."
+        )
+    if missing:
+        names = [name_of(variable) for variable in missing]
+        _log.warning("The checkpoint does not have %s, which a lost server had: they get older values.", names)

@@ -1,0 +1,147 @@
+"""The state of an asynchronous training, as a value: what `machine.next_state` takes and returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from replicax.parameter_server.scheduling.ledger import Attempt, Ledger
+from replicax.parameter_server.scheduling.watch import WORKER, ActorId, Limits, Watch, longest_wait
+
+
+@dataclasses.dataclass(frozen=True)
+class Serving:
+    """Closures are handed out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Draining:
+    """Servers are lost; what is under way comes to its end before they are recovered.
+
+    Attributes:
+        reason: What was found.
+    """
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovering:
+    """Lost servers are being replaced."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """Nothing can be run any more.
+
+    Attributes:
+        error: Why; whoever waits for anything raises it.
+    """
+
+    error: BaseException
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """The strategy is closed.
+
+    Attributes:
+        error: What whoever still waits raises; None if everything had been done.
+    """
+
+    error: BaseException | None
+
+
+Phase: TypeAlias = Serving | Draining | Recovering | Broken | Ended
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulerState:
+    """All that is known of a training, as a value.
+
+    Attributes:
+        ledger: Which closures wait or are under way.
+        watch: Which workers and servers are up.
+        phase: What is being done.
+        now: The time of the last tick.
+        error: The first error since it was raised last.
+        quiet: The threads that want nothing to begin, and how many times each of them said so.
+        awaiting: The threads that wait for the recovery of servers.
+        workers_seen_at: When a worker was ready last, or none was needed.
+    """
+
+    ledger: Ledger
+    watch: Watch
+    phase: Phase = Serving()
+    now: float = 0.0
+    error: BaseException | None = None
+    quiet: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    awaiting: frozenset[int] = frozenset()
+    workers_seen_at: float = 0.0
+
+    @classmethod
+    def of(cls, ledger: Ledger, servers: int, limits: Limits) -> SchedulerState:
+        """Returns the state at the beginning: the servers are started already, and the workers are not."""
+        watch = Watch.of(ledger.workers, servers, limits)
+        for actor in watch.lost_servers():
+            watch = watch.starts(actor, 0.0)
+        return cls(ledger, watch)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or under way."""
+        return self.ledger.queued == 0 and self.ledger.under_way == 0
+
+    def is_quiet(self, for_helper: bool) -> bool:
+        """Returns whether nothing is under way; what the helper thread does is not in its own way."""
+        recovers = isinstance(self.phase, Recovering) and not for_helper
+        return self.ledger.under_way == self.ledger.retracing and not recovers
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether servers are lost and have not been replaced yet."""
+        return isinstance(self.phase, (Draining, Recovering))
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the strategy is closed."""
+        return isinstance(self.phase, Ended)
+
+    @property
+    def fatal(self) -> BaseException | None:
+        """Why nothing can be run any more; None if something can, or if all was done before the end."""
+        return self.phase.error if isinstance(self.phase, (Broken, Ended)) else None
+
+    @property
+    def longest_wait(self) -> float:
+        """How many seconds closures wait while no worker is up, before that is an error."""
+        return longest_wait(self.watch.limits.start_timeout, self.watch.limits.stall_timeout)
+
+    # What concerns several parts at once: each returns the state afterwards.
+
+    def with_finished(self, attempt: Attempt) -> SchedulerState:
+        """Notes that a worker is through with a closure."""
+        return self._with_progress(self.ledger.finish(attempt), attempt.worker)
+
+    def with_put_back(self, attempt: Attempt) -> SchedulerState:
+        """Notes that a worker could not run a closure, which goes back to the head of the queue."""
+        return self._with_progress(self.ledger.put_back(attempt), attempt.worker)
+
+    def with_repeated(self, attempt: Attempt) -> tuple[SchedulerState, Attempt]:
+        """Lets a worker try again a closure that it has; returns the new attempt, too."""
+        ledger, again = self.ledger.repeat(attempt)
+        return self._with_progress(ledger, attempt.worker), again
+
+    def _with_progress(self, ledger: Ledger, worker: int) -> SchedulerState:
+        watch = self.watch.makes_progress(ActorId(WORKER, worker), self.now, is_busy=bool(ledger.running[worker]))
+        return dataclasses.replace(self, ledger=ledger, watch=watch)
+
+    def with_server_lost(self, reason: str) -> SchedulerState:
+        """Notes that a server is lost; nothing begins until it has been recovered."""
+        return dataclasses.replace(self, phase=Draining(reason)) if isinstance(self.phase, Serving) else self
+
+    def with_servers_recovered(self) -> SchedulerState:
+        """Notes that lost servers have been replaced; others may have been lost meanwhile."""
+        lost = ", ".join(map(str, self.watch.lost_servers()))
+        return dataclasses.replace(self, phase=Draining(f"{lost} has gone.") if lost else Serving())

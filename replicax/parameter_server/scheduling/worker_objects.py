@@ -1,0 +1,83 @@
+"""What each worker has of its own: datasets, iterators and resources, as the coordinator makes and describes them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import jax
+
+from replicax.errors import ArgumentError
+from replicax.parameter_server.actors.messages import SetUp
+from replicax.parameter_server.compiling.traced_step import PytreeSpec
+from replicax.parameter_server.scheduling.remote_values import PerWorkerDataset, PerWorkerIterator, PerWorkerValues
+from replicax.parameter_server.scheduling.unused import UnusedObjects
+from replicax.parameter_server.scheduling.workers import Workers
+from replicax.typing import PyTree
+
+
+class WorkerObjects:
+    """Lets each worker make objects, and drop those that nobody refers to any more.
+
+    Args:
+        workers: The workers.
+        unused: Takes the notes of what they may drop.
+    """
+
+    def __init__(self, workers: Workers, unused: UnusedObjects):
+        self._workers, self._unused = workers, unused
+        self._ids = itertools.count()
+
+    def dataset(self, dataset_fn: Callable[[], PyTree] | PyTree) -> PerWorkerDataset:
+        """Lets each worker make a dataset, or gives it a copy of one.
+
+        Raises:
+            ArgumentError: It cannot be pickled.
+        """
+        make = dataset_fn if callable(dataset_fn) else lambda: dataset_fn
+        dataset = PerWorkerDataset(next(self._ids), self._iterator)
+        self._provide(dataset, dataset._id, "dataset", _pickled(make, "dataset_fn"))
+        return dataset
+
+    def resource(self, resource_fn: Callable[[], PyTree]) -> PerWorkerValues:
+        """Lets each worker make a value.
+
+        Raises:
+            ArgumentError: `resource_fn` is no function, or cannot be pickled.
+        """
+        values = PerWorkerValues(next(self._ids), self._fetch_resources)
+        self._provide(values, values._id, "resource", _pickled(resource_fn, "resource_fn"))
+        return values
+
+    def _iterator(self, dataset: PerWorkerDataset) -> PerWorkerIterator:
+        iterator = PerWorkerIterator(next(self._ids), dataset, self.describe)
+        self._provide(iterator, iterator._id, "iterator", dataset._id)
+        return iterator
+
+    def _provide(self, owner: object, id: int, kind: str, arg: bytes | int) -> None:
+        self._workers.tell(SetUp(kind, (id, arg), provides=id))
+        self._unused.watch(owner, id)
+
+    def describe(self, kind: str, id: int, worker: int | None = None) -> PytreeSpec:
+        """Asks a worker (any by default) for the structure of the next batch of an iterator, or of a resource."""
+        treedef, leaves = self._workers.structure(kind, id, worker)
+        return PytreeSpec(treedef, tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in leaves))
+
+    def _fetch_resources(self, id: int) -> list[PyTree]:
+        described = self.describe("resource", id)
+        return [described.rebuild(arrays) for arrays in self._workers.resources(id)]
+
+
+def _pickled(fn: Callable[[], PyTree], name: str) -> bytes:
+    import ray.cloudpickle
+
+    if not callable(fn):
+        raise ArgumentError(f"`{name}` is a function without arguments, got {fn!r:.100}.")
+    try:
+        pickled: bytes = ray.cloudpickle.dumps(fn)
+    except Exception as error:
+        raise ArgumentError(
+            f"`{name}` runs on the workers, but it cannot be pickled: {error}. Let it make what it needs (open files, "
+            "datasets, models) inside, instead of using what exists here."
+        ) from error
+    return pickled
