@@ -214,6 +214,7 @@ def main() -> None:
         rows = [(name, f"{cold:.2f}", f"{cached:.2f}") for name, (cold, cached) in startups.items()]
         print_table("import to first finished step", ("program", "cold, s", "cached, s"), rows)
     print(f"RESULT fit_vs_data_parallel {steps[OURS] / steps[THEIRS]:.3f}")
+    print(f"RESULT fit_vs_handwritten_loop {steps[OURS] / steps[BY_HAND]:.3f}")
     print(f"RESULT fit_vs_one_device {steps[OURS] / steps[ALONE]:.3f}")
     if startups:
         cold, cached = startups[OURS]

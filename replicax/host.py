@@ -56,6 +56,14 @@ class PlacementLike(Protocol):
     def is_chief(self) -> bool:
         """Whether this process is the first of them, which writes for all."""
 
+    @property
+    def home(self) -> Sharding:
+        """Where a value is that is no replica's own: on all devices, or on the one that has all variables.
+
+        Raises:
+            ContextError: There is no mesh.
+        """
+
     def mesh_for(self, replicas: int) -> Mesh:
         """Returns the mesh of the first `replicas` replicas.
 
@@ -84,8 +92,16 @@ class PlacementLike(Protocol):
     def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
         """Makes a copy of `value` what the variable holds, where it lives between steps."""
 
-    def load(self, variables: Sequence[VariableLike], replicas: int) -> list[jax.Array]:
-        """Returns the values of variables as a program on `replicas` replicas takes them."""
+    def load(
+        self, variables: Sequence[VariableLike], replicas: int, homes: Sequence[Sharding | None] | None = None
+    ) -> list[jax.Array]:
+        """Returns the values of variables as a program on `replicas` replicas takes them.
+
+        Args:
+            variables: The variables.
+            replicas: How many replicas the program runs on.
+            homes: Where a program on all replicas wants the values; by default where variables live between steps.
+        """
 
     def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns what a program on any number of replicas has computed for variables, as they hold it."""
@@ -214,6 +230,10 @@ class NoPlacement:
     workers = ("process 0",)
     is_chief = True
 
+    @property
+    def home(self) -> Sharding:
+        return self.sharding(stacked=False)
+
     def mesh_for(self, replicas: int) -> Mesh:
         raise ContextError(f"The default strategy has no mesh of {replicas} replicas.")
 
@@ -236,8 +256,10 @@ class NoPlacement:
     def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
         set_array(variable, jnp.copy(value))
 
-    def load(self, variables: Sequence[VariableLike], replicas: int) -> list[jax.Array]:
-        del replicas
+    def load(
+        self, variables: Sequence[VariableLike], replicas: int, homes: Sequence[Sharding | None] | None = None
+    ) -> list[jax.Array]:
+        del replicas, homes
         return [array_of(variable) for variable in variables]
 
     def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:

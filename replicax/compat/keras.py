@@ -160,14 +160,6 @@ def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     model._initial_epoch = epoch
 
 
-def mark_variables_as_newest(model: keras.Model) -> None:
-    """Lets a loop that fails leave the variables as they are: what it would write into them at its end is older.
-
-    Without the attribute: they are written again after the loop.
-    """
-    model._jax_state_synced = True
-
-
 def stop_writing(backup: keras.callbacks.BackupAndRestore) -> None:
     """Lets a `BackupAndRestore` restore only; without the method, a subclass overrides the hooks that save."""
     backup._save_model = lambda: None

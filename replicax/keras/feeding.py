@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from replicax.errors import BatchError, StrategyMismatchError
 from replicax.host import Host
 from replicax.keras.host import KerasHost
 from replicax.runtime.transfer import put, spans_processes
+from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica, is_per_replica
 
 
@@ -72,19 +73,15 @@ class Feed:
         divides = np.ndim(array) > 0 and array.shape[0] % self._replicas == 0
         return self._cut if divides else self._whole
 
-    def constrained(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `step(state, data)` with `data` cut along its rows inside."""
+    def constrained(self, data: PyTree) -> PyTree:
+        """Returns a batch that is being traced, split along its rows."""
 
-        def constrained_step(state: Any, data: Any) -> Any:
-            def cut(leaf: Any) -> Any:
-                if not isinstance(leaf, jax.core.Tracer) or leaf.ndim == 0 or leaf.shape[0] < self._replicas:
-                    return leaf
-                return jax.lax.with_sharding_constraint(leaf, self._cut)
+        def split(leaf: Leaf) -> Leaf:
+            if not isinstance(leaf, jax.core.Tracer) or leaf.ndim == 0 or leaf.shape[0] < self._replicas:
+                return leaf
+            return jax.lax.with_sharding_constraint(leaf, self._cut)
 
-            return step(state, jax.tree_util.tree_map(cut, data))
-
-        constrained_step.__name__ = getattr(step, "__name__", "step")
-        return constrained_step
+        return jax.tree_util.tree_map(split, data)
 
 
 def _rows(leaf: Any) -> Any:

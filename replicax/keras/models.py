@@ -23,7 +23,7 @@ from replicax.errors import BatchError, ContextError
 from replicax.keras.feeding import as_keras_data
 from replicax.keras.host import KerasHost
 from replicax.keras.saving import write_atomically, write_together
-from replicax.keras.trainer import PlacedState, StepFunctions
+from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import has_workers, loop_of_workers
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras_state import keras_ownership
@@ -31,8 +31,7 @@ from replicax.tracebacks import entry_point
 from replicax.variable_access import layout_of
 
 _EPOCH_LOOPS = ("fit", "evaluate", "predict")
-_LOOPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
-_LOOPS |= {f"{kind}_on_batch": kind for kind in _LOOPS.values()}  # by name, which steps they make
+_LOOPS = (*_EPOCH_LOOPS, "train_on_batch", "test_on_batch", "predict_on_batch")
 _DATA = {"x", "y", "sample_weight", "validation_data"}
 _STEPS = {"make_train_function": "train", "make_test_function": "test", "make_predict_function": "predict"}
 
@@ -52,7 +51,6 @@ class _Membership:
     Attributes:
         strategy: The strategy.
         steps: Number of steps made in loops so far.
-        states: What the steps of each kind have made of the model's state.
         loops: How many loops (`fit` and in it `evaluate`) are running.
         thread: The thread that runs them.
     """
@@ -60,7 +58,6 @@ class _Membership:
     def __init__(self, strategy: KerasHost):
         self.strategy = strategy
         self.steps = self.loops = self.thread = 0
-        self.states: dict[str, PlacedState] = {}
 
     def count_step(self) -> None:
         self.steps += 1
@@ -156,13 +153,10 @@ def _joined(model: Any, call: str) -> Any:
 
 def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArguments) -> Any:
     _check_thread(original.__name__, model)
-    before, states, kind = model._replicax.steps, model._replicax.states, _LOOPS[original.__name__]
-    if kind in states:
-        states[kind].last = None  # What an earlier loop has made; the variables may have been assigned since.
+    before = model._replicax.steps
     model._replicax.loops += 1
     try:
-        with _state_restored(states, kind):
-            return original(*given.args, **given.kwargs)
+        return original(*given.args, **given.kwargs)
     except (StopIteration, UnboundLocalError) as error:
         # What Keras's loops end with when their first `next` finds nothing.
         if model._replicax.steps == before:
@@ -170,17 +164,6 @@ def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArgu
         raise
     finally:
         model._replicax.loops -= 1
-
-
-@contextlib.contextmanager
-def _state_restored(states: dict[str, PlacedState], kind: str) -> Iterator[None]:
-    """Gives variables back what steps have made of them, if an error comes while Keras has taken it from them."""
-    try:
-        yield
-    except BaseException:
-        if kind in states:
-            states[kind].restore()
-        raise
 
 
 def _check_current(call: str, strategy: KerasHost) -> None:
@@ -218,8 +201,7 @@ def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..
         if getattr(self, attribute) is None or force:
             loops = strategy.keras_loops(self)
             if loops is None:
-                keep_state = functools.partial(self._replicax.states.__setitem__, kind)
-                functions: object = StepFunctions(self, strategy, self._replicax.count_step, keep_state)
+                functions: object = StepFunctions(self, strategy, self._replicax.count_step)
             else:
                 functions = loops.steps
             setattr(self, attribute, getattr(functions, kind)())

@@ -1,13 +1,33 @@
-"""Who holds a buffer: a program may overwrite only what nobody else can see."""
+"""Who holds a buffer: a program may overwrite only what nobody else can see.
+
+There is one rule, and it is applied in one place. Between programs the values of variables are in the variables. Before
+a program updates some of them in place, `own` looks who else refers to their arrays. An array that only its variable
+refers to is given to the program; of any other the program gets a copy.
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from collections.abc import Iterable
+
+import jax.numpy as jnp
+
+from replicax.variable_access import VariableLike, array_of, set_array
 
 
-def holders(value: Any) -> int:
+def own(variables: Iterable[VariableLike]) -> None:
+    """Gives each variable a buffer that nobody else holds: a program is about to overwrite it.
+
+    An array that a user has read from a variable is copied, and so is one that two variables share: after
+    `a.assign(b)`, or where Keras lets weights and their moving averages have the same.
+    """
+    for variable in variables:
+        if holders(array_of(variable)) > 1:
+            set_array(variable, jnp.copy(array_of(variable)))
+
+
+def holders(value: object) -> int:
     """Returns how many references there are to `value`, those of this call aside."""
     return sys.getrefcount(value) - _references_of_a_call()
 
@@ -19,7 +39,7 @@ def _references_of_a_call() -> int:
     return _count(holder.value) - 1
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     return sys.getrefcount(value)
 
 

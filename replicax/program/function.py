@@ -18,6 +18,7 @@ from replicax.errors import ArgumentError, ProgramError
 from replicax.migration import Advised, called_as
 from replicax.program.advice import advise_of_changed_object
 from replicax.program.calls import check_function
+from replicax.program.global_view import GlobalView
 from replicax.program.input_signature import InputSignature
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure, flatten_inputs, per_replica_arrays
@@ -36,10 +37,16 @@ class ProgramCache:
     Args:
         get_fn: Returns the function.
         donate_argnums: Positions of the arguments that the caller gives away.
+        view: See `Program`.
     """
 
-    def __init__(self, get_fn: Callable[[], PyTreeFunction], donate_argnums: Iterable[int] = ()):
-        self._get_fn = get_fn
+    def __init__(
+        self,
+        get_fn: Callable[[], PyTreeFunction],
+        donate_argnums: Iterable[int] = (),
+        view: GlobalView | None = None,
+    ):
+        self._get_fn, self._view = get_fn, view
         self._donate_argnums = frozenset(donate_argnums)
         self._programs: dict[Any, list[Program]] = {}
         self._lock = threading.Lock()
@@ -82,7 +89,7 @@ class ProgramCache:
         donate = [False] * len(arrays)
         if self._donate_argnums:
             donate = _donated(args, kwargs, self._donate_argnums)
-        return Program(self._get_fn, structure, arrays, donate, replicas)
+        return Program(self._get_fn, structure, arrays, donate, replicas, self._view)
 
     def _key(self, arrays: list[jax.Array], structure: Structure) -> Any:
         return id(context.current().strategy), signature(arrays, structure)

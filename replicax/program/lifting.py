@@ -26,10 +26,11 @@ from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
 from replicax.errors import LayoutError, ProgramError
 from replicax.host import host_of
 from replicax.program.advice import advise_of_zeros
-from replicax.program.buffers import holders
+from replicax.program.buffers import own
 from replicax.program.captured import captured_error
 from replicax.program.flax_modules import PassedModules
 from replicax.program.frames import ProgramFrame
+from replicax.program.global_view import GlobalView
 from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.host_calls import HostCalls
 from replicax.program.jaxprs import constants_of
@@ -39,7 +40,7 @@ from replicax.program.tracing import Pass, trace_function
 from replicax.runtime import turns
 from replicax.runtime.garbage import collected_later
 from replicax.runtime.transfer import put
-from replicax.variable_access import array_of, layout_of, name_of, set_array
+from replicax.variable_access import array_of, layout_of, name_of
 from replicax.variables import lives_elsewhere
 
 
@@ -69,6 +70,7 @@ class Program:
         arrays: The arrays of the first call, for their shapes and dtypes.
         donate: Which of `arrays` the caller gives away.
         replicas: Number of replicas if the arguments tell; a partial batch runs on fewer than the strategy has.
+        view: The strategy and the shardings of a function over global arrays; None for one that calls `strategy.run`.
 
     Attributes:
         asked: Arguments of which it matters how many replicas returned them, and the number that the program is for.
@@ -82,8 +84,9 @@ class Program:
         arrays: Sequence[Any],
         donate: Sequence[bool],
         replicas: int | None,
+        view: GlobalView | None = None,
     ):
-        self._get_fn, self._structure, self._donate = get_fn, structure, list(donate)
+        self._get_fn, self._structure, self._donate, self._view = get_fn, structure, list(donate), view
         self._any_donated = any(self._donate)
         self._argument_counts = [marked_with(array) for array in arrays]
         with health.phase(health.COMPILE), collected_later():
@@ -116,7 +119,7 @@ class Program:
         def new_frame(outside: Any, arrays: Sequence[Any]) -> ProgramFrame:
             frame = ProgramFrame(outside)
             frame.replicas = replicas
-            frame.strategy = context.current().strategy
+            frame.strategy = context.current().strategy if self._view is None else self._view.strategy
             frame.counts = Counts(arrays, self._argument_counts)
             return frame
 
@@ -150,6 +153,8 @@ class Program:
         layout = layout_of(variable)
         if layout is not None:
             return layout
+        if self._view is not None:
+            return self._view.sharding_of(variable)
         if self.strategy is not None and self.strategy.mesh is not None:
             return self.strategy.placement.program_sharding(variable, self.replicas)
         return None if self._mesh is None else self._sharding_beside_layouts(array_of(variable))
@@ -175,7 +180,9 @@ class Program:
         if self.strategy is not None and self.strategy.cuts_steps:
             variables = [*self._updated, *self._constant]
             return self.strategy.compile_cut(pure, variables, self._written, self.replicas)
-        results = self.strategy.placement.result_sharding(self.replicas) if self._is_partial() else None
+        # Where some devices belong to other processes, each of these must be able to read the results.
+        is_read_everywhere = self._is_partial() or self._view is not None
+        results = self.strategy.placement.result_sharding(self.replicas) if is_read_everywhere else None
         out_shardings = ([self._sharding(variable) for variable in self._written], results)
         # A function of the host may fail when the program has begun: the old values are kept until it has ended.
         donate = () if self._is_partial() else (2,) if self._host_calls else (0, 2)
@@ -187,13 +194,16 @@ class Program:
     def _call(self, frame: ProgramFrame, arrays: Sequence[Any]) -> list[Any]:
         args, kwargs = self._structure.rebuild(arrays)
         modules = PassedModules((args, kwargs))
-        with context.entered(frame=frame):
+        with context.entered(frame=frame, **self._ambient()):
             result = self._get_fn()(*args, **kwargs)
         modules.check_returned(result)
         leaves, structure = flatten_outputs(result)
         counted, passed = frame.counts.of_results(leaves)
         frame.returned = _Returned(structure, counted, passed, frame.counts.asked)
         return leaves
+
+    def _ambient(self) -> dict[str, Any]:
+        return {} if self._view is None else {"strategy": self._view.strategy}
 
     def _merged(self, donated: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
         given, others = iter(donated), iter(kept)
@@ -330,7 +340,7 @@ class Program:
             constant = self._loaded([(variable, self._sharding(variable)) for variable in self._constant])
         else:
             self._place()
-            _own(self._here)
+            own(self._here)
             constant = _values(self._constant, fetched)
         return _values(self._updated, fetched), constant, donated, kept
 
@@ -339,7 +349,8 @@ class Program:
         if self.strategy is None or self.strategy.mesh is None:
             return [put(array_of(variable), sharding) for variable, sharding in placements]
         strategys = [variable for variable, _ in placements if layout_of(variable) is None]
-        values = iter(self.strategy.placement.load(strategys, self.replicas))
+        homes = None if self._view is None else list(map(self._view.sharding_of, strategys))
+        values = iter(self.strategy.placement.load(strategys, self.replicas, homes))
         return [
             next(values) if layout_of(variable) is None else put(array_of(variable), sharding)
             for variable, sharding in placements
@@ -416,13 +427,3 @@ def _values(variables: Sequence[Any], fetched: dict[int, Any]) -> list[Any]:
         return [array_of(variable) for variable in variables]
     known = map(fetched.get, map(id, variables))
     return [array_of(variable) if value is None else value for variable, value in zip(variables, known, strict=True)]
-
-
-def _own(variables: Sequence[Any]) -> None:
-    """Gives each variable a buffer that nobody else holds: a program is about to overwrite it.
-
-    An array that a user has read from a variable, or that two variables share after `a.assign(b)`, is copied.
-    """
-    for variable in variables:
-        if holders(array_of(variable)) > 1:
-            set_array(variable, jnp.copy(array_of(variable)))

@@ -28,6 +28,10 @@ from replicax.program.min_cut import cheapest_cut
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
+class DependentGradientError(ProgramError):
+    """A step cannot be cut in two: one of its gradients follows from an update by another one."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Assigned:
     """A variable that the program assigns.
@@ -77,7 +81,7 @@ class Split:
         worker_equations: The equations of the worker's half.
 
     Raises:
-        ProgramError: A gradient is computed from variables that were updated by another gradient just before.
+        DependentGradientError: A gradient is computed from variables that another gradient has updated just before.
     """
 
     def __init__(
@@ -317,7 +321,7 @@ def _is_bound_to_worker(equation: Any) -> bool:
 def _check_independent(marks: Sequence[Any], tainted: set[Any]) -> None:
     for mark in marks:
         if any(not is_literal(atom) and atom in tainted for atom in mark.invars):
-            raise ProgramError(
+            raise DependentGradientError(
                 "A gradient of this step is computed from variables that the step has just updated by another "
                 "gradient, so the step cannot be cut in two: a server makes the updates, and a worker the gradients. "
                 "Compute all gradients first and apply them afterwards, or make two steps of it."

@@ -100,8 +100,13 @@ class CentralPlacement(Placement):
     """
 
     def __init__(self, devices: Sequence[jax.Device], parameter_device: jax.Device):
+        self._home = SingleDeviceSharding(parameter_device)
         super().__init__(devices)
-        self.home = SingleDeviceSharding(parameter_device)
+
+    @property
+    def home(self) -> SingleDeviceSharding:
+        """Where variables live, and what is computed from them."""
+        return self._home
 
     def variable_sharding(self, variable: Any) -> Any:
         """Returns where a variable's value lives between steps."""

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 import replicax.health as health
 from replicax.compat.jax import strongly_typed
@@ -81,6 +81,11 @@ class Placement:
         """Numbers of the replicas whose (first) device belongs to this process."""
         return tuple(i for i, device in enumerate(self.devices) if device.process_index == jax.process_index())
 
+    @property
+    def home(self) -> Sharding:
+        """Where a value is that is no replica's own: on all devices."""
+        return self.sharding(stacked=False)
+
     def mesh_for(self, replicas: int) -> Mesh:
         """Returns the mesh of the first `replicas` replicas."""
         if replicas not in self._meshes:
@@ -120,25 +125,33 @@ class Placement:
         shape = (self.replicas, *rows[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self.sharding(stacked=True), list(rows))
 
-    def load(self, variables: Sequence[Any], replicas: int) -> list[jax.Array]:
+    def load(
+        self, variables: Sequence[Any], replicas: int, homes: Sequence[Sharding | None] | None = None
+    ) -> list[jax.Array]:
         """Returns the values of variables as a program on `replicas` replicas needs them.
 
         On a sub-mesh a mirrored variable is a view of the copies of the first devices. Any other comes whole, to each
         device: also the components of replicas that sit the step out count when it is read. A value that is not on the
         mesh yet is a first value: where the mesh spans processes, that of process 0.
+
+        Args:
+            variables: The variables.
+            replicas: How many replicas the program runs on.
+            homes: Where a program on all replicas wants the values; by default where variables live between steps.
         """
-        homes = [self.variable_sharding(variable) for variable in variables]
+        if homes is None:
+            homes = [self.variable_sharding(variable) for variable in variables]
         values = [array_of(variable) for variable in variables]
         # One that JAX may still move is not there either: programs tell such values from others.
         new = [
-            i
+            (i, home)
             for i, (value, home) in enumerate(zip(values, homes, strict=True))
-            if value.sharding != home or not value.committed
+            if home is not None and (value.sharding != home or not value.committed)
         ]
         if new:
-            names = [name_of(variables[i]) for i in new]
-            agreed = self.agreed([values[i] for i in new], names)
-            for i, value in zip(new, placed_copies(agreed, [homes[i] for i in new]), strict=True):
+            names = [name_of(variables[i]) for i, _ in new]
+            agreed = self.agreed([values[i] for i, _ in new], names)
+            for (i, _), value in zip(new, placed_copies(agreed, [home for _, home in new]), strict=True):
                 values[i] = value
         if replicas == self.replicas:
             return values
@@ -255,13 +268,13 @@ def _is_own(value: Any) -> bool:
     return not isinstance(value, jax.Array) or value.is_fully_addressable
 
 
-def placed_copy(value: Any, sharding: NamedSharding) -> jax.Array:
+def placed_copy(value: Any, sharding: Sharding) -> jax.Array:
     """Returns a copy of `value` with a sharding; it shares no buffer with `value`."""
     (copy,) = placed_copies([value], [sharding])
     return copy
 
 
-def placed_copies(values: Sequence[Any], shardings: Sequence[NamedSharding]) -> list[jax.Array]:
+def placed_copies(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[jax.Array]:
     """Returns copies of `values` with shardings; they share no buffers with `values`."""
     # `device_put` reuses the buffer of a device that has the value already, even with may_alias=False.
     return put_all(list(map(_copied, values)), shardings)

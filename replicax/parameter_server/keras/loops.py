@@ -17,9 +17,10 @@ import numpy as np
 
 import replicax.compat.keras as keras_door
 from replicax.errors import ArgumentError, BatchError
+from replicax.keras.steps import KerasSteps
 from replicax.parameter_server.coordinator import ClusterCoordinator
 from replicax.parameter_server.keras.data import DataArguments, RoundRobin, array_batches, for_coordinator, for_workers
-from replicax.parameter_server.keras_steps import KerasSteps, UnderWay
+from replicax.parameter_server.keras.under_way import UnderWay
 
 
 class KerasLoops:

@@ -1,0 +1,142 @@
+"""Keras's functional steps as functions of a batch that read and assign the model's variables.
+
+Keras's `train_step` is `(state, data) -> (logs, state)`, where the state are the values of all variables. As functions
+that read variables and assign them the steps are programs like any other: `Model.fit` runs them over global arrays, and
+a parameter server cuts them in two and schedules them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+
+from replicax.program.handover import store_values
+from replicax.program.jaxprs import marked_as_gradient
+from replicax.typing import PyTree
+from replicax.variable_access import VariableLike, array_of
+
+if TYPE_CHECKING:
+    import keras
+
+State = tuple[list[jax.Array], ...]
+FunctionalStep = Callable[[State, PyTree], tuple[PyTree, State]]
+
+
+class KerasStep:
+    """One of a model's steps.
+
+    Args:
+        step: The functional step, `(state, data) -> (outputs, state)`.
+        groups: The variables whose values are the state.
+        optimizer: The optimizer that the step calls; None if it calls none.
+
+    Attributes:
+        groups: The variables.
+        optimizer: The optimizer.
+    """
+
+    def __init__(
+        self,
+        step: FunctionalStep,
+        groups: Sequence[Sequence[VariableLike]],
+        optimizer: keras.optimizers.Optimizer | None = None,
+    ):
+        self._step, self.groups, self.optimizer = step, [list(group) for group in groups], optimizer
+        self.__name__ = self.__qualname__ = getattr(step, "__name__", "step")
+
+    @property
+    def variables(self) -> list[VariableLike]:
+        """The variables of all groups."""
+        return list(itertools.chain(*self.groups))
+
+    def __call__(self, data: PyTree) -> PyTree:
+        """Makes a step inside a program, with what the optimizer gets marked as gradients; returns the outputs."""
+        with gradients_marked(self.optimizer):
+            return self.unmarked(data)
+
+    def unmarked(self, data: PyTree) -> PyTree:
+        """Makes a step inside a program."""
+        outputs, changed = self._made(tuple([variable.value for variable in group] for group in self.groups), data)
+        for variable, value in changed:
+            variable.assign(value)
+        return outputs
+
+    def eager(self, data: PyTree) -> PyTree:
+        """Makes a step operation by operation, outside of any program; returns the outputs."""
+        outputs, changed = self._made(tuple([array_of(variable) for variable in group] for group in self.groups), data)
+        store_values([variable for variable, _ in changed], [value for _, value in changed])
+        return outputs
+
+    def _made(self, state: State, data: PyTree) -> tuple[PyTree, list[tuple[VariableLike, jax.Array]]]:
+        """Makes a step; returns its outputs, and the variables that it changes with their new values."""
+        before = list(itertools.chain(*state))
+        outputs, new_state = self._step(state, data)
+        after = itertools.chain(*new_state)
+        return outputs, [
+            (variable, new) for variable, old, new in zip(self.variables, before, after, strict=True) if new is not old
+        ]
+
+
+class KerasSteps:
+    """Makes the steps of one model.
+
+    Args:
+        model: The model, with all its variables.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model = model
+
+    def train(self) -> KerasStep:
+        """Returns the training step, which returns logs."""
+        model = self._model
+        groups = [*self._layers_variables(), model.optimizer.variables, model.metrics_variables]
+        return KerasStep(model.train_step, groups, model.optimizer)
+
+    def test(self) -> KerasStep:
+        """Returns the evaluation step, which returns logs."""
+        return KerasStep(self._model.test_step, [*self._layers_variables(), self._model.metrics_variables])
+
+    def predict(self) -> KerasStep:
+        """Returns the step that predicts for a batch."""
+        model = self._model
+
+        def predict_step(state: State, data: PyTree) -> tuple[PyTree, State]:
+            outputs, non_trainable = model.predict_step(state, data)
+            return outputs, (state[0], non_trainable)
+
+        return KerasStep(predict_step, self._layers_variables())
+
+    def _layers_variables(self) -> list[list[VariableLike]]:
+        return [self._model.trainable_variables, self._model.non_trainable_variables]
+
+
+@contextlib.contextmanager
+def gradients_marked(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
+    """Marks what a training step that is traced in the `with` block gives to its optimizer as gradients.
+
+    Args:
+        optimizer: The optimizer; None if there is none.
+    """
+    if optimizer is None:
+        yield
+        return
+    apply = optimizer.stateless_apply
+
+    def stateless_apply(
+        optimizer_variables: list[jax.Array], grads: Sequence[jax.Array | None], trainable_variables: list[jax.Array]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        marked = [None if gradient is None else marked_as_gradient(gradient) for gradient in grads]
+        results: tuple[list[jax.Array], list[jax.Array]] = apply(optimizer_variables, marked, trainable_variables)
+        return results
+
+    own = vars(optimizer)  # What stands there goes before the method of the class, and Keras does not track it.
+    own["stateless_apply"] = stateless_apply
+    try:
+        yield
+    finally:
+        del own["stateless_apply"]

@@ -1,0 +1,24 @@
+"""Programs over global arrays: one computation, which XLA partitions, and in which no replica runs by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from jax.sharding import Sharding
+
+from replicax.host import Host
+from replicax.variable_access import VariableLike
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalView:
+    """What makes a function over global arrays a program of a strategy, as the steps of `Model.fit` are.
+
+    Attributes:
+        strategy: The strategy, whichever is current when the program is called.
+        sharding_of: Returns where a variable is at the beginning and the end of the program.
+    """
+
+    strategy: Host
+    sharding_of: Callable[[VariableLike], Sharding | None]
