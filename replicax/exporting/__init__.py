@@ -1,4 +1,4 @@
-"""Export: compiled functions with their variables as files that run without the code that made them."""
+"""Exporting compiled functions and their variables to files, which run without the code that made them."""
 
 from replicax.exporting.loading import LoadedFunction, load_export
 from replicax.exporting.writing import export

@@ -1,11 +1,11 @@
-"""`rx.load_export`: runs a function that `rx.export` wrote, on one device or on a mesh."""
+"""`rx.load_export` runs a function that `rx.export` wrote, on one device or on a mesh."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,28 +15,38 @@ from replicax.checkpoint import read_arrays
 from replicax.checkpoint.writing import absolute
 from replicax.dtensor.arrays import laid_out
 from replicax.dtensor.layout import UNSHARDED, Layout
-from replicax.dtensor.mesh import Mesh
+from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.dtensor.variable import DVariable
 from replicax.errors import ArgumentError, ExportError, LayoutError
-from replicax.exporting.manifest import PORTABLE, SHARDED, VARIABLES, leaves_of, read_manifest
-from replicax.exporting.pytrees import described, is_value, rebuilt
+from replicax.exporting.manifest import (
+    PORTABLE,
+    SHARDED,
+    VARIABLES,
+    ArrayEntry,
+    Manifest,
+    VariableEntry,
+    leaves_of,
+    read_manifest,
+)
+from replicax.exporting.pytrees import TreeDocument, flattened, is_value, unflattened
+from replicax.typing import Leaf, PyTree
 from replicax.variables import Variable
 
 
 class LoadedFunction:
     """A function that was exported, with variables of its own.
 
-    Call it with arguments of the structure, shapes and dtypes that it was exported for. Made by `rx.load_export`.
+    Call it with arguments of the structure, shapes and dtypes that it was exported for. `rx.load_export` makes it.
 
     Attributes:
         name: Name of the function that was exported.
-        mesh: The mesh that it runs on, None on one device.
-        exported_mesh_dims: Pairs of name and size: the mesh that it was exported on, None if there was none.
+        mesh: The mesh that it runs on; None on one device.
+        exported_mesh_dims: Name and size of each dimension of the mesh that it was exported on; None without a mesh.
         variables: Its variables by name: `DVariable` on a mesh, otherwise `rx.Variable`. They can be read, assigned,
             and put into checkpoints.
     """
 
-    def __init__(self, directory: Path, manifest: dict[str, Any], mesh: Mesh | None):
+    def __init__(self, directory: Path, manifest: Manifest, mesh: Mesh | None):
         self.name: str = manifest["function"]
         self.mesh = mesh
         dims = manifest["mesh"]
@@ -45,48 +55,49 @@ class LoadedFunction:
         self._inputs = [_Input(entry, mesh) for entry in manifest["inputs"]]
         exported = _deserialized(_program_bytes(directory, manifest, mesh), manifest, directory)
         self._call = jax.jit(exported.call)
-        self.variables: dict[str, Any] = _variables(directory, manifest["variables"], mesh)
+        self.variables: dict[str, Variable] = _variables(directory, manifest["variables"], mesh)
         assigned = [entry["name"] for entry in manifest["variables"] if entry["assigned"]]
         self._assigned = [self.variables[name] for name in assigned]
         self._read = [variable for name, variable in self.variables.items() if name not in assigned]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the function, and updates the variables that it assigns.
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """Runs the function and updates the variables that it assigns.
 
         Raises:
-            ArgumentError: The arguments are not those that it was exported for.
+            ArgumentError: The arguments are not like those that it was exported for.
         """
-        arguments, leaves = described((list(args), kwargs), is_value)
+        arguments, leaves = flattened((list(args), kwargs), is_value)
         if arguments != self._manifest["arguments"]:
             raise ArgumentError(
-                f"{self.name} was exported for arguments like {_spelled(self._manifest['arguments'], self._inputs)}, "
-                f"got {_spelled(arguments, [_shape_of(leaf) for leaf in leaves])}."
+                f"{self.name} was exported for arguments like "
+                f"{_shown_arguments(self._manifest['arguments'], self._inputs)}, got "
+                f"{_shown_arguments(arguments, [_shape_of(leaf) for leaf in leaves])}."
             )
         inputs = [wanted.placed(leaf) for wanted, leaf in zip(self._inputs, leaves, strict=True)]
         values, read = [variable.value for variable in self._assigned], [variable.value for variable in self._read]
         new_values, results = self._call(values, read, [], inputs)
         for variable, value in zip(self._assigned, new_values, strict=True):
             variable.assign(value)
-        return rebuilt(self._manifest["results"], results)
+        return unflattened(self._manifest["results"], results)
 
     def __repr__(self) -> str:
         where = f"on {self.mesh!r}" if self.mesh is not None else "on one device"
-        return f"<LoadedFunction {self.name}{_spelled(self._manifest['arguments'], self._inputs)} {where}>"
+        return f"<LoadedFunction {self.name}{_shown_arguments(self._manifest['arguments'], self._inputs)} {where}>"
 
 
-def load_export(path: str | os.PathLike[str], *, mesh: Any = None) -> LoadedFunction:
-    """Loads a function that `rx.export` wrote. The code that made it is not needed, and nothing in the files is run.
+def load_export(path: str | os.PathLike[str], *, mesh: MeshLike | None = None) -> LoadedFunction:
+    """Loads a function that `rx.export` wrote. The code that made it is not needed, and no Python in the files runs.
 
     Args:
         path: The directory.
-        mesh: The mesh to run on: variables and arguments get the layouts that they had, so it must have the
-            dimensions that these name. If its dimensions and their sizes are those of the mesh that the function was
-            exported on, the program keeps the layouts inside too; on others XLA chooses those. By default everything
-            is on one device.
+        mesh: The mesh to run on. Variables and arguments get the layouts that they had, so the mesh must have the
+            dimensions that these name. If it has the dimensions and sizes of the mesh that the function was exported
+            on, the program keeps the layouts inside too; otherwise XLA chooses these. By default everything is on one
+            device.
 
     Raises:
         ExportError: There is no exported function, it is incomplete, or it cannot run on one device.
-        LayoutError: The mesh lacks a dimension that a layout names, or one does not divide what it cuts.
+        LayoutError: The mesh lacks a dimension that a layout names, or a dimension does not divide what it shards.
         CheckpointError: The variables cannot be read.
     """
     directory = absolute(path)
@@ -95,20 +106,20 @@ def load_export(path: str | os.PathLike[str], *, mesh: Any = None) -> LoadedFunc
 
 
 class _Input:
-    """What the function wants in one place of its arguments."""
+    """An input of the program: which arguments fit, and where they are placed."""
 
-    def __init__(self, entry: dict[str, Any], mesh: Mesh | None):
+    def __init__(self, entry: ArrayEntry, mesh: Mesh | None):
         self.shape, self.dtype = tuple(entry["shape"]), np.dtype(entry["dtype"])
         self._layout = None if mesh is None else _layout(entry, mesh)
 
-    def placed(self, value: Any) -> jax.Array:
-        """Returns an argument as the program takes it.
+    def placed(self, value: Leaf) -> jax.Array:
+        """Returns an argument on the devices where the program takes it.
 
         Raises:
             ArgumentError: Its shape or dtype is another one.
         """
         if not isinstance(value, (jax.Array, np.ndarray)):
-            value = np.asarray(value, self.dtype)  # a Python number has no dtype of its own
+            value = np.asarray(value, self.dtype)  # A Python number has no dtype of its own.
         shape = np.shape(value)
         fits = len(shape) == len(self.shape) and all(
             isinstance(wanted, str) or wanted == length for wanted, length in zip(self.shape, shape, strict=True)
@@ -119,20 +130,20 @@ class _Input:
             return jnp.asarray(value)
         try:
             return laid_out(value, self._layout)
-        except LayoutError:  # a smaller batch than at export, say: it is computed whole on each device
+        except LayoutError:  # For instance a smaller batch than at export: it is replicated.
             return laid_out(value, Layout.replicated(self._layout.mesh, self._layout.rank))
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-def _program_bytes(directory: Path, manifest: dict[str, Any], mesh: Mesh | None) -> bytes:
+def _program_bytes(directory: Path, manifest: Manifest, mesh: Mesh | None) -> bytes:
     dims = None if mesh is None else [[name, mesh.dim_size(name)] for name in mesh.dim_names]
     same_mesh = dims is not None and dims == manifest["mesh"]
     if not same_mesh and manifest["why_not_portable"]:
         raise ExportError(
             f"{manifest['function']} can only run on a mesh like the one that it was exported on, "
-            f"{dict(manifest['mesh'])}: pass `mesh`. {manifest['why_not_portable']}"
+            f"{dict(manifest['mesh'] or [])}: pass `mesh`. {manifest['why_not_portable']}"
         )
     file = SHARDED if same_mesh else PORTABLE
     try:
@@ -140,27 +151,27 @@ def _program_bytes(directory: Path, manifest: dict[str, Any], mesh: Mesh | None)
     except OSError as error:
         raise ExportError(f"The exported function is incomplete: {error}") from error
     if hashlib.sha256(program).hexdigest() != manifest["programs"][file]:
-        raise ExportError(f"{directory / file} is damaged: it is not what was exported.")
+        raise ExportError(f"{directory / file} is damaged: its checksum is another one.")
     return program
 
 
-def _deserialized(program: bytes, manifest: dict[str, Any], directory: Path) -> Any:
+def _deserialized(program: bytes, manifest: Manifest, directory: Path) -> jax.export.Exported:
     try:
         exported = jax.export.deserialize(bytearray(program))
-    except Exception as error:  # Of whatever kind the reader of flatbuffers has; the file is what it should be.
+    except Exception as error:  # The reader of flatbuffers raises many kinds. (The checksum of the file was right.)
         raise ExportError(f"JAX {jax.__version__} cannot read the program in {directory}: {error!r}") from error
     variables = manifest["variables"]
     takes = len(variables) + len(manifest["inputs"])
     gives = sum(entry["assigned"] for entry in variables) + len(leaves_of(manifest["results"]))
     if (len(exported.in_avals), len(exported.out_avals)) != (takes, gives):
         raise ExportError(
-            f"The program in {directory} takes {len(exported.in_avals)} values and gives {len(exported.out_avals)}; "
-            f"its manifest says {takes} and {gives}."
+            f"The program in {directory} takes {len(exported.in_avals)} values and returns {len(exported.out_avals)}, "
+            f"but its manifest says {takes} and {gives}."
         )
     return exported
 
 
-def _variables(directory: Path, entries: list[dict[str, Any]], mesh: Mesh | None) -> dict[str, Variable]:
+def _variables(directory: Path, entries: Sequence[VariableEntry], mesh: Mesh | None) -> dict[str, Variable]:
     if not entries:
         return {}
     layouts = {entry["name"]: None if mesh is None else _layout(entry, mesh) for entry in entries}
@@ -175,28 +186,28 @@ def _variables(directory: Path, entries: list[dict[str, Any]], mesh: Mesh | None
     return {name: _variable(name, values[name], layouts[name]) for name in wanted}
 
 
-def _variable(name: str, value: Any, layout: Layout | None) -> Variable:
+def _variable(name: str, value: jax.Array, layout: Layout | None) -> Variable:
     return Variable(value, name=name) if layout is None else DVariable(value, layout=layout, name=name)
 
 
-def _layout(entry: dict[str, Any], mesh: Mesh) -> Layout:
+def _layout(entry: ArrayEntry | VariableEntry, mesh: Mesh) -> Layout:
     specs = entry["layout"] or [UNSHARDED] * len(entry["shape"])
     return Layout([tuple(spec) if isinstance(spec, list) else spec for spec in specs], mesh)
 
 
-def _shape_of(leaf: Any) -> str:
+def _shape_of(leaf: Leaf) -> str:
     return f"{leaf.dtype}{list(np.shape(leaf))}" if hasattr(leaf, "dtype") else type(leaf).__name__
 
 
-def _spelled(arguments: Any, leaves: list[Any]) -> str:
-    args, kwargs = rebuilt(arguments, [_Spelled(leaf) for leaf in leaves])
+def _shown_arguments(arguments: TreeDocument, leaves: Sequence[object]) -> str:
+    args, kwargs = unflattened(arguments, [_Unquoted(leaf) for leaf in leaves])
     return "(" + ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]) + ")"
 
 
-class _Spelled:
+class _Unquoted:
     """An argument in a message: its dtype and shape, without quotes."""
 
-    def __init__(self, leaf: Any):
+    def __init__(self, leaf: object):
         self._text = str(leaf)
 
     def __repr__(self) -> str:

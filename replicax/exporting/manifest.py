@@ -1,30 +1,91 @@
-"""`manifest.json`: what an exported function is, in JSON that is checked before anybody goes by it."""
+"""`manifest.json`: the description of an exported function. It is checked before it is used."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from replicax.checkpoint.documents import digest_of, parsed, taken, taken_count, taken_dtype
 from replicax.errors import ExportError
+from replicax.exporting.pytrees import TreeDocument
 
 MANIFEST, VARIABLES, PORTABLE, SHARDED = "manifest.json", "variables", "portable.stablehlo", "sharded.stablehlo"
 _FORMAT = 2
 
 
-def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
+class ArrayEntry(TypedDict):
+    """An array that a program takes.
+
+    Attributes:
+        shape: The length of each dimension, or its name where it is symbolic.
+        dtype: Name of the dtype.
+        layout: For each dimension the entry of its layout; None without a mesh.
+    """
+
+    shape: list[int | str]
+    dtype: str
+    layout: list[str | list[str]] | None
+
+
+class VariableEntry(TypedDict):
+    """A variable of the function.
+
+    Attributes:
+        name: Its name.
+        assigned: Whether the function assigns it.
+        shape: The length of each dimension.
+        dtype: Name of the dtype.
+        layout: For each dimension the entry of its layout; None without a mesh.
+    """
+
+    name: str
+    assigned: bool
+    shape: list[int]
+    dtype: str
+    layout: list[str | list[str]] | None
+
+
+class Manifest(TypedDict):
+    """The description of an exported function.
+
+    Attributes:
+        jax: The version of JAX that exported it.
+        function: Its name.
+        mesh: Name and size of each dimension of the mesh that it was exported on; None without a mesh.
+        platforms: The platforms that it can run on.
+        arguments: Structure of its arguments.
+        inputs: The leaves of its arguments that are inputs of the program.
+        results: Structure of its results.
+        variables: Its variables; those that it assigns come first.
+        programs: SHA-256 of each program by the name of its file.
+        why_not_portable: Why it cannot run without a mesh; empty if it can.
+    """
+
+    jax: str
+    function: str
+    mesh: list[tuple[str, int]] | None
+    platforms: list[str]
+    arguments: TreeDocument
+    inputs: list[ArrayEntry]
+    results: TreeDocument
+    variables: list[VariableEntry]
+    programs: dict[str, str]
+    why_not_portable: str
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes a manifest, with a checksum of its own."""
     plain = json.loads(json.dumps({"format": _FORMAT, **manifest}))
     (directory / MANIFEST).write_text(json.dumps({**plain, "sha256": digest_of(plain)}, indent=1) + "\n")
 
 
-def read_manifest(directory: Path) -> dict[str, Any]:
+def read_manifest(directory: Path) -> Manifest:
     """Returns the manifest of an exported function.
 
     Raises:
-        ExportError: There is none, it is damaged, or another version of replicax wrote it.
+        ExportError: There is no manifest, it is damaged, or another version of replicax wrote it.
     """
     try:
         manifest = parsed((directory / MANIFEST).read_bytes())
@@ -39,10 +100,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise ExportError(f"{directory / MANIFEST} cannot be read, or is damaged: {error}") from error
     if version != _FORMAT:
         raise ExportError(f"{directory} has format {version}; this version reads format {_FORMAT}. Export it again.")
-    return manifest
+    return cast(Manifest, manifest)
 
 
-def _check(manifest: Any) -> None:
+def _check(manifest: dict[str, object]) -> None:
     digest = taken(manifest, "sha256", str)
     if digest_of({key: value for key, value in manifest.items() if key != "sha256"}) != digest:
         raise ValueError("it is not as it was written")
@@ -50,7 +111,7 @@ def _check(manifest: Any) -> None:
         taken(manifest, text, str)
     for file, digest in taken(manifest, "programs", dict).items():
         if file not in (PORTABLE, SHARDED) or not isinstance(digest, str):
-            raise ValueError(f"{file!r} is no program")
+            raise ValueError(f"{file!r} is not a program")
     if manifest["why_not_portable"]:
         taken(manifest, "mesh", list)
     else:
@@ -59,40 +120,40 @@ def _check(manifest: Any) -> None:
         taken(manifest["programs"], SHARDED, str)
         for dim in taken(manifest, "mesh", list):
             if not (isinstance(dim, list) and len(dim) == 2 and isinstance(dim[0], str) and type(dim[1]) is int):
-                raise ValueError(f"{dim!r:.100} is no dimension of a mesh")
+                raise ValueError(f"{dim!r:.100} is not a dimension of a mesh")
     inputs = taken(manifest, "inputs", list)
     for entry in inputs:
         _check_array(entry)
     for entry in taken(manifest, "variables", list):
         taken(entry, "name", str)
         taken(entry, "assigned", bool)
-        _check_array(entry)
+        _check_array(entry, symbolic=False)
     if leaves_of(manifest.get("arguments")) != list(range(len(inputs))):
-        raise ValueError("its arguments do not go with its inputs")
+        raise ValueError("its arguments do not match its inputs")
     results = leaves_of(manifest.get("results"))
     if results != list(range(len(results))):
-        raise ValueError("its results are in no order")
+        raise ValueError("its results are not in order")
 
 
-def _check_array(entry: Any) -> None:
+def _check_array(entry: Mapping[str, object], symbolic: bool = True) -> None:
     for length in taken(entry, "shape", list):
-        if not isinstance(length, str) and (type(length) is not int or length < 0):
-            raise ValueError(f"{length!r:.100} is no length of an array")
+        if not (symbolic and isinstance(length, str)) and (type(length) is not int or length < 0):
+            raise ValueError(f"{length!r:.100} is not the length of a dimension")
     taken_dtype(entry, "dtype")
     if entry.get("layout") is not None:
         for spec in taken(entry, "layout", list):
             if not isinstance(spec, str) and not (isinstance(spec, list) and all(isinstance(s, str) for s in spec)):
-                raise ValueError(f"{spec!r:.100} is no entry of a layout")
+                raise ValueError(f"{spec!r:.100} is not an entry of a layout")
 
 
-def leaves_of(description: Any) -> list[int]:
-    """Returns the numbers of the leaves of a described nest, in order.
+def leaves_of(description: object) -> list[int]:
+    """Returns the indices of the leaves in the structure of a pytree, in order.
 
     Raises:
-        ValueError: It describes no nest.
+        ValueError: It is not the structure of a pytree.
     """
     if not isinstance(description, dict) or len(description) != 1:
-        raise ValueError(f"{description!r:.100} describes no nest")
+        raise ValueError(f"{description!r:.100} is not the structure of a pytree")
     ((kind, content),) = description.items()
     if kind == "leaf":
         return [taken_count(description, "leaf")]
@@ -102,4 +163,4 @@ def leaves_of(description: Any) -> list[int]:
         return [leaf for item in content.values() for leaf in leaves_of(item)]
     if kind in ("list", "tuple") and isinstance(content, list):
         return [leaf for item in content for leaf in leaves_of(item)]
-    raise ValueError(f"{kind!r} is no nest")
+    raise ValueError(f"{kind!r} is not a kind of pytree")

@@ -1,30 +1,37 @@
-"""Nests of arguments and results as JSON, so that they can be rebuilt without the code that made them."""
+"""Pytrees of arguments and results as JSON, so that they can be unflattened without the code that made them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import jax
 import numpy as np
 
 from replicax.errors import ExportError
+from replicax.typing import Leaf, PyTree
 
 _PLAIN = (str, bool, int, float, type(None))
 
+#  The structure of a pytree as JSON: a dict with one key, which says what it is: `leaf`, `value`, `dict`, `list`,
+# `tuple`.
+TreeDocument: TypeAlias = dict[str, object]
 
-def described(nest: Any, is_leaf: Any) -> tuple[Any, list[Any]]:
-    """Returns a description of a nest that JSON can hold, and its leaves.
+
+def flattened(tree: PyTree, is_leaf: Callable[[Leaf], bool]) -> tuple[TreeDocument, list[Leaf]]:
+    """Returns the structure of a pytree, as JSON can hold it, and its leaves.
 
     Args:
-        nest: Nest of dicts with string keys, lists and tuples.
-        is_leaf: Tells what is a leaf. Anything else must be a plain Python value, which the description holds.
+        tree: Dicts with string keys, lists and tuples, nested in any way.
+        is_leaf: Returns whether a value is a leaf. Anything else must be a plain Python value, which the structure
+            holds.
 
     Raises:
-        ExportError: The nest has something else in it.
+        ExportError: The pytree contains something else.
     """
-    leaves: list[Any] = []
+    leaves: list[Leaf] = []
 
-    def describe(value: Any) -> Any:
+    def describe(value: PyTree) -> TreeDocument:
         if is_leaf(value):
             leaves.append(value)
             return {"leaf": len(leaves) - 1}
@@ -39,24 +46,26 @@ def described(nest: Any, is_leaf: Any) -> tuple[Any, list[Any]]:
             f"Python values, so that it needs none of your code; got {type(value).__name__}: {value!r:.100}."
         )
 
-    return describe(nest), leaves
+    return describe(tree), leaves
 
 
-def rebuilt(description: Any, leaves: list[Any]) -> Any:
-    """Returns the nest of a description, with `leaves` in the places of its leaves."""
-    ((kind, content),) = description.items()
-    if kind == "leaf":
+def unflattened(structure: TreeDocument, leaves: Sequence[Leaf]) -> PyTree:
+    """Returns the pytree of a structure that `flattened` made, with `leaves` as its leaves."""
+    ((kind, content),) = structure.items()
+    if kind == "leaf" and isinstance(content, int):
         return leaves[content]
-    if kind == "dict":
-        return {key: rebuilt(item, leaves) for key, item in content.items()}
+    if kind == "dict" and isinstance(content, dict):
+        return {key: unflattened(item, leaves) for key, item in content.items()}
     if kind == "value":
         return content
-    items = [rebuilt(item, leaves) for item in content]
+    assert isinstance(content, list), kind  # Manifests are checked when they are read.
+    items = [unflattened(item, leaves) for item in content]
     return tuple(items) if kind == "tuple" else items
 
 
-def is_value(leaf: Any) -> bool:
-    """Returns whether an argument is a value of the program: an array, its description, or a number; bools are not."""
+def is_value(leaf: Leaf) -> bool:
+    """Returns whether an argument is an input of the program: an array, its shape and dtype, or a number but no "
+    "bool."""
     if isinstance(leaf, bool):
         return False
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, int, float, complex))

@@ -6,9 +6,9 @@ import dataclasses
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,45 +16,57 @@ import jax.numpy as jnp
 from replicax.checkpoint import write_variables
 from replicax.checkpoint.writing import absolute
 from replicax.dtensor.arrays import layout_of
-from replicax.dtensor.layout import Layout
+from replicax.dtensor.mesh import Mesh
 from replicax.errors import ExportError
-from replicax.exporting.manifest import PORTABLE, SHARDED, VARIABLES, write_manifest
+from replicax.exporting.manifest import (
+    PORTABLE,
+    SHARDED,
+    VARIABLES,
+    ArrayEntry,
+    Manifest,
+    VariableEntry,
+    write_manifest,
+)
 from replicax.exporting.portable import without_placement
-from replicax.exporting.pytrees import described, is_value, rebuilt
+from replicax.exporting.pytrees import TreeDocument, flattened, is_value, unflattened
 from replicax.program.function import Function, function
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure
-from replicax.variable_access import name_of
+from replicax.typing import Leaf, PyTree, PyTreeFunction
+from replicax.variable_access import VariableLike, array_of, name_of
+
+_Arrays: TypeAlias = list[jax.Array]
+_Shapes: TypeAlias = list[jax.ShapeDtypeStruct]
 
 
 def export(
-    fn: Callable[..., Any],
+    fn: PyTreeFunction,
     path: str | os.PathLike[str],
-    *args: Any,
+    *args: PyTree,
     platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
-    **kwargs: Any,
+    **kwargs: PyTree,
 ) -> Path:
-    """Writes a function and the variables that it uses to a directory; `rx.load_export` runs it, without your code.
+    """Writes a function and the variables that it uses to a directory. `rx.load_export` runs it without your code.
 
-    The program is stored as StableHLO (by `jax.export`), the variables as a checkpoint with the layout of each, a
-    description of arguments and results as JSON: no Python is pickled. Variables that the function assigns are part of
-    what is exported: a training step can be, and goes on where it was.
+    The directory holds the program as StableHLO (by `jax.export`), the variables as a checkpoint with their layouts,
+    and the structure of arguments and results as JSON. No Python is pickled. The function may assign variables: an
+    exported training step goes on where it was.
 
     Args:
-        fn: An `rx.function`, or a function that could be one.
+        fn: An `rx.function`, or a function that `rx.function` can wrap.
         path: A new directory.
         *args: Arguments like those of later calls: arrays, DTensors (whose layouts are kept), numbers, or
             `jax.ShapeDtypeStruct`s, also with symbolic dimensions (`jax.export.symbolic_shape("b, 784")`). Only their
-            shapes, dtypes and layouts matter. Strings, bools and None are fixed in the program.
+            shapes, dtypes and layouts matter. Strings, bools and None are constants in the program.
         platforms: Platforms that the program can run on.
         **kwargs: More arguments.
 
     Returns:
-        The absolute path of the directory. It appears when everything is in it.
+        The absolute path of the directory, which appears when it is complete.
 
     Raises:
-        ExportError: The directory exists, an argument or result is no nest of dicts, lists and tuples of arrays, the
-            variables are spread over several meshes, or JAX cannot export the function; nothing is written then.
+        ExportError: The directory exists, an argument or result is not made of dicts, lists and tuples of arrays, the
+            variables live over several meshes, or JAX cannot export the function. Nothing is written then.
 
     Example:
         >>> import tempfile
@@ -66,13 +78,13 @@ def export(
     """
     target = absolute(path)
     if target.exists():
-        raise ExportError(f"{target} exists already. A function is exported to a new directory: choose another name.")
+        raise ExportError(f"{target} exists already. Choose another name: a function is exported to a new directory.")
     if jax.process_count() > 1:
         raise ExportError(
-            f"export runs in one process, and there are {jax.process_count()}. Write a checkpoint, and export from a "
-            "single process that restores it."
+            f"export runs in a single process, but there are {jax.process_count()}. Write a checkpoint, and export "
+            "from one process that restores it."
         )
-    exported = _Exported(fn, args, kwargs, tuple(platforms))
+    exported = _ExportedFunction(fn, args, kwargs, tuple(platforms))
     unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
     try:
         exported.write(unfinished)
@@ -83,27 +95,28 @@ def export(
 
 
 @dataclasses.dataclass
-class _Exported:
-    """A function on its way to disk: everything that can go wrong does so before anything is written."""
+class _ExportedFunction:
+    """A function before it is written. Its constructor raises all errors of the export, so that nothing is half "
+    "written."""
 
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    fn: PyTreeFunction
+    args: tuple[PyTree, ...]
+    kwargs: dict[str, PyTree]
     platforms: tuple[str, ...]
 
     def __post_init__(self) -> None:
         fn = self.fn if isinstance(self.fn, Function) else function(self.fn)
-        self._arguments, leaves = described((list(self.args), self.kwargs), is_value)
+        self._arguments, leaves = flattened((list(self.args), self.kwargs), is_value)
         self._inputs = [_abstract(leaf) for leaf in leaves]
         program = _program(fn, self._arguments, self._inputs)
         self._jitted, self._assigned, self._read = program.parts()
         self._variables = [*self._assigned, *self._read]
         _check_updated(program, self._assigned)
         results = program.result
-        self._results, _ = described(
+        self._results, _ = flattened(
             jax.tree_util.tree_unflatten(results.treedef, _results_with_marks(results)), lambda leaf: leaf is _ARRAY
         )
-        self._mesh = _mesh_of([variable._value for variable in self._variables] + self._inputs)
+        self._mesh = _mesh_of([*map(array_of, self._variables), *self._inputs])
         self._programs: dict[str, bytes] = {}
         self._why_not_portable = self._export_portable()
         if self._mesh is not None:
@@ -112,14 +125,12 @@ class _Exported:
         self._manifest = self._described()
 
     def _export_portable(self) -> str:
-        """Makes the program without placement; returns why there is none, or an empty string."""
+        """Makes the program without placement. Returns why that is not possible, or an empty string."""
         program = jax.make_jaxpr(self._jitted)(*self._signature(sharded=False))
         flat = without_placement(program)
         count = len(self._assigned)
 
-        def portable(
-            assigned: list[Any], read: list[Any], donated: list[Any], inputs: list[Any]
-        ) -> tuple[list[Any], list[Any]]:
+        def portable(assigned: _Arrays, read: _Arrays, donated: _Arrays, inputs: _Arrays) -> tuple[_Arrays, _Arrays]:
             del donated
             results = flat(*assigned, *read, *inputs)
             return results[:count], results[count:]
@@ -132,17 +143,17 @@ class _Exported:
             return str(error)
         return ""
 
-    def _signature(self, sharded: bool) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        def abstract(value: Any) -> jax.ShapeDtypeStruct:
-            # JAX cannot prove that a mesh divides a length that has only a name.
+    def _signature(self, sharded: bool) -> tuple[_Shapes, _Shapes, _Shapes, _Shapes]:
+        def abstract(value: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            # JAX cannot prove that a mesh divides a symbolic length.
             known = sharded and all(isinstance(length, int) for length in value.shape)
             sharding = value.sharding if known and layout_of(value) is not None else None
             return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
 
-        assigned, read = ([abstract(v._value) for v in group] for group in (self._assigned, self._read))
+        assigned, read = ([abstract(array_of(v)) for v in group] for group in (self._assigned, self._read))
         return assigned, read, [], [abstract(value) for value in self._inputs]
 
-    def _export(self, jitted: Any, sharded: bool) -> bytes:
+    def _export(self, jitted: jax.stages.Wrapped, sharded: bool) -> bytes:
         try:
             return bytes(jax.export.export(jitted, platforms=self.platforms)(*self._signature(sharded)).serialize())
         except (ValueError, TypeError, NotImplementedError) as error:
@@ -157,9 +168,14 @@ class _Exported:
             (directory / file).write_bytes(program)
         write_manifest(directory, self._manifest)
 
-    def _described(self) -> dict[str, Any]:
-        described_variables = [
-            {"name": name, "assigned": i < len(self._assigned), **_described_array(variable._value)}
+    def _described(self) -> Manifest:
+        variables: list[VariableEntry] = [
+            {
+                "name": name,
+                "assigned": i < len(self._assigned),
+                **_described_array(array_of(variable)),
+                "shape": [*array_of(variable).shape],
+            }
             for i, (name, variable) in enumerate(zip(self._names, self._variables, strict=True))
         ]
         return {
@@ -170,7 +186,7 @@ class _Exported:
             "arguments": self._arguments,
             "inputs": [_described_array(value) for value in self._inputs],
             "results": self._results,
-            "variables": described_variables,
+            "variables": variables,
             "programs": {file: hashlib.sha256(program).hexdigest() for file, program in self._programs.items()},
             "why_not_portable": self._why_not_portable,
         }
@@ -179,12 +195,12 @@ class _Exported:
 _ARRAY = object()
 
 
-def _results_with_marks(results: Structure) -> list[Any]:
+def _results_with_marks(results: Structure) -> list[Leaf]:
     fixed = dict(results.static)
     return [fixed.get(i, _ARRAY) for i in range(results.count)]
 
 
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+def _abstract(leaf: Leaf) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
@@ -192,27 +208,27 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 
 
-def _program(fn: Function, arguments: Any, inputs: list[jax.ShapeDtypeStruct]) -> Program:
+def _program(fn: Function, arguments: TreeDocument, inputs: list[jax.ShapeDtypeStruct]) -> Program:
     """Returns the program of a function for abstract arguments."""
-    args, kwargs = rebuilt(arguments, inputs)
+    args, kwargs = unflattened(arguments, inputs)
     leaves, treedef = jax.tree_util.tree_flatten((tuple(args), kwargs))
     static = tuple((i, leaf) for i, leaf in enumerate(leaves) if not is_value(leaf))
     structure = Structure(treedef, static, len(leaves))
     return Program(lambda: fn.python_function, structure, inputs, [False] * len(inputs), None)
 
 
-def _check_updated(program: Program, assigned: list[Any]) -> None:
+def _check_updated(program: Program, assigned: Sequence[VariableLike]) -> None:
     if len(assigned) != len(program.written):
         known = {id(variable) for variable in assigned}
         names = [name_of(variable) for variable in program.written if id(variable) not in known]
         raise ExportError(f"{names} are assigned without being read first; an exported function must read them too.")
 
 
-def _mesh_of(values: list[Any]) -> Any:
-    """Returns the mesh that values are laid out over, None if there is none.
+def _mesh_of(values: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> Mesh | None:
+    """Returns the mesh that values live over; None if there is none.
 
     Raises:
-        ExportError: They are over several.
+        ExportError: There are several.
     """
     layouts = [layout for layout in map(layout_of, values) if layout is not None]
     meshes = list(dict.fromkeys(layout.mesh for layout in layouts))
@@ -223,17 +239,17 @@ def _mesh_of(values: list[Any]) -> Any:
     return meshes[0] if meshes else None
 
 
-def _described_array(value: Any) -> dict[str, Any]:
+def _described_array(value: jax.Array | jax.ShapeDtypeStruct) -> ArrayEntry:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         raise ExportError(f"A random key cannot be exported ({value.dtype}): keep jax.random.key_data of it instead.")
-    layout: Layout | None = layout_of(value)
+    layout = layout_of(value)
     specs = None if layout is None else [list(s) if isinstance(s, tuple) else s for s in layout.sharding_specs]
     shape = [dim if isinstance(dim, int) else str(dim) for dim in value.shape]
     return {"shape": shape, "dtype": str(value.dtype), "layout": specs}
 
 
 def _unique(names: list[str]) -> list[str]:
-    """Returns names with a number behind those that come again."""
+    """Returns names that differ: repeated ones get a number at the end."""
     seen: dict[str, int] = {}
     unique = []
     for name in names:

@@ -1,4 +1,4 @@
-"""Nests as JSON."""
+"""Pytrees as JSON."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from replicax.errors import ExportError
-from replicax.exporting.pytrees import described, is_value, rebuilt
+from replicax.exporting.pytrees import flattened, is_value, unflattened
 
 plain = st.none() | st.booleans() | st.text(max_size=3)
-nests = st.recursive(
+trees = st.recursive(
     plain | st.integers(0, 9).map(np.float32),
     lambda inner: (
         st.lists(inner, max_size=3)
@@ -25,19 +25,19 @@ nests = st.recursive(
 )
 
 
-@given(nests)
-def test_a_nest_survives_json(nest):
-    description, leaves = described(nest, is_value)
-    again = rebuilt(json.loads(json.dumps(description)), leaves)
-    assert again == nest
-    assert jax.tree.structure(again) == jax.tree.structure(nest)
+@given(trees)
+def test_a_pytree_survives_json(tree):
+    description, leaves = flattened(tree, is_value)
+    again = unflattened(json.loads(json.dumps(description)), leaves)
+    assert again == tree
+    assert jax.tree.structure(again) == jax.tree.structure(tree)
 
 
 def test_what_needs_the_users_code_is_refused():
     pair = collections.namedtuple("Pair", "a b")
-    for nest in (pair(1, 2), {1: np.zeros(1)}, object()):
+    for tree in (pair(1, 2), {1: np.zeros(1)}, object()):
         with pytest.raises(ExportError, match="needs none of your code"):
-            described([nest], is_value)
+            flattened([tree], is_value)
 
 
 def test_bools_are_no_values():
