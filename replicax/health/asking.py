@@ -1,4 +1,4 @@
-"""Asking many workers side by side, again and again: who is slow to answer, or never does, keeps nobody waiting."""
+"""Asking many workers at the same time, again and again. A worker that is slow to answer delays no other."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 _log = logging.getLogger(__name__)
 
 
-class Asking:
-    """Questions to workers, in threads that are kept for the next ones.
+class QuestionThreads:
+    """Threads that ask workers questions; they stay for the next questions.
 
     Args:
-        ask: Asks the worker of a number and notes what it answers; called in a thread.
-        at_once: How many threads there may be. Further questions wait for their turn.
+        ask: Asks the worker with an index and notes its answer; it is called in a thread.
+        at_once: The largest number of threads. Further questions wait for their turn.
         clock: Returns the time in seconds.
     """
 
@@ -24,11 +24,11 @@ class Asking:
         self._ask, self._at_once, self._clock = ask, at_once, clock
         self._changed = threading.Condition()
         self._waiting: deque[int] = deque()
-        self._open: dict[int, float | None] = {}  # since when; None while it waits for its turn
+        self._open: dict[int, float | None] = {}  # worker: since when it is asked; None while it waits for its turn
         self._threads, self._closed = 0, False
 
     def begin(self, workers: Iterable[int]) -> None:
-        """Asks all of some workers, but those whose last question is still open."""
+        """Asks some workers, except those whose last question is still open."""
         with self._changed:
             for worker in workers:
                 if worker not in self._open:
@@ -40,18 +40,18 @@ class Asking:
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Returns when no question is open, or after so many seconds."""
+        """Returns when no question is open, or after `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._open, seconds)
 
     def late(self, seconds: float) -> list[int]:
-        """Returns the workers whose question has been open for so many seconds, not counting those before its turn."""
+        """Returns the workers whose question has been open for `seconds`, without the time before its turn."""
         now = self._clock()
         with self._changed:
             return [worker for worker, since in self._open.items() if since is not None and now - since >= seconds]
 
     def close(self) -> None:
-        """Asks nobody any more; the threads end once their questions are answered."""
+        """Stops asking; the threads end when their questions are answered."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -66,7 +66,7 @@ class Asking:
                 self._open[worker] = self._clock()
             try:
                 self._ask(worker)
-            except Exception:  # A mistake of ours, which must not leave the worker unwatched from then on, in silence.
+            except Exception:  # A bug here must not silently leave the worker unwatched.
                 _log.exception("The health monitor failed to ask worker %d; it goes on.", worker)
             finally:
                 with self._changed:

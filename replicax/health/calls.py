@@ -1,4 +1,4 @@
-"""The calls of a compiled program: what is noted at each, and what is compared before the first."""
+"""The calls of a compiled program: each is noted, and before the first the workers compare their programs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import jax
 
 from replicax.health import monitor
 from replicax.health.order import CallDescription
@@ -16,8 +18,8 @@ from replicax.health.phases import COMPILE, IDLE, START, STEP, WAIT, now, phase
 from replicax.health.programs import AnnouncedProgram, fingerprint
 
 
-class _Prepared(NamedTuple):
-    """A program that has been compared: its fingerprint, and what is noted of each call."""
+class _ComparedProgram(NamedTuple):
+    """A program that the workers have compared: its fingerprint, and what is noted of each call."""
 
     fingerprint: str
     program: CallDescription
@@ -33,7 +35,7 @@ class Calls:
 
     def __init__(self, name: str, shared: bool):
         self._name, self._shared = name, shared
-        self._prepared: dict[Hashable, _Prepared] = {}
+        self._prepared: dict[Hashable, _ComparedProgram] = {}
         self._is_new = True
 
     @property
@@ -42,7 +44,7 @@ class Calls:
         return self._is_new
 
     def one(self) -> AbstractContextManager[Call | None]:
-        """Returns the context of one call; None inside if only this process runs the program."""
+        """Returns a context manager for one call; it yields None if only this process runs the program."""
         was_new, self._is_new = self._is_new, False
         if self._shared:
             return Call(self._name, self._prepared, COMPILE if was_new else STEP)
@@ -50,11 +52,11 @@ class Calls:
 
 
 def together(name: str, what: str = "") -> Call:
-    """Returns the context of something that all processes compute together, and that is compiled as it goes.
+    """Returns a context manager for a computation of all processes that is compiled operation by operation.
 
     Args:
         name: Its name.
-        what: What tells it from others of that name, such as shapes; the same in all processes.
+        what: What distinguishes it from others of that name, such as shapes; the same in all processes.
     """
     return Call(name, {}, STEP, CallDescription.of(name, what))
 
@@ -65,7 +67,7 @@ class Call:
     __slots__ = ("_before", "_name", "_phase", "_prepared", "_program")
 
     def __init__(
-        self, name: str, prepared: dict[Hashable, _Prepared], phase: str, program: CallDescription | None = None
+        self, name: str, prepared: dict[Hashable, _ComparedProgram], phase: str, program: CallDescription | None = None
     ):
         self._name, self._prepared, self._phase, self._program = name, prepared, phase, program
         self._before: str | None = None
@@ -88,13 +90,15 @@ class Call:
         if self._before is not None:
             now.at = (self._before, time.monotonic())
 
-    def prepare(self, lower: Callable[[], Any] | None, signature: Callable[[], Hashable] = tuple) -> None:
-        """Before the program runs for the first time: compiles it and compares it with the other workers'.
+    def prepare(
+        self, lower: Callable[[], jax.stages.Lowered] | None, signature: Callable[[], Hashable] = tuple
+    ) -> None:
+        """Notes the call. Before the first call of a program, compiles it and compares it with the other workers'.
 
-        Each time, the call is noted in the order of calls. Nothing is done if no monitor runs.
+        It does nothing if no monitor runs.
 
         Args:
-            lower: Returns the program as JAX lowers it; None if this process has no part in it, or it is not compiled.
+            lower: Returns the program as JAX lowers it; None if this process does not run it, or it is not compiled.
             signature: Returns what distinguishes the programs of this function, such as shapes.
 
         Raises:
@@ -111,36 +115,37 @@ class Call:
             now.fingerprint = found.fingerprint
             running.order.note(found.program)
 
-    def _compared(self, running: monitor.Monitor, lower: Callable[[], Any] | None) -> _Prepared:
+    def _compared(self, running: monitor.Monitor, lower: Callable[[], jax.stages.Lowered] | None) -> _ComparedProgram:
         with phase(COMPILE):
             lowered = lower() if lower is not None else None
             found = fingerprint(lowered) if lowered is not None else ""
             index = running.programs.announce(AnnouncedProgram(self._name, found))
             running.programs.compare(index, running.peers, wait=False)
             if lowered is not None:
-                lowered.compile()  # What is slow is done before others wait. JAX finds it again when it is called.
+                # Compiling is slow, so it comes before others wait. The call finds the result in JAX's cache.
+                lowered.compile()
         self._go_on(WAIT)
         running.programs.compare(index, running.peers, wait=True)
         self._go_on(STEP)
-        # Its number among those compared stands for it: who has no part in it does not know its fingerprint.
-        return _Prepared(found, CallDescription.of(self._name, f"program {index + 1}"))
+        # The index identifies the program, since a process that does not run it does not know its fingerprint.
+        return _ComparedProgram(found, CallDescription.of(self._name, f"program {index + 1}"))
 
     def _go_on(self, phase: str) -> None:
         if self._before is not None:
             now.called = time.monotonic()
             now.at = (phase, now.called)
 
-    def sent(self, result: Any) -> None:
-        """Notes an array that the program computes: while it is not ready, this process waits for the devices."""
+    def sent(self, result: jax.Array | None) -> None:
+        """Notes an array that the program computes. Until it is ready, this process waits for the devices."""
         if self._before is not None and result is not None:
-            try:  # contextlib.suppress would cost more than the rest
+            try:  # contextlib.suppress would cost more than the rest.
                 now.result = weakref.ref(result)
-            except TypeError:  # nothing that one can refer to weakly
+            except TypeError:  # It has no weak references.
                 now.result = None
 
 
 @contextlib.contextmanager
-def _quiet(name: str) -> Any:
+def _quiet(name: str) -> Iterator[None]:
     with phase(name):
         yield None
 

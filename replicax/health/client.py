@@ -1,4 +1,4 @@
-"""Asking another worker's health server."""
+"""The client of another worker's health server."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 TOKEN_HEADER = "X-Replicax-Token"
 _LARGEST_ANSWER = 2**23
+_T = TypeVar("_T")
 
 
 class Client:
-    """Asks one worker. Connections are kept open, since most questions come again a second later.
+    """Asks one worker. Connections stay open, since most questions come again a second later.
 
-    Any thread may ask at any time: a question that is slow to be answered is in no other's way.
+    Any thread may ask at any time; a slow answer to one question delays no other.
 
     Args:
-        host: Where its server is.
-        port: Where its server is.
+        host: The host of its server.
+        port: The port of its server.
         token: The job's secret.
     """
 
@@ -29,31 +30,32 @@ class Client:
         self._host, self._port, self._token = host, port, token
         self._idle: list[http.client.HTTPConnection] = []
 
-    def status(self, timeout: float) -> Any:
-        """Returns what it says of itself; see `replicax.health.status`.
+    def status(self, timeout: float) -> object:
+        """Returns its status as JSON; `replicax.health.status` reads it.
 
         Raises:
             ConnectionRefusedError: Nobody listens there.
             OSError: There was no answer in time.
-            ValueError: The answer makes no sense.
+            ValueError: The answer is not JSON.
         """
         return _read(self._ask("GET", "/status", timeout))
 
     def stacks(self, timeout: float) -> str:
-        """Returns the Python stacks of its threads; raises as `status`."""
+        """Returns the Python stacks of its threads; raises the errors of `status`."""
         return self._ask("GET", "/stacks", timeout)
 
-    def program(self, index: int, timeout: float) -> Any:
-        """Returns the program that it compared as number `index`, None if it has not come to it; raises as `status`."""
+    def program(self, index: int, timeout: float) -> object:
+        """Returns the program that it compared at `index`; None if it has not come to it. Raises as `status` does."""
         return _read(self._ask("GET", f"/programs/{index}", timeout))
 
-    def call(self, number: int, timeout: float) -> Any:
-        """Returns its call of a number (`replicax.health.order`), None if it does not know it; raises as `status`."""
+    def call(self, number: int, timeout: float) -> object:
+        """Returns its `number`-th call (`replicax.health.order`); None if it does not know it. Raises as `status` "
+        "does."""
         return _read(self._ask("GET", f"/calls/{number}", timeout))
 
-    def post(self, path: str, document: Mapping[str, Any], timeout: float) -> None:
-        """Tells it something; raises as `status`."""
-        # An error of the script may quote what is no text; the rest of it is to arrive all the same.
+    def post(self, path: str, document: Mapping[str, object], timeout: float) -> None:
+        """Tells it something; raises the errors of `status`."""
+        # The message of a script's error may not be valid Unicode; the rest of it arrives all the same.
         self._ask("POST", path, timeout, json.dumps(document, ensure_ascii=False).encode(errors="replace"))
 
     def close(self) -> None:
@@ -69,16 +71,18 @@ class Client:
     def _ask(self, method: str, path: str, timeout: float, body: bytes | None = None) -> str:
         connection = self._take_idle()
         if connection is not None:
-            # A connection that broke while it was not used says nothing: ask once more, on a new one.
+            # The connection may have broken while it was not used: ask once more, on a new one.
             with contextlib.suppress(ConnectionError, http.client.HTTPException):
                 return self._asked(connection, method, path, timeout, body)
-            self.close()  # The others have been idle for longer.
+            self.close()  # The other idle connections are older.
         try:
             return self._asked(http.client.HTTPConnection(self._host, self._port), method, path, timeout, body)
         except http.client.HTTPException as error:
             if isinstance(error, ConnectionError):
                 raise
-            raise ConnectionError(f"{self._host}:{self._port}: {error!r:.200}") from error  # Somebody else listens.
+            raise ConnectionError(
+                f"{self._host}:{self._port}: {error!r:.200}"
+            ) from error  # Another program listens there.
 
     def _asked(
         self, connection: http.client.HTTPConnection, method: str, path: str, timeout: float, body: bytes | None
@@ -99,16 +103,16 @@ class Client:
         return text
 
 
-def _read(text: str) -> Any:
+def _read(text: str) -> object:
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("the answer is nested too deeply") from None
 
 
-def in_parallel(calls: Sequence[Callable[[], Any]], timeout: float) -> list[Any]:
-    """Returns the results of calls that wait for others; None for one that fails or takes longer than `timeout`."""
-    results: list[Any] = [None] * len(calls)
+def in_parallel(calls: Sequence[Callable[[], _T]], timeout: float) -> list[_T | None]:
+    """Returns the results of calls in threads; None for one that fails or takes longer than `timeout`."""
+    results: list[_T | None] = [None] * len(calls)
 
     def run(i: int) -> None:
         with contextlib.suppress(Exception):

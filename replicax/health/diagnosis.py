@@ -1,4 +1,4 @@
-"""Who is to blame: from what is known of all workers to an alarm or none. Nothing here asks, waits or reads a clock."""
+"""Which worker is to blame: decides from what is known of all workers. Nothing here asks, waits or reads a clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replicax.health.phases import SLOW_PHASES
 from replicax.health.status import Status
 
 _REFUSALS_OF_THE_DEAD = 2
-#: How a script has ended well, as `Status.ended` says it.
+#: `Status.ended` of a script that has ended without an error.
 DONE = "done"
 
 
@@ -22,9 +22,9 @@ class Limits:
     """How long is too long, in seconds.
 
     Attributes:
-        stall: For a worker that does not answer, or does nothing while others wait for it.
-        slow: For one that compiles, reads or writes a checkpoint, starts, or waits for its first batch.
-        confirm: For waiting on a worker that has ended.
+        stall: For a worker that does not answer, or makes no progress while others wait for it.
+        slow: For a worker that compiles, reads or writes a checkpoint, starts, or waits for its first batch.
+        confirm: For workers that wait for one that has ended.
     """
 
     stall: float
@@ -39,8 +39,8 @@ class WorkerObservation:
     Attributes:
         name: Its name, such as `"worker:1"`.
         address: Where its script runs, as the cluster names it.
-        status: What it said last; None if it has never been heard of, and then it is not judged.
-        silent: For how many seconds it has not answered.
+        status: Its last status; None if it has never answered, and then it is never blamed.
+        silent: How many seconds it has not answered.
         refusals: How many times in a row nobody listened at its port.
     """
 
@@ -57,7 +57,7 @@ class WorkerObservation:
 
     @property
     def runs(self) -> bool:
-        """Whether its script has not ended, as far as it said."""
+        """Whether its script still runs, according to its last status."""
         return self.status is not None and not self.status.ended
 
 
@@ -79,7 +79,7 @@ class Diagnosis:
 
     Attributes:
         kind: What went wrong.
-        culprits: The numbers of the workers to blame.
+        culprits: The indices of the workers to blame.
         reason: The finding in a sentence.
     """
 
@@ -89,28 +89,29 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> ExitCode:
-        """How the others end: `DIVERGED` if it is their programs, `PEER_LOST` if a worker is gone, else `STALLED`."""
+        """How the others end: `DIVERGED` if programs differ, `PEER_LOST` if a worker is gone, otherwise `STALLED`."""
         if self.kind is ProblemKind.DIVERGED:
             return ExitCode.DIVERGED
         return ExitCode.PEER_LOST if self.kind in (ProblemKind.DEAD, ProblemKind.ENDED) else ExitCode.STALLED
 
 
 def diagnose(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
-    """Returns what is wrong; None if nothing is, or nothing that is sure yet.
+    """Returns what is wrong; None if nothing is, or if it is not certain yet.
 
-    Slow is not stuck. A worker that does something else is only to blame when another one has been waiting for as long.
+    A slow worker is not stuck. A worker that does something else is to blame only if another one has been waiting for
+    as long.
     """
     return _gone(workers, limits) or _not_coming(workers, limits) or _not_leaving(workers, limits)
 
 
 def disagrees(order: Order, me: int, workers: Sequence[WorkerObservation]) -> int | None:
-    """Returns the number of a worker that has run something else than this one; None if that is not known of any.
+    """Returns the index of a worker that has run other programs than this one; None if none is known.
 
-    Of two workers the one that is ahead compares. The numbers of calls count when all scripts have ended.
+    Of two workers, the one that is ahead compares. When all scripts have ended, their numbers of calls must agree too.
 
     Args:
         order: The calls of this worker.
-        me: Its number.
+        me: Its index.
         workers: What is known of all.
     """
     known = {i: w.status for i, w in enumerate(workers) if w.status is not None}
@@ -127,11 +128,11 @@ def diverged(
     """Returns the alarm that two workers have run different programs.
 
     Args:
-        me: The number of this worker.
-        other: That of the other one.
+        me: The index of this worker.
+        other: The index of the other one.
         workers: What is known of all.
-        mine: The first call of this worker that is not the other's; None if it has none, or that is not known.
-        theirs: The same of the other worker.
+        mine: This worker's call in which they first differ; None if it has none, or it is not known.
+        theirs: The other worker's.
     """
     pair = sorted([(me, mine), (other, theirs)])
     number = next((noted.number for _, noted in pair if noted is not None), None)
@@ -145,11 +146,11 @@ def diverged(
 
 
 def _gone(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
-    """Who does not answer at all: whether somebody waits for it or not, it cannot come back."""
+    """Finds workers that do not answer at all. They are to blame whether or not somebody waits for them."""
     dead = [i for i, w in enumerate(workers) if w.runs and w.refusals >= _REFUSALS_OF_THE_DEAD]
     if dead:
         return _diagnosis(workers, ProblemKind.DEAD, dead, "is dead: its process is gone. It ended without a word")
-    # Who has ended is not missed before all have: then they leave together.
+    # A worker that has ended is missed only when all have ended, since they leave together.
     all_ended = all(w.status is None or w.status.ended for w in workers)
     stopped = [
         i
@@ -164,7 +165,7 @@ def _gone(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | N
 
 
 def _not_coming(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
-    """Who answers, but does not come to where others wait."""
+    """Finds workers that answer, but do not come to where others wait."""
     known = {i: w.status for i, w in enumerate(workers) if w.status is not None}
     here = {i: s for i, s in known.items() if _is_here(workers[i])}
     waits = {i: seconds for i, s in here.items() if (seconds := _waited(s, limits)) is not None}
@@ -189,14 +190,14 @@ def _not_coming(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnos
 
 
 def _stands_still(statuses: Sequence[Status], limits: Limits) -> bool:
-    """Returns whether all have been waiting for too long and nothing has moved, or for far too long."""
-    # While its devices wait, a script may go on for a while; that is progress too.
+    """Returns whether all have been waiting too long while no bytes flowed, or far too long in any case."""
+    # A script may go on for a while as its devices wait. That is progress too.
     in_vain = min(min(status.in_vain or 0.0, status.seconds) for status in statuses)
     return in_vain >= limits.stall or min(min(s.waiting or 0.0, s.seconds) for s in statuses) >= limits.slow
 
 
 def _not_leaving(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
-    """Who goes on for very long although others are done and wait to leave."""
+    """Finds workers that go on for very long after others have ended and wait to leave."""
     waits = [w.status.seconds for w in workers if w.status is not None and w.status.ended == DONE and w.silent == 0.0]
     running = {i: w.status for i, w in enumerate(workers) if w.status is not None and w.runs}
     late = [i for i, status in running.items() if waits and min(status.seconds, max(waits)) >= limits.slow]
@@ -211,12 +212,18 @@ def _is_here(worker: WorkerObservation) -> bool:
 
 
 def _waited(status: Status, limits: Limits) -> float | None:
-    """Returns for how long a worker has been waiting: while bytes move, as in a slow phase, it does not count."""
+    """Returns how long a worker has been waiting. Time in which bytes flow counts only from `limits.slow` on."""
     return status.waiting if status.waiting is not None and status.waiting >= limits.slow else status.in_vain
 
 
 class _Wait(NamedTuple):
-    """How others wait for a worker: for how long, since when at the latest, and in the program of which number."""
+    """How others wait for a worker.
+
+    Attributes:
+        longest: The longest time that one of them has been waiting.
+        shortest: The shortest time.
+        calls: The largest number of the program that they wait in.
+    """
 
     longest: float
     shortest: float
@@ -224,7 +231,7 @@ class _Wait(NamedTuple):
 
 
 def _missed(worker: int, known: Mapping[int, Status], waits: Mapping[int, float]) -> _Wait | None:
-    """Returns how others wait for a worker; None if nobody does, or it has been there already."""
+    """Returns how others wait for a worker; None if nobody waits, or it has been there already."""
     waiting = [i for i in waits if not known[i].waits_for or worker in known[i].waits_for]
     if not waiting:
         return None
@@ -234,7 +241,7 @@ def _missed(worker: int, known: Mapping[int, Status], waits: Mapping[int, float]
 
 
 def _patience(ended: Status, wait: _Wait, limits: Limits) -> float:
-    """Returns for how long to wait for a worker that has ended: it may have begun that step before, or not."""
+    """Returns how long to wait for a worker that has ended, depending on whether it had begun the others' step."""
     never_came = ended.calls < wait.calls or wait.shortest < ended.seconds
     return min(limits.confirm, limits.stall) if never_came else limits.stall
 
@@ -245,7 +252,7 @@ def _furthest_behind(workers: Sequence[WorkerObservation], candidates: Sequence[
 
 
 def _deadlock(workers: Sequence[WorkerObservation]) -> Diagnosis:
-    """All wait, and nobody goes on."""
+    """Returns the alarm that all wait and none makes progress."""
     everyone = list(range(len(workers)))
     behind = _furthest_behind(workers, everyone)
     programs = {(w.status.program, w.status.fingerprint) for w in workers if w.status is not None}

@@ -1,4 +1,4 @@
-"""What a worker's process tells the launcher that started it (`replicax run`), if there is one."""
+"""Messages of a worker's process to the launcher that started it (`replicax run`), if there is one."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import atexit
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
 
-_NEWS = "REPLICAX_NEWS"  # where the launcher listens: the process that may tell it something, and a file descriptor
+_NEWS = "REPLICAX_NEWS"  # "process:file descriptor": which process may tell the launcher something, and where
 
 
-def tell_launcher(told: Mapping[str, Any], last: bool = False) -> bool:
-    """Tells the launcher something, as a line of JSON; returns whether there is one that listens.
+def tell_launcher(told: Mapping[str, object], last: bool = False) -> bool:
+    """Sends a message to the launcher as a line of JSON; returns whether a launcher listens.
 
     Args:
-        told: What `replicax.launch.processes` understands.
-        last: Whether nothing comes after it.
+        told: A message that `replicax.launch.processes` understands.
+        last: Whether it is the last message.
     """
     if os.environ.get(_NEWS) == "":  # The script has failed before, and the launcher knows.
         return True
@@ -35,10 +34,10 @@ def tell_launcher(told: Mapping[str, Any], last: bool = False) -> bool:
 
 
 def tell_of_meeting(processes: int) -> None:
-    """Tells the launcher that this worker now needs the others, and, when Python ends in order, that it has left them.
+    """Tells the launcher that this worker now needs the others and, when Python exits normally, that it has left them.
 
     Args:
-        processes: How many workers meet.
+        processes: The number of workers.
     """
     if tell_launcher({"meets": processes}):
         atexit.register(tell_launcher, {"leaves": True})

@@ -1,4 +1,4 @@
-"""The monitor: a thread of each worker that looks after the others, whatever its own main thread is blocked in."""
+"""The monitor: a thread in each worker that watches the others, even while its own main thread is blocked."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
 
 from replicax.exit_codes import ExitCode, from_signal
-from replicax.health.asking import Asking
+from replicax.health.asking import QuestionThreads
 from replicax.health.diagnosis import DONE, Diagnosis, Limits, WorkerObservation, diagnose, disagrees, diverged
 from replicax.health.order import Order, order_from, recorded_call_from
 from replicax.health.peers import Peer, tell
@@ -28,35 +27,35 @@ from replicax.health.traffic import Traffic
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LOOKS = 1.0
-_SECONDS_TO_CONFIRM = 0.3  # before asking again where nobody listened
-_SECONDS_FOR_A_LOOK = 1.0  # that it waits for answers; who is slower is heard of in a later look
+_SECONDS_TO_CONFIRM = 0.3  # before it asks again if nobody listened
+_SECONDS_FOR_A_LOOK = 1.0  # that it waits for answers; later answers count in the next look
 _MOST_AT_ONCE = 128  # threads that ask
 _LEAST_PATIENCE_S = 1.0
-_SECONDS_FOR_THE_FIRST = 1.2  # that a worker waits for each one before it to raise the alarm
+_SECONDS_FOR_THE_FIRST = 1.2  # that a worker waits for each one before it, which may raise the alarm
 _SECONDS_TO_LEAVE = 2.0
 _SECONDS_UNTIL_UNREACHABLE = 20.0
 _SECONDS_BETWEEN_REMINDERS = 60.0
-_LOOKS_FOR_AN_ALARM = 30  # at most; the next one should raise it
-_BYTES_OF_PROGRESS = 4096  # between two looks; less may be anything
+_LOOKS_FOR_AN_ALARM = 30  # at most; the next one should raise the alarm
+_BYTES_OF_PROGRESS = 4096  # between two looks; fewer bytes may come from anything
 
 _running: Monitor | None = None
 
 
 def running() -> Monitor | None:
-    """Returns the monitor of this process, None if there is none."""
+    """Returns the monitor of this process; None if there is none."""
     return _running
 
 
 class Monitor:
-    """Looks after the peers.
+    """Watches the peers.
 
     Args:
-        index: The number of this worker.
+        index: The index of this worker.
         name: Its name.
         address: Its address in the cluster.
         peers: The others.
         limits: How long is too long.
-        traffic: Counts the bytes that move between this process and others.
+        traffic: Counts the bytes between this process and others.
         end: Ends the process with an exit code.
         clock: Returns the time in seconds.
     """
@@ -69,7 +68,7 @@ class Monitor:
         peers: Sequence[Peer],
         limits: Limits,
         traffic: Traffic | None = None,
-        end: Callable[[int], Any] = os._exit,
+        end: Callable[[int], object] = os._exit,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.peers, self.programs, self.order = tuple(peers), ProgramComparison(name), Order()
@@ -78,33 +77,33 @@ class Monitor:
         self._traffic = Traffic(()) if traffic is None else traffic
         self._wake, self._looked = threading.Event(), threading.Condition()
         self._looks = 0
-        self._told: Mapping[str, Any] | None = None
+        self._told: Mapping[str, object] | None = None
         self._error: BaseException | None = None
         self._ended, self._note, self._left = "", "", False
         self._begin = self._last = clock()
         self._unreachable_told = False
         self._by_index = {peer.index: peer for peer in self.peers}
-        self._asking = Asking(lambda index: self._ask(self._by_index[index]), _MOST_AT_ONCE, clock)
-        # Twice in the time after which a silence is an alarm, even if all are silent and have to take turns.
+        self._asking = QuestionThreads(lambda index: self._ask(self._by_index[index]), _MOST_AT_ONCE, clock)
+        # Each peer is asked twice in the time after which silence is an alarm, even if all are silent and take turns.
         turns = max(1.0, len(self.peers) / _MOST_AT_ONCE)
         self._patience_s = max(_LEAST_PATIENCE_S, limits.stall / 2 / turns)
 
     # What the server asks.
 
-    def status(self) -> Mapping[str, Any]:
+    def status(self) -> Mapping[str, object]:
         return dataclasses.asdict(self._own_status())
 
     def program(self, index: int) -> Mapping[str, str] | None:
         return self.programs.get(index)
 
-    def call(self, number: int) -> Sequence[Any] | None:
+    def call(self, number: int) -> tuple[int, int, str] | None:
         return self.order.get(number)
 
-    def on_alarm(self, document: Mapping[str, Any]) -> None:
+    def on_alarm(self, document: Mapping[str, object]) -> None:
         self._told = self._told or document
         self._wake.set()
 
-    def on_goodbye(self, document: Mapping[str, Any]) -> None:
+    def on_goodbye(self, document: Mapping[str, object]) -> None:
         for peer in self.peers:
             if peer.index == document.get("index"):
                 peer.history.ended(str(document.get("ended") or DONE), order_from(document.get("order")))
@@ -114,7 +113,7 @@ class Monitor:
     # The thread.
 
     def start(self) -> None:
-        """Begins to look after the peers."""
+        """Begins to watch the peers."""
         threading.Thread(target=self._run, name="replicax-health-monitor", daemon=True).start()
 
     def _run(self) -> None:
@@ -125,12 +124,12 @@ class Monitor:
                 return self._obey(self._told)
             try:
                 pause = self._look()
-            except Exception:  # A monitor that dies of its own mistake would leave the job without one, in silence.
-                _log.exception("The health monitor failed to look after the other workers; it goes on.")
+            except Exception:  # A bug here must not silently leave the job without a monitor.
+                _log.exception("The health monitor failed to watch the other workers; it goes on.")
                 pause = _SECONDS_BETWEEN_LOOKS
 
     def _look(self) -> float:
-        """Asks all peers once; returns for how long to pause. If something is wrong, the process ends here."""
+        """Asks all peers once and returns how long to pause. If something is wrong, the process ends here."""
         self._notice_own_pause()
         self._asking.begin(peer.index for peer in self.peers if not peer.history.seen(self._clock()).has_left)
         self._asking.wait(_SECONDS_FOR_A_LOOK)
@@ -156,7 +155,7 @@ class Monitor:
         begun = self._clock()
         try:
             status = status_from(peer.client.status(self._patience_s))
-        except ConnectionRefusedError:  # A server that hangs up is there; it may have too many strangers.
+        except ConnectionRefusedError:  # If it only hangs up, the server is there and may have too many connections.
             peer.history.refused()
         except (OSError, ValueError):
             peer.history.unheard()
@@ -164,10 +163,10 @@ class Monitor:
             peer.history.answered(status, self._clock(), self._clock() - begun)
 
     def _notice_own_pause(self) -> bool:
-        """If this process itself was stopped for a while, the others' silence says nothing; returns whether it was.
+        """Returns whether this process itself was stopped for a while. Then the silence of the others means nothing.
 
-        Others ask in threads of their own: nothing that this one does between two calls takes longer than a second or
-        so, however slow the others are to answer.
+        Other threads ask the questions, so nothing in this one takes longer than about a second between two calls,
+        however slow the answers are.
         """
         time_now = self._clock()
         away = time_now - self._last - _SECONDS_BETWEEN_LOOKS
@@ -180,7 +179,7 @@ class Monitor:
         return paused
 
     def _notice_traffic(self) -> None:
-        """While bytes move, those who wait are slow, not stuck."""
+        """Notes that bytes flow: then workers that wait are slow, not stuck."""
         if now.waits_since() is not None and self._traffic.moved() >= _BYTES_OF_PROGRESS:
             now.moved = time.monotonic()
 
@@ -208,11 +207,11 @@ class Monitor:
     # The alarm.
 
     def _diverged(self, other: int, workers: Sequence[WorkerObservation]) -> Diagnosis:
-        """Returns the alarm that a peer has run other programs; asks it which, if it still answers."""
+        """Returns the alarm that a peer has run other programs. Asks it which, if it still answers."""
         peer, status = self._by_index[other], workers[other].status
         assert status is not None
         mine = theirs = None
-        with contextlib.suppress(OSError, ValueError):  # It may be gone; that they differ is known all the same.
+        with contextlib.suppress(OSError, ValueError):  # It may be gone. The workers differ all the same.
             mine, theirs = self.order.difference(
                 status.order, lambda number: recorded_call_from(peer.client.call(number, peer.seconds_to_answer))
             )
@@ -231,13 +230,13 @@ class Monitor:
         self._leave(diagnosis.exit_code, diagnosis.culprits, reached)
 
     def _leave_it_to_another(self, diagnosis: Diagnosis) -> bool:
-        """Waits for those before this one to raise the alarm, so that all tell the same story."""
+        """Gives workers with a lower index time to raise the alarm, so that all report the same one."""
         before = [i for i, w in enumerate(self.workers()) if w.runs and i < self._index and i not in diagnosis.culprits]
         self._wake.wait(_SECONDS_FOR_THE_FIRST * min(len(before), 2))
         return self._told is not None
 
-    def _obey(self, document: Mapping[str, Any]) -> None:
-        """Ends as another worker says, with the same report."""
+    def _obey(self, document: Mapping[str, object]) -> None:
+        """Ends as another worker's alarm says, with the same report."""
         told, culprits = document.get("code"), document.get("culprits")
         code = told if isinstance(told, int) else ExitCode.STALLED
         culprits = culprits if isinstance(culprits, list) else []
@@ -253,13 +252,16 @@ class Monitor:
         write(report, self._name, self._exit_code(code, culprits), names)
 
     def _exit_code(self, code: int, culprits: Sequence[int]) -> int:
-        """Returns how this process ends after an alarm: as its script did, if that is what it is about."""
+        """Returns the exit code after an alarm: that of the script's error, if this worker's failure caused the "
+        "alarm."""
         if self._error is None or self._index not in culprits or code == ExitCode.DIVERGED:
             return code
         return _code_of(self._error)
 
     def _leave(self, code: int, culprits: Sequence[int], reached: Sequence[Peer]) -> None:
-        if self._index == 0:  # JAX ends the others at once when its service, in this process, is gone: so it goes last.
+        if (
+            self._index == 0
+        ):  # It goes last, because JAX ends the others as soon as the service in this process is gone.
             deadline = time.monotonic() + _SECONDS_TO_LEAVE
             while reached and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -275,32 +277,34 @@ class Monitor:
         self._error = error
 
     def at_exit(self) -> None:
-        """Says goodbye to the peers and waits until all have ended, while this process is whole; then JAX ends it.
+        """Says goodbye to the peers and waits until their scripts have ended. Then JAX may shut down.
 
-        JAX closes the connections of the collectives on the way out, at which a peer that still computes would fail
-        without a word of the cause. The monitor goes on looking until the process is gone.
+        JAX closes the connections of the collectives when it shuts down. A peer that still computes would then fail
+        with an error that does not name the cause. The monitor goes on watching until the process is gone.
         """
         if self._error is not None:
-            self._wait_for_looks(3)  # If it is a peer's death that we fail of, the alarm says so, and we end there.
+            self._wait_for_looks(3)  # If a dead peer caused the error, the alarm says so, and the process ends there.
         error = self._error
         now.at = (LEAVE, time.monotonic())
         self._ended = DONE if error is None else f"{type(error).__name__}: {error}"[:500]
         goodbye = {"index": self._index, "ended": self._ended, "order": self.order.last}
         tell(self.peers, "/goodbye", goodbye)
-        if error is not None and _code_of(error) != ExitCode.FAILED:  # So do the others: there is nobody to wait for.
+        if (
+            error is not None and _code_of(error) != ExitCode.FAILED
+        ):  # The others end in the same way, so there is nobody to wait for.
             self._wait_for_looks(3)
             logging.shutdown()
             return self._leave(_code_of(error), (), self.peers)
         try:
             self._wait_for_ends()
             if disagrees(self.order, self._index, self.workers()) is not None:
-                self._wait_for_looks(_LOOKS_FOR_AN_ALARM)  # The thread raises it; the process ends there.
+                self._wait_for_looks(_LOOKS_FOR_AN_ALARM)  # The thread raises it, and the process ends there.
                 self._leave(ExitCode.DIVERGED, (), ())
         except KeyboardInterrupt:
             self._leave(from_signal(signal.SIGINT), (), ())
 
     def _wait_for_ends(self) -> None:
-        """Waits for the ends of all scripts that can be watched. The thread sees to it that nobody waits for ever."""
+        """Waits until all scripts that can be watched have ended. The thread ends a wait that takes too long."""
         remind_at = self._clock() + _SECONDS_BETWEEN_REMINDERS
         while running := [peer.history.name for peer in self.peers if peer.history.seen(self._clock()).runs]:
             with self._looked:
@@ -323,7 +327,7 @@ def _code_of(error: BaseException) -> int:
 
 
 def install(monitor: Monitor) -> None:
-    """Makes a monitor that of this process: it starts, hears of uncaught errors, and says goodbye at exit."""
+    """Makes `monitor` the monitor of this process: it starts, learns of uncaught errors, and says goodbye at exit."""
     global _running
     previous = sys.excepthook
 
@@ -338,5 +342,5 @@ def install(monitor: Monitor) -> None:
 
 
 def _at_exit(monitor: Monitor) -> None:
-    with contextlib.suppress(Exception):  # Whatever it is, it must not change how the script ends.
+    with contextlib.suppress(Exception):  # An error here must not change how the script ends.
         monitor.at_exit()

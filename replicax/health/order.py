@@ -1,9 +1,9 @@
-"""The order of calls: what this process has run together with the others, as a number and a digest.
+"""The order of calls: the programs that this process has run together with the others, as a number and a digest.
 
-Workers compare programs when these run for the first time. After that nothing in a step would show that one runs A
-then B and another B then A: collectives of equal shapes pair up wrongly, in silence. So each worker keeps a digest over
-all its calls. The monitors exchange it once a second: of two workers whose digests after the same number of calls
-differ, one has run something else. This costs no communication in the step.
+Workers compare programs when these run for the first time. Later, one worker might run A then B and another B then A:
+collectives of equal shapes would then pair up wrongly, and silently. So each worker keeps a digest of all its calls,
+and the monitors exchange it once a second. If two digests after the same number of calls differ, the workers have run
+different programs. This costs no communication in the step.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 # A polynomial modulo a prime, since each call costs two operations on small integers.
 _PRIME = 2**61 - 1
 _FACTOR = 0x1B8736A1C3D5E7F9 % _PRIME
-_REMEMBERED = 2**14  # calls; a peer's answer is at most a second or two old
+_REMEMBERED = 2**14  # calls; a peer's answer is at most two seconds old
 
 
 class RecordedCall(NamedTuple):
-    """A call.
+    """A call that this process has made.
 
     Attributes:
-        number: Its number, from 1; 0 is before the first.
-        digest: Of all calls up to it.
-        program: What it ran, in words.
+        number: Its number, from 1; 0 stands for the time before the first.
+        digest: The digest of all calls up to this one.
+        program: What it ran, for people.
     """
 
     number: int
@@ -39,8 +39,8 @@ class CallDescription:
     """What is noted of a call.
 
     Attributes:
-        words: What it runs, in words.
-        token: A number that tells it from others, the same in all processes.
+        words: What it runs, for people.
+        token: A number that identifies it, the same in all processes.
     """
 
     words: str
@@ -49,7 +49,7 @@ class CallDescription:
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def of(cls, name: str, what: str = "") -> CallDescription:
-        """Returns what to note of a program called `name`, told from others of that name by `what`."""
+        """Returns what to note of a program called `name`; `what` distinguishes it from others of that name."""
         words = f"{name!r} ({what})" if what else repr(name)
         digest = hashlib.sha256(words.encode(errors="replace")).digest()
         return cls(words, 1 + int.from_bytes(digest[:8], "big") % (_PRIME - 1))
@@ -71,16 +71,19 @@ class Order:
         """Notes a call."""
         number, digest, _ = self._last
         noted = RecordedCall(number + 1, (digest * _FACTOR + program.token) % _PRIME, program.words)
-        self._ring[noted.number % _REMEMBERED] = noted  # before the last: who knows its number finds it
+        self._ring[noted.number % _REMEMBERED] = (
+            noted  # Before `_last` is set, so that a reader who knows the number finds the call.
+        )
         self._last = noted
 
     def get(self, number: int) -> RecordedCall | None:
-        """Returns the call of a number; None if it has not been made yet, or too long ago."""
+        """Returns the `number`-th call; None if it has not been made yet, or was too long ago."""
         noted = self._ring[number % _REMEMBERED]
         return noted if noted.number == number else None
 
     def contradicts(self, theirs: tuple[int, int]) -> bool:
-        """Returns whether a worker whose last call is `theirs` has run something else; who is ahead may judge."""
+        """Returns whether a worker whose last call is `theirs` has run something else. Only the one that is ahead "
+        "knows."""
         number, digest = theirs
         mine = self.get(number)
         return mine is not None and mine.digest != digest
@@ -88,17 +91,17 @@ class Order:
     def difference(
         self, last: tuple[int, int], theirs: Callable[[int], RecordedCall | None]
     ) -> tuple[RecordedCall | None, RecordedCall | None]:
-        """Returns the first call of this worker and that of another one that are not the same.
+        """Returns the first calls in which this worker and another one differ: this worker's and the other's.
 
         Args:
             last: Number and digest of the other's last call.
-            theirs: Returns the other's call of a number, None if it has made none or does not know it any more.
+            theirs: Returns the other's call with a number; None if it has not made it or does not remember it.
 
         Returns:
-            None for who has made fewer calls, and for both if the one or the other does not remember it.
+            None for the worker that has made fewer calls, and for both if one of them does not remember the call.
         """
         both = min(last[0], self._last.number)
-        known = theirs(both) if last[0] > both else last  # The other's, at a call that both have made.
+        known = theirs(both) if last[0] > both else last  # The other's digest at a call that both have made.
         if known is None or self.contradicts((both, known[1])):
             return self._first_difference(both, theirs) or (None, None)
         return self.get(both + 1), theirs(both + 1)
@@ -106,7 +109,7 @@ class Order:
     def _first_difference(
         self, last: int, theirs: Callable[[int], RecordedCall | None]
     ) -> tuple[RecordedCall, RecordedCall] | None:
-        """Looks for it by halves: once digests differ, they differ for good."""
+        """Finds it by bisection: once digests differ, they stay different."""
         same, differs = max(0, self._last.number - _REMEMBERED), last
         found: tuple[RecordedCall, RecordedCall] | None = None
         while differs - same > 1 or found is None:
@@ -121,11 +124,11 @@ class Order:
         return found
 
 
-def order_from(document: Any) -> tuple[int, int]:
-    """Returns the number and digest that another process has sent, as JSON gives them.
+def order_from(document: object) -> tuple[int, int]:
+    """Returns the number and digest of a call from the JSON of another process.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The JSON is something else.
     """
     if not isinstance(document, list | tuple) or [type(item) for item in document] != [int, int]:
         raise ValueError(f"not the number and digest of a call: {document!r:.100}")
@@ -133,11 +136,11 @@ def order_from(document: Any) -> tuple[int, int]:
     return number, digest
 
 
-def recorded_call_from(document: Any) -> RecordedCall | None:
-    """Returns a call that another process has sent, as JSON gives it; None if it does not know it.
+def recorded_call_from(document: object) -> RecordedCall | None:
+    """Returns a call from the JSON of another process; None if that does not know the call.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The JSON is something else.
     """
     if document is None:
         return None

@@ -1,11 +1,10 @@
-"""What is remembered of each peer between two looks at it."""
+"""The other workers: how to ask each of them, and what it has answered so far."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from replicax.health.client import Client, in_parallel
 from replicax.health.diagnosis import WorkerObservation
@@ -17,7 +16,7 @@ _SECONDS_TO_SHOW_LIFE = 0.2
 
 
 class History:
-    """The answers of one worker, which any thread may note; whoever calls it brings the time.
+    """The answers of one worker. Any thread may note them; the caller passes the time.
 
     Args:
         name: Its name.
@@ -25,8 +24,8 @@ class History:
         time: Now, in seconds of any clock.
 
     Attributes:
-        status: What it said last; None if it has never been heard of.
-        took: For how long its last answer was under way, in seconds.
+        status: Its last answer; None if it has never answered.
+        took: How long it took to answer last, in seconds.
     """
 
     def __init__(self, name: str, address: str, time: float):
@@ -37,7 +36,7 @@ class History:
         self._lock = threading.Lock()
 
     def answered(self, status: Status, time: float, took: float = 0.0) -> None:
-        """Notes an answer. One that was given before the worker said goodbye may arrive after that."""
+        """Notes an answer. An answer from before the worker's goodbye may arrive after it."""
         with self._lock:
             if self.status is None or not self.status.ended or status.ended:
                 self.status = status
@@ -54,7 +53,7 @@ class History:
             self._missed, self._refusals = True, 0
 
     def forgive(self, time: float) -> None:
-        """Forgets a silence: it was this process that did not listen."""
+        """Forgets a silence, because this process itself did not listen."""
         with self._lock:
             self._heard, self._refusals = time, 0
 
@@ -66,7 +65,7 @@ class History:
             )
 
     def seen(self, time: float) -> WorkerObservation:
-        """Returns what is known of it now; it is not silent if it answered the last question."""
+        """Returns what is known of the worker now. It is silent only if it did not answer the last question."""
         with self._lock:
             silent = time - self._heard if self._missed else 0.0
             return WorkerObservation(self.name, self.address, self.status, silent, self._refusals)
@@ -77,9 +76,9 @@ class Peer:
     """Another worker.
 
     Attributes:
-        index: Its number.
-        client: How to ask it.
-        history: What it has answered.
+        index: Its index.
+        client: Asks it.
+        history: Its answers.
     """
 
     index: int
@@ -93,7 +92,7 @@ class Peer:
 
     @property
     def seconds_to_answer(self) -> float:
-        """For how long to wait for an answer where somebody waits for it: on a slow network for longer."""
+        """How long to wait for an answer that somebody needs now: longer on a slow network."""
         return min(max(_SECONDS_TO_ANSWER, 3 * self.history.took), _LONGEST_TO_ANSWER)
 
     def is_there(self) -> bool:
@@ -107,7 +106,7 @@ class Peer:
         return True
 
 
-def tell(peers: Sequence[Peer], path: str, document: Mapping[str, Any]) -> None:
-    """Tells all peers something, side by side; returns when they have heard it, or do not answer."""
+def tell(peers: Sequence[Peer], path: str, document: Mapping[str, object]) -> None:
+    """Tells all peers something at the same time; returns when each has heard it or does not answer."""
     calls = [lambda peer=peer: peer.client.post(path, document, peer.seconds_to_answer) for peer in peers]
     in_parallel(calls, max((peer.seconds_to_answer for peer in peers), default=0.0))

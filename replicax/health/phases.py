@@ -1,11 +1,11 @@
 """What this process is doing now: a few flags that the training loop sets and the monitor's thread reads.
 
-The flags are one object of the module, `now`. It is, beside the monitor itself, the only such state of the floor. It
-must be: a process does one thing at a time, the flags are set in every step of every loop whether or not anybody
-watches, and the reader is another thread, which context variables would not reach. So setting a phase is one
-assignment of a tuple, which readers see whole or not at all.
+The flags are one object of the module, `now`. Besides the monitor it is the only global state here, for three reasons:
+a process does one thing at a time, every step of every loop sets the flags whether or not anybody watches, and the
+reader is another thread, which context variables would not reach. Setting a phase is one assignment of a tuple, so
+readers never see half of it.
 
-Only one thread counts, the one that trains; what prefetch threads and the like do is not what the process waits for.
+Only the thread that trains counts. The process does not wait for what prefetch threads and the like do.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ import weakref
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
+
+import jax
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-START = "start"  # Nothing has been computed together yet: imports, building the model, reading the first files.
+START = "start"  # Before the first computation of all processes: imports, building the model, reading the first files.
 INPUT = "input"  # Waiting for the next batch.
-FIRST_BATCH = "first batch"  # The same for the first one, which may have to open files and fill buffers.
+FIRST_BATCH = "first batch"  # Waiting for the first one, which may take long: files are opened and buffers filled.
 COMPILE = "compile"  # Tracing and compiling.
 STEP = "step"  # In a compiled program that all processes run together.
 WAIT = "wait"  # Waiting for the other processes, outside of a program.
 CALLBACK = "callback"
 CHECKPOINT = "checkpoint"
-IDLE = "idle"  # Elsewhere in the user's code.
-LEAVE = "leave"  # The script has ended, and waits for those of the others: JAX lets nobody go before all have come.
+IDLE = "idle"  # Somewhere else in the user's code.
+LEAVE = "leave"  # The script has ended and waits for the others': JAX needs all processes to leave together.
 
 #: The phases in which a process can be slow without being stuck.
 SLOW_PHASES = frozenset({START, FIRST_BATCH, COMPILE, CHECKPOINT})
@@ -46,14 +48,14 @@ class Activity:
 
     Attributes:
         at: The phase and when it began (`time.monotonic`).
-        calls: How many programs of all processes together it has begun to run: the number of its step.
-        called: When the last of these was begun.
-        moved: When bytes were last seen to move between this process and others, while it waited.
+        calls: How many programs of all processes it has begun to run: the number of its step.
+        called: When it began the last of these.
+        moved: When bytes were last seen to flow between this process and others while it waited.
         program: The name of that program.
         fingerprint: Its fingerprint, if the processes have compared it.
-        result: A weak reference to an array that it computes, None if that is not known.
-        exchanging: For each thread that waits for the others' data, since when.
-        seen_computing: When it was last seen that the devices compute.
+        result: A weak reference to an array that it computes; None if that is not known.
+        exchanging: For each thread that waits for the others' data, since when it waits.
+        seen_computing: When the devices were last seen to compute.
         thread: The thread that counts.
         wait: What it waits for in phase `WAIT`, and for which processes; for all others if none are named.
     """
@@ -78,29 +80,29 @@ class Activity:
         self.called = self.seen_computing = self.moved = 0.0
         self.program = self.fingerprint = ""
         self.exchanging: dict[int, float] = {}
-        self.result: weakref.ref[Any] | None = None
+        self.result: weakref.ref[jax.Array] | None = None
         self.thread = threading.main_thread().ident
         self.wait: tuple[str, tuple[int, ...]] = _NOTHING
 
     def computes(self) -> bool:
-        """Returns whether the last program has not finished yet: devices compute, or wait for those of others."""
+        """Returns whether the last program is still running: its devices compute, or wait for others' devices."""
         array = self.result() if self.result is not None else None
         try:
-            return array is not None and not array.is_ready()
-        except Exception:  # It has been given away to the next program, or is no array of a device.
+            return array is not None and not array.is_ready()  # type: ignore[attr-defined]  # Missing in JAX's stub.
+        except Exception:  # It was donated to the next program, or is not an array on a device.
             return False
 
     def waits_since(self) -> float | None:
         """Returns since when this process has been waiting for the others; None if it does not."""
         phase, since = self.at
         computes = self.computes()
-        if phase in WAITING_PHASES:  # Not since the last program, which may be long ago, or none has run yet.
+        if phase in WAITING_PHASES:  # Not since the last program, which may have been long ago.
             return since if computes else max(since, self.seen_computing)
         if computes:
             return self.called
         if phase not in (INPUT, FIRST_BATCH):
             return None
-        exchanging = list(self.exchanging.values())  # Which of these threads it waits for is not known.
+        exchanging = list(self.exchanging.values())  # Nobody knows which of these threads it waits for.
         return max(since, *exchanging) if exchanging else None
 
 
@@ -108,10 +110,10 @@ now = Activity()
 
 
 class exchange:
-    """A context manager for any thread: until the end of the block it waits for what the other processes send.
+    """A context manager for any thread: in its block the thread waits for data of the other processes.
 
-    In the thread that trains this is phase `WAIT`. In another one it counts while the thread that trains waits for
-    input: then it is the others for whom it waits.
+    In the thread that trains this is phase `WAIT`. In another thread it counts only while the thread that trains waits
+    for input, because then that one waits for the other processes too.
 
     Args:
         what: What it waits for.
@@ -136,14 +138,14 @@ class exchange:
 
 
 class phase:
-    """A context manager: the process is in a phase until the end of the block, and then in the one before.
+    """A context manager: in its block the process is in a phase, and after it in the previous one.
 
     As a decorator it does the same for each call of a function.
 
     Args:
         name: The phase.
         what: In phase `WAIT`: what it waits for.
-        processes: For which processes; all others by default.
+        processes: The processes that it waits for; by default all others.
 
     Example:
         >>> with phase("input"):
@@ -161,7 +163,7 @@ class phase:
     def __enter__(self) -> phase:
         if get_ident() == now.thread:
             self._before, self._wait_before = now.at[0], now.wait
-            now.wait = self._wait  # before the phase: who reads it after the phase knows for whom that waits
+            now.wait = self._wait  # Set before the phase, so that a reader of the phase finds what it waits for.
             now.at = (self._name, monotonic())
         return self
 

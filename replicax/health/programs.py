@@ -10,14 +10,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from replicax.errors import ProgramMismatchError
 from replicax.health.peers import Peer
 
-# What XLA calls back by a number or an address of the process.
+# XLA identifies a Python callback by a number or an address in the process.
 _CALLBACK = re.compile(r"(custom_call @\w*python\w*callback\w*\(.*?)(index = \d+|\"\d{5,}\")")
-_LARGEST_CONSTANT = 32  # elements; a larger one is left out of the text, and hashed as it is in memory
+_LARGEST_CONSTANT = 32  # elements; a larger constant is not in the text, and its bytes in memory are hashed
 _LEFT_OUT = "__elided__"
 _SECONDS_BETWEEN_QUESTIONS = 0.02, 0.25
 
@@ -28,7 +29,7 @@ class AnnouncedProgram:
 
     Attributes:
         name: Name of the function.
-        fingerprint: Hash of the program; empty if this worker has no part in it.
+        fingerprint: Hash of the program; empty if this worker does not run it.
     """
 
     name: str
@@ -40,9 +41,10 @@ class AnnouncedProgram:
         return self.name != other.name or bool(known and self.fingerprint != other.fingerprint)
 
 
-def fingerprint(lowered: Any) -> str:
-    """Returns the hash of a program that JAX has lowered (`jax.stages.Lowered`) and the arrays that it closes over."""
-    module = lowered.compiler_ir("stablehlo").operation
+def fingerprint(lowered: jax.stages.Lowered) -> str:
+    """Returns the hash of a lowered program and the arrays that it closes over."""
+    program: Any = lowered.compiler_ir("stablehlo")
+    module = program.operation
     text = module.get_asm(large_elements_limit=_LARGEST_CONSTANT)
     found = hashlib.sha256(_CALLBACK.sub(r"\1", text).encode())
     if _LEFT_OUT in text:
@@ -52,7 +54,7 @@ def fingerprint(lowered: Any) -> str:
 
 
 def _constants(operation: Any) -> Iterator[bytes | memoryview]:
-    """Yields the numbers of the larger constants of a program, in its order."""
+    """Yields the bytes of the larger constants of a program, in its order."""
     for region in operation.regions:
         for block in region.blocks:
             for inner in block.operations:
@@ -67,12 +69,23 @@ def _large(constant: Any) -> Iterator[bytes | memoryview]:
         value = constant.attributes["value"]
         if len(value) > _LARGEST_CONSTANT and not value.is_splat:
             yield np.ascontiguousarray(value).data.cast("B")
-    except (TypeError, ValueError, BufferError):  # Neither NumPy nor MLIR's Python has such numbers: complex, bfloat16.
+    except (TypeError, ValueError, BufferError):  # MLIR's Python cannot give such numbers to NumPy: complex, bfloat16.
         yield constant.get_asm().encode()
 
 
+def announced_program_from(document: object) -> AnnouncedProgram:
+    """Returns a program from the JSON of another process.
+
+    Raises:
+        ValueError: The JSON is something else.
+    """
+    if not isinstance(document, dict) or not {"name", "fingerprint"} <= document.keys():
+        raise ValueError(f"not a program: {document!r:.100}")
+    return AnnouncedProgram(str(document["name"]), str(document["fingerprint"]))
+
+
 class ProgramComparison:
-    """The programs of this process, in the order in which it came to them, and the comparison with the peers'."""
+    """The programs of this process in the order of their first runs, and the comparison with the peers'."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -80,13 +93,13 @@ class ProgramComparison:
         self._announced: list[AnnouncedProgram] = []
 
     def announce(self, program: AnnouncedProgram) -> int:
-        """Tells the peers, when they ask, of a program; returns its number."""
+        """Makes a program known to peers that ask; returns its index."""
         with self._lock:
             self._announced.append(program)
             return len(self._announced) - 1
 
     def get(self, index: int) -> Mapping[str, str] | None:
-        """Returns a program that has been announced."""
+        """Returns an announced program as JSON; None if there is none at `index`."""
         with self._lock:
             return dataclasses.asdict(self._announced[index]) if index < len(self._announced) else None
 
@@ -94,10 +107,10 @@ class ProgramComparison:
         """Compares a program with the peers'.
 
         Args:
-            index: Its number.
+            index: Its index.
             peers: The peers.
-            wait: Whether to wait until all have come to theirs. The monitor sees to it that nobody waits for ever. (A
-                peer that cannot be watched is not waited for.)
+            wait: Whether to wait until all peers have announced theirs. The monitor ends a wait that takes too long.
+                (Nobody waits for a peer that cannot be watched.)
 
         Raises:
             ProgramMismatchError: One is about to run another program.
@@ -115,8 +128,8 @@ class ProgramComparison:
         """Returns whether a peer has announced the same program; False if it has announced none yet."""
         try:
             answer = peer.client.program(index, peer.seconds_to_answer)
-            theirs = None if answer is None else AnnouncedProgram(str(answer["name"]), str(answer["fingerprint"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            theirs = None if answer is None else announced_program_from(answer)
+        except (OSError, ValueError):
             return False
         mine = self._announced[index]
         if theirs is not None and mine.differs(theirs):

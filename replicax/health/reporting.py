@@ -1,4 +1,4 @@
-"""The report of an alarm, and how a process that hangs is ended after it."""
+"""The report of an alarm, and where it is written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LINE = "=" * 100
 
 
 def gather(peers: Sequence[Peer]) -> dict[int, tuple[Status, str]]:
-    """Returns status and stacks of each worker that answers now, by its number."""
+    """Returns status and stacks of each worker that answers now, by its index."""
 
     def ask(peer: Peer) -> Callable[[], tuple[Status, str]]:
         return lambda: (
@@ -53,11 +53,11 @@ def table(workers: Sequence[WorkerObservation], answers: dict[int, tuple[Status,
 
 @dataclasses.dataclass(frozen=True)
 class AlarmReport:
-    """What is said of an alarm.
+    """The report of an alarm.
 
     Attributes:
-        text: All of it: what every worker is doing, and the Python stacks of all that answer.
-        summary: The finding, the workers to blame with the stacks of their main threads, and some of the others.
+        text: The whole report: what every worker is doing, and the Python stacks of all that answer.
+        summary: The finding, the workers to blame, the stack of a main thread among them, and some of the others.
     """
 
     text: str
@@ -76,9 +76,9 @@ def alarm_report(
     Args:
         diagnosis: What is wrong.
         workers: All workers.
-        me: The number of this one.
-        answers: What those that can be reached have answered, without this one.
-        note: What else is to be said.
+        me: The index of this one.
+        answers: The answers of the others that can be reached.
+        note: A further line.
     """
     answers = {**answers, me: (workers[me].status or Status("idle"), stacks())}
     why = "would compute wrong numbers" if diagnosis.kind is ProblemKind.DIVERGED else "stands still"
@@ -104,10 +104,10 @@ def _main_stack(stacks: str) -> str:
 
 
 def write(report: AlarmReport, name: str, code: int, culprits: Sequence[str]) -> None:
-    """Writes a report to a file, if `REPLICAX_LOG_DIR` names a folder, and tells the launcher or stderr of it.
+    """Writes a report to a file, if `REPLICAX_LOG_DIR` names a folder, and its summary to the launcher or stderr.
 
-    The launcher shows the summary of one worker alone. The main thread may hold the lock of stderr for ever, or nobody
-    may read it: so it is given a moment, no more.
+    The launcher shows the summary of only one worker. Writing gets only a moment: the main thread may hold the lock of
+    stderr for ever, or nobody may read it.
 
     Args:
         report: The report.
@@ -133,7 +133,7 @@ def write(report: AlarmReport, name: str, code: int, culprits: Sequence[str]) ->
 
 
 def _written(report: AlarmReport, name: str) -> Path | None:
-    """Writes the whole report to a file, if there is a folder for it; returns where it is."""
+    """Writes the whole report to a file, if there is a folder for it; returns its path."""
     folder = os.environ.get(LOG_DIR)
     if not folder:
         return None
@@ -147,6 +147,6 @@ def _written(report: AlarmReport, name: str) -> Path | None:
 
 
 def _tell_launcher(summary: str, code: int, culprits: Sequence[str]) -> bool:
-    """Tells the launcher how this process ends and who is to blame; returns whether there is one that listens."""
+    """Tells the launcher how this process ends and who is to blame; returns whether a launcher listens."""
     blames = [culprit.replace(":", " ") for culprit in culprits]
     return tell_launcher({"code": int(code), "time": time.monotonic(), "words": summary, "blames": blames}, last=True)

@@ -1,7 +1,7 @@
-"""The health server of a worker: a few questions that the other workers ask, answered whatever the main thread does.
+"""The health server of a worker: it answers a few questions of the other workers, whatever the main thread does.
 
-It answers only who knows the job's token, speaks JSON and text, and can read nothing but what is listed here. Anybody
-may connect. Who does not show the token in time is dropped, and only so many of these are served at once.
+It answers only clients that know the job's token, in JSON and text, and understands only the requests in this file.
+Anybody may connect. A connection that does not show the token in time is closed, and their number is limited.
 """
 
 from __future__ import annotations
@@ -15,42 +15,43 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
 from replicax.cluster.lines import decoded, is_number
 from replicax.health.client import TOKEN_HEADER
 from replicax.health.order import order_from
 
 _LARGEST_QUESTION = 2**23
+_Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int]  # of IPv4 or IPv6
 _SECONDS_OF_SILENCE = 60.0  # after which a connection is closed
 _SECONDS_TO_SHOW_THE_TOKEN = 5.0
 _SECONDS_TO_RECOVER = 0.05
-_MOST_STRANGERS = 256  # connected at once; the oldest has to go
+_MOST_STRANGERS = 256  # connected at once; then the oldest is closed
 
 
 class Answers(Protocol):
-    """Who knows the answers."""
+    """What the server asks: the monitor of this process."""
 
-    def status(self) -> Mapping[str, Any]:
+    def status(self) -> Mapping[str, object]:
         """Returns what this worker is doing."""
 
-    def program(self, index: int) -> Mapping[str, Any] | None:
-        """Returns the program that this worker has compared as number `index`."""
+    def program(self, index: int) -> Mapping[str, str] | None:
+        """Returns the program that this worker has compared at `index`."""
 
-    def call(self, number: int) -> Sequence[Any] | None:
-        """Returns this worker's call of a number: number, digest and program."""
+    def call(self, number: int) -> tuple[int, int, str] | None:
+        """Returns this worker's `number`-th call: number, digest and program."""
 
-    def on_alarm(self, document: Mapping[str, Any]) -> None:
-        """Hears of an alarm that another worker has raised."""
+    def on_alarm(self, document: Mapping[str, object]) -> None:
+        """Notes an alarm that another worker has raised."""
 
-    def on_goodbye(self, document: Mapping[str, Any]) -> None:
-        """Hears that another worker's script has ended."""
+    def on_goodbye(self, document: Mapping[str, object]) -> None:
+        """Notes that another worker's script has ended."""
 
 
 class HealthServer(http.server.ThreadingHTTPServer):
-    """Listens from when it is made; answers when it knows the token and the answers.
+    """Listens as soon as it is made, and answers after `answer` has given it the token.
 
     Args:
         host: The address to listen at.
@@ -73,7 +74,7 @@ class HealthServer(http.server.ThreadingHTTPServer):
         return self.server_address[1]
 
     def answer(self, token: str, answers: Answers) -> None:
-        """Begins to answer, in a thread of its own."""
+        """Begins to answer, in a thread."""
         self._token, self.answers = token.encode(), answers
         threading.Thread(target=self.serve_forever, name="replicax-health-server", daemon=True).start()
 
@@ -82,17 +83,17 @@ class HealthServer(http.server.ThreadingHTTPServer):
         return self._token is not None and token is not None and hmac.compare_digest(token.encode(), self._token)
 
     def server_bind(self) -> None:
-        """Binds the socket, without asking the name service what this machine is called."""
+        """Binds the socket without asking the name service for the name of this machine."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
-    def get_request(self) -> tuple[socket.socket, Any]:
-        """Accepts a connection: a stranger's, until it has shown the token."""
+    def get_request(self) -> tuple[socket.socket, _Address]:
+        """Accepts a connection, which is a stranger's until it has shown the token."""
         try:
             connection, address = super().get_request()
-        except OSError:  # It has gone again, or this process has too many files open: not at once again.
+        except OSError:  # It was closed again, or this process has too many open files: pause before the next.
             time.sleep(_SECONDS_TO_RECOVER)
             raise
         with self._lock:
@@ -105,24 +106,25 @@ class HealthServer(http.server.ThreadingHTTPServer):
         with self._lock:
             self._strangers.pop(connection, None)
 
-    def shutdown_request(self, request: Any) -> None:
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
         """Forgets a connection that ends."""
-        self.recognize(request)
+        if isinstance(request, socket.socket):
+            self.recognize(request)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Hangs up on strangers that take too long, or are too many; their threads notice."""
+        """Closes connections of strangers that take too long or are too many; their threads notice it."""
         late = time.monotonic() - _SECONDS_TO_SHOW_THE_TOKEN
         with self._lock:
             too_many = len(self._strangers) - _MOST_STRANGERS
             for i, (connection, since) in enumerate([*self._strangers.items()]):
                 if i < too_many or since < late:
                     del self._strangers[connection]
-                    with contextlib.suppress(OSError):  # It has hung up itself.
+                    with contextlib.suppress(OSError):  # It was closed already.
                         connection.shutdown(socket.SHUT_RDWR)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Is silent: the other one has gone, or is nobody of ours."""
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Reports nothing: the client has gone, or does not belong to this job."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -165,7 +167,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._refuse(HTTPStatus.FORBIDDEN)
         return None
 
-    def _document(self) -> Mapping[str, Any] | None:
+    def _document(self) -> Mapping[str, object] | None:
         length = self.headers.get("Content-Length", "")
         if len(length) < _MOST_DIGITS and length.isdecimal() and int(length) <= _LARGEST_QUESTION:
             with contextlib.suppress(ValueError):
@@ -188,11 +190,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
 
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Writes no log: there is a question every second."""
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Writes no log, since there is a question every second."""
 
 
-def _is_alarm(document: Mapping[str, Any]) -> bool:
+def _is_alarm(document: Mapping[str, object]) -> bool:
     culprits = document.get("culprits")
     return (
         all(isinstance(document.get(part), str) for part in ("text", "summary"))
@@ -202,11 +204,11 @@ def _is_alarm(document: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_goodbye(document: Mapping[str, Any]) -> bool:
+def _is_goodbye(document: Mapping[str, object]) -> bool:
     return is_number(document.get("index"), 0, 2**31) and isinstance(document.get("ended"), str) and _is_order(document)
 
 
-def _is_order(document: Mapping[str, Any]) -> bool:
+def _is_order(document: Mapping[str, object]) -> bool:
     try:
         order_from(document.get("order"))
     except ValueError:
@@ -215,7 +217,7 @@ def _is_order(document: Mapping[str, Any]) -> bool:
 
 
 _MOST_DIGITS = 12
-_FORMS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {"/alarm": _is_alarm, "/goodbye": _is_goodbye}
+_FORMS: Mapping[str, Callable[[Mapping[str, object]], bool]] = {"/alarm": _is_alarm, "/goodbye": _is_goodbye}
 
 
 def stacks() -> str:

@@ -1,4 +1,4 @@
-"""What a worker tells the others of itself."""
+"""The status of a worker, which it tells the others."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Status:
 
     Attributes:
         phase: Its phase; `replicax.health.phases` lists them.
-        seconds: For how long it has been in it, not counting the time that its devices still computed.
-        calls: Number of the program that it began last, counting those that all workers run together.
-        completed: Number of the last one that it has finished.
-        waiting: For how many seconds it has been waiting for that program; None if it does not wait.
+        seconds: How long it has been in it, without the time in which its devices still computed.
+        calls: Number of the program that it began last; only programs that all workers run together count.
+        completed: Number of the last program that it has finished.
+        waiting: How many seconds it has been waiting for that program; None if it does not wait.
         program: Name of that program.
         fingerprint: Its fingerprint.
         ended: How its script ended: `""` while it runs, `"done"`, or the error.
-        waits_at: What it waits for where that is no program, such as first values of variables.
-        waits_for: The numbers of the workers that it waits for; empty for all others.
-        quiet: Of the seconds that it has been waiting, those since bytes have last moved.
+        waits_at: What it waits for if that is not a program, such as the first values of variables.
+        waits_for: The indices of the workers that it waits for; empty for all others.
+        quiet: How many of the seconds of waiting have passed since bytes last flowed.
         order: Number and digest of its last call (`replicax.health.order`).
     """
 
@@ -46,11 +46,11 @@ class Status:
 
     @property
     def in_vain(self) -> float | None:
-        """For how many seconds it has been waiting while nothing moved; None if it does not wait."""
+        """How many seconds it has been waiting while no bytes flowed; None if it does not wait."""
         return None if self.waiting is None else min(self.waiting, self.quiet)
 
     def describe(self) -> str:
-        """Returns the status in words."""
+        """Returns the status as text."""
         if self.ended:
             return f"ended ({self.ended}), last completed step {self.completed}"
         program = f" of {self.program!r}" if self.program else ""
@@ -64,7 +64,7 @@ class Status:
 
 def status_of(activity: Activity = now, ended: str = "") -> Status:
     """Returns the status of this process."""
-    # In this order: what it waits for is noted before its phase begins, and forgotten after that has ended.
+    # The order matters: what it waits for is set before the phase begins, and reset after the phase ends.
     waits_at, waits_for = activity.wait
     phase, since = activity.at
     time_now = time.monotonic()
@@ -72,7 +72,7 @@ def status_of(activity: Activity = now, ended: str = "") -> Status:
     computes = activity.computes()
     if computes:
         activity.seen_computing = time_now
-    else:  # Its devices may be done before another's: what its script does then has just begun.
+    else:  # Its devices may finish before another worker's. Its script has then just begun to do something else.
         since = max(since, activity.seen_computing)
     in_step = not ended and (phase in WAITING_PHASES or computes)
     return Status(
@@ -90,13 +90,19 @@ def status_of(activity: Activity = now, ended: str = "") -> Status:
     )
 
 
-def status_from(document: Mapping[str, Any]) -> Status:
-    """Returns the status that another process has sent, as JSON gives it.
+def status_from(document: object) -> Status:
+    """Returns a status from the JSON of another process.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The JSON is something else.
     """
-    kinds: dict[str, Any] = {"phase": str, "program": str, "fingerprint": str, "ended": str, "calls": int}
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "phase": str,
+        "program": str,
+        "fingerprint": str,
+        "ended": str,
+        "calls": int,
+    }
     kinds |= {"completed": int, "seconds": (int, float), "waiting": (int, float, type(None))}
     kinds |= {"waits_at": str, "waits_for": (list, tuple), "quiet": (int, float), "order": (list, tuple)}
     if not isinstance(document, Mapping):

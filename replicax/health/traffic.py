@@ -1,7 +1,7 @@
-"""How many bytes this process moves: while they do, those who wait for each other are slow, not stuck.
+"""The bytes that this process sends and receives: while they flow, workers that wait are slow, not stuck.
 
-The system counts the bytes of each TCP connection. Connections that are busy whatever happens, to the health servers
-and JAX's coordination service, are left out. Elsewhere than on Linux nothing is known, and nothing counts as moved.
+The system counts the bytes of each TCP connection. Connections to the health servers and to JAX's coordination service
+are always busy, so they do not count. On other systems than Linux nothing is known, and no bytes count.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _OFFSET_OF_COUNTS = 120
 
 
 class Traffic:
-    """Counts the bytes that the connections of this process have moved.
+    """Counts the bytes that the connections of this process send and receive.
 
     Args:
-        busy_ports: Connections from or to these are not counted.
+        busy_ports: Connections from or to these ports do not count.
     """
 
     def __init__(self, busy_ports: Collection[int]):
@@ -31,7 +31,7 @@ class Traffic:
         self._before: dict[str, int] = {}
 
     def moved(self) -> int:
-        """Returns how many bytes were sent and received since the last call, by connections that are open now."""
+        """Returns the number of bytes since the last call, for the connections that are open now."""
         now = _connections(self._busy_ports)
         moved = sum(max(0, count - self._before.get(name, 0)) for name, count in now.items())
         self._before = now
@@ -39,14 +39,14 @@ class Traffic:
 
 
 def _connections(busy_ports: frozenset[int]) -> dict[str, int]:
-    """Returns for each TCP connection of this process how many bytes it has moved."""
+    """Returns the number of bytes of each TCP connection of this process."""
     found: dict[str, int] = {}
     try:
         numbers = os.listdir(_OPEN_FILES)
     except OSError:
         return found
     for number in numbers:
-        with contextlib.suppress(OSError):  # It has been closed meanwhile, or is no connection.
+        with contextlib.suppress(OSError):  # It was closed meanwhile, or is not a connection.
             name = os.readlink(f"{_OPEN_FILES}/{number}")
             if name.startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(number))) as connection:
@@ -56,13 +56,13 @@ def _connections(busy_ports: frozenset[int]) -> dict[str, int]:
 
 
 def _ports(connection: socket.socket) -> frozenset[int]:
-    """Returns both ports of a TCP connection; raises OSError if it is none."""
+    """Returns both ports of a TCP connection; raises OSError for anything else."""
     if _TCP_INFO is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
         raise OSError
     return frozenset((connection.getsockname()[1], connection.getpeername()[1]))
 
 
 def _count(connection: socket.socket) -> int:
-    assert _TCP_INFO is not None  # `_ports` has seen to it
+    assert _TCP_INFO is not None  # `_ports` has checked it.
     info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _SIZE_OF_INFO)
     return sum(_COUNTS.unpack_from(info, _OFFSET_OF_COUNTS)) if len(info) >= _OFFSET_OF_COUNTS + _COUNTS.size else 0

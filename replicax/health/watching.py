@@ -1,4 +1,4 @@
-"""Starting: the settings of the environment, the address of the health server, and the monitor once all have met."""
+"""The start: reads the settings, opens the health server, and starts the monitor once all workers have met."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import replicax.cluster.runtime as runtime
 from replicax.cluster import ClusterConfig, parse_address
@@ -32,37 +31,37 @@ _ADDRESS, _TOKEN = "health address", "health token"
 
 
 def stall_timeout_from(given: float | None, environ: Mapping[str, str] = os.environ) -> float | None:
-    """Returns after how many seconds to raise an alarm; None for never.
+    """Returns the number of seconds without progress after which to raise an alarm; None for never.
 
     Args:
-        given: What the user has set; the environment decides where this is the default.
+        given: The user's setting. If it is the default, the environment decides.
         environ: The environment.
 
     Raises:
-        ArgumentError: One of them is no number of seconds.
+        ArgumentError: One of them is not a number of seconds.
     """
     if given == DEFAULT_STALL_TIMEOUT_S and environ.get(STALL_TIMEOUT, "").strip():
         return _seconds(environ[STALL_TIMEOUT], STALL_TIMEOUT) or None
     return None if given is None else _seconds(given, "stall_timeout") or None
 
 
-def _seconds(value: Any, name: str) -> float:
+def _seconds(value: float | str, name: str) -> float:
     try:
         seconds = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise ArgumentError(f"{name} is a number of seconds, 0 for no watching, got {value!r}.")
+        raise ArgumentError(f"{name} must be a number of seconds, or 0 to watch nothing, got {value!r}.")
     return seconds
 
 
 def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) -> list[runtime.Member]:
-    """Connects this process with the others, as `replicax.cluster.runtime.start` does, and looks after them from then.
+    """Connects this process with the others, as `replicax.cluster.runtime.start` does, and watches them from then on.
 
     Args:
-        config: Who this process is.
+        config: The place of this process in the cluster.
         timeout_s: How long to wait for the others, in seconds.
-        stall_timeout: After how many seconds without progress to end the job; None for never.
+        stall_timeout: The number of seconds without progress after which the job ends; None for never.
     """
     if config.num_processes > 1:
         tell_of_meeting(config.num_processes)
@@ -72,10 +71,10 @@ def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) 
     limits = Limits(stall_timeout, max(stall_timeout, slow))
     server: HealthServer | None = None
 
-    def introduction(ip: str) -> dict[str, Any]:
+    def introduction(ip: str) -> dict[str, object]:
         nonlocal server
-        server = HealthServer(ip)  # Without one, on all IPv4 addresses.
-        info = {"same stall_timeout": stall_timeout, _ADDRESS: [ip or _host(config), server.port]}
+        server = HealthServer(ip)  # Without an address it listens on all of IPv4.
+        info: dict[str, object] = {"same stall_timeout": stall_timeout, _ADDRESS: [ip or _host(config), server.port]}
         with_token = config.process_id == 0 and not os.environ.get(TOKEN)
         return info | ({_TOKEN: secrets.token_hex(16)} if with_token else {})
 
@@ -117,12 +116,12 @@ def _busy_ports(config: ClusterConfig, workers: Sequence[runtime.Member]) -> lis
 
 
 def _address(config: ClusterConfig, name: str) -> str:
-    """Returns the address of a worker in the cluster, empty if the cluster does not tell."""
+    """Returns the address of a worker in the cluster; empty if the cluster does not say."""
     job, _, index = name.partition(":")
     return config.spec.task_address(job, int(index)) if config.spec.has_task(job, int(index)) else ""
 
 
 def _host(config: ClusterConfig) -> str:
-    """Returns the name of the host of process 0, as the others know it."""
+    """Returns the host of process 0, as the others know it."""
     assert config.coordinator_address is not None  # The rendezvous needs it.
     return parse_address(config.coordinator_address, "coordinator address").host

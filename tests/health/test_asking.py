@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import replicax.health.monitor as monitor_module
-from replicax.health.asking import Asking
+from replicax.health.asking import QuestionThreads
 from replicax.health.diagnosis import Limits
 from replicax.health.monitor import Monitor
 from replicax.health.peers import History, Peer
@@ -45,14 +45,14 @@ class Held:
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All that has been asked is over by the end of a test."""
-    made: list[Asking] = []
-    init = Asking.__init__
+    made: list[QuestionThreads] = []
+    init = QuestionThreads.__init__
 
-    def noted(self: Asking, *arguments: Any) -> None:
+    def noted(self: QuestionThreads, *arguments: Any) -> None:
         init(self, *arguments)
         made.append(self)
 
-    monkeypatch.setattr(Asking, "__init__", noted)
+    monkeypatch.setattr(QuestionThreads, "__init__", noted)
     yield
     for asking in made:
         asking.close()
@@ -66,7 +66,7 @@ def held(closed: None) -> Iterator[Held]:
 
 
 def test_who_has_not_answered_yet_is_not_asked_again(held: Held):
-    asking = Asking(held.ask, 8)
+    asking = QuestionThreads(held.ask, 8)
     held.gates[1].set()
     for times in range(1, 4):
         asking.begin([0, 1])
@@ -79,7 +79,7 @@ def test_who_has_not_answered_yet_is_not_asked_again(held: Held):
 
 
 def test_threads_are_few_and_kept(held: Held):
-    asking = Asking(held.ask, 3)
+    asking = QuestionThreads(held.ask, 3)
     asking.begin(range(8))
     assert soon(lambda: len(held.asked) == 3)
     asking.begin(range(8))
@@ -101,7 +101,7 @@ def test_a_mistake_in_a_question_does_not_end_the_asking(caplog: pytest.LogCaptu
         asked.append(worker)
         raise KeyError("mistake")
 
-    asking = Asking(ask, 1)
+    asking = QuestionThreads(ask, 1)
     for _ in range(2):
         asking.begin([7])
         asking.wait(20)
