@@ -11,8 +11,8 @@ import collections
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import cast
 
 import jax
 import numpy as np
@@ -27,31 +27,33 @@ _LIBRARIES = ("keras", "jax", "jaxlib", "replicax", "numpy")
 _VALUES = (jax.Array, np.ndarray, NoArray)
 
 
-def opened(nest: PyTree) -> Any:
-    """Returns `nest` with the containers that JAX does not know, and that hold arrays, in a form that it takes apart.
+def opened(tree: PyTree) -> PyTree:
+    """Returns `tree` with the containers that JAX does not know, and that hold arrays, in a form that it takes apart.
 
     Raises:
         ArgumentError: There is no way to put one together again, or it contains itself.
     """
-    leaves, _ = _flattened(nest, is_leaf=is_value)
-    return _opened(nest, ()) if _any_container(leaves) else nest
+    leaves, _ = _flattened(tree, is_leaf=is_value)
+    return _opened(tree, ()) if _any_container(leaves) else tree
 
 
-def flattened(nest: PyTree) -> tuple[list[Any], Any]:
-    """Returns the leaves of a nest, also of containers that JAX does not know and that hold arrays, and its structure.
+def flattened(tree: PyTree) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
+    """Returns the leaves of a tree, also of containers that JAX does not know and that hold arrays, and its structure.
 
     Raises:
         ArgumentError: As for `opened`; or the keys of a dict cannot be sorted.
     """
-    leaves, structure = _flattened(nest)
+    leaves, structure = _flattened(tree)
     if _any_container(leaves):
-        return _flattened(_opened(nest, ()))
+        return _flattened(_opened(tree, ()))
     return leaves, structure
 
 
-def _flattened(nest: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
+def _flattened(
+    tree: PyTree, is_leaf: Callable[[Leaf], bool] | None = None
+) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
     try:
-        return jax.tree_util.tree_flatten(nest, is_leaf)
+        return jax.tree_util.tree_flatten(tree, is_leaf)
     except ValueError as error:
         if "key" not in str(error):
             raise
@@ -61,7 +63,7 @@ def _flattened(nest: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> tu
         ) from error
 
 
-def walked(value: Any) -> Iterator[tuple[str, Any]]:
+def walked(value: object) -> Iterator[tuple[str, Leaf]]:
     """Yields what an object holds: its attributes, items and captured variables, at any depth, and the object itself.
 
     Models, variables, modules and types are not looked into.
@@ -79,23 +81,23 @@ def walked(value: Any) -> Iterator[tuple[str, Any]]:
             waiting.extend((where + step, child) for step, child in _parts(each))
 
 
-def found_in(value: Any, is_wanted: Callable[[Any], bool]) -> str | None:
+def found_in(value: object, is_wanted: Callable[[Leaf], bool]) -> str | None:
     """Returns where in an object something is found first; None if nowhere. See `walked`."""
     return next((where for where, each in walked(value) if is_wanted(each)), None)
 
 
-def holds_values(value: Any) -> bool:
+def holds_values(value: object) -> bool:
     """Returns whether there are arrays or per-replica values in an object."""
     return found_in(value, is_value) is not None
 
 
-def is_value(value: Any) -> bool:
+def is_value(value: object) -> bool:
     """Returns whether `value` is an array or a per-replica value."""
     return isinstance(value, _VALUES)
 
 
-def _opened(nest: PyTree, inside: tuple[int, ...]) -> Any:
-    def open_leaf(leaf: Leaf) -> Any:
+def _opened(tree: PyTree, inside: tuple[int, ...]) -> PyTree:
+    def open_leaf(leaf: Leaf) -> Leaf:
         if not _is_container(leaf) or not holds_values(leaf):
             return leaf
         if id(leaf) in inside:
@@ -105,7 +107,7 @@ def _opened(nest: PyTree, inside: tuple[int, ...]) -> Any:
         shell, children = opener(leaf)
         return _Opened(shell, [_opened(child, (*inside, id(leaf))) for child in children])
 
-    return jax.tree_util.tree_map(open_leaf, nest, is_leaf=is_value)
+    return jax.tree_util.tree_map(open_leaf, tree, is_leaf=is_value)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,9 +122,9 @@ class _Shell:
     """
 
     kind: type
-    names: Any
-    settings: tuple[Any, ...]
-    make: Callable[[Sequence[Any]], Any]
+    names: Hashable
+    settings: tuple[tuple[str, Leaf], ...]
+    make: Callable[[Sequence[Leaf]], Leaf]
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -140,18 +142,18 @@ class _Shell:
 class _Opened:
     """A container that JAX takes apart, and puts together as what it was."""
 
-    def __init__(self, shell: _Shell, children: Sequence[Any]):
+    def __init__(self, shell: _Shell, children: Sequence[Leaf]):
         self.shell, self.children = shell, children
 
-    def tree_flatten(self) -> tuple[Sequence[Any], _Shell]:
+    def tree_flatten(self) -> tuple[Sequence[Leaf], _Shell]:
         return self.children, self.shell
 
     @classmethod
-    def tree_unflatten(cls, shell: _Shell, children: Sequence[Any]) -> Any:
+    def tree_unflatten(cls, shell: _Shell, children: Sequence[Leaf]) -> Leaf:
         return shell.make(children)
 
 
-def _is_same(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
+def _is_same(one: tuple[str, Leaf], other: tuple[str, Leaf]) -> bool:
     (name, a), (other_name, b) = one, other
     return name == other_name and (a is b or (type(a) is type(b) and bool(a == b)))
 
@@ -159,11 +161,11 @@ def _is_same(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
 # What kinds of containers there are.
 
 
-_Taken = tuple["_Shell", list[Any]]
+_Flattened = tuple["_Shell", list[Leaf]]
 
 
 @functools.cache
-def _opener(kind: type) -> Callable[[Any], _Taken] | None:
+def _opener(kind: type) -> Callable[[Leaf], _Flattened] | None:
     """Returns what takes a class of containers apart; None for anything else."""
     if kind is types.MappingProxyType:
         return _open_view
@@ -179,65 +181,67 @@ def _is_container(leaf: Leaf) -> bool:
     return _opener(_class_of(leaf)) is not None
 
 
-def _open_dict(items: Any) -> _Taken:
+def _open_dict(items: Leaf) -> _Flattened:
     # What puts it together keeps nothing of what it held: that is the first step's batch.
-    put: Any = collections.OrderedDict.__setitem__ if isinstance(items, collections.OrderedDict) else dict.__setitem__
+    put: Callable[[Leaf, Leaf, Leaf], None] = (
+        collections.OrderedDict.__setitem__ if isinstance(items, collections.OrderedDict) else dict.__setitem__
+    )
     keys, default = tuple(items), isinstance(items, collections.defaultdict) and items.default_factory
 
-    def fill(new: Any, children: Sequence[Any]) -> None:
+    def fill(new: Leaf, children: Sequence[Leaf]) -> None:
         if default:
             new.default_factory = default
         for key, child in zip(keys, children, strict=True):
             put(new, key, child)
 
-    return _taken(items, keys, [items[key] for key in keys], fill)
+    return _flat(items, keys, [items[key] for key in keys], fill)
 
 
-def _open_list(items: Any) -> _Taken:
-    return _taken(items, range(len(items)), list(items), list.extend)
+def _open_list(items: Leaf) -> _Flattened:
+    return _flat(items, range(len(items)), list(items), list.extend)
 
 
-def _open_deque(items: Any) -> _Taken:
+def _open_deque(items: Leaf) -> _Flattened:
     longest = items.maxlen
     fill = lambda new, children: collections.deque.__init__(new, children, longest)  # noqa: E731
-    return _taken(items, range(len(items)), list(items), fill)
+    return _flat(items, range(len(items)), list(items), fill)
 
 
-def _open_tuple(items: Any) -> _Taken:
-    return _taken(items, range(len(items)), list(items), _nothing, tuple.__new__)
+def _open_tuple(items: Leaf) -> _Flattened:
+    return _flat(items, range(len(items)), list(items), _nothing, tuple.__new__)
 
 
-def _open_view(items: Any) -> _Taken:
+def _open_view(items: Leaf) -> _Flattened:
     keys, kind = tuple(items), type(items)
     return _Shell(kind, keys, (), lambda children: kind(dict(zip(keys, children, strict=True)))), list(items.values())
 
 
-def _open_chain(items: Any) -> _Taken:
+def _open_chain(items: Leaf) -> _Flattened:
     keys = tuple(items)
 
-    def fill(new: Any, children: Sequence[Any]) -> None:
+    def fill(new: Leaf, children: Sequence[Leaf]) -> None:
         new.maps = [dict(zip(keys, children, strict=True))]
 
-    return _taken(items, keys, list(items.values()), fill, without=("maps",))
+    return _flat(items, keys, list(items.values()), fill, without=("maps",))
 
 
-def _open_record(record: Any) -> _Taken:
+def _open_record(record: Leaf) -> _Flattened:
     held = dict(_attributes(record))
     declared = dataclasses.fields(record) if dataclasses.is_dataclass(record) else ()
     fixed = [field.name for field in declared if field.metadata.get("static") and field.name in held]
     names = [name for name in held if name not in fixed]
-    return _taken(record, (), [], _nothing, children_among=names)
+    return _flat(record, (), [], _nothing, children_among=names)
 
 
-def _taken(
-    container: Any,
-    keys: Sequence[Any],
-    items: list[Any],
-    fill: Callable[[Any, Sequence[Any]], None],
+def _flat(
+    container: Leaf,
+    keys: Sequence[Leaf],
+    items: list[Leaf],
+    fill: Callable[[Leaf, Sequence[Leaf]], None],
     create: PyTreeFunction | None = None,
     without: Sequence[str] = (),
     children_among: Sequence[str] | None = None,
-) -> _Taken:
+) -> _Flattened:
     """Returns a container taken apart: its items, and its attributes.
 
     Args:
@@ -250,7 +254,7 @@ def _taken(
         children_among: Attributes that may change from call to call; by default those that hold arrays. The others go
             along as they are.
     """
-    kind: Any = type(container)
+    kind: type = type(container)
     number = len(items)
     held = {name: value for name, value in _attributes(container) if name not in without}
     if children_among is None:
@@ -259,9 +263,9 @@ def _taken(
     changing = {name: held.pop(name) for name in children_among}
     names = tuple(changing)
 
-    def make(children: Sequence[Any]) -> Any:
+    def make(children: Sequence[Leaf]) -> Leaf:
         try:
-            new = kind.__new__(kind) if create is None else create(kind, children[:number])
+            new = cast(Leaf, kind).__new__(kind) if create is None else create(kind, children[:number])
         except TypeError as error:
             raise _cannot(kind, f"{kind.__name__}.__new__ wants arguments.") from error
         values = held | dict(zip(names, children[number:], strict=True))
@@ -277,7 +281,7 @@ def _taken(
     return _Shell(kind, (tuple(keys), names), settings, make), [*items, *changing.values()]
 
 
-def _nothing(new: Any, children: Sequence[Any]) -> None:
+def _nothing(new: Leaf, children: Sequence[Leaf]) -> None:
     """Puts in no items: there are none, or they are there."""
 
 
@@ -290,11 +294,11 @@ def _cannot(kind: type, why: str) -> ArgumentError:
     )
 
 
-def _open_attributes(items: Any) -> _Taken:
-    return _taken(items, (), [], _nothing)
+def _open_attributes(items: Leaf) -> _Flattened:
+    return _flat(items, (), [], _nothing)
 
 
-_OPENERS: dict[type, Callable[[Any], _Taken]] = {
+_OPENERS: dict[type, Callable[[Leaf], _Flattened]] = {
     dict: _open_dict,
     tuple: _open_tuple,
     list: _open_list,
@@ -305,18 +309,18 @@ _OPENERS: dict[type, Callable[[Any], _Taken]] = {
 }
 
 
-def _any_container(leaves: Sequence[Any]) -> bool:
+def _any_container(leaves: Sequence[Leaf]) -> bool:
     return any(map(_opener, set(map(type, leaves))))  # Every argument of every call comes by here.
 
 
-def _class_of(value: Any) -> Any:
+def _class_of(value: object) -> type:
     return type(value)
 
 
 # Looking into objects.
 
 
-def _is_opaque(value: Any) -> bool:
+def _is_opaque(value: object) -> bool:
     if isinstance(value, (*_PLAIN, bytes, type, types.ModuleType, *_VALUES)):
         return True
     return _is_of_library(_class_of(value))
@@ -327,7 +331,7 @@ def _is_of_library(kind: type) -> bool:
     return any(base.__module__.partition(".")[0] in _LIBRARIES for base in kind.__mro__)
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(value: object) -> Iterator[tuple[str, Leaf]]:
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", value[key]) for key in value)
     elif isinstance(value, (list, tuple, collections.UserList, collections.deque)):
@@ -343,7 +347,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     yield from ((f".{name}", child) for name, child in _attributes(value))
 
 
-def _captured(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _captured(fn: types.FunctionType) -> Iterator[tuple[str, Leaf]]:
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
             yield f" with captured {name}", cell.cell_contents
@@ -352,7 +356,7 @@ def _captured(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from ((" with a default", default) for default in fn.__defaults__ or ())
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(value: object) -> Iterator[tuple[str, Leaf]]:
     yield from list(getattr(value, "__dict__", {}).items())
     for base in type(value).__mro__:
         names = vars(base).get("__slots__", ())

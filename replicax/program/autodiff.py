@@ -9,13 +9,14 @@ variables are made equal at once, in buckets, by the strategy's cross-device ops
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.compat.jax import vary, varying_axes
+from replicax.context import ReplicaStateFrame, StateFrame
 from replicax.equality import difference
 from replicax.errors import ArgumentError, ReplicaDivergenceError
 from replicax.program.calls import check_function, check_result
@@ -36,10 +37,10 @@ _T = TypeVar("_T")
 
 def value_and_grad(
     loss_fn: Callable[_P, _T],
-    variables: Any,
+    variables: PyTree,
     has_aux: bool = False,
     aggregation: ReduceOp | str | None = "sum",
-) -> Callable[_P, tuple[_T, Any]]:
+) -> Callable[_P, tuple[_T, PyTree]]:
     """Makes a function that computes a loss and its gradients with respect to variables.
 
     Inside `strategy.run` the gradients come back reduced over replicas, ready for any optimizer. Outside of it they
@@ -73,7 +74,7 @@ def value_and_grad(
     _check_variables(leaves)
     op = None if aggregation is None else ReduceOp.of(aggregation)
 
-    def differentiated(*args: PyTree, **kwargs: PyTree) -> tuple[Any, Any]:
+    def differentiated(*args: PyTree, **kwargs: PyTree) -> tuple[PyTree, PyTree]:
         unique = {id(variable): variable for variable in leaves}
         result, gradients = _Differentiation(loss_fn, list(unique.values()), has_aux, op)(args, kwargs)
         found = dict(zip(unique, gradients, strict=True))
@@ -83,11 +84,11 @@ def value_and_grad(
 
 
 def grad(
-    loss_fn: Callable[_P, Any],
-    variables: Any,
+    loss_fn: Callable[_P, PyTree],
+    variables: PyTree,
     has_aux: bool = False,
     aggregation: ReduceOp | str | None = "sum",
-) -> Callable[_P, Any]:
+) -> Callable[_P, PyTree]:
     """Makes a function that computes gradients only; with `has_aux`, `(gradients, aux)`. See `value_and_grad`.
 
     Example:
@@ -97,7 +98,7 @@ def grad(
     """
     both = value_and_grad(loss_fn, variables, has_aux, aggregation)
 
-    def differentiated(*args: _P.args, **kwargs: _P.kwargs) -> Any:
+    def differentiated(*args: _P.args, **kwargs: _P.kwargs) -> PyTree:
         result: PyTree
         result, gradients = both(*args, **kwargs)
         return (gradients, result[1]) if has_aux else gradients
@@ -119,13 +120,13 @@ class _Differentiated:
         self.__name__ = self.__qualname__ = maker  # of programs that are made of it
 
     @entry_point
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         return self._fn(*args, **kwargs)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PyTree]:
         raise self._is_a_function("unpacked")
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> PyTree:
         raise self._is_a_function("indexed")
 
     def __len__(self) -> int:
@@ -149,10 +150,10 @@ class _Differentiation:
         self._replica = context.current().replica if context.current().manual_replicas is not None else None
         self._loss_is_equal = False
         self._unconnected = [True] * len(variables)
-        self._written: list[Any] = []
+        self._written: list[VariableLike] = []
         self._saw_new = False
 
-    def __call__(self, args: PyTree, kwargs: PyTree) -> tuple[Any, list[Any]]:
+    def __call__(self, args: PyTree, kwargs: PyTree) -> tuple[PyTree, list[jax.Array | None]]:
         outer = context.current().frame
         if not self._variables:
             self._build_only(args, kwargs)
@@ -171,7 +172,7 @@ class _Differentiation:
         result = (loss, self._aux.rebuild(aux)) if self._has_aux else loss
         return result, self._reduced(gradients)
 
-    def _reduced(self, gradients: list[jax.Array]) -> list[Any]:
+    def _reduced(self, gradients: list[jax.Array]) -> list[jax.Array | None]:
         """Combines the replicas' gradients, and puts None for variables that the loss does not depend on."""
         connected = [g for g, cut in zip(gradients, self._unconnected, strict=True) if not cut]
         if self._replica is not None and self._op is not None:
@@ -198,7 +199,9 @@ class _Differentiation:
             "some, build it first (model.build(shape), or call it once)."
         )
 
-    def _loss(self, values: list[Any], args: PyTree, kwargs: PyTree) -> Any:
+    def _loss(
+        self, values: list[jax.Array], args: PyTree, kwargs: PyTree
+    ) -> tuple[jax.Array, tuple[list[jax.Array], list[jax.Array]]]:
         # Op-by-op shard_map has no symbolic zeros; there, what was never read counts as unconnected.
         op_by_op = self._replica is not None and context.runs_eagerly()
         values = values if op_by_op else self._boundary()(values)
@@ -216,17 +219,17 @@ class _Differentiation:
             self._unconnected = [not frame.was_lent(variable) for variable in self._variables]
         return loss, (aux_arrays, frame.new_values())
 
-    def _boundary(self) -> Callable[[list[Any]], list[Any]]:
+    def _boundary(self) -> Callable[[list[jax.Array]], list[jax.Array]]:
         """Returns the identity on the variables' values; its backward pass notes which of them the loss depends on."""
 
         @jax.custom_vjp
-        def boundary(values: list[Any]) -> list[Any]:
+        def boundary(values: list[jax.Array]) -> list[jax.Array]:
             return values
 
-        def forward(values: list[Any]) -> tuple[list[Any], None]:
+        def forward(values: list[jax.custom_derivatives.CustomVJPPrimal]) -> tuple[list[jax.Array], None]:
             return [value.value for value in values], None
 
-        def backward(_: None, gradients: Sequence[jax.Array]) -> tuple[list[Any]]:
+        def backward(_: None, gradients: Sequence[jax.Array]) -> tuple[list[jax.Array | None]]:
             zero = jax.custom_derivatives.SymbolicZero
             self._unconnected = [isinstance(gradient, zero) for gradient in gradients]
             return ([None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)],)
@@ -235,7 +238,7 @@ class _Differentiation:
         return boundary
 
 
-def _finished(gradient: Any, variable: VariableLike, marked: bool) -> Any:
+def _finished(gradient: jax.Array | None, variable: VariableLike, marked: bool) -> jax.Array | None:
     """Gives a gradient the layout of its variable (an update touches each device's own part), and marks it as one."""
     if gradient is None:
         return None
@@ -245,14 +248,15 @@ def _finished(gradient: Any, variable: VariableLike, marked: bool) -> Any:
     return marked_as_gradient(gradient) if marked else gradient
 
 
-def _settled(variable: VariableLike, value: Any, frame: Any) -> Any:
+def _settled(variable: VariableLike, value: jax.Array, frame: StateFrame | None) -> jax.Array:
     """Returns a value that a loss has assigned, typed as equal on all replicas where the variable wants that.
 
     Raises:
         ReplicaDivergenceError: It may differ, and the variable has no aggregation.
     """
+    of_replica = cast(ReplicaStateFrame, frame)
     is_equal = REPLICA_AXIS not in varying_axes(value)
-    if is_equal or frame.is_of_loss or is_per_replica_variable(variable) or frame.defers(variable):
+    if is_equal or of_replica.is_of_loss or is_per_replica_variable(variable) or of_replica.defers(variable):
         return value
     value, why = difference(value, refused_if_different=True)
     if why is not None:
@@ -260,7 +264,7 @@ def _settled(variable: VariableLike, value: Any, frame: Any) -> Any:
     return value
 
 
-def _store(variable: VariableLike, value: Any, frame: Any) -> None:
+def _store(variable: VariableLike, value: jax.Array, frame: StateFrame | None) -> None:
     """Makes a value that the loss assigned, as frames keep it, the variable's."""
     if frame is not None:
         frame.write(variable, value)
@@ -270,7 +274,7 @@ def _store(variable: VariableLike, value: Any, frame: Any) -> None:
         variable.assign(value)
 
 
-def _checked_pair(result: PyTree) -> tuple[Any, Any]:
+def _checked_pair(result: PyTree) -> tuple[PyTree, PyTree]:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         raise ArgumentError(
             f"With has_aux=True the loss function returns a pair (loss, aux), got {type(result).__name__}: "
@@ -280,7 +284,7 @@ def _checked_pair(result: PyTree) -> tuple[Any, Any]:
     return loss, aux
 
 
-def _checked_loss(loss: Any) -> jax.Array:
+def _checked_loss(loss: PyTree) -> jax.Array:
     check_result(loss)
     if loss is None:
         raise ArgumentError("A loss is a scalar float, got None: the loss function has no `return`.")

@@ -41,9 +41,11 @@ def install_control_flow() -> None:
 # Which arguments are the functions, by name or position.
 
 
-def _scan(call: PyTreeFunction, f: Any, init: Any, *args: PyTree, **kwargs: PyTree) -> Any:
-    def run(retyped: Callable[[Any], Any], start: Any) -> Any:
-        def body(carry: Any, x: Any) -> Any:
+def _scan(
+    call: PyTreeFunction, f: PyTreeFunction, init: PyTree, *args: PyTree, **kwargs: PyTree
+) -> tuple[PyTreeFunction, PyTree]:
+    def run(retyped: PyTreeFunction, start: PyTree) -> PyTree:
+        def body(carry: PyTree, x: PyTree) -> PyTree:
             carry, y = f(carry, x)
             return retyped(carry), y
 
@@ -52,17 +54,25 @@ def _scan(call: PyTreeFunction, f: Any, init: Any, *args: PyTree, **kwargs: PyTr
     return run, init
 
 
-def _while_loop(call: PyTreeFunction, cond_fun: Any, body_fun: Any, init_val: Any) -> Any:
-    def run(retyped: Callable[[Any], Any], start: Any) -> Any:
+def _while_loop(
+    call: PyTreeFunction, cond_fun: PyTreeFunction, body_fun: PyTreeFunction, init_val: PyTree
+) -> tuple[PyTreeFunction, PyTree]:
+    def run(retyped: PyTreeFunction, start: PyTree) -> PyTree:
         return call(cond_fun, functools.wraps(body_fun)(lambda carry: retyped(body_fun(carry))), start)
 
     return run, init_val
 
 
 def _fori_loop(
-    call: PyTreeFunction, lower: Any, upper: Any, body_fun: Any, init_val: Any, *args: PyTree, **kwargs: PyTree
-) -> Any:
-    def run(retyped: Callable[[Any], Any], start: Any) -> Any:
+    call: PyTreeFunction,
+    lower: PyTree,
+    upper: PyTree,
+    body_fun: PyTreeFunction,
+    init_val: PyTree,
+    *args: PyTree,
+    **kwargs: PyTree,
+) -> tuple[PyTreeFunction, PyTree]:
+    def run(retyped: PyTreeFunction, start: PyTree) -> PyTree:
         body = functools.wraps(body_fun)(lambda i, carry: retyped(body_fun(i, carry)))
         return call(lower, upper, body, start, *args, **kwargs)
 
@@ -70,8 +80,8 @@ def _fori_loop(
 
 
 def _cond(
-    call: PyTreeFunction, pred: Any, true_fun: Any, false_fun: Any, *operands: PyTree, **kwargs: PyTree
-) -> tuple[PyTreeFunction, list[Any]]:
+    call: PyTreeFunction, pred: PyTree, true_fun: PyTree, false_fun: PyTree, *operands: PyTree, **kwargs: PyTree
+) -> tuple[PyTreeFunction, list[PyTreeFunction]]:
     if not callable(true_fun) and len(operands) == 2:  # JAX's old order: each branch after its operand
         (first, second), (true_fun, false_fun) = (true_fun, operands[0]), (false_fun, operands[1])
         operands = (first, second)
@@ -82,8 +92,8 @@ def _cond(
 
 
 def _switch(
-    call: PyTreeFunction, index: Any, branches: Sequence[Any], *operands: PyTree, **kwargs: PyTree
-) -> tuple[PyTreeFunction, list[Any]]:
+    call: PyTreeFunction, index: PyTree, branches: Sequence[PyTreeFunction], *operands: PyTree, **kwargs: PyTree
+) -> tuple[PyTreeFunction, list[PyTreeFunction]]:
     return lambda branches: call(index, branches, *operands, **kwargs), list(branches)
 
 
@@ -96,18 +106,18 @@ class _Types:
     def __init__(self) -> None:
         self.vary: list[bool] = []
 
-    def note(self, nest: PyTree) -> bool:
+    def note(self, tree: PyTree) -> bool:
         """Notes which leaves vary; returns whether one does that was not known to."""
-        found = [REPLICA_AXIS in varying_axes(leaf) for leaf in jax.tree_util.tree_leaves(nest)]
+        found = [REPLICA_AXIS in varying_axes(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
         before = self.vary if len(self.vary) == len(found) else [False] * len(found)
         self.vary = [a or b for a, b in zip(before, found, strict=True)]
         return self.vary != before
 
-    def retyped(self, nest: PyTree) -> Any:
-        """Returns a nest with those leaves typed as varying."""
-        leaves, treedef = jax.tree_util.tree_flatten(nest)
+    def retyped(self, tree: PyTree) -> PyTree:
+        """Returns a tree with those leaves typed as varying."""
+        leaves, treedef = jax.tree_util.tree_flatten(tree)
         if len(leaves) != len(self.vary):
-            return nest  # JAX says what is wrong with its structure.
+            return tree  # JAX says what is wrong with its structure.
         pairs = zip(leaves, self.vary, strict=True)
         return jax.tree_util.tree_unflatten(
             treedef, [vary(leaf, REPLICA_AXIS) if flag else leaf for leaf, flag in pairs]
@@ -116,15 +126,15 @@ class _Types:
 
 def _loop(original: PyTreeFunction, take_apart: PyTreeFunction) -> PyTreeFunction:
     @functools.wraps(original)
-    def loop(*args: PyTree, **kwargs: PyTree) -> Any:
-        def again() -> Any:
+    def loop(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        def again() -> PyTree:
             run, start = take_apart(original, *args, **kwargs)
             types = _Types()
             types.note(start)
             while True:
                 grown: list[bool] = []
 
-                def retyped(carry: Any, grown: list[bool] = grown) -> Any:
+                def retyped(carry: PyTree, grown: list[bool] = grown) -> PyTree:
                     grown.append(types.note(carry))
                     return types.retyped(carry)
 
@@ -141,14 +151,14 @@ def _loop(original: PyTreeFunction, take_apart: PyTreeFunction) -> PyTreeFunctio
 
 def _branches(original: PyTreeFunction, take_apart: PyTreeFunction) -> PyTreeFunction:
     @functools.wraps(original)
-    def branch(*args: PyTree, **kwargs: PyTree) -> Any:
-        def again() -> Any:
+    def branch(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        def again() -> PyTree:
             run, branches = take_apart(original, *args, **kwargs)
             types = _Types()
 
             def noting(fn: PyTreeFunction) -> PyTreeFunction:
                 @functools.wraps(fn)
-                def noted(*operands: PyTree) -> Any:
+                def noted(*operands: PyTree) -> PyTree:
                     result = fn(*operands)
                     types.note(result)
                     return types.retyped(result)
@@ -166,11 +176,11 @@ def _branches(original: PyTreeFunction, take_apart: PyTreeFunction) -> PyTreeFun
     return branch
 
 
-def _or_again(original: PyTreeFunction, args: PyTree, kwargs: PyTree, again: Callable[[], Any]) -> Any:
+def _or_again(original: PyTreeFunction, args: PyTree, kwargs: PyTree, again: Callable[[], PyTree]) -> PyTree:
     """Calls a function of JAX's; where it refuses types that differ in nothing else, it is called in another way."""
     if context.current().manual_replicas is None:
         return original(*args, **kwargs)
-    call: Callable[[], Any] = lambda: original(*args, **kwargs)  # noqa: E731
+    call: Callable[[], PyTree] = lambda: original(*args, **kwargs)  # noqa: E731
     try:
         return _checked_op_by_op(original.__name__, call)
     except (TypeError, ValueError) as error:
@@ -179,7 +189,7 @@ def _or_again(original: PyTreeFunction, args: PyTree, kwargs: PyTree, again: Cal
     return _checked_op_by_op(original.__name__, again)
 
 
-def _checked_op_by_op(name: str, call: Callable[[], Any]) -> Any:
+def _checked_op_by_op(name: str, call: Callable[[], PyTree]) -> PyTree:
     """Returns `call()`; where operations run one by one nothing has looked yet for collectives that would hang in it.
 
     Raises:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -41,21 +40,21 @@ def is_number_like(leaf: Leaf) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """How to rebuild a nest from its arrays.
+    """How to rebuild a tree from its arrays.
 
     Attributes:
-        treedef: Structure of the nest, `PerReplica` values taken apart.
+        treedef: Structure of the tree, `PerReplica` values taken apart.
         static: The leaves that are no arrays, by position.
         count: Number of leaves.
     """
 
-    treedef: Any
-    static: tuple[tuple[int, Any], ...]
+    treedef: jax.tree_util.PyTreeDef
+    static: tuple[tuple[int, Leaf], ...]
     count: int
 
     def rebuild(self, arrays: Sequence[Leaf]) -> PyTree:
-        """Returns the nest with `arrays` in the places of its arrays."""
-        leaves: list[Any] = [None] * self.count
+        """Returns the tree with `arrays` in the places of its arrays."""
+        leaves: list[Leaf] = [None] * self.count
         fixed = dict(self.static)
         remaining = iter(arrays)
         for i in range(self.count):
@@ -63,15 +62,15 @@ class Structure:
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
 
 
-def flatten_inputs(nest: PyTree) -> tuple[list[Any], Structure]:
-    """Returns the arrays and numbers in `nest`, and how to rebuild it.
+def flatten_inputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:
+    """Returns the arrays and numbers in `tree`, and how to rebuild it.
 
     Raises:
         ReplicaShapeError: A per-replica value has components of different shapes.
         ArgumentError: A container that holds arrays cannot be taken apart, or a leaf is an array of strings, objects or
             times.
     """
-    leaves, treedef = flattened(nest)
+    leaves, treedef = flattened(tree)
     if all(type(leaf) is np.ndarray or isinstance(leaf, jax.Array) for leaf in leaves):
         for leaf in leaves:
             _check_numbers(leaf, "passed")
@@ -83,14 +82,14 @@ def flatten_inputs(nest: PyTree) -> tuple[list[Any], Structure]:
     return arrays, Structure(treedef, static, len(leaves))
 
 
-def flatten_outputs(nest: PyTree) -> tuple[list[Any], Structure]:
-    """Returns the arrays in the result `nest`, and how to rebuild it; plain Python values come back as they are.
+def flatten_outputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:
+    """Returns the arrays in the result `tree`, and how to rebuild it; plain Python values come back as they are.
 
     Raises:
         ArgumentError: A leaf is still to run, or an object that holds values of the program, which end with it.
     """
-    check_result(nest)  # before JAX sees it: it is about to refuse generators itself
-    leaves, treedef = flattened(nest)
+    check_result(tree)  # before JAX sees it: it is about to refuse generators itself
+    leaves, treedef = flattened(tree)
     for leaf in leaves:
         check_result(leaf)
         if is_array(leaf):
@@ -112,7 +111,7 @@ class HeldArrays:
         constants: The arrays that the program has captured.
     """
 
-    def __init__(self, structure: Structure, constants: Iterable[Any]):
+    def __init__(self, structure: Structure, constants: Iterable[jax.Array]):
         used = set(map(id, constants))
         found = (
             (i, {where: v for where, v in _held_by(leaf).items() if _is_used(v, used)}) for i, leaf in structure.static
@@ -133,23 +132,23 @@ class HeldArrays:
         return None
 
 
-def _held_by(leaf: Leaf) -> dict[str, Any]:
+def _held_by(leaf: Leaf) -> dict[str, Leaf]:
     return {where: each for where, each in walked(leaf) if is_value(each)}
 
 
-def _array_of(value: Any) -> Any:
+def _array_of(value: Leaf) -> Leaf:
     return value.stacked if isinstance(value, PerReplica) else value
 
 
-def _is_used(value: Any, used: set[int]) -> bool:
+def _is_used(value: Leaf, used: set[int]) -> bool:
     array = _array_of(value)
     if isinstance(array, jax.Array):
         return id(array) in used
     return isinstance(array, np.ndarray) and array.ndim > 0
 
 
-def per_replica_arrays(nest: PyTree) -> tuple[list[bool], int | None]:
-    """Tells which of the arrays of `nest` (as `flatten_inputs` orders them) stack one component per replica.
+def per_replica_arrays(tree: PyTree) -> tuple[list[bool], int | None]:
+    """Tells which of the arrays of `tree` (as `flatten_inputs` orders them) stack one component per replica.
 
     Returns:
         A flag for each array, and the number of replicas that the per-replica values have; None where there is none.
@@ -159,7 +158,7 @@ def per_replica_arrays(nest: PyTree) -> tuple[list[bool], int | None]:
     """
     flags: list[bool] = []
     counts = set()
-    for leaf in jax.tree_util.tree_leaves(opened(nest), is_leaf=is_value):
+    for leaf in jax.tree_util.tree_leaves(opened(tree), is_leaf=is_value):
         if isinstance(leaf, PerReplica):
             counts.add(leaf.num_replicas)
             flags.append(True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
 import replicax.context as context
@@ -28,7 +29,7 @@ from replicax.program.advice import advise_of_captured, advise_of_local_mean, ad
 from replicax.program.control_flow import install_control_flow
 from replicax.program.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
 from replicax.program.flax_modules import PassedModules
-from replicax.program.frames import OverrideFrame, ProgramFrame
+from replicax.program.frames import OverrideFrame, ProgramFrame, ReplicaFrame
 from replicax.program.handover import store_values
 from replicax.program.jaxprs import inlined, marked_as_gradient
 from replicax.program.keras_state import repeat_while_variables_are_created
@@ -48,6 +49,8 @@ from replicax.values import ManualPerReplica, PerReplica, is_per_replica
 from replicax.variable_access import VariableLike, array_of, is_per_replica_variable, name_of
 
 _SHARED, _STACKED = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
+#: How arguments or results lie over the replicas: first those of the function, then those of variables.
+_Specs: TypeAlias = tuple[list[PartitionSpec], list[PartitionSpec]]
 _AXES = {REPLICA_AXIS}  # A mesh may have more axes; those are XLA's to partition over.
 
 
@@ -64,7 +67,7 @@ class ReplicaCall:
 
     strategy: Host
     fn: PyTreeFunction
-    args: tuple[tuple[Any, ...], dict[str, Any]]
+    args: tuple[tuple[PyTree, ...], dict[str, PyTree]]
     in_replica_context: bool = True
 
     def __post_init__(self) -> None:
@@ -83,11 +86,11 @@ class ReplicaCall:
         self._specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
         self._result: Structure | None = None
 
-    def _shard_map(self, body: PyTreeFunction, in_specs: Any, out_specs: Any) -> PyTreeFunction:
+    def _shard_map(self, body: PyTreeFunction, in_specs: PyTree, out_specs: PyTree) -> PyTreeFunction:
         mesh = self.strategy.placement.mesh_for(self.replicas)
         return jax.shard_map(body, mesh=mesh, axis_names=_AXES, in_specs=in_specs, out_specs=out_specs)
 
-    def traced(self) -> Any:
+    def traced(self) -> PyTree:
         """Runs inside the program that is being traced; its variables are the program's."""
         program, frame = enclosing_program(), context.current().frame
         assert program is not None and frame is not None
@@ -104,16 +107,16 @@ class ReplicaCall:
             frame.write(variable, value)
         return self._wrapped(outputs, site.varying)
 
-    def _rows(self, variable: VariableLike, value: Any) -> Any:
+    def _rows(self, variable: VariableLike, value: jax.Array) -> jax.Array:
         """Returns the rows that the replicas of this call have of a stacked variable; others as they are."""
         return value[: self.replicas] if self._leaves_rows_out(variable) else value
 
     def _leaves_rows_out(self, variable: VariableLike) -> bool:
         return is_per_replica_variable(variable) and self.replicas < self.strategy.num_replicas_in_sync
 
-    def eager(self) -> Any:
+    def eager(self) -> PyTree:
         """Runs operation by operation, for debugging; variables are read and assigned directly."""
-        written: list[Any] = []
+        written: list[VariableLike] = []
         varying: list[bool] = []
 
         passes: list[Accesses] = []
@@ -186,7 +189,7 @@ class ReplicaCall:
         return self._shard_map(self._body(site), *self._specs_of(site))
 
     def _in_two_parts(
-        self, site: ReplicaProgram, parts: Late, arrays: Any, values: Any
+        self, site: ReplicaProgram, parts: Late, arrays: Sequence[jax.Array], values: Sequence[jax.Array]
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Does the same; what needs no replica any more comes after the map, which gets fewer variables for it."""
         in_specs, (output_specs, stored_specs) = self._specs_of(site)
@@ -195,8 +198,8 @@ class ReplicaCall:
         early = [i for i, late in enumerate(parts.is_late) if not late]
         needed = site.variables_among(parts.needed)
 
-        def body(arrays: Sequence[jax.Array], given: Sequence[Any]) -> tuple[list[jax.Array], list[jax.Array]]:
-            local: list[Any] = [None] * len(values)
+        def body(arrays: Sequence[jax.Array], given: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+            local: list[Any] = [None] * len(values)  # what is not needed stays None
             for number, value in zip(needed, given, strict=True):
                 local[number] = _component(value) if is_per_replica_variable(site.inputs[number]) else value
             inside = site.constants(local)
@@ -219,12 +222,12 @@ class ReplicaCall:
         in_specs, (output_specs, stored_specs) = self._specs_of(site)
         specs = [*in_specs[0], *in_specs[1]]
 
-        def cut(arrays: Sequence[jax.Array], values: Sequence[Any]) -> tuple[list[jax.Array], list[jax.Array]]:
+        def cut(arrays: Sequence[jax.Array], values: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             args = [*arrays, *values]
             split = _cut_at_gradients(self._program_of_one(site, arrays, values), len(arrays), site)
             used = split.worker_inputs
 
-            def body(given: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+            def body(given: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
                 known = dict(zip(used, given, strict=True))
                 results, sent = split.worker([known.get(i) for i in range(len(args))])
                 return results[: len(site.varying)], results[len(site.varying) :], sent
@@ -236,11 +239,13 @@ class ReplicaCall:
 
         return cut
 
-    def _program_of_one(self, site: ReplicaProgram, arrays: Sequence[jax.Array], values: Sequence[Any]) -> Any:
+    def _program_of_one(
+        self, site: ReplicaProgram, arrays: Sequence[jax.Array], values: Sequence[jax.Array]
+    ) -> jex_core.ClosedJaxpr:
         """Returns what each replica does as a flat program."""
-        found: list[Any] = []
+        found: list[jex_core.ClosedJaxpr] = []
 
-        def look(arrays: Sequence[jax.Array], values: Sequence[Any]) -> list[Any]:
+        def look(arrays: Sequence[jax.Array], values: Sequence[jax.Array]) -> list[jax.Array]:
             args, step = [*arrays, *values], self._body(site)
             traced = jax.make_jaxpr(lambda *args: step(args[: len(arrays)], args[len(arrays) :]))(*args)
             found.append(inlined(traced, args))
@@ -252,7 +257,7 @@ class ReplicaCall:
     def _body(self, site: ReplicaProgram) -> PyTreeFunction:
         """Returns what each replica does, as `jax.shard_map` wants it."""
 
-        def body(arrays: Sequence[jax.Array], values: Sequence[Any]) -> tuple[list[jax.Array], list[jax.Array]]:
+        def body(arrays: Sequence[jax.Array], values: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             local = [
                 _component(v) if is_per_replica_variable(var) else v for var, v in zip(site.inputs, values, strict=True)
             ]
@@ -266,7 +271,7 @@ class ReplicaCall:
 
         return body
 
-    def _specs_of(self, site: ReplicaProgram) -> tuple[Any, Any]:
+    def _specs_of(self, site: ReplicaProgram) -> tuple[_Specs, _Specs]:
         in_specs = (self._specs, [_spec(variable) for variable in site.inputs])
         out_specs = (
             [_STACKED if differs else _SHARED for differs in site.varying],
@@ -274,7 +279,7 @@ class ReplicaCall:
         )
         return in_specs, out_specs
 
-    def _call(self, frame: Any, arrays: Sequence[jax.Array]) -> list[Any]:
+    def _call(self, frame: ReplicaFrame, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Calls the function with this replica's part of the arguments; returns the arrays of its result."""
         local = [_component(a) if stacked else a for a, stacked in zip(arrays, self._stacked, strict=True)]
         args, kwargs = without_per_replica(self._structure.rebuild(local), lambda component: component)
@@ -296,7 +301,7 @@ class ReplicaCall:
         leaves, self._result = flatten_outputs(mine)
         return [jnp.asarray(leaf) for leaf in leaves]
 
-    def _wrapped(self, outputs: Sequence[Any], varying: Sequence[bool]) -> Any:
+    def _wrapped(self, outputs: Sequence[jax.Array], varying: Sequence[bool]) -> PyTree:
         bare = self.strategy.num_replicas_in_sync == 1
         wrapped = [
             out if not differs else out.reshape(out.shape[1:]) if bare else PerReplica(out)
@@ -310,7 +315,7 @@ class ReplicaCall:
         return self._result.rebuild(wrapped)
 
 
-def _cut_at_gradients(program: Any, arguments: int, site: ReplicaProgram) -> Split:
+def _cut_at_gradients(program: jex_core.ClosedJaxpr, arguments: int, site: ReplicaProgram) -> Split:
     """Splits a replica's program; the variables of `site` follow its arguments, and their new values its results."""
     position = {id(variable): arguments + i for i, variable in enumerate(site.inputs)}
     assigned = [
@@ -332,7 +337,7 @@ def enclosing_program() -> ProgramFrame | None:
     return frame if isinstance(frame, ProgramFrame) else None
 
 
-def noted(array: Any, replicas: int) -> Any:
+def noted(array: jax.Array, replicas: int) -> jax.Array:
     """Returns `array`, noted as what `strategy.run` returned for so many replicas, or as `COMBINED`."""
     if not isinstance(array, jax.core.Tracer):
         mark(array, replicas)
@@ -341,7 +346,7 @@ def noted(array: Any, replicas: int) -> Any:
     return array
 
 
-def returned_by(value: Any) -> int | None:
+def returned_by(value: Leaf) -> int | None:
     """Returns how many replicas returned `value` from `strategy.run`, `COMBINED`, or None for any other value."""
     if not isinstance(value, jax.core.Tracer):
         return marked_with(value)
@@ -381,7 +386,7 @@ def _spec(variable: VariableLike) -> PartitionSpec:
     return _STACKED if is_per_replica_variable(variable) else _SHARED
 
 
-def _component(stacked: Any) -> Any:
+def _component(stacked: jax.Array) -> jax.Array:
     return stacked.reshape(stacked.shape[1:])
 
 
@@ -389,22 +394,22 @@ def _varies(leaf: Leaf) -> bool:
     return REPLICA_AXIS in varying_axes(leaf)
 
 
-def without_per_replica(nest: PyTree, component_of: Callable[[Any], Any] | None = None) -> Any:
-    """Replaces each per-replica value in `nest` by this replica's component, inside `shard_map`.
+def without_per_replica(tree: PyTree, component_of: Callable[[jax.Array], Leaf] | None = None) -> PyTree:
+    """Replaces each per-replica value in `tree` by this replica's component, inside `shard_map`.
 
     Args:
-        nest: PyTree nest.
+        tree: PyTree tree.
         component_of: What to make of the array in a `PerReplica`; by default its row for this replica is taken, which
             is right for a value that was captured or computed outside.
     """
 
-    def component(leaf: Leaf) -> Any:
+    def component(leaf: Leaf) -> Leaf:
         if isinstance(leaf, PerReplica):
             return leaf.own() if component_of is None else component_of(leaf.stacked)
         return leaf.component if isinstance(leaf, ManualPerReplica) else leaf
 
-    return jax.tree_util.tree_map(component, opened(nest), is_leaf=is_per_replica)
+    return jax.tree_util.tree_map(component, opened(tree), is_leaf=is_per_replica)
 
 
-def _name(fn: Any) -> str:
+def _name(fn: PyTreeFunction) -> str:
     return getattr(fn, "__qualname__", repr(fn))

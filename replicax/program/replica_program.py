@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 from jax.extend import core as jex_core
@@ -21,7 +20,7 @@ from replicax.program.jaxprs import called
 from replicax.program.late import Late
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTreeFunction
-from replicax.variable_access import is_per_replica_variable, name_of
+from replicax.variable_access import VariableLike, is_per_replica_variable, name_of
 
 _MAX_PASSES = 10
 
@@ -44,16 +43,18 @@ class ReplicaProgram:
     """
 
     name: str
-    inputs: list[Any]
-    outputs: list[Any]
+    inputs: list[VariableLike]
+    outputs: list[VariableLike]
     varying: list[bool]
     program: jex_core.ClosedJaxpr
-    placeholders: list[Any]
+    placeholders: list[jax.Array]
     saw_new: bool
-    accumulators: list[Any]
+    accumulators: list[VariableLike]
     late: Late | None = None
 
-    def __call__(self, arrays: Sequence[jax.Array], values: Sequence[Any]) -> tuple[list[jax.Array], list[jax.Array]]:
+    def __call__(
+        self, arrays: Sequence[jax.Array], values: Sequence[jax.Array]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Evaluates the program inside `shard_map`, in the JAX trace in which it was made or one enclosed by that.
 
         Args:
@@ -66,7 +67,7 @@ class ReplicaProgram:
         found = called(self.program, arrays, self.placeholders, values)
         return self.typed(found[: len(self.varying)]), found[len(self.varying) :]
 
-    def constants(self, values: Sequence[Any]) -> list[Any]:
+    def constants(self, values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns the program's constants, with values of `inputs` in the places of their placeholders."""
         given = {id(placeholder): value for placeholder, value in zip(self.placeholders, values, strict=True)}
         return [given.get(id(const), const) for const in self.program.consts]
@@ -76,7 +77,7 @@ class ReplicaProgram:
         wanted = {id(self.program.consts[i]) for i in positions}
         return [number for number, placeholder in enumerate(self.placeholders) if id(placeholder) in wanted]
 
-    def typed(self, results: Sequence[Any]) -> list[Any]:
+    def typed(self, results: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns results of the program, typed as `varying` says; None stays None."""
         return [
             vary(result, REPLICA_AXIS) if differs else result
@@ -86,7 +87,7 @@ class ReplicaProgram:
 
 def trace_replica(
     name: str,
-    call: Callable[[ReplicaFrame, Sequence[Any]], list[Any]],
+    call: Callable[[ReplicaFrame, Sequence[jax.Array]], list[jax.Array]],
     arrays: Sequence[jax.Array],
     shard_map: Callable[[PyTreeFunction], PyTreeFunction],
     replicas: int,
@@ -133,7 +134,7 @@ def trace_replica(
 
 def _trace(
     name: str,
-    call: Callable[[ReplicaFrame, Sequence[Any]], list[Any]],
+    call: Callable[[ReplicaFrame, Sequence[jax.Array]], list[jax.Array]],
     arrays: Sequence[jax.Array],
     shard_map: Callable[[PyTreeFunction], PyTreeFunction],
     decisions: Decisions,
@@ -141,7 +142,7 @@ def _trace(
 ) -> ReplicaProgram:
     found: list[ReplicaProgram] = []
 
-    def body(arrays: Sequence[jax.Array]) -> list[Any]:
+    def body(arrays: Sequence[jax.Array]) -> list[jax.Array]:
         outside = current_trace()
         frames: list[tuple[ReplicaFrame, list[bool]]] = []
 

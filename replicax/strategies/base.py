@@ -6,7 +6,7 @@ import abc
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Self, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -113,7 +113,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         kwargs: Mapping[str, PyTree] | None = None,
         *,
         donate_argnums: Sequence[int] = (),
-    ) -> Any: ...  # a PerReplica or an array
+    ) -> PyTree: ...  # a PerReplica or an array
 
     @overload
     def run(
@@ -134,7 +134,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         kwargs: Mapping[str, PyTree] | None = None,
         *,
         donate_argnums: Sequence[int] = (),
-    ) -> Any:
+    ) -> PyTree:
         """Calls `fn` once per replica, compiled into one program that all devices run together.
 
         Args:
@@ -166,7 +166,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
     @abc.abstractmethod
     def _run(
         self, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]
-    ) -> Any:
+    ) -> PyTree:
         """Runs `fn` on all replicas; the arguments have been checked."""
 
     @entry_point
@@ -179,7 +179,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         kwargs: Mapping[str, PyTree] | None = None,
         *,
         group: bool = True,
-    ) -> Any:
+    ) -> PyTree:
         """Calls `fn(variable, *args, **kwargs)` for each copy of a variable, where that copy lives.
 
         Inside `fn` the context is cross-replica, the variable is one copy, and per-replica arguments are components.
@@ -202,7 +202,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
     @abc.abstractmethod
     def _update(
         self, variable: VariableLike, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
-    ) -> Any:
+    ) -> PyTree:
         """Calls `fn` on each copy of `variable`."""
 
     def explain(self, variables: Sequence[VariableLike]) -> Shown:
@@ -258,16 +258,16 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
     # Combining.
 
     @overload
-    def reduce(self, op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any: ...
+    def reduce(self, op: ReduceOp | str, value: PyTree, axis: int | Sequence[int] | None = None) -> PyTree: ...
 
     @overload
     def reduce(
-        self, *, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None
-    ) -> Any: ...  # TensorFlow's keyword
+        self, *, reduce_op: ReduceOp | str, value: PyTree, axis: int | Sequence[int] | None = None
+    ) -> PyTree: ...  # TensorFlow's keyword
 
     @entry_point  # type: ignore[misc]  # called_as lets it be called with TensorFlow's keyword
     @called_as("tf.distribute.Strategy.reduce")
-    def reduce(self, op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None = None) -> Any:
+    def reduce(self, op: ReduceOp | str, value: PyTree, axis: int | Sequence[int] | None = None) -> PyTree:
         """Combines the components of per-replica values.
 
         Components have the per-replica values, every array that `run` returned (also one that is equal on all
@@ -276,7 +276,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         Args:
             op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or their names. As in NumPy, the sum of integers smaller than int32 is
                 an int32 or uint32 (of bools an int32, their number), and the mean of integers is a float.
-            value: Per-replica value, or a nest of them.
+            value: Per-replica value, or a pytree of them.
             axis: None combines element by element: the result has a component's shape. An int or tuple of ints also
                 combines the entries along these dimensions of each component. A mean then divides by the number of
                 entries on all replicas together, so it is the true mean also when replicas have different numbers.
@@ -303,7 +303,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
             lambda leaf: self._reduce_leaf(op, leaf, axis), opened(value), is_leaf=is_per_replica
         )
 
-    def _reduce_leaf(self, op: ReduceOp, leaf: Leaf, axis: int | Sequence[int] | None) -> Any:
+    def _reduce_leaf(self, op: ReduceOp, leaf: Leaf, axis: int | Sequence[int] | None) -> PyTree:
         each = one_per_replica(leaf, refused_if_equal=op is ReduceOp.SUM)
         if each is None:
             return reduced_plain(op, leaf, axis, self.num_replicas_in_sync)
@@ -311,11 +311,11 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         return noted(self._combined_in_turn(each, reduction), COMBINED)
 
     @entry_point
-    def gather(self, value: Any, axis: int = 0) -> Any:
+    def gather(self, value: PyTree, axis: int = 0) -> PyTree:
         """Concatenates the components of per-replica values along `axis`, in replica order.
 
         Args:
-            value: Value with components (see `reduce`) of at least one dimension, or a nest of them; the components
+            value: Value with components (see `reduce`) of at least one dimension, or a pytree of them; the components
                 may differ in size along `axis` only. A value without components comes back as it is.
             axis: The dimension.
 
@@ -328,7 +328,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         check_no_slices(value, "strategy.gather")
         self._settle_program()
 
-        def gathered(leaf: Leaf) -> Any:
+        def gathered(leaf: Leaf) -> PyTree:
             each = one_per_replica(leaf)
             if each is None:
                 return value_of(leaf)
@@ -339,43 +339,44 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
     def _settle_program(self) -> None:
         """Makes this the strategy of the program that is being traced, if there is one."""
 
-    def _combined_in_turn(self, each: Any, combine: Combine) -> Any:
+    def _combined_in_turn(self, each: PyTree, combine: Combine) -> PyTree:
         if context.current().frame is not None:
             return self._combined(each, combine)
         with turns.of_thread(), turns.DISPATCH: return self._combined(each, combine)  # noqa: E701  # fmt: skip
 
-    def _combined(self, each: Any, combine: Combine) -> Any:
+    def _combined(self, each: PyTree, combine: Combine) -> PyTree:
         """Returns the components of a value combined, on every device of the strategy."""
         return combine(each)
 
     @abc.abstractmethod
-    def local_results(self, value: Any) -> tuple[Any, ...]:
+    def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
         """Returns the components of `value`, one for each replica.
 
-        For a nest: a tuple of nests. A value that is not distributed gives a tuple of one. Variables give their values.
+        For a pytree: a tuple of pytrees. A value that is not distributed gives a tuple of one.
+        Variables give their values.
 
         Raises:
-            ReplicaShapeError: The nest has values of steps that ran on different numbers of replicas.
+            ReplicaShapeError: The pytree has values of steps that ran on different numbers of replicas.
         """
 
     # Placing.
 
     @abc.abstractmethod
-    def replicate(self, nest: PyTree) -> Any:
-        """Returns a copy of the arrays and numbers in `nest` that every device of the strategy holds in full."""
+    def replicate(self, tree: PyTree) -> PyTree:
+        """Returns a copy of the arrays and numbers in `tree` that every device of the strategy holds in full."""
 
     @abc.abstractmethod
     def distribute_dataset(
         self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
-    ) -> Any:
+    ) -> PyTree:
         """Splits each global batch of `dataset` over the replicas, ahead of its use, in the background.
 
         Args:
-            dataset: Iterable of global batches (nests of arrays whose first dimensions are rows), a Grain dataset, a
+            dataset: Iterable of global batches (pytrees of arrays whose first dimensions are rows), a Grain dataset, a
                 torch `DataLoader`, a `tf.data.Dataset`, a function without arguments that returns an iterator, an
                 `rx.data.FileSource`, or, with `batch_size`, arrays to cut into batches.
             options: How many batches to prepare in advance and what to do with rows that do not divide.
-            batch_size: Rows in a *global* batch, for a nest of arrays.
+            batch_size: Rows in a *global* batch, for a pytree of arrays.
 
         Returns:
             An iterable, and re-iterable if `dataset` is. It yields the batches with `PerReplica` leaves; with one
@@ -390,7 +391,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
     @abc.abstractmethod
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], PyTree], options: InputOptions | None = None
-    ) -> Any:
+    ) -> PyTree:
         """Like `distribute_dataset`, for a function that returns a dataset of *per-replica* batches.
 
         Consecutive batches go to consecutive replicas. `dataset_fn` is called with an `InputContext` each time the
@@ -422,7 +423,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         return alone.shard_report()
 
     @abc.abstractmethod
-    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> Any:
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> PyTree:
         """Builds a per-replica value from `value_fn(ValueContext)`, called once for each replica."""
 
     def _check_cross_replica(self, call: str, instead: str | None = None) -> None:
@@ -433,7 +434,7 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         if current.strategy is not None and current.strategy is not self:
             raise ContextError(f"{call} of {self!r} was called while {current.strategy!r} is the current strategy.")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+    def __deepcopy__(self, memo: dict[int, object]) -> Strategy:
         # The devices are where they are: a copied model or variable stays with its strategy.
         return self
 

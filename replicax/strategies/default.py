@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -59,27 +59,27 @@ class DefaultStrategy(Strategy):
 
     def _run(
         self, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]
-    ) -> Any:
+    ) -> PyTree:
         del donate
         return fn(*args, **kwargs)
 
     def _update(
         self, variable: VariableLike, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
-    ) -> Any:
+    ) -> PyTree:
         with context.entered(cross_replica=True):
             return fn(variable, *args, **kwargs)
 
-    def local_results(self, value: Any) -> tuple[Any, ...]:
+    def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
         """Returns a tuple of `value` alone."""
         return (values_of(value),)
 
-    def replicate(self, nest: PyTree) -> Any:
-        """Returns a copy of the arrays and numbers in `nest` on the default device."""
-        return jax.tree_util.tree_map(lambda x: jnp.array(x, copy=True) if is_number_like(x) else x, nest)
+    def replicate(self, tree: PyTree) -> PyTree:
+        """Returns a copy of the arrays and numbers in `tree` on the default device."""
+        return jax.tree_util.tree_map(lambda x: jnp.array(x, copy=True) if is_number_like(x) else x, tree)
 
     def distribute_dataset(
         self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
-    ) -> Any:
+    ) -> PyTree:
         """Returns `dataset` itself, untouched."""
         del options
         if batch_size is not None:
@@ -88,12 +88,12 @@ class DefaultStrategy(Strategy):
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], PyTree], options: InputOptions | None = None
-    ) -> Any:
+    ) -> PyTree:
         """Returns `dataset_fn(InputContext())`."""
         del options
         return dataset_fn(InputContext())
 
-    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> Any:
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> PyTree:
         """Returns `value_fn(ValueContext())`."""
         check_function("`value_fn`", value_fn)
         return value_fn(ValueContext())
@@ -111,13 +111,13 @@ class DefaultReplicaContext(ReplicaContext):
         super().__init__(default_strategy(), num_replicas=1)
 
     @called_as("tf.distribute.ReplicaContext.all_reduce")
-    def all_reduce(self, op: ReduceOp | str, value: Any, options: Any = None) -> Any:
+    def all_reduce(self, op: ReduceOp | str, value: PyTree, options: CommunicationOptions | None = None) -> PyTree:
         """Returns `value`."""
         CommunicationOptions().merge(options)  # Checks them.
         ReduceOp.of(op)
         return value
 
-    def all_gather(self, value: Any, axis: int = 0, options: Any = None) -> Any:
+    def all_gather(self, value: PyTree, axis: int = 0, options: CommunicationOptions | None = None) -> PyTree:
         """Returns `value`."""
         CommunicationOptions().merge(options)  # Checks them.
         del axis
@@ -125,7 +125,7 @@ class DefaultReplicaContext(ReplicaContext):
 
     def merge_call(
         self, merge_fn: PyTreeFunction, args: Sequence[PyTree] = (), kwargs: Mapping[str, PyTree] | None = None
-    ) -> Any:
+    ) -> PyTree:
         """Returns `merge_fn(strategy, *args, **kwargs)`."""
         with context.entered(cross_replica=True):
             return merge_fn(default_strategy(), *args, **(kwargs or {}))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Protocol, cast
 
 import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.collectives import CommunicationOptions
+from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.compat.jax import vary
 from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.equality import difference
@@ -20,8 +20,19 @@ from replicax.program.replica import without_per_replica
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.scattering import check_no_slices, is_slices, reduce_slices
+from replicax.strategies.base import Strategy
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import ManualPerReplica, normalize_axes
+
+
+class _Communicating(Protocol):
+    """A strategy whose replicas communicate: one over a mesh."""
+
+    cross_device_ops: CrossDeviceOps
+    communication_options: CommunicationOptions
+
+    def merged_options(self, options: CommunicationOptions | None) -> CommunicationOptions:
+        """Returns the strategy's options, overridden by those of one call."""
 
 
 class ReplicaContext:
@@ -35,10 +46,14 @@ class ReplicaContext:
     """
 
     @called_as("tf.distribute.ReplicaContext")
-    def __init__(self, strategy: Any, num_replicas: int, batch_rows: frozenset[int] = frozenset()):
+    def __init__(self, strategy: Strategy, num_replicas: int, batch_rows: frozenset[int] = frozenset()):
         self.strategy = strategy
         self.num_replicas_in_sync = num_replicas
         self.batch_rows = batch_rows
+
+    @property
+    def _communicating(self) -> _Communicating:
+        return cast(_Communicating, self.strategy)
 
     @property
     def replica_id_in_sync_group(self) -> jax.Array:
@@ -57,19 +72,19 @@ class ReplicaContext:
         return self.strategy.devices[: self.num_replicas_in_sync]
 
     @called_as("tf.distribute.ReplicaContext.all_reduce")
-    def all_reduce(self, op: ReduceOp | str, value: Any, options: Any = None) -> Any:
+    def all_reduce(self, op: ReduceOp | str, value: PyTree, options: CommunicationOptions | None = None) -> PyTree:
         """Combines a value over replicas, inside `run`; every replica gets the result.
 
         Args:
             op: `"sum"` or `"mean"`. A sum keeps the dtype, as in `jax.lax.psum`, so small integers wrap around (100 +
                 100 + 100 is 44 in int8; `strategy.reduce` gives 300). A mean is that of `strategy.reduce`: a float for
                 integers, and it exists also where the sum does not fit in the dtype.
-            value: Array that differs between replicas, or a nest of them. `rx.IndexedSlices` become those of all
+            value: Array that differs between replicas, or a pytree of them. `rx.IndexedSlices` become those of all
                 replicas, one after the other; for a mean their values are divided by the number of replicas.
             options: `CommunicationOptions` for this call.
 
         Returns:
-            The same nest. The arrays are typed as equal on all replicas, so they may be assigned to mirrored
+            The same pytree. The arrays are typed as equal on all replicas, so they may be assigned to mirrored
             variables. Differentiable: the gradient of a sum over replicas is the sum of their gradients.
 
         Raises:
@@ -79,14 +94,14 @@ class ReplicaContext:
         """
         op = ReduceOp.of(op)
         self._check_inside()
-        options = self.strategy.merged_options(options)
+        options = self._communicating.merged_options(options)
         leaves, treedef = jax.tree_util.tree_flatten(without_per_replica(value), is_leaf=is_slices)
         reduced = iter(self._all_reduced(op, [leaf for leaf in leaves if not is_slices(leaf)], options))
         replicas, is_mean = self.num_replicas_in_sync, op is ReduceOp.MEAN
         leaves = [reduce_slices(leaf, replicas, is_mean) if is_slices(leaf) else next(reduced) for leaf in leaves]
         return jax.tree_util.tree_unflatten(treedef, leaves)
 
-    def _all_reduced(self, op: ReduceOp, leaves: Sequence[Any], options: CommunicationOptions) -> list[jax.Array]:
+    def _all_reduced(self, op: ReduceOp, leaves: Sequence[Leaf], options: CommunicationOptions) -> list[jax.Array]:
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         sums = op is ReduceOp.SUM and self.num_replicas_in_sync > 1
         decided = [difference(array, refused_if_equal=sums) for array in arrays]
@@ -105,12 +120,12 @@ class ReplicaContext:
 
     def reduce_gradients(self, op: ReduceOp, gradients: list[jax.Array]) -> list[jax.Array]:
         """Combines each replica's gradients (the gradient boundary calls this)."""
-        return self._reduced(op, gradients, self.strategy.communication_options)
+        return self._reduced(op, gradients, self._communicating.communication_options)
 
     def _reduced(self, op: ReduceOp, arrays: list[jax.Array], options: CommunicationOptions) -> list[jax.Array]:
         if self.num_replicas_in_sync == 1:
             return [assert_equal_over_axis(array, REPLICA_AXIS) for array in arrays]
-        return self.strategy.cross_device_ops.all_reduce(
+        return self._communicating.cross_device_ops.all_reduce(
             op,
             arrays,
             axis_name=REPLICA_AXIS,
@@ -118,11 +133,11 @@ class ReplicaContext:
             options=options,
         )
 
-    def all_gather(self, value: Any, axis: int = 0, options: Any = None) -> Any:
+    def all_gather(self, value: PyTree, axis: int = 0, options: CommunicationOptions | None = None) -> PyTree:
         """Concatenates a value's components along `axis`, inside `run`; every replica gets the result.
 
         Args:
-            value: Array of at least one dimension, or a nest of them; the same shape on all replicas.
+            value: Array of at least one dimension, or a pytree of them; the same shape on all replicas.
             axis: The dimension; the result is `num_replicas_in_sync` times as long there.
             options: Accepted as in tf.distribute, and checked; they change nothing about gathering.
 
@@ -132,7 +147,7 @@ class ReplicaContext:
             ContextError: Called outside of `run`.
         """
         self._check_inside()
-        self.strategy.merged_options(options)
+        self._communicating.merged_options(options)
         check_no_slices(value, "all_gather")
 
         def gathered(leaf: Leaf) -> jax.Array:
@@ -145,13 +160,13 @@ class ReplicaContext:
 
     def merge_call(
         self, merge_fn: PyTreeFunction, args: Sequence[PyTree] = (), kwargs: Mapping[str, PyTree] | None = None
-    ) -> Any:
+    ) -> PyTree:
         """Calls `merge_fn(strategy, *args, **kwargs)` once for all replicas, in cross-replica context.
 
         Args:
             merge_fn: Gets values that differ between replicas as per-replica values, and equal ones bare. It may use
                 `strategy.reduce`, `gather` and `update`.
-            args: Arguments, nests of arrays.
+            args: Arguments, pytrees of arrays.
             kwargs: Keyword arguments.
 
         Returns:
@@ -168,7 +183,7 @@ class ReplicaContext:
             result = merge_fn(self.strategy, *merged_args, **merged_kwargs)
         return without_per_replica(result)
 
-    def _merged(self, leaf: Leaf) -> Any:
+    def _merged(self, leaf: Leaf) -> PyTree:
         if not isinstance(leaf, jax.Array):
             return leaf
         leaf, why = difference(leaf)
