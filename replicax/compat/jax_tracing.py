@@ -8,8 +8,15 @@ import gc
 from typing import Any
 
 import jax
-from jax._src import core as jax_core
+from jax._src import config as jax_config, core as jax_core
 from jax.extend import core as jex_core
+
+# JAX's traces, by what becomes of an operation: it is done, noted in a program, done on several devices, or given to
+# the trace around this one if its operands are known here. JAX has no other way to tell; without these names replicax
+# looks at what JAX makes of an array of one number.
+_AT_ONCE, _INTO_PROGRAM, _ON_DEVICES = "EvalTrace", "DynamicJaxprTrace", "ShardMapTrace"
+_DIFFERENTIATE = ("JVPTrace", "LinearizeTrace")
+_PASS_CONSTANTS_ON = (*_DIFFERENTIATE, "BatchTrace")
 
 
 def trace_state() -> Any:
@@ -22,6 +29,22 @@ def is_tracing() -> bool:
     return not jax_core.trace_state_clean()
 
 
+def constants_are_traced() -> bool:
+    """Returns whether what is computed here is traced even if all operands are known, as in a constant.
+
+    It is not where a function is only differentiated or mapped, nor in `jax.ensure_compile_time_eval`. JAX could be
+    asked by making an array, which takes a hundred times as long; that is what is done if the names here go.
+    """
+    if jax_core.trace_state_clean():
+        return False
+    trace = current_trace()
+    while type(trace).__name__ in _PASS_CONSTANTS_ON:
+        trace = trace.parent_trace
+    if type(trace).__name__ == _INTO_PROGRAM and jax_config.eager_constant_folding.value:
+        return False
+    return type(trace).__name__ != _AT_ONCE
+
+
 def is_kept_by_jax() -> bool:
     """Returns whether JAX traces a function into a program: then what it finds now is used in later calls too.
 
@@ -29,7 +52,7 @@ def is_kept_by_jax() -> bool:
     """
     trace = current_trace()
     while trace is not None:
-        if type(trace).__name__ == "DynamicJaxprTrace":
+        if type(trace).__name__ == _INTO_PROGRAM:
             return True
         trace = getattr(trace, "parent_trace", None)
     return False
@@ -41,7 +64,7 @@ def outside_traces() -> contextlib.AbstractContextManager[Any]:
     That is what `jax.ensure_compile_time_eval` is for; but where `jax.shard_map` runs op by op it keeps to its devices.
     """
     trace = current_trace()
-    return jax_core.eval_context() if type(trace).__name__ == "ShardMapTrace" else jax.ensure_compile_time_eval()
+    return jax_core.eval_context() if type(trace).__name__ == _ON_DEVICES else jax.ensure_compile_time_eval()
 
 
 def current_trace() -> Any:
@@ -61,7 +84,7 @@ def being_differentiated() -> set[int]:
     JAX does not keep a list of them, so this looks through all objects: some 0.05 s.
     """
     trace = current_trace()
-    if type(trace).__name__ not in ("JVPTrace", "LinearizeTrace"):
+    if type(trace).__name__ not in _DIFFERENTIATE:
         return set()
     tracers = [found for found in gc.get_objects() if isinstance(found, jax.core.Tracer) and found._trace is trace]
     return {id(tracer.primal) for tracer in tracers if hasattr(tracer, "primal")}

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import jax
 import numpy as np
 
-from replicax.compat.jax_tracing import is_tracing, primal_of
+from replicax.compat.jax_tracing import constants_are_traced, primal_of
 from replicax.data.batch_placement import owned_copy
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import ArgumentError, LayoutError, TensorError
@@ -32,14 +32,6 @@ def checked_layout(layout: object) -> Layout:
 def is_traced(value: object) -> bool:
     """Returns whether `value` stands for an array in a function that JAX is tracing."""
     return isinstance(value, jax.core.Tracer)
-
-
-def constants_are_traced() -> bool:
-    """Returns whether JAX traces the running code, so that even what is computed from constants is traced.
-
-    It is not so under `jax.grad` alone, nor under `jax.ensure_compile_time_eval`.
-    """
-    return is_tracing() and is_traced(jax.numpy.zeros(()))  # Outside of any trace nothing is computed.
 
 
 def laid_out(value: TensorLike, layout: Layout, copy: bool = False) -> jax.Array:

@@ -13,7 +13,7 @@ import numpy as np
 import replicax.health as health
 from replicax.cluster.exchange import AbsentError, Exchange
 from replicax.cluster.key_value_store import Store
-from replicax.dtensor.arrays import constants_are_traced
+from replicax.compat.jax_tracing import constants_are_traced
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.errors import ArgumentError, BarrierTimeoutError, DeviceError, MeshError, ProgramError

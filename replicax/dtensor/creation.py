@@ -10,7 +10,8 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from replicax.compat.jax import is_random_key
-from replicax.dtensor.arrays import checked_layout, constants_are_traced, is_traced, laid_out
+from replicax.compat.jax_tracing import constants_are_traced
+from replicax.dtensor.arrays import checked_layout, is_traced, laid_out
 from replicax.dtensor.layout import Layout
 from replicax.errors import ArgumentError, LayoutError
 from replicax.program.function import WeakProgramCaches

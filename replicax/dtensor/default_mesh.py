@@ -9,7 +9,7 @@ from typing import cast
 import jax
 
 import replicax.context as context
-from replicax.dtensor.arrays import constants_are_traced
+from replicax.compat.jax_tracing import constants_are_traced
 from replicax.dtensor.mesh import Mesh, MeshLike
 from replicax.runtime.devices import device_name as name_of
 

@@ -13,16 +13,9 @@ import numpy as np
 
 from replicax import variable_access
 from replicax.checkpoint.variable_names import is_variable
+from replicax.compat.jax_tracing import constants_are_traced
 from replicax.data.batch_placement import owned_copy
-from replicax.dtensor.arrays import (
-    TensorLike,
-    as_array,
-    checked_layout,
-    constants_are_traced,
-    is_traced,
-    laid_out,
-    layout_of,
-)
+from replicax.dtensor.arrays import TensorLike, as_array, checked_layout, is_traced, laid_out, layout_of
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import LayoutError, ProgramError, TensorError
 from replicax.migration import called_as
