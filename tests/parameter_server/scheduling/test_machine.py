@@ -1,0 +1,524 @@
+"""The machine: a table of its transitions, and random events against what must hold in every state."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from replicax.errors import CancelledError, ClusterTimeoutError, ParameterServerLost, WorkerLostError
+from replicax.parameter_server.actors.messages import Done, Report, ServerLost, UnexpectedBatch
+from replicax.parameter_server.scheduling.actions import (
+    Action,
+    EndActor,
+    KeepError,
+    KeepResult,
+    NoteIdle,
+    NoteReport,
+    PingActor,
+    RecoverServers,
+    RetraceStep,
+    SendStep,
+    StartWorker,
+)
+from replicax.parameter_server.scheduling.events import (
+    ActorGone,
+    Closed,
+    ErrorRaised,
+    Event,
+    PingAnswered,
+    QuietBegan,
+    QuietEnded,
+    Recovered,
+    RecoveryWaitEnded,
+    RecoveryWanted,
+    Retraced,
+    Scheduled,
+    SchedulerFailed,
+    ServerStarting,
+    StepAnswered,
+    StepFailed,
+    Tick,
+    WorkerGone,
+    WorkerStarted,
+)
+from replicax.parameter_server.scheduling.ledger import Attempt, Ledger
+from replicax.parameter_server.scheduling.machine import next_state
+from replicax.parameter_server.scheduling.state import (
+    Broken,
+    Draining,
+    Ended,
+    Recovering,
+    SchedulerState,
+    Serving,
+)
+from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId, Limits, Stage
+
+DONE = Done([], {}, {}, {}, 0, 0)
+REPORT = Report("node", 7, "cpu", set_up=0)
+LIMITS = Limits(stall_timeout=10.0, start_timeout=60.0)
+WORKERS = [ActorId(WORKER, 0), ActorId(WORKER, 1)]
+PS = ActorId(SERVER, 0)
+MINE = ValueError("mine")
+
+
+class Step:
+    """What is scheduled in place of a closure."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+A, B, C = Step("a"), Step("b"), Step("c")
+
+
+def after(state: SchedulerState, *events: Event) -> SchedulerState:
+    """The state after some events."""
+    for event in events:
+        state, _ = next_state(state, event)
+    return state
+
+
+def fresh(workers: int = 2, servers: int = 1, max_staleness: int | None = None, depth: int = 1) -> SchedulerState:
+    """The state at the beginning: workers have not been started."""
+    return SchedulerState.of(Ledger.of(workers, depth, max_staleness), servers, LIMITS)
+
+
+def all_up(**options: Any) -> SchedulerState:
+    """A state in which all are up and nothing is to be done."""
+    state = after(fresh(**options), Tick(0.0))
+    for actor, record in state.watch.actors.items():
+        if actor.job == WORKER:
+            state = after(state, WorkerStarted(actor, record.life, 0))
+        state = after(state, PingAnswered(actor, record.life, REPORT if actor.job == WORKER else None))
+    return state
+
+
+def attempt(id: int, worker: int, step: Any) -> Attempt:
+    return Attempt(id, worker, step)
+
+
+UP = all_up()
+#: Both workers have a step, and one more is queued.
+BUSY = after(UP, Scheduled(A), Scheduled(B), Scheduled(C))
+#: The attempts in it.
+ON_0, ON_1 = attempt(0, 0, A), attempt(1, 1, B)
+QUIET = after(UP, QuietBegan(1))
+#: Nothing is under way, and the server is gone.
+RECOVERING = after(UP, ActorGone(PS, 1, "dead"))
+DRAINING = after(BUSY, ActorGone(PS, 1, "dead"))
+FAILED = after(BUSY, StepAnswered(ON_0, StepFailed(MINE)))
+BROKEN = after(BUSY, SchedulerFailed(MINE))
+RETRACING = after(BUSY, StepAnswered(ON_0, UnexpectedBatch(5)))
+
+# Each row: what it is about, the state, the event, the actions, and what is different in the state afterwards.
+TRANSITIONS: list[tuple[str, SchedulerState, Event, list[Action], dict[str, Any]]] = [
+    ("workers are started at the first tick", fresh(), Tick(0.0),
+     [*(StartWorker(worker, 1) for worker in WORKERS), PingActor(PS, 1)], {"phase": Serving()}),
+    ("an idle training sends at once, and notes that all was done before", UP, Scheduled(A),
+     [NoteIdle(), SendStep(ON_0)], {"under_way": 1}),
+    ("a step waits where all workers are busy", after(UP, Scheduled(A), Scheduled(B)), Scheduled(C),
+     [], {"under_way": 2, "queued": 1}),
+    ("a result is kept, and the worker gets the next step", BUSY, StepAnswered(ON_1, DONE),
+     [KeepResult(ON_1, DONE), SendStep(attempt(2, 1, C))], {"under_way": 2, "queued": 0}),
+    ("an answer that comes twice is ignored", after(BUSY, StepAnswered(ON_1, DONE)), StepAnswered(ON_1, DONE),
+     [], {"under_way": 2}),
+    ("the steps of a worker that has gone are run by another one, first", BUSY, ActorGone(WORKERS[0], 1, "dead"),
+     [], {"under_way": 1, "queued": 2, "ready": {1}}),
+    ("an answer tells that a worker has gone, too", BUSY, StepAnswered(ON_0, WorkerGone("dead")),
+     [], {"under_way": 1, "queued": 2, "ready": {1}}),
+    ("news of an earlier life is ignored", BUSY, ActorGone(WORKERS[0], 0, "dead"), [], {"under_way": 2}),
+    ("a worker that has gone is started again", after(BUSY, ActorGone(WORKERS[0], 1, "dead")), Tick(0.05),
+     [StartWorker(WORKERS[0], 2)], {}),
+    ("another batch needs another program", BUSY, StepAnswered(ON_0, UnexpectedBatch(5)),
+     [RetraceStep(ON_0, 5)], {"under_way": 2}),
+    ("the worker then tries again", RETRACING, Retraced(ON_0, None), [SendStep(attempt(2, 0, A))], {"under_way": 2}),
+    ("compiling fails", RETRACING, Retraced(ON_0, MINE), [KeepError(A, MINE), KeepError(C, MINE)],
+     {"under_way": 1, "queued": 0, "error": MINE}),
+    ("a server is lost while a step is compiled", RETRACING, Retraced(ON_0, ParameterServerLost("gone")),
+     [], {"under_way": 1, "queued": 2, "phase": Draining("gone")}),
+    ("a worker is lost while its step is compiled", RETRACING, Retraced(ON_0, WorkerLostError("gone")),
+     [SendStep(attempt(2, 0, A))], {"under_way": 2, "queued": 1}),
+    ("what was compiled for a lost worker is no matter any more", after(RETRACING, ActorGone(WORKERS[0], 1, "dead")),
+     Retraced(ON_0, None), [], {"under_way": 1, "queued": 2}),
+    ("in quiet what was compiled goes back", after(RETRACING, QuietBegan(1)), Retraced(ON_0, None), [],
+     {"under_way": 1, "queued": 2}),
+    ("a lost server is recovered at once when all is idle", UP, ActorGone(PS, 1, "dead"),
+     [RecoverServers("ps:0 has gone. dead")], {"phase": Recovering()}),
+    ("a lost server is recovered when nothing is under way", DRAINING, StepAnswered(ON_0, DONE),
+     [KeepResult(ON_0, DONE)], {"phase": Draining("ps:0 has gone. dead"), "queued": 1}),
+    ("the last one to be through begins the recovery", after(DRAINING, StepAnswered(ON_0, DONE)),
+     StepAnswered(ON_1, ServerLost("gone")), [RecoverServers("ps:0 has gone. dead")],
+     {"phase": Recovering(), "queued": 2}),
+    ("a second loss does not begin it twice", RECOVERING, RecoveryWanted(1, "gone"), [], {"phase": Recovering()}),
+    ("what is scheduled meanwhile waits", RECOVERING, Scheduled(A), [NoteIdle()], {"queued": 1}),
+    ("after the recovery it goes on", after(RECOVERING, ServerStarting(PS), Scheduled(A)), Recovered(None),
+     [SendStep(ON_0)], {"phase": Serving(), "under_way": 1}),
+    ("a server that was lost meanwhile is recovered, too", RECOVERING, Recovered(None),
+     [RecoverServers("ps:0 has gone.")], {"phase": Recovering()}),
+    ("a recovery that fails ends the training", after(RECOVERING, Scheduled(A)), Recovered(MINE), [KeepError(A, MINE)],
+     {"phase": Broken(MINE), "queued": 0}),
+    ("whoever wants quiet is not disturbed by a recovery", QUIET, ActorGone(PS, 1, "dead"), [],
+     {"phase": Draining("ps:0 has gone. dead")}),
+    ("unless it waits for the recovery itself", QUIET, RecoveryWanted(1, "gone"), [RecoverServers("gone")],
+     {"phase": Recovering()}),
+    ("in quiet nothing begins", QUIET, Scheduled(A), [NoteIdle()], {"queued": 1}),
+    ("after it all begins", after(QUIET, Scheduled(A)), QuietEnded(1), [SendStep(ON_0)], {"under_way": 1}),
+    ("quiet lasts until its last end", after(QUIET, QuietBegan(1), Scheduled(A)), QuietEnded(1), [], {"queued": 1}),
+    ("an error cancels what is queued", BUSY, StepAnswered(ON_0, StepFailed(MINE)),
+     [KeepError(A, MINE), KeepError(C, MINE)], {"under_way": 1, "queued": 0, "error": MINE}),
+    ("the first error is kept", FAILED, StepAnswered(ON_1, StepFailed(KeyError())), [KeepError(B, KeyError())],
+     {"under_way": 0, "error": MINE}),
+    ("after an error a lost worker's step is cancelled", FAILED, ActorGone(WORKERS[1], 1, "dead"), [KeepError(B, MINE)],
+     {"under_way": 0, "queued": 0}),
+    ("an error that was raised is forgotten", FAILED, ErrorRaised(), [], {"error": None}),
+    ("a failure of the scheduler ends all", BUSY, SchedulerFailed(MINE), [KeepError(s, MINE) for s in (C, A, B)],
+     {"phase": Broken(MINE), "under_way": 0, "queued": 0}),
+    ("nothing is begun any more", BROKEN, Tick(100.0), [], {"phase": Broken(MINE)}),
+    ("what is scheduled then is cancelled", BROKEN, Scheduled(A), [KeepError(A, MINE)], {"queued": 0}),
+    ("an answer then is ignored", BROKEN, StepAnswered(ON_0, DONE), [], {}),
+    ("the first failure is kept", BROKEN, SchedulerFailed(KeyError()), [], {"phase": Broken(MINE)}),
+    ("the end cancels what is left", BUSY, Closed(), [KeepError(s, CancelledError()) for s in (C, A, B)],
+     {"under_way": 0, "queued": 0}),
+    ("the end of an idle training has no error", UP, Closed(), [], {"phase": Ended(None)}),
+    ("the end after a failure has that", BROKEN, Closed(), [], {"phase": Ended(MINE)}),
+    ("after the end nothing happens", after(UP, Closed()), Tick(100.0), [], {"phase": Ended(None)}),
+    ("what is scheduled after the end is cancelled", after(UP, Closed()), Scheduled(A),
+     [KeepError(A, CancelledError())], {"queued": 0}),
+]  # fmt: skip
+
+
+def shown(state: SchedulerState) -> dict[str, Any]:
+    """What the table can ask for."""
+    ledger = state.ledger
+    return {
+        "phase": state.phase, "error": state.error, "queued": ledger.queued, "under_way": ledger.under_way,
+        "ready": set(ledger.ready),
+    }  # fmt: skip
+
+
+def comparable(action: Action) -> Any:
+    """An action with its error by class: a closure that is cancelled because of an error gets one of its own."""
+    if isinstance(action, KeepError):
+        is_cancelled = isinstance(action.error, CancelledError)
+        return KeepError, action.closure, "cancelled" if is_cancelled else type(action.error)
+    return action
+
+
+def is_as_expected(found: Action, expected: Action) -> bool:
+    if isinstance(found, KeepError) and isinstance(expected, KeepError) and isinstance(found.error, CancelledError):
+        told = isinstance(expected.error, CancelledError) or repr(expected.error) in str(found.error)
+        return found.closure is expected.closure and told
+    return comparable(found) == comparable(expected)
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "actions", "changes"), [row[1:] for row in TRANSITIONS], ids=[row[0] for row in TRANSITIONS]
+)
+def test_each_transition_does_what_the_table_says(state, event, actions, changes):
+    before = copy.copy(shown(state))
+    new, found = next_state(state, event)
+    assert len(found) == len(actions), found
+    assert all(map(is_as_expected, found, actions)), found
+    assert {name: shown(new)[name] for name in changes} == changes
+    assert shown(state) == before  # The state before is a value, too: nobody has changed it.
+    assert [comparable(action) for action in next_state(state, event)[1]] == [comparable(a) for a in found]
+
+
+def test_a_step_that_kills_ten_workers_is_given_to_no_other_one():
+    state, found = after(all_up(workers=1, servers=0), Scheduled(A)), []
+    for life in range(1, 11):
+        state, actions = next_state(state, ActorGone(WORKERS[0], life, "it died"))
+        found += actions
+        state = after(state, Tick(state.now + 5), WorkerStarted(WORKERS[0], life + 1, 0))
+        state = after(state, PingAnswered(WORKERS[0], life + 1, REPORT))
+    (action,) = found
+    assert isinstance(action, KeepError)
+    with pytest.raises(WorkerLostError, match=r"a was given to 10 workers, and each of them was lost .* it died"):
+        raise action.error
+    assert state.error is action.error
+    assert state.is_idle
+
+
+def test_steps_that_no_worker_comes_for_are_an_error_in_the_end():
+    state = after(fresh(), Scheduled(A))
+    (cancelled,) = [action for action in ticks(state, until=500)[1] if isinstance(action, KeepError)]
+    assert isinstance(cancelled.error, CancelledError)
+    with pytest.raises(ClusterTimeoutError, match=r"worker:0, worker:1.*worker:0 is starting"):
+        raise ticks(state, until=500)[0].error or AssertionError
+
+
+def ticks(state: SchedulerState, until: float) -> tuple[SchedulerState, list[Action]]:
+    found: list[Action] = []
+    while state.now < until and state.error is None:
+        state, actions = next_state(state, Tick(state.now + 5))
+        found += actions
+    return state, found
+
+
+def test_a_worker_that_makes_no_progress_is_ended_and_gets_no_more_steps():
+    state, found = BUSY, []
+    while not found and state.now < 100:
+        for worker in WORKERS:
+            state = after(state, PingAnswered(worker, 1, REPORT))
+        state = after(state, PingAnswered(PS, 1, None))
+        state, actions = next_state(state, Tick(state.now + 1))
+        found += [action for action in actions if isinstance(action, EndActor)]
+    assert [action.actor for action in found] == WORKERS
+    assert state.ledger.ready == frozenset()
+    assert state.watch[WORKERS[0]].stage is Stage.ENDING
+
+
+def test_the_report_of_an_earlier_life_is_not_noted():
+    state = after(BUSY, ActorGone(WORKERS[0], 1, "dead"), Tick(1.0))
+    assert next_state(state, PingAnswered(WORKERS[0], 1, REPORT))[1] == ()
+    state = after(state, WorkerStarted(WORKERS[0], 2, 0))
+    assert next_state(state, PingAnswered(WORKERS[0], 2, REPORT))[1][0] == NoteReport(0, REPORT)
+
+
+# Random events.
+
+
+class Training(RuleBasedStateMachine):
+    """Whatever happens, in whatever order: events that answer an action come late, twice, or never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.settled: dict[Step, list[Action]] = {}
+        self.sends: dict[Step, int] = {}
+        self.reasons: dict[Step, int] = {}  # how many times a step may be sent again
+        self.sent: list[Attempt] = []  # each answer may come, and may come again
+        self.retraces: list[Attempt] = []
+        self.errors: list[BaseException] = []  # those of functions, in order
+        self.raised: list[BaseException] = []
+        self.recoveries = 0
+        self.quiet: list[int] = []
+
+    @initialize(workers=st.integers(1, 3), servers=st.integers(1, 2), staleness=st.sampled_from([None, None, 0, 2]))
+    def begin(self, workers: int, servers: int, staleness: int | None) -> None:
+        self.state = all_up(workers=workers, servers=servers, max_staleness=staleness, depth=2)
+
+    def tell(self, event: Event) -> None:
+        before, lost = self.state, self.given_back_by(event)
+        self.state, actions = next_state(before, event)
+        for step in lost:
+            self.reasons[step] += 1
+        for action in actions:
+            self.check(action)
+        assert before.is_ended or isinstance(event, (Closed, Tick)) or self.state.now == before.now
+
+    def given_back_by(self, event: Event) -> list[Step]:
+        """The steps that an event gives a reason to run again."""
+        running = {each.attempt.id: each.attempt for worker in self.state.ledger.running for each in worker}
+        match event:
+            case ActorGone(actor, life, _) if actor.job == WORKER and self.state.watch.is_current(actor, life):
+                return [each.closure for each in running.values() if each.worker == actor.index]
+            case StepAnswered(attempt, WorkerGone()) if attempt.id in running:
+                return [each.closure for each in running.values() if each.worker == attempt.worker]
+            case StepAnswered(attempt, ServerLost()) | Retraced(attempt, _) if attempt.id in running:
+                return [attempt.closure]
+            case Tick(now):  # Nobody has heard of the end of these.
+                over = self.state.watch.never_ended(now)
+                return [each.closure for each in running.values() if ActorId(WORKER, each.worker) in over]
+        return []
+
+    def check(self, action: Action) -> None:
+        ledger = self.state.ledger
+        match action:
+            case SendStep(attempt):
+                assert isinstance(self.state.phase, Serving)
+                assert not self.state.quiet
+                assert self.state.error is None
+                assert ledger.find(attempt) is not None
+                assert attempt.closure not in self.settled
+                self.sends[attempt.closure] = self.sends.get(attempt.closure, 0) + 1
+                self.sent.append(attempt)
+            case RetraceStep(attempt, _):
+                self.retraces.append(attempt)
+            case RecoverServers():
+                assert ledger.under_way == 0
+                assert isinstance(self.state.phase, Recovering)
+                assert self.recoveries == 0, "Two recoveries at once."
+                self.recoveries += 1
+            case KeepResult(attempt, _):
+                self.settled.setdefault(attempt.closure, []).append(action)
+            case KeepError(closure, _):
+                self.settled.setdefault(closure, []).append(action)
+
+    # What users do.
+
+    @rule(count=st.integers(1, 4))
+    def schedule(self, count: int) -> None:
+        for _ in range(count):
+            step = Step(f"step{self.count}")
+            self.count += 1
+            self.reasons[step] = 1
+            self.tell(Scheduled(step))
+
+    @precondition(lambda self: self.state.error is not None and self.state.ledger.under_way == 0)
+    @rule()
+    def raise_error(self) -> None:
+        assert self.state.error is not None
+        self.raised.append(self.state.error)
+        self.tell(ErrorRaised())
+        assert self.state.error is None
+
+    @rule(thread=st.integers(1, 2))
+    def begin_quiet(self, thread: int) -> None:
+        self.quiet.append(thread)
+        self.tell(QuietBegan(thread))
+
+    @precondition(lambda self: bool(self.quiet))
+    @rule()
+    def end_quiet(self) -> None:
+        self.tell(QuietEnded(self.quiet.pop()))
+
+    @rule(thread=st.integers(1, 2))
+    def want_recovery(self, thread: int) -> None:
+        self.tell(RecoveryWanted(thread, "asked for"))
+
+    @rule(thread=st.integers(1, 2))
+    def wait_no_more(self, thread: int) -> None:
+        self.tell(RecoveryWaitEnded(thread))
+
+    # What workers answer, the newest or an old attempt.
+
+    @precondition(lambda self: bool(self.sent))
+    @rule(data=st.data(), what=st.sampled_from(["done", "done", "done", "failed", "batch", "server", "gone"]))
+    def answer(self, data: st.DataObject, what: str) -> None:
+        attempt = data.draw(st.sampled_from(self.sent))
+        error = ValueError(f"error of {attempt}")
+        answers: dict[str, Any] = {
+            "done": DONE, "failed": StepFailed(error), "batch": UnexpectedBatch(3), "server": ServerLost("gone"),
+            "gone": WorkerGone("dead"),
+        }  # fmt: skip
+        if what == "failed" and self.state.ledger.find(attempt) is not None:
+            self.errors.append(error)
+        self.tell(StepAnswered(attempt, answers[what]))
+
+    @precondition(lambda self: bool(self.retraces))
+    @rule(data=st.data(), error=st.sampled_from([None, None, ParameterServerLost("gone"), WorkerLostError("gone")]))
+    def retraced(self, data: st.DataObject, error: BaseException | None) -> None:
+        self.tell(Retraced(data.draw(st.sampled_from(self.retraces)), error))
+
+    # What actors do, one or two at once.
+
+    @rule(data=st.data(), both=st.booleans())
+    def actors_go(self, data: st.DataObject, both: bool) -> None:
+        for _ in range(1 + both):
+            actor = data.draw(st.sampled_from(list(self.state.watch.actors)))
+            life = self.state.watch[actor].life - data.draw(st.sampled_from([0, 0, 0, 1]))
+            self.tell(ActorGone(actor, life, "dead"))
+
+    @rule()
+    def workers_come_up(self) -> None:
+        self.tell(Tick(self.state.now + 3))
+        for actor in self.state.watch.workers():
+            life = self.state.watch[actor].life
+            self.tell(WorkerStarted(actor, life, 0))
+            self.tell(PingAnswered(actor, life, REPORT))
+
+    @precondition(lambda self: self.recoveries == 1)
+    @rule()
+    def servers_come_back(self) -> None:
+        for actor in self.state.watch.lost_servers():
+            self.tell(ServerStarting(actor))
+        self.recoveries = 0
+        self.tell(Recovered(None))
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 20.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.tell(Tick(self.state.now + seconds))
+
+    # What must hold.
+
+    @invariant()
+    def no_step_is_lost_or_in_two_places(self) -> None:
+        if not hasattr(self, "state"):
+            return
+        there = [*self.state.ledger.closures(), *self.settled]
+        assert len(there) == len(set(there)) == self.count
+
+    @invariant()
+    def each_step_has_one_result_or_one_error(self) -> None:
+        assert all(len(actions) == 1 for actions in self.settled.values())
+
+    @invariant()
+    def no_step_is_sent_again_without_a_reason(self) -> None:
+        assert all(count <= self.reasons[step] for step, count in self.sends.items())
+
+    @invariant()
+    def an_error_is_raised_once_and_the_first_one_first(self) -> None:
+        assert len(set(map(id, self.raised))) == len(self.raised)
+        if self.raised and self.errors:
+            mine = [error for error in self.raised if error in self.errors]
+            assert mine == sorted(mine, key=self.errors.index)
+
+    @invariant()
+    def with_an_error_nothing_waits(self) -> None:
+        if hasattr(self, "state") and self.state.error is not None:
+            assert self.state.ledger.queued == 0
+
+    @invariant()
+    def what_waits_is_begun_as_soon_as_it_may_be(self) -> None:
+        if not hasattr(self, "state") or not isinstance(self.state.phase, Serving) or self.state.quiet:
+            return
+        assert self.state.ledger.assign()[1] == ()
+
+    def teardown(self) -> None:
+        """All come back and answer: then everything that was scheduled has a result, and whoever joins goes on."""
+        if not hasattr(self, "state"):
+            return
+        while self.quiet:
+            self.end_quiet()
+        for _ in range(200):
+            if self.state.error is not None and self.state.ledger.under_way == 0:
+                self.raise_error()
+            self.workers_come_up()
+            for actor in self.state.watch.actors:
+                self.tell(PingAnswered(actor, self.state.watch[actor].life, REPORT if actor.job == WORKER else None))
+            for attempt in self.sent:
+                self.tell(StepAnswered(attempt, DONE))
+            for attempt in self.retraces:
+                self.tell(Retraced(attempt, None))
+            if self.recoveries:
+                self.servers_come_back()
+            if self.state.is_idle and self.state.error is None and not self.state.is_recovering:
+                break
+        assert self.state.is_idle, self.state
+        assert len(self.settled) == self.count
+        assert dataclasses.replace(self.state, ledger=self.state.ledger) == self.state  # It is a value to the end.
+
+
+class TrainingThatEnds(Training):
+    """The same, and at any time the strategy is closed, or cannot go on."""
+
+    @rule(how=st.sampled_from([Closed(), SchedulerFailed(MINE), Recovered(MINE)]))
+    def ends(self, how: Event) -> None:
+        self.tell(how)
+        assert self.state.is_idle
+        assert len(self.settled) == self.count, "Everybody who waits for a result is told."
+        assert self.state.is_ended or self.state.fatal is not None
+
+    def teardown(self) -> None:
+        """Nothing is left, and nothing is begun any more."""
+        if not hasattr(self, "state"):
+            return
+        self.tell(Closed())
+        assert self.state.is_ended
+        assert len(self.settled) == self.count
+        assert next_state(self.state, Tick(self.state.now + 1)) == (self.state, ())
+
+
+TestTraining = Training.TestCase
+TestTraining.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTrainingThatEnds = TrainingThatEnds.TestCase
+TestTrainingThatEnds.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
