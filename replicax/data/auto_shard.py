@@ -1,42 +1,31 @@
-"""Sharding: which worker reads what of a dataset, by the policy of its options."""
+"""Which worker reads which rows of a dataset, by the `auto_shard_policy` of its options."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 import jax
 import numpy as np
 
 from replicax.data.batch_split import group_batches, split_group
 from replicax.data.batches import count_rows
+from replicax.data.file_source import FileShards, FileSource
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import AutoShardPolicy, InputOptions
-from replicax.data.input_steps import Step, StepMaker, agreed_batch_size, share_of
-from replicax.data.position import Position, Taken
-from replicax.data.shard_report import Shard, row_digests
-from replicax.data.shards import (
-    FileSource,
-    FileUnits,
-    HintUnits,
-    OwnUnits,
-    Piece,
-    UnitReader,
-    Units,
-    behind,
-    grouped,
-    rebatched,
-    takes_a_hint,
-    units_of_worker,
-)
+from replicax.data.input_steps import InputStep, InputStepMaker, agreed_batch_size, share_of
+from replicax.data.position import Position, RowsRead
+from replicax.data.rebatching import ShardBatch, WorkerBatch, grouped, rebatched, skip_rows
+from replicax.data.shard_report import ShardSummary, row_digests
+from replicax.data.shards import HintShards, ShardReader, Shards, WorkerShards, shards_of_worker, takes_a_hint
 from replicax.data.sources import ArrayBatches, HostBatches, host_batches
 from replicax.data.worker_channel import WorkerChannel, Workers
 from replicax.errors import ArgumentError
+from replicax.typing import PyTree
 
 
-class Reading(abc.ABC):
+class DatasetReading(abc.ABC):
     """How this worker reads a dataset.
 
     Attributes:
@@ -46,22 +35,22 @@ class Reading(abc.ABC):
     shares_batches = False
 
     @abc.abstractmethod
-    def units(self, position: Position) -> int:
-        """Returns in how many units a pass reads that begins at a position."""
+    def num_shards(self, position: Position) -> int:
+        """Returns in how many shards a pass that begins at a position reads the dataset."""
 
     @abc.abstractmethod
-    def steps(self, maker: StepMaker, channel: WorkerChannel | None, position: Position) -> Generator[Step]:
-        """Opens the source and yields the steps behind a position."""
+    def steps(self, maker: InputStepMaker, channel: WorkerChannel | None, position: Position) -> Generator[InputStep]:
+        """Opens the source and yields the steps that follow a position."""
 
     @abc.abstractmethod
-    def shard(self, maker: StepMaker) -> tuple[Shard, np.ndarray | None]:
-        """Runs through the source; returns what this worker reads in a pass, and the rows of the whole source.
+    def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
+        """Runs through the source; returns what this worker reads in a pass, and digests of all rows of the source.
 
-        The latter only where it is worker 0 and can know.
+        The digests are None on other workers than the first, and where one worker cannot read all rows.
         """
 
 
-class AlikeReading(Reading):
+class SharedReading(DatasetReading):
     """All workers read the same global batches."""
 
     shares_batches = True
@@ -69,13 +58,13 @@ class AlikeReading(Reading):
     def __init__(self, batches: HostBatches):
         self._batches = batches
 
-    def units(self, position: Position) -> int:
+    def num_shards(self, position: Position) -> int:
         return 1
 
-    def steps(self, maker: StepMaker, channel: WorkerChannel | None, position: Position) -> Generator[Step]:
-        if position.rows and position.units != 1:
+    def steps(self, maker: InputStepMaker, channel: WorkerChannel | None, position: Position) -> Generator[InputStep]:
+        if position.rows and position.shards != 1:
             raise ArgumentError(
-                f"The state is of a dataset that was read in {position.units} parts (files or shards), but this one "
+                f"The state is of a dataset that was read in {position.shards} parts (files or shards), but this one "
                 "is read as a whole. Give it the same source and `auto_shard_policy`."
             )
         rows = position.skipped(0)
@@ -83,53 +72,53 @@ class AlikeReading(Reading):
             yield from maker.of_arrays(self._batches.arrays, self._batches.after(rows))
             return
         with contextlib.closing(iter(self._batches)) as batches:
-            yield from maker.alike(behind(batches, rows))
+            yield from maker.of_shared_batches(skip_rows(batches, rows))
 
-    def shard(self, maker: StepMaker) -> tuple[Shard, np.ndarray | None]:
-        own, whole, steps = [], [], 0
+    def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
+        own, everything, steps = [], [], 0
         with contextlib.closing(iter(self._batches)) as batches:
             for batch in batches:
-                whole.append(row_digests([batch]))
+                everything.append(row_digests([batch]))
                 split = maker.split(batch)
                 if split is not None and len(jax.tree.leaves(split.parts)[0]):
                     own.append(row_digests([jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), split.parts)]))
                     steps += 1
-        return Shard(_together(own), steps), _together(whole)
+        return ShardSummary(_together(own), steps), _together(everything)
 
 
-class OwnReading(Reading):
-    """Each worker reads units of its own.
+class ShardReading(DatasetReading):
+    """Each worker reads shards of its own.
 
     Args:
-        units_for: Returns the units of a pass that begins at a position.
-        workers: Who takes part.
-        batch_size: Rows of a global batch; None for what the source's first batch has.
+        shards_for: Returns the shards of a pass that begins at a position.
+        workers: The workers that take part.
+        batch_size: Rows of a global batch; None for as many as the source's first batch has.
     """
 
-    def __init__(self, units_for: Callable[[Position], Units], workers: Workers, batch_size: int | None):
-        self._units_for, self._workers, self._batch_size = units_for, workers, batch_size
+    def __init__(self, shards_for: Callable[[Position], Shards], workers: Workers, batch_size: int | None):
+        self._shards_for, self._workers, self._batch_size = shards_for, workers, batch_size
 
-    def units(self, position: Position) -> int:
-        return self._units_for(position).count
+    def num_shards(self, position: Position) -> int:
+        return self._shards_for(position).count
 
-    def steps(self, maker: StepMaker, channel: WorkerChannel | None, position: Position) -> Generator[Step]:
-        mine = units_of_worker(self._units_for(position), position, self._workers.index, self._workers.count)
-        reader = UnitReader(self._units_for(position), mine, position)
-        yield from maker.own(self._pieces(reader, channel))
+    def steps(self, maker: InputStepMaker, channel: WorkerChannel | None, position: Position) -> Generator[InputStep]:
+        mine = shards_of_worker(self._shards_for(position), position, self._workers.index, self._workers.count)
+        reader = ShardReader(self._shards_for(position), mine, position)
+        yield from maker.of_worker_batches(self._worker_batches(reader, channel))
 
-    def shard(self, maker: StepMaker) -> tuple[Shard, np.ndarray | None]:
-        units, workers = self._units_for(Position()), self._workers
-        mine = units_of_worker(units, Position(), workers.index, workers.count)
-        reader = UnitReader(units, mine, Position())
+    def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
+        shards, workers = self._shards_for(Position()), self._workers
+        mine = shards_of_worker(shards, Position(), workers.index, workers.count)
+        reader = ShardReader(shards, mine, Position())
         digests = row_digests(batch for _, batch in reader)
         share = self._share(self._batch_size or reader.first_rows)
-        files = len(mine) if isinstance(units, FileUnits) else None
-        whole = None
-        if workers.index == 0 and not units.fixed:
-            whole = row_digests(batch for _, batch in UnitReader(units, range(units.count), Position()))
-        return Shard(digests, -(-len(digests) // share), files), whole
+        files = len(mine) if isinstance(shards, FileShards) else None
+        everything = None
+        if workers.index == 0 and not shards.fixed:
+            everything = row_digests(batch for _, batch in ShardReader(shards, range(shards.count), Position()))
+        return ShardSummary(digests, -(-len(digests) // share), files), everything
 
-    def _pieces(self, reader: UnitReader, channel: WorkerChannel | None) -> Generator[Piece]:
+    def _worker_batches(self, reader: ShardReader, channel: WorkerChannel | None) -> Generator[WorkerBatch]:
         with contextlib.closing(iter(reader)) as batches:
             if self._batch_size is not None:
                 yield from rebatched(batches, self._share(self._batch_size))
@@ -142,18 +131,21 @@ class OwnReading(Reading):
 
 
 def _with_agreed_size(
-    reader: UnitReader, batches: Generator[tuple[int, Any]], channel: WorkerChannel | None
-) -> tuple[int, Iterator[tuple[int, Any]]]:
-    """Looks at the first batch for its size, which all workers agree on; an error is raised where it is read again."""
-    first: list[tuple[int, Any]] = []
+    reader: ShardReader, batches: Generator[ShardBatch], channel: WorkerChannel | None
+) -> tuple[int, Iterator[ShardBatch]]:
+    """Returns the size of global batches, on which all workers agree by their first ones, and all batches.
+
+    If the first batch cannot be read, the error is raised when the returned batches are read.
+    """
+    first: list[ShardBatch] = []
     failed: list[Exception] = []
     try:
         first.extend([found] if (found := next(batches, None)) is not None else [])
-    except Exception as error:  # Only after the others have heard from this worker.
+    except Exception as error:  # It is raised only after the others have heard from this worker.
         failed.append(error)
     size = agreed_batch_size(reader.first_rows, channel)
 
-    def again() -> Iterator[tuple[int, Any]]:
+    def again() -> Iterator[ShardBatch]:
         for error in failed:
             raise error
         yield from first
@@ -162,51 +154,51 @@ def _with_agreed_size(
     return size, again()
 
 
-class FunctionReading(Reading):
+class FunctionReading(DatasetReading):
     """Each worker reads the per-replica batches of a dataset that a function makes for it.
 
     Args:
         dataset_fn: The function, of an `InputContext`.
-        workers: Who takes part.
+        workers: The workers that take part.
         options: How the dataset is distributed.
     """
 
-    def __init__(self, dataset_fn: Callable[[InputContext], Any], workers: Workers, options: InputOptions):
+    def __init__(self, dataset_fn: Callable[[InputContext], Iterable[PyTree]], workers: Workers, options: InputOptions):
         self._workers, self._remainder = workers, options.remainder
         context = InputContext(workers.count, workers.index, sum(workers.replicas))
         self._source = host_batches(lambda: dataset_fn(context))
-        self._units = OwnUnits(self._source, workers.count)
+        self._shards = WorkerShards(self._source, workers.count)
 
-    def units(self, position: Position) -> int:
+    def num_shards(self, position: Position) -> int:
         return self._workers.count
 
-    def steps(self, maker: StepMaker, channel: WorkerChannel | None, position: Position) -> Generator[Step]:
-        mine = units_of_worker(self._units, position, self._workers.index, self._workers.count)
+    def steps(self, maker: InputStepMaker, channel: WorkerChannel | None, position: Position) -> Generator[InputStep]:
+        mine = shards_of_worker(self._shards, position, self._workers.index, self._workers.count)
         if channel is None:
             yield from self._alone(position.skipped(0))
             return
-        with contextlib.closing(iter(UnitReader(self._units, mine, position))) as batches:
-            pieces = grouped(batches, self._workers.replicas[self._workers.index])
-            yield from maker.own(pieces, drops_whole_steps=True)
+        with contextlib.closing(iter(ShardReader(self._shards, mine, position))) as batches:
+            own = grouped(batches, self._workers.replicas[self._workers.index])
+            yield from maker.of_worker_batches(own, drops_whole_steps=True)
 
-    def shard(self, maker: StepMaker) -> tuple[Shard, np.ndarray | None]:
-        mine = units_of_worker(self._units, Position(), self._workers.index, self._workers.count)
-        digests = [row_digests([batch]) for _, batch in UnitReader(self._units, mine, Position())]
+    def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
+        mine = shards_of_worker(self._shards, Position(), self._workers.index, self._workers.count)
+        digests = [row_digests([batch]) for _, batch in ShardReader(self._shards, mine, Position())]
         steps = -(-len(digests) // self._workers.replicas[self._workers.index])
         own = _together(digests)
-        return Shard(own, steps), own if self._workers.count == 1 else None
+        return ShardSummary(own, steps), own if self._workers.count == 1 else None
 
-    def _alone(self, skipped: int) -> Generator[Step]:
+    def _alone(self, skipped: int) -> Generator[InputStep]:
         replicas = self._workers.replicas[0]
         with contextlib.closing(iter(self._source)) as batches:
-            for group in group_batches(behind(batches, skipped), replicas):
+            for group in group_batches(skip_rows(batches, skipped), replicas):
                 rows = sum(count_rows(batch) for batch in group)
-                yield Step(split_group(group, replicas, self._remainder), [Taken(0, 0, rows)])
+                yield InputStep(split_group(group, replicas, self._remainder), [RowsRead(0, 0, rows)])
 
 
 def choose_reading(
-    source: Any, batches: HostBatches, batch_size: int | None, options: InputOptions, workers: Workers
-) -> Reading:
+    source: PyTree, batches: HostBatches, batch_size: int | None, options: InputOptions, workers: Workers
+) -> DatasetReading:
     """Returns how a dataset is read under a policy.
 
     Args:
@@ -214,7 +206,7 @@ def choose_reading(
         batches: Its batches.
         batch_size: Rows of a global batch, if that is known.
         options: How it is distributed.
-        workers: Who takes part.
+        workers: The workers that take part.
 
     Raises:
         ArgumentError: The policy does not fit the source.
@@ -222,12 +214,11 @@ def choose_reading(
     policy = options.auto_shard_policy
     if isinstance(source, FileSource):
         if policy in (AutoShardPolicy.AUTO, AutoShardPolicy.FILE):
-            return OwnReading(lambda position: FileUnits(source), workers, source.batch_size)
+            return ShardReading(lambda position: FileShards(source), workers, source.batch_size)
         batch_size = source.batch_size
     elif policy is AutoShardPolicy.FILE:
         raise ArgumentError(
-            "auto_shard_policy='file' is for an rx.data.FileSource(files, read_fn, batch_size=...), got a "
-            f"{batches.name}."
+            f"auto_shard_policy='file' is for an rx.FileSource(files, read_fn, batch_size=...), got a {batches.name}."
         )
     if policy is AutoShardPolicy.HINT:
         if isinstance(source, FileSource) or not takes_a_hint(source):
@@ -237,28 +228,28 @@ def choose_reading(
             )
         return _HintReading(source, batches, workers)
     if policy is AutoShardPolicy.OFF and workers.count > 1:
-        units = OwnUnits(batches, workers.count)
-        return OwnReading(lambda position: units, workers, batch_size)
-    return AlikeReading(batches)
+        shards = WorkerShards(batches, workers.count)
+        return ShardReading(lambda position: shards, workers, batch_size)
+    return SharedReading(batches)
 
 
-class _HintReading(OwnReading):
-    """As many shards as there are workers; a pass that goes on reads the shards in which it was begun."""
+class _HintReading(ShardReading):
+    """As many shards as there are workers; a pass that continues another one reads the shards of that one."""
 
-    def __init__(self, source: Any, batches: HostBatches, workers: Workers):
-        super().__init__(lambda position: HintUnits(source, self._shards(position)), workers, None)
-        self._whole = AlikeReading(batches)
+    def __init__(self, source: PyTree, batches: HostBatches, workers: Workers):
+        super().__init__(lambda position: HintShards(source, self._count(position)), workers, None)
+        self._unsharded = SharedReading(batches)
 
-    def _shards(self, position: Position) -> int:
-        return position.units if position.rows and position.units else self._workers.count
+    def _count(self, position: Position) -> int:
+        return position.shards if position.rows and position.shards else self._workers.count
 
-    def steps(self, maker: StepMaker, channel: WorkerChannel | None, position: Position) -> Generator[Step]:
-        if self._shards(position) == self._workers.count == 1:
-            return self._whole.steps(maker, channel, position)
+    def steps(self, maker: InputStepMaker, channel: WorkerChannel | None, position: Position) -> Generator[InputStep]:
+        if self._count(position) == self._workers.count == 1:
+            return self._unsharded.steps(maker, channel, position)
         return super().steps(maker, channel, position)
 
-    def shard(self, maker: StepMaker) -> tuple[Shard, np.ndarray | None]:
-        return self._whole.shard(maker) if self._workers.count == 1 else super().shard(maker)
+    def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
+        return self._unsharded.summarize(maker) if self._workers.count == 1 else super().summarize(maker)
 
 
 def _together(digests: list[np.ndarray]) -> np.ndarray:

@@ -1,8 +1,6 @@
-"""Placement: from host memory to the replicas' devices."""
+"""Moves the batches of a step from host memory to the devices of the replicas."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import numpy as np
@@ -10,29 +8,28 @@ from jax.sharding import Mesh, NamedSharding
 
 from replicax.runtime import REPLICA_AXIS, mirrored_sharding, stacked_sharding
 from replicax.runtime.transfer import spans_processes
+from replicax.typing import PyTree
 from replicax.values import PerReplica
 
-_ALIGNMENT = (
-    64  # XLA uses a host array on CPU devices as it is if it is aligned to so many bytes; else it copies again.
-)
+# XLA uses a host array on CPU devices without a copy if it is aligned to so many bytes.
+_ALIGNMENT = 64
 
 
-def place(parts: Any, mesh: Mesh, *, bare: bool, first: int = 0) -> Any:
+def place(parts: PyTree, mesh: Mesh, *, bare: bool, first: int = 0) -> PyTree:
     """Puts the parts of a step on the devices of `mesh`, part i on device i.
 
-    The values are the device's own: the memory of `parts` may be overwritten as soon as this returns. (JAX itself keeps
-    using a NumPy array's memory: for ever on a CPU device, whatever `may_alias` says, and until the transfer is done on
-    others.)
+    The memory of `parts` may be overwritten as soon as this returns. (JAX itself goes on using a NumPy array's memory:
+    for ever on a CPU device, whatever `may_alias` says, and on other devices until the transfer is done.)
 
     Args:
-        parts: Nest of host arrays of shape `(replicas, rows, ...)`. Where the mesh spans processes, the parts of this
+        parts: Pytree of host arrays of shape `(replicas, rows, ...)`. Where the mesh spans processes, the parts of this
             process's replicas are enough.
-        mesh: One device a replica.
+        mesh: One device per replica.
         bare: For a strategy with a single replica: elements are plain arrays of shape `(rows, ...)`.
-        first: Which replica the first of `parts` is for.
+        first: The id of the replica that the first of `parts` is for.
 
     Returns:
-        Nest of `PerReplica`, or of arrays if `bare`. Dtypes are JAX's: float64 becomes float32 unless x64 is on.
+        A pytree of `PerReplica`, or of arrays if `bare`. Dtypes are JAX's: float64 becomes float32 unless x64 is on.
     """
     leaves, treedef = jax.tree.flatten(parts)
     sharding = mirrored_sharding(mesh) if bare else stacked_sharding(mesh)
@@ -43,13 +40,13 @@ def place(parts: Any, mesh: Mesh, *, bare: bool, first: int = 0) -> Any:
     return jax.tree.unflatten(treedef, placed if bare else [PerReplica(array) for array in placed])
 
 
-def place_rows(parts: Any, mesh: Mesh, *, first: int = 0) -> Any:
-    """Puts the parts of a step on the devices as one array of global rows for each leaf, cut over the replicas.
+def place_rows(parts: PyTree, mesh: Mesh, *, first: int = 0) -> PyTree:
+    """Puts the parts of a step on the devices as one array of global rows for each leaf, sharded over the replicas.
 
     Args:
         parts: As for `place`.
-        mesh: One device a replica.
-        first: Which replica the first of `parts` is for.
+        mesh: One device per replica.
+        first: The id of the replica that the first of `parts` is for.
     """
 
     def placed(leaf: np.ndarray) -> jax.Array:
@@ -61,10 +58,10 @@ def place_rows(parts: Any, mesh: Mesh, *, first: int = 0) -> Any:
 
 
 def _place_own(own: np.ndarray, length: int, first: int, sharding: NamedSharding) -> jax.Array:
-    """Returns a global array of which this process has some rows: `own`, from number `first` on, of `length`."""
+    """Returns a global array of `length` rows, of which this process has the rows `own`, from index `first` on."""
 
     def rows(index: tuple[slice, ...] | None) -> np.ndarray:
-        assert index is not None  # It is for data without memory.
+        assert index is not None  # It is None for abstract arrays only.
         start, stop, _ = index[0].indices(length)
         return owned_copy(own[start - first : stop - first])
 

@@ -1,30 +1,31 @@
-"""Splitting: how the rows of a global batch are shared out among the replicas. Pure functions on host arrays."""
+"""How the rows of a global batch are split among the replicas: pure functions on host arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from replicax.data.batches import count_rows
 from replicax.errors import BatchError
+from replicax.typing import PyTree
 
 
-class Split(NamedTuple):
-    """The data of one step.
+class SplitBatch(NamedTuple):
+    """The batch of one step, split into one part per replica.
 
     Attributes:
-        replicas: How many replicas take part: the first so many.
-        parts: Nest of arrays of shape `(parts, rows of a part, ...)`, one part for each replica; where there are
-            several workers, those of this worker's replicas are enough.
-        first: Which replica the first part is for; the others follow.
+        replicas: How many replicas take part: always the first ones.
+        parts: Pytree of arrays of shape `(parts, rows of a part, ...)`, one part per replica; where there are several
+            workers, the parts of this worker's replicas are enough.
+        first: The id of the replica that the first part is for; the others follow.
     """
 
     replicas: int
-    parts: Any
+    parts: PyTree
     first: int = 0
 
 
@@ -38,16 +39,16 @@ def usable_replicas(rows: int, num_replicas: int) -> int:
     return max(k for k in range(1, min(rows, num_replicas) + 1) if rows % k == 0)
 
 
-def split_batch(batch: Any, num_replicas: int, remainder: str) -> Split | None:
-    """Shares out the rows of a global batch in order: the first part to replica 0, the next to replica 1, ...
+def split_batch(batch: PyTree, num_replicas: int, remainder: str) -> SplitBatch | None:
+    """Splits the rows of a global batch in order: the first part is for replica 0, the next for replica 1, ...
 
-    No row is padded, repeated or moved, so that whatever a step computes from its rows is exact.
+    No row is padded, repeated or moved, so whatever a step computes from its rows is exact.
 
     Args:
-        batch: Nest of arrays of shape `(rows, ...)` with `rows` of at least 1.
+        batch: Pytree of arrays of shape `(rows, ...)` with at least 1 row.
         num_replicas: Number of replicas that the strategy has.
         remainder: `"exact"`: as many replicas as divide the rows take part (see `usable_replicas`) and every row is
-            used. `"drop"`: all replicas take part and the last `rows % num_replicas` rows are lost.
+            used. `"drop"`: all replicas take part, and the last `rows % num_replicas` rows are dropped.
 
     Returns:
         Views of the batch; None if `"drop"` leaves nothing (fewer rows than replicas).
@@ -59,15 +60,15 @@ def split_batch(batch: Any, num_replicas: int, remainder: str) -> Split | None:
             return None
     replicas = usable_replicas(rows, num_replicas)
     shape = (replicas, rows // replicas)
-    return Split(replicas, jax.tree.map(lambda leaf: leaf[:rows].reshape(*shape, *leaf.shape[1:]), batch))
+    return SplitBatch(replicas, jax.tree.map(lambda leaf: leaf[:rows].reshape(*shape, *leaf.shape[1:]), batch))
 
 
-def part_of(batch: Any, first: int, count: int, rows: int) -> Any:
+def part_of(batch: PyTree, first: int, count: int, rows: int) -> PyTree:
     """Returns some parts of a batch whose parts have `rows` rows: views of shape `(count, rows, ...)`.
 
     Args:
-        batch: Nest of arrays of rows.
-        first: Number of the first part.
+        batch: Pytree of arrays of rows.
+        first: Index of the first part.
         count: How many parts; may be 0.
         rows: Number of rows of a part.
     """
@@ -75,7 +76,7 @@ def part_of(batch: Any, first: int, count: int, rows: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[begin:end].reshape(count, rows, *leaf.shape[1:]), batch)
 
 
-def group_batches(batches: Iterable[Any], num_replicas: int) -> Iterator[list[Any]]:
+def group_batches(batches: Iterable[PyTree], num_replicas: int) -> Iterator[list[PyTree]]:
     """Yields `num_replicas` consecutive batches at a time; the last group may be shorter.
 
     The batches of a group are copies: a source may reuse one buffer for all its batches.
@@ -85,21 +86,21 @@ def group_batches(batches: Iterable[Any], num_replicas: int) -> Iterator[list[An
         yield group
 
 
-def _owned(batch: Any, num_replicas: int) -> Any:
+def _owned(batch: PyTree, num_replicas: int) -> PyTree:
     return jax.tree.map(np.array, batch) if num_replicas > 1 else batch
 
 
-def split_group(group: Sequence[Any], num_replicas: int, remainder: str) -> Split | None:
+def split_group(group: Sequence[PyTree], num_replicas: int, remainder: str) -> SplitBatch | None:
     """Makes a step of batches that were made for one replica each.
 
-    A full group of equally large batches is taken as it is: batch i goes to replica i. Any other group (the tail of the
-    data, or batches of different sizes) is handled as one global batch of all its rows, so that the step is exact: its
-    rows keep their order, but which replica sees which may differ from a full group.
+    In a full group of equally large batches, batch i goes to replica i. Any other group (the tail of the data, or
+    batches of different sizes) is split as one global batch of all its rows, so that the step is exact: the rows keep
+    their order, but a row may go to another replica than in a full group.
 
     Args:
-        group: 1 to `num_replicas` nests of arrays of shape `(rows, ...)`, of one structure.
+        group: 1 to `num_replicas` pytrees of arrays of shape `(rows, ...)`, of one structure.
         num_replicas: Number of replicas that the strategy has.
-        remainder: `"exact"`, or `"drop"`: groups other than full ones of equally large batches are lost.
+        remainder: `"exact"`, or `"drop"`: only full groups of equally large batches are used.
 
     Returns:
         The data of the step, or None if the group is dropped.
@@ -110,14 +111,14 @@ def split_group(group: Sequence[Any], num_replicas: int, remainder: str) -> Spli
     check_row_shapes(group)
     even = len({count_rows(batch) for batch in group}) == 1
     if even and len(group) == num_replicas:
-        return Split(num_replicas, jax.tree.map(lambda *parts: np.stack(parts), *group))
+        return SplitBatch(num_replicas, jax.tree.map(lambda *parts: np.stack(parts), *group))
     if remainder == "drop":
         return None
     return split_batch(jax.tree.map(lambda *parts: np.concatenate(parts), *group), num_replicas, remainder)
 
 
-def check_row_shapes(group: Sequence[Any]) -> None:
-    """Checks that the rows of several batches can be put together.
+def check_row_shapes(group: Sequence[PyTree]) -> None:
+    """Checks that the rows of several batches can be concatenated.
 
     Raises:
         BatchError: They have different shapes.

@@ -1,9 +1,9 @@
-"""What a batch is: a nest of arrays on the host that agree in their number of rows. Here every batch is checked."""
+"""What a batch is: a pytree of host arrays that agree in their number of rows. Every batch is checked here."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,55 +11,66 @@ import numpy as np
 
 from replicax.compat.jax import is_random_key
 from replicax.errors import BatchError
+from replicax.typing import Leaf, PyTree
 
-Signature = tuple[Any, tuple[tuple[int, np.dtype], ...]]
+
+class Signature(NamedTuple):
+    """What all batches of a dataset have in common.
+
+    Attributes:
+        structure: The structure of the pytree.
+        leaves: The rank and the dtype of each leaf.
+    """
+
+    structure: jax.tree_util.PyTreeDef
+    leaves: tuple[tuple[int, np.dtype], ...]
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Returns whether `value` holds numbers in NumPy's sense: a NumPy, JAX, torch or TensorFlow array, a table."""
     return hasattr(type(value), "__array__")
 
 
-def host_batch(nest: Any, where: str) -> Any:
-    """Returns `nest` with every leaf as a NumPy array, without copying where the memory can be shared.
+def host_batch(batch: PyTree, where: str) -> PyTree:
+    """Returns a batch with every leaf as a NumPy array, without copying where the memory can be shared.
 
     Args:
-        nest: Any pytree of arrays: NumPy's, JAX's, torch's, or anything with `__array__`.
+        batch: A pytree of arrays: NumPy's, JAX's, torch's, or anything with `__array__`.
         where: Beginning of the error messages, such as `"Batch 3"`.
 
     Raises:
         BatchError: There is no leaf, a leaf is not an array of numbers or has no rows to split (rank 0), the leaves
             disagree in their number of rows, or there are none.
     """
-    leaves, treedef = jax.tree.flatten(nest)
+    leaves, treedef = jax.tree.flatten(batch)
     if not leaves:
-        raise BatchError(f"{where} holds no array: {nest!r}.")
+        raise BatchError(f"{where} holds no array: {batch!r}.")
     arrays = []
     for index, leaf in enumerate(leaves):
         try:
             arrays.append(_host_array(leaf))
         except _LeafError as error:
-            raise BatchError(f"{where}{_leaf_name(nest, index)}: {error}") from error.__cause__
-    _check_rows([len(array) for array in arrays], nest, where)
+            raise BatchError(f"{where}{_leaf_name(batch, index)}: {error}") from error.__cause__
+    _check_rows([len(array) for array in arrays], batch, where)
     return jax.tree.unflatten(treedef, arrays)
 
 
-def count_rows(batch: Any) -> int:
+def count_rows(batch: PyTree) -> int:
     """Returns the number of rows of a batch that `host_batch` has checked."""
     return len(jax.tree.leaves(batch)[0])
 
 
-def signature(batch: Any) -> Signature:
-    """Returns what all batches of a dataset have in common: structure, and each leaf's rank and dtype."""
+def signature(batch: PyTree) -> Signature:
+    """Returns the signature of a batch that `host_batch` has checked."""
     leaves, treedef = jax.tree.flatten(batch)
-    return treedef, tuple((leaf.ndim, leaf.dtype) for leaf in leaves)
+    return Signature(treedef, tuple((leaf.ndim, leaf.dtype) for leaf in leaves))
 
 
 def check_signature(index: int, found: Signature, expected: Signature) -> None:
     """Checks that batch `index` has the signature of the batches before it.
 
     Raises:
-        BatchError: It has not. (One compiled step serves batches of one signature.)
+        BatchError: It does not. (One compiled step serves batches of one signature.)
     """
     if found != expected:
         raise BatchError(
@@ -70,15 +81,14 @@ def check_signature(index: int, found: Signature, expected: Signature) -> None:
 
 
 def _describe(found: Signature) -> str:
-    treedef, leaves = found
-    return f"{treedef} of " + ", ".join(f"{dtype} of rank {rank}" for rank, dtype in leaves)
+    return f"{found.structure} of " + ", ".join(f"{dtype} of rank {rank}" for rank, dtype in found.leaves)
 
 
 class _LeafError(Exception):
-    """What is wrong with a leaf; `host_batch` says which one it is."""
+    """Says what is wrong with a leaf; `host_batch` adds which leaf it is."""
 
 
-def _host_array(leaf: Any) -> np.ndarray:
+def _host_array(leaf: Leaf) -> np.ndarray:
     array = _as_numpy(leaf)
     if not jnp.issubdtype(array.dtype, np.number) and array.dtype != np.bool_:
         raise _LeafError(
@@ -94,13 +104,13 @@ def _host_array(leaf: Any) -> np.ndarray:
     return array
 
 
-def _as_numpy(leaf: Any) -> np.ndarray:
+def _as_numpy(leaf: Leaf) -> np.ndarray:
     if isinstance(leaf, np.ndarray):
         return leaf
-    torch_tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # No import: only who has torch has tensors.
+    torch_tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # No import: without torch there are no tensors.
     if is_random_key(leaf):
         raise _LeafError(
-            "random keys are no numbers. Put jax.random.key_data(keys) in the batch: functions of jax.random take a "
+            "random keys are not numbers. Put jax.random.key_data(keys) in the batch: functions of jax.random take a "
             "row of it as a key, and jax.random.wrap_key_data(rows) makes keys of them again."
         )
     try:
@@ -111,26 +121,26 @@ def _as_numpy(leaf: Any) -> np.ndarray:
     except (TypeError, ValueError, RuntimeError) as error:
         raise _LeafError(f"this {type(leaf).__name__} cannot become a NumPy array: {error}") from error
     raise _LeafError(
-        f"a {type(leaf).__name__} is not an array: {leaf!r:.80}. A batch is an array, or a nest (tuple, list, dict, "
-        "any pytree) of arrays."
+        f"a {type(leaf).__name__} is not an array: {leaf!r:.80}. A batch is an array, or a pytree (tuple, list, "
+        "dict, ...) of arrays."
     )
 
 
-def _from_torch(tensor: Any) -> np.ndarray:
+def _from_torch(tensor: Leaf) -> np.ndarray:
     """Shares the memory of a tensor that lives on the CPU."""
-    if str(tensor.dtype) == "torch.bfloat16":  # Unknown to NumPy itself: pass the bits.
+    if str(tensor.dtype) == "torch.bfloat16":  # NumPy itself does not know this dtype: pass the bits.
         return tensor.detach().view(sys.modules["torch"].int16).numpy(force=True).view(jnp.bfloat16)
     return tensor.numpy(force=True)
 
 
-def _check_rows(rows: list[int], nest: Any, where: str) -> None:
+def _check_rows(rows: list[int], batch: PyTree, where: str) -> None:
     if len(set(rows)) > 1:
-        listed = "; ".join(f"{count} rows{_leaf_name(nest, index)}" for index, count in enumerate(rows))
+        listed = "; ".join(f"{count} rows{_leaf_name(batch, index)}" for index, count in enumerate(rows))
         raise BatchError(f"{where}: the leaves disagree in their number of rows (first dimension): {listed}.")
     if rows[0] == 0:
         raise BatchError(f"{where} has zero rows. Leave empty batches out: there is nothing to compute a step from.")
 
 
-def _leaf_name(nest: Any, index: int) -> str:
-    path, _ = jax.tree_util.tree_flatten_with_path(nest)[0][index]
+def _leaf_name(batch: PyTree, index: int) -> str:
+    path, _ = jax.tree_util.tree_flatten_with_path(batch)[0][index]
     return f", leaf {jax.tree_util.keystr(path)}" if path else ""

@@ -1,4 +1,4 @@
-"""What all distributed datasets share: passes, placement, prefetching, position."""
+"""What both kinds of distributed datasets share: passes, placement, prefetching, position."""
 
 from __future__ import annotations
 
@@ -6,40 +6,41 @@ import abc
 import contextlib
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
-from replicax.data.auto_shard import Reading
+from replicax.data.auto_shard import DatasetReading
 from replicax.data.batch_placement import device_dtype, place, place_rows
-from replicax.data.batch_split import Split
+from replicax.data.batch_split import SplitBatch
 from replicax.data.first_batch import check_may_be_empty, peek
 from replicax.data.input_options import InputOptions
-from replicax.data.input_steps import Step, StepMaker
-from replicax.data.iterator import Handed, OpenPass, PassIterator, check_outside_of_programs
-from replicax.data.position import Position, Taken
+from replicax.data.input_steps import InputStep, InputStepMaker
+from replicax.data.iterator import OpenedPass, PassIterator, PlacedStep, check_outside_of_programs
+from replicax.data.position import Position, RowsRead
 from replicax.data.prefetch import prefetch
 from replicax.data.shard_report import report
 from replicax.data.worker_channel import WorkerChannel, Workers
 from replicax.errors import ArgumentError, BatchError
+from replicax.typing import PyTree, PyTreeFunction
 
 _log = logging.getLogger(__name__)
 
 
-class _Pass(NamedTuple):
+class _BegunPass(NamedTuple):
     """A pass over the source that has begun.
 
     Attributes:
-        steps: Its steps; none is dropped, but `taken` holds the rows that were dropped before it too.
+        steps: Its steps without those that are dropped; `rows_read` of a step includes the rows dropped before it.
         position: Where it begins.
         maker: Makes the steps.
         channel: To the other workers.
     """
 
-    steps: Generator[Step]
+    steps: Generator[InputStep]
     position: Position
-    maker: StepMaker
+    maker: InputStepMaker
     channel: WorkerChannel | None
 
     def close(self) -> None:
@@ -49,11 +50,11 @@ class _Pass(NamedTuple):
             self.channel.close()
 
 
-class Distributed(Iterable[Any], abc.ABC):
-    """What the two kinds of distributed datasets share: passes, placement, prefetching, position, `element_spec`."""
+class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
+    """What both kinds of distributed datasets share: passes, placement, prefetching, position, `element_spec`."""
 
     _keeps_peeked_pass: bool
-    _reading: Reading
+    _reading: DatasetReading
 
     def __init__(
         self,
@@ -70,9 +71,9 @@ class Distributed(Iterable[Any], abc.ABC):
         self._options = options or InputOptions()
         self._workers = workers or Workers(0, ("worker:0",), (num_replicas,))
         self._advice = set() if advice is None else advice
-        self._spec: Any = None
+        self._spec: PyTree = None
         self._passes = 0
-        self._peeked: _Pass | None = None
+        self._peeked: _BegunPass | None = None
         self._next_position = Position()
         self._position = self._next_position  # of the loop in the latest pass
 
@@ -82,15 +83,15 @@ class Distributed(Iterable[Any], abc.ABC):
         return self._iterator(self._placed)
 
     def global_batches(self) -> PassIterator:
-        """Begins a pass whose steps are global rows: for each leaf of a batch an array that is cut over the replicas.
+        """Begins a pass whose steps are global rows: for each leaf an array that is sharded over the replicas.
 
-        A batch that the replicas cannot share evenly comes as NumPy arrays, whole on every worker.
+        A batch that does not divide evenly comes as NumPy arrays, with all rows on every worker.
         """
         return self._iterator(self._placed_as_rows, everywhere=True)
 
-    def _iterator(self, placed: Callable[[Split], Any], everywhere: bool = False) -> PassIterator:
-        def open_pass(position: Position) -> OpenPass:
-            self._check_can_go_on()
+    def _iterator(self, placed: Callable[[SplitBatch], PyTree], everywhere: bool = False) -> PassIterator:
+        def open_pass(position: Position) -> OpenedPass:
+            self._check_can_continue()
             self._forget_peeked()
             self._next_position = position
             return self._opened(placed, everywhere)
@@ -100,30 +101,32 @@ class Distributed(Iterable[Any], abc.ABC):
         opened = self._opened(placed, everywhere)
         return PassIterator(open_pass, opened, is_first=self._passes == 1, spec=lambda: self._spec)
 
-    def _opened(self, placed: Callable[[Split], Any], everywhere: bool) -> OpenPass:
-        """Opens the next pass, or goes on with the one that was begun to look at its first step."""
+    def _opened(self, placed: Callable[[SplitBatch], PyTree], everywhere: bool) -> OpenedPass:
+        """Opens the next pass, or continues the one that was begun to look at its first step."""
         begun, self._peeked = self._peeked or self._begin(), None
         begun.maker.everywhere = everywhere
         self._position = begun.position
         self._next_position = Position(begun.position.number + 1)
-        steps = prefetch(_handed(begun.steps, placed), self._options.prefetch)
+        steps = prefetch(_placed_steps(begun.steps, placed), self._options.prefetch)
         close = None if begun.channel is None else begun.channel.close
-        return OpenPass(steps, self._reading.units(begun.position), begun.position, close)
+        return OpenedPass(steps, self._reading.num_shards(begun.position), begun.position, close)
 
-    def _begin(self) -> _Pass:
+    def _begin(self) -> _BegunPass:
         position, channel = self._next_position.at_start(), None
         if self._workers.count > 1:
             channel = WorkerChannel(self._workers, self._options.worker_timeout)
-        maker = StepMaker(self._workers, channel, self._options)
-        return _Pass(self._kept(self._reading.steps(maker, channel, position), position), position, maker, channel)
+        maker = InputStepMaker(self._workers, channel, self._options)
+        return _BegunPass(
+            self._without_dropped(self._reading.steps(maker, channel, position), position), position, maker, channel
+        )
 
-    def _kept(self, steps: Generator[Step], position: Position) -> Generator[Step]:
+    def _without_dropped(self, steps: Generator[InputStep], position: Position) -> Generator[InputStep]:
         """Yields the steps that are not dropped."""
         kept, dropped = 0, 0
-        taken: list[Taken] = []
+        rows_read: list[RowsRead] = []
         with contextlib.closing(steps):
             for split, rows in steps:
-                taken += rows
+                rows_read += rows
                 if split is None:
                     dropped += 1
                     continue
@@ -131,20 +134,20 @@ class Distributed(Iterable[Any], abc.ABC):
                 if self._spec is None:
                     self._spec = _component_spec(split)
                     self._warn_of_idle_replicas(split)
-                yield Step(split, taken)
-                taken = []
+                yield InputStep(split, rows_read)
+                rows_read = []
         if not kept and not position.rows:
             self._check_empty_pass(dropped)
 
-    def _warn_of_idle_replicas(self, first: Split) -> None:
-        """Says so, once for each strategy and number of rows: some loops make a dataset of every batch."""
+    def _warn_of_idle_replicas(self, first: SplitBatch) -> None:
+        """Warns once for each strategy and number of rows: some loops make a dataset of every batch."""
         rows = first.replicas * jax.tree.leaves(first.parts)[0].shape[1]
         about = f"first batches of {rows} rows"
         if first.replicas < self._num_replicas and about not in self._advice:
             self._advice.add(about)
             _log.warning(
                 "The first batch has %d rows and is split over %d of %d replicas, because that many divide it: exact, "
-                "but the others stand idle. Use a batch size that is a multiple of %d.",
+                "but the others are idle. Use a batch size that is a multiple of %d.",
                 rows, first.replicas, self._num_replicas, self._num_replicas,
             )  # fmt: skip
 
@@ -156,11 +159,11 @@ class Distributed(Iterable[Any], abc.ABC):
             )
         check_may_be_empty(gave_batches_before=self._spec is not None)
 
-    def _placed(self, split: Split) -> Any:
+    def _placed(self, split: SplitBatch) -> PyTree:
         mesh = self._mesh_for(split.replicas)
         return place(split.parts, mesh, bare=self._num_replicas == 1, first=split.first)
 
-    def _placed_as_rows(self, split: Split) -> Any:
+    def _placed_as_rows(self, split: SplitBatch) -> PyTree:
         if split.replicas == self._num_replicas:
             return place_rows(split.parts, self._mesh_for(split.replicas), first=split.first)
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), split.parts)
@@ -177,9 +180,9 @@ class Distributed(Iterable[Any], abc.ABC):
         return self._mesh_for == mesh_for
 
     def __bool__(self) -> bool:
-        return True  # Else Python would ask `__len__`, which not every dataset knows.
+        return True  # Otherwise Python would call `__len__`, and not every dataset knows its length.
 
-    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+    def reduce(self, initial_state: PyTree, reduce_func: PyTreeFunction) -> PyTree:
         """Returns the state after a pass over the dataset.
 
         Args:
@@ -192,11 +195,11 @@ class Distributed(Iterable[Any], abc.ABC):
         return state
 
     @property
-    def element_spec(self) -> Any:
-        """What one replica gets in the first step: a nest of `jax.ShapeDtypeStruct`.
+    def element_spec(self) -> PyTree:
+        """What one replica gets in the first step: a pytree of `jax.ShapeDtypeStruct`.
 
         Before the first pass the source is opened to look at its first batch. No data is lost: an iterator's first
-        batch is kept for the coming pass; other sources start anew. Where there are several workers, all must ask.
+        batch is kept for the coming pass; other sources start anew. With several workers, all of them must ask.
 
         Raises:
             BatchError: There is no batch.
@@ -212,35 +215,35 @@ class Distributed(Iterable[Any], abc.ABC):
 
     def shard_report(self) -> str:
         """Runs through the source and returns a line for each worker; all workers must call it together."""
-        self._check_can_go_on()
+        self._check_can_continue()
         channel = WorkerChannel(self._workers, self._options.worker_timeout) if self._workers.count > 1 else None
-        shard, whole = self._reading.shard(StepMaker(self._workers, channel, self._options))
-        return report(shard, whole, self._workers, channel)
+        summary, source = self._reading.summarize(InputStepMaker(self._workers, channel, self._options))
+        return report(summary, source, self._workers, channel)
 
     # Position.
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, object]:
         """Returns how far the training loop is in its latest pass: a small dict that JSON can hold.
 
-        It counts the rows that the loop has been given, not those that are only prefetched. It does not depend on the
-        number of replicas, nor, unless each worker's data is its own, on that of workers.
+        It counts the rows that the loop has got, not those that are only prefetched. It depends neither on the number
+        of replicas nor, unless each worker's data is its own, on the number of workers.
 
         Raises:
             ArgumentError: The dataset is an iterator, which cannot begin anew.
         """
-        self._check_can_go_on()
+        self._check_can_continue()
         return self._position.state()
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Makes the next pass begin behind the rows that had been given when `get_state` returned `state`.
+    def set_state(self, state: Mapping[str, PyTree]) -> None:
+        """Makes the next pass begin after the rows that the loop had got when `get_state` returned `state`.
 
-        The source must give the same rows in the same order as in that pass. They are read and left out; arrays and
-        files that were used up are not read at all.
+        The source must yield the same rows in the same order as in that pass. They are read and skipped; arrays, and
+        files of which all rows had been used, are not read at all.
 
         Raises:
-            ArgumentError: `state` is none, or the dataset is an iterator, which cannot begin anew.
+            ArgumentError: `state` is not such a state, or the dataset is an iterator, which cannot begin anew.
         """
-        self._check_can_go_on()
+        self._check_can_continue()
         position = Position.of(state)
         self._forget_peeked()
         self._next_position = self._position = position
@@ -250,16 +253,16 @@ class Distributed(Iterable[Any], abc.ABC):
         if begun is not None:
             begun.close()
 
-    def _check_can_go_on(self) -> None:
+    def _check_can_continue(self) -> None:
         """Checks that a pass can begin in the middle of the source."""
 
 
-def _handed(steps: Generator[Step], placed: Callable[[Split], Any]) -> Generator[Handed]:
+def _placed_steps(steps: Generator[InputStep], placed: Callable[[SplitBatch], PyTree]) -> Generator[PlacedStep]:
     with contextlib.closing(steps):
-        for split, taken in steps:
+        for split, rows_read in steps:
             assert split is not None
-            yield Handed(placed(split), taken)
+            yield PlacedStep(placed(split), rows_read)
 
 
-def _component_spec(split: Split) -> Any:
+def _component_spec(split: SplitBatch) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], device_dtype(leaf.dtype)), split.parts)

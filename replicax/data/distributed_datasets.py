@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from jax.sharding import Mesh
 
 from replicax.data.auto_shard import FunctionReading, choose_reading
-from replicax.data.dataset_base import Distributed
+from replicax.data.dataset_base import DistributedDatasetBase
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import InputOptions
 from replicax.data.sources import host_batches
 from replicax.data.worker_channel import Workers
 from replicax.errors import ArgumentError
+from replicax.typing import PyTree
 
 
-class DistributedDataset(Distributed):
+class DistributedDataset(DistributedDatasetBase):
     """A dataset of global batches, each split among the replicas; made by `strategy.distribute_dataset`.
 
-    Iterating yields one element per step: the nest of a batch with a `PerReplica` for each array; with one replica, a
+    Iterating yields one element per step: the pytree of a batch with a `PerReplica` for each array; with one replica, a
     plain array on its device. It can be iterated as often as its source.
 
     Args:
-        source: Where the batches come from; see `replicax.data.sources.host_batches`. Or a `FileSource`.
+        source: What yields the batches; see `replicax.data.sources.host_batches`. Or a `FileSource`.
         num_replicas: Number of replicas of the strategy.
         mesh_for: Returns the mesh of the strategy's first k devices.
-        options: Prefetching, what happens to batches that do not divide, and who reads what; None for the defaults.
+        options: Prefetching, what happens to batches that do not divide evenly, and which worker reads which rows; None
+            for the defaults.
         batch_size: Rows of a global batch, if `source` is arrays.
         workers: The processes of the strategy; None if this is the only one.
-        advice: What the strategy has said to its users; more is added.
+        advice: The subjects of the warnings that the strategy has given already; more are added.
 
     Raises:
         ArgumentError: An argument has the wrong type or value, or is missing.
@@ -38,7 +39,7 @@ class DistributedDataset(Distributed):
 
     def __init__(
         self,
-        source: Any,
+        source: PyTree,
         *,
         num_replicas: int,
         mesh_for: Callable[[int], Mesh],
@@ -48,7 +49,7 @@ class DistributedDataset(Distributed):
         advice: set[str] | None = None,
     ):
         super().__init__(num_replicas, mesh_for, options, workers, advice)
-        if isinstance(source, Distributed):
+        if isinstance(source, DistributedDatasetBase):
             raise ArgumentError("This dataset is distributed already; distribute the dataset that it was made from.")
         self._batches = host_batches(source, batch_size)
         self._reading = choose_reading(source, self._batches, batch_size, self._options, self._workers)
@@ -57,11 +58,11 @@ class DistributedDataset(Distributed):
     def __len__(self) -> int:
         """Number of steps of a pass, where the source knows its number of batches.
 
-        With remainder="drop", steps dropped for want of rows are discounted for arrays only. A Grain dataset with a
-        `filter` counts what the filter takes away.
+        With remainder="drop", steps dropped for lack of rows are subtracted for arrays only. A Grain dataset with a
+        `filter` also counts what the filter removes.
 
         Raises:
-            ArgumentError: The source does not know, or each of several workers reads data of its own.
+            ArgumentError: The source does not know it, or each of several workers reads data of its own.
         """
         if self._workers.count > 1 and not self._reading.shares_batches:
             raise ArgumentError("The number of steps is unknown: each worker reads data of its own.")
@@ -69,21 +70,21 @@ class DistributedDataset(Distributed):
         drops_last = self._options.remainder == "drop" and last_rows is not None and last_rows < self._num_replicas
         return len(self._batches) - drops_last
 
-    def _check_can_go_on(self) -> None:
+    def _check_can_continue(self) -> None:
         if self._batches.one_shot:
             raise ArgumentError(
-                f"The dataset is an iterator ({self._batches.name}): what it has given it cannot give again, so its "
+                f"The dataset is an iterator ({self._batches.name}), which cannot give its batches again, so its "
                 "position cannot be saved. Give something that starts anew: a list, a dataset, or a function that "
                 "makes an iterator."
             )
 
 
-class DistributedDatasetFromFunction(Distributed):
+class DistributedDatasetFromFunction(DistributedDatasetBase):
     """A dataset of per-replica batches; made by `strategy.distribute_datasets_from_function`.
 
     Each pass calls `dataset_fn` once on each worker. Consecutive batches of what it returns go to consecutive replicas
-    of the worker, one step for one batch each. How the end of the data is shared out says
-    `replicax.data.batch_split.split_group`; over several workers it is `rx.InputOptions.uneven_workers`.
+    of the worker: a step takes one batch for each. `replicax.data.batch_split.split_group` says how the end of the data
+    is split; over several workers `rx.InputOptions.uneven_workers` does.
 
     Args:
         dataset_fn: Takes an `InputContext` and returns batches for one replica each: anything that
@@ -101,7 +102,7 @@ class DistributedDatasetFromFunction(Distributed):
 
     def __init__(
         self,
-        dataset_fn: Callable[[InputContext], Any],
+        dataset_fn: Callable[[InputContext], Iterable[PyTree]],
         *,
         num_replicas: int,
         mesh_for: Callable[[int], Mesh],

@@ -1,4 +1,4 @@
-"""Passes over a dataset: looking at the first batch before the pass, and passes without any."""
+"""Looking at the first batch of a pass before the pass, and passes without any batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def peek(items: Generator[_Item], *, keep: bool) -> Generator[_Item] | None:
 
     Args:
         items: The pass, not begun yet.
-        keep: Whether to return the pass, with its first item, because that cannot be had again; else it is closed.
+        keep: Whether to return the pass, with its first item, because the source cannot yield it again; else the pass
+            is closed.
 
     Raises:
         BatchError: There is no item.
@@ -33,10 +34,10 @@ def peek(items: Generator[_Item], *, keep: bool) -> Generator[_Item] | None:
 
 
 def check_may_be_empty(*, gave_batches_before: bool) -> None:
-    """Checks that a pass without a batch is no mistake.
+    """Checks that a pass without a batch is not a mistake.
 
     Raises:
-        BatchError: An earlier pass had some.
+        BatchError: An earlier pass had batches.
     """
     if gave_batches_before:
         raise BatchError(

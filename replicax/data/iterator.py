@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import replicax.context as context
 import replicax.health as health
 from replicax.data.first_batch import NO_BATCH
 from replicax.data.optional import Optional
-from replicax.data.position import Position, Taken
+from replicax.data.position import Position, RowsRead
 from replicax.data.prefetch import Prefetcher
 from replicax.errors import BatchError, ContextError
+from replicax.typing import PyTree
 
 
-class DistributedIterator(Iterator[Any]):
+class DistributedIterator(Iterator[PyTree]):
     """One pass over a distributed dataset; made by `iter(dataset)`.
 
-    It stops its background thread at the end of the data, when it is closed, and when nobody holds it any more. As a
+    It stops its background thread at the end of the data, when it is closed, and when it is garbage-collected. As a
     context manager it closes itself at the end of the block.
 
     Args:
         steps: The data of the steps.
-        is_first: Whether it is the dataset's first pass, whose first batch may take its time.
-        spec: Returns the dataset's `element_spec`, None as long as no batch has been seen.
+        is_first: Whether it is the dataset's first pass, whose first batch may take long.
+        spec: Returns the dataset's `element_spec`; None as long as no batch has been seen.
     """
 
     def __init__(
-        self, steps: Generator[Any] | Prefetcher, is_first: bool = True, spec: Callable[[], Any] = lambda: None
+        self,
+        steps: Generator[PyTree] | Prefetcher[PyTree],
+        is_first: bool = True,
+        spec: Callable[[], PyTree] = lambda: None,
     ):
         self._steps, self._spec = steps, spec
         self._phase = health.FIRST_BATCH if is_first else health.INPUT
-        self._ahead: list[Any] = []  # what was taken to look at it, and is still to be handed out
+        self._ahead: list[PyTree] = []  # what was read to look at it, and is still to be returned
 
-    def __next__(self) -> Any:
+    def __next__(self) -> PyTree:
         """Returns the data of the next step.
 
         Raises:
@@ -42,15 +46,15 @@ class DistributedIterator(Iterator[Any]):
             BatchError: The source yielded something that is not a batch.
         """
         check_outside_of_programs("next() of a distributed iterator was called")
-        return self._ahead.pop() if self._ahead else self._taken()
+        return self._ahead.pop() if self._ahead else self._next_step()
 
-    def _taken(self) -> Any:
+    def _next_step(self) -> PyTree:
         with health.phase(self._phase):
             data = next(self._steps)
         self._phase = health.INPUT
         return data
 
-    def get_next(self) -> Any:
+    def get_next(self) -> PyTree:
         """Returns the data of the next step, as `next` does; at the end it raises StopIteration."""
         return next(self)
 
@@ -62,8 +66,8 @@ class DistributedIterator(Iterator[Any]):
             return Optional.empty(self._spec())
 
     @property
-    def element_spec(self) -> Any:
-        """What one replica gets in the first step, as the dataset's `element_spec`; nothing is lost by asking.
+    def element_spec(self) -> PyTree:
+        """What one replica gets in the first step, as the dataset's `element_spec`; no batch is lost by asking.
 
         Raises:
             BatchError: There is no batch.
@@ -71,7 +75,7 @@ class DistributedIterator(Iterator[Any]):
         if self._spec() is None and not self._ahead:
             check_outside_of_programs("element_spec of a distributed iterator was asked for")
             try:
-                self._ahead.append(self._taken())
+                self._ahead.append(self._next_step())
             except StopIteration:
                 raise BatchError(NO_BATCH) from None
         return self._spec()
@@ -88,30 +92,30 @@ class DistributedIterator(Iterator[Any]):
         self.close()
 
 
-class Handed(NamedTuple):
-    """What a training loop is handed for a step.
+class PlacedStep(NamedTuple):
+    """The data of a step on the devices.
 
     Attributes:
-        value: The data.
-        taken: Which rows of the source they are, with those that were dropped before them.
+        value: What the training loop gets.
+        rows_read: Which rows of the source they are, with those that were dropped before them.
     """
 
-    value: Any
-    taken: list[Taken]
+    value: PyTree
+    rows_read: list[RowsRead]
 
 
-class OpenPass(NamedTuple):
+class OpenedPass(NamedTuple):
     """A pass that has been opened.
 
     Attributes:
-        steps: Its steps, as `Handed`.
-        units: Number of units of its source.
+        steps: Its steps.
+        shards: Number of shards of its source.
         position: Where it begins.
-        close: Tells the other workers' messages apart from those of later passes; None in a single process.
+        close: Ends the exchange of messages with the other workers; None in a single process.
     """
 
-    steps: Generator[Any] | Prefetcher
-    units: int
+    steps: Generator[PlacedStep] | Prefetcher[PlacedStep]
+    shards: int
     position: Position
     close: Callable[[], None] | None
 
@@ -122,25 +126,29 @@ class PassIterator(DistributedIterator):
     Args:
         open_pass: Opens a pass at a position.
         opened: The pass.
-        is_first: Whether it is the dataset's first one, whose first batch may take its time.
-        spec: Returns the dataset's `element_spec`, None as long as no batch has been seen.
+        is_first: Whether it is the dataset's first one, whose first batch may take long.
+        spec: Returns the dataset's `element_spec`; None as long as no batch has been seen.
     """
 
     def __init__(
-        self, open_pass: Callable[[Position], OpenPass], opened: OpenPass, is_first: bool, spec: Callable[[], Any]
+        self,
+        open_pass: Callable[[Position], OpenedPass],
+        opened: OpenedPass,
+        is_first: bool,
+        spec: Callable[[], PyTree],
     ):
         self._open_pass, self._spec = open_pass, spec
         self._begin(opened, is_first)
 
-    def _begin(self, opened: OpenPass, is_first: bool = True) -> None:
+    def _begin(self, opened: OpenedPass, is_first: bool = True) -> None:
         super().__init__(opened.steps, is_first, self._spec)
-        self._units, self._position = opened.units, opened.position
+        self._shards, self._position = opened.shards, opened.position
         # In the thread of the program, where all workers do the same in the same order.
         self._finalizer = weakref.finalize(self, opened.close) if opened.close is not None else None
 
-    def __next__(self) -> Any:
+    def __next__(self) -> PyTree:
         try:
-            value, taken = super().__next__()
+            value, rows_read = super().__next__()
         except ContextError:
             raise
         except StopIteration:
@@ -150,22 +158,22 @@ class PassIterator(DistributedIterator):
         except BaseException:
             self._leave()
             raise
-        self._position.add(self._units, taken)
+        self._position.add(self._shards, rows_read)
         return value
 
     def close(self) -> None:
         self._leave()
         super().close()
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns the position: which rows have been handed out, as JSON can hold it (not those only prefetched)."""
+    def get_state(self) -> dict[str, object]:
+        """Returns the position as JSON can hold it: which rows the loop has got (not those only prefetched)."""
         return self._position.state()
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on at a position that `get_state` has returned, here or in a job with other workers or replicas.
+    def set_state(self, state: Mapping[str, PyTree]) -> None:
+        """Continues at a position that `get_state` has returned, here or in a job with other workers or replicas.
 
         Raises:
-            ArgumentError: `state` is not one, or this dataset cannot go on there.
+            ArgumentError: `state` is not one, or this dataset cannot continue there.
         """
         position = Position.of(state)
         self.close()
@@ -177,13 +185,13 @@ class PassIterator(DistributedIterator):
 
 
 def check_outside_of_programs(what: str) -> None:
-    """Checks that no step or compiled function is being traced, where a batch cannot be taken.
+    """Checks that no step or compiled function is being traced, where no batch can be read.
 
     Args:
         what: What happens, for messages.
 
     Raises:
-        ContextError: One is.
+        ContextError: A step or compiled function is being traced.
     """
     here = context.current()
     if here.replica is not None and here.strategy is not None:

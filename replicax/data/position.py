@@ -1,65 +1,73 @@
-"""Where a training loop is in its data: which rows it has been given, whoever read them.
+"""Where a training loop is in its data: which rows it has got, whichever worker read them.
 
-A *unit* is a part of the data that is read by one worker, in an order of its own: a file, or a worker's shard. A source
-that all workers read alike is one unit. How many rows of each unit have been given to the loop is all that a later
-pass, with more or fewer workers, has to know.
+A *shard* is a part of the data that is read by one worker, in an order of its own: a file, or a worker's own dataset. A
+source that all workers read alike is one shard. How many rows of each shard the loop has got is all that a later pass,
+with more or fewer workers, has to know.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from replicax.checks import is_real
 from replicax.errors import ArgumentError
+from replicax.typing import PyTree
 
 _FORMAT = 1
 
 
-class Taken(NamedTuple):
-    """Rows that a worker has taken from a unit."""
+class RowsRead(NamedTuple):
+    """Rows of a step that a worker has read from a shard.
+
+    Attributes:
+        worker: The index of the worker.
+        shard: The index of the shard.
+        rows: Number of rows.
+    """
 
     worker: int
-    unit: int
+    shard: int
     rows: int
 
 
 class Position:
-    """The rows of a pass that have been given to the training loop.
+    """The rows of a pass that the training loop has got.
 
     Attributes:
-        number: Number of the pass, from 0.
-        rows: Rows given in this pass, over all workers.
-        batches: Steps given in this pass.
-        units: Number of units of the pass; None before its first step.
-        done: The units that have been used up.
-        begun: For other units, how many rows have been given.
+        number: The number of the pass, from 0.
+        rows: Number of rows that the loop has got in this pass, over all workers.
+        batches: Number of steps that it has got in this pass.
+        shards: Number of shards of the pass; None before its first step.
+        done: The indices of the shards of which it has got all rows.
+        begun: For other shards, how many rows it has got.
     """
 
     def __init__(self, number: int = 0):
         self.number = number
         self.rows = self.batches = 0
-        self.units: int | None = None
+        self.shards: int | None = None
         self.done: set[int] = set()
         self.begun: dict[int, int] = {}
         self._reading: dict[int, int] = {}
 
-    def add(self, units: int, taken: Iterable[Taken]) -> None:
-        """Counts a step that has been given to the loop."""
-        self.units = units
+    def add(self, shards: int, rows_read: Iterable[RowsRead]) -> None:
+        """Counts a step that the loop has got."""
+        self.shards = shards
         self.batches += 1
-        for worker, unit, rows in taken:
-            # A worker reads one unit after the other.
-            if (before := self._reading.get(worker, unit)) != unit:
+        for worker, shard, rows in rows_read:
+            # A worker reads one shard after the other.
+            if (before := self._reading.get(worker, shard)) != shard:
                 self.done.add(before)
                 self.begun.pop(before, None)
-            self._reading[worker] = unit
-            self.begun[unit] = self.begun.get(unit, 0) + rows
+            self._reading[worker] = shard
+            self.begun[shard] = self.begun.get(shard, 0) + rows
             self.rows += rows
 
-    def skipped(self, unit: int) -> int:
-        """Returns how many rows of a unit that is not done have been given already."""
-        return self.begun.get(unit, 0)
+    def skipped(self, shard: int) -> int:
+        """Returns how many rows of a shard that is not done the loop has got already."""
+        return self.begun.get(shard, 0)
 
     def finish(self) -> None:
         """Ends the pass: the next one begins at the start."""
@@ -67,28 +75,28 @@ class Position:
             vars(self).update(vars(Position(self.number + 1)))
 
     def at_start(self) -> Position:
-        """Returns the position for a pass that goes on here: its workers read other units, in another order."""
+        """Returns the position for a pass that continues here: its workers read other shards, in another order."""
         new = copy.deepcopy(self)
         new._reading = {}
         return new
 
-    def state(self) -> dict[str, Any]:
-        """Returns this position as JSON can hold it."""
-        state: dict[str, Any] = {"format": _FORMAT, "pass": self.number, "rows": self.rows, "batches": self.batches}
-        if self.units is not None:
+    def state(self) -> dict[str, object]:
+        """Returns this position in a form that JSON can hold."""
+        state: dict[str, object] = {"format": _FORMAT, "pass": self.number, "rows": self.rows, "batches": self.batches}
+        if self.shards is not None:
             state["units"] = {
-                "of": self.units,
+                "of": self.shards,
                 "done": _ranges(self.done),
-                "begun": {str(unit): rows for unit, rows in sorted(self.begun.items())},
+                "begun": {str(shard): rows for shard, rows in sorted(self.begun.items())},
             }
         return state
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Position:
+    def of(cls, state: Mapping[str, PyTree]) -> Position:
         """Returns the position that `state` describes.
 
         Raises:
-            ArgumentError: It does not describe any.
+            ArgumentError: It does not describe a position.
         """
         try:
             position = cls(_count(state["pass"]))
@@ -97,9 +105,9 @@ class Position:
             position.rows, position.batches = _count(state["rows"]), _count(state["batches"])
             units = state.get("units")
             if units is not None:
-                position.units = _count(units["of"])
-                position.done = {unit for first, last in units["done"] for unit in range(first, last + 1)}
-                position.begun = {int(unit): _count(rows) for unit, rows in units["begun"].items()}
+                position.shards = _count(units["of"])
+                position.done = {shard for first, last in units["done"] for shard in range(first, last + 1)}
+                position.begun = {int(shard): _count(rows) for shard, rows in units["begun"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArgumentError(
                 f"Not the state of a distributed dataset, as `get_state()` returns it: {state!r:.200} ({error!r})."
@@ -107,14 +115,14 @@ class Position:
         return position
 
 
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or int(value) != value or value < 0:
-        raise ValueError(f"{value!r} is no count")
+def _count(value: object) -> int:
+    if not is_real(value) or int(value) != value or value < 0:
+        raise ValueError(f"{value!r} is not a count")
     return int(value)
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
-    """Returns numbers as ranges, first and last of each.
+    """Returns numbers as ranges: the first and the last number of each.
 
     Example:
         >>> _ranges({0, 1, 2, 5})

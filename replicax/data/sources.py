@@ -1,4 +1,4 @@
-"""Sources: whatever a user has, as an iterable of host batches that are checked one by one."""
+"""Sources of data: whatever a user has, as an iterable of host batches that are checked one by one."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ import contextlib
 import inspect
 import operator
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any
+from typing import SupportsIndex
 
 import jax
 
 from replicax.data.batches import check_signature, count_rows, host_batch, is_array, signature
 from replicax.errors import ArgumentError, BatchError
+from replicax.typing import PyTree
 
 
-class HostBatches(Iterable[Any]):
-    """The batches of a source, as nests of NumPy arrays.
+class HostBatches(Iterable[PyTree]):
+    """The batches of a source, as pytrees of NumPy arrays.
 
     Each pass opens the source anew and checks every batch (see `batches.py`). Arrays may share the source's memory:
-    they hold their values only until the next batch is asked for.
+    they keep their values only until the next batch is taken.
 
     Attributes:
         name: What the source is, for messages.
-        one_shot: Whether the source is an iterator, which can be passed over once only.
-        last_rows: Number of rows of the last batch, where that is known.
+        one_shot: Whether the source is an iterator, which allows only one pass.
+        last_rows: Number of rows of the last batch; None if it is not known.
     """
 
     def __init__(
         self,
-        open_source: Callable[[], Iterator[Any]],
+        open_source: Callable[[], Iterator[PyTree]],
         name: str,
         *,
         length: Callable[[], int] | None = None,
@@ -43,18 +44,17 @@ class HostBatches(Iterable[Any]):
         self._used = False
 
     @contextlib.contextmanager
-    def open_source(self) -> Generator[Iterator[Any]]:
-        """Opens the source for a pass; gives what it yields, unchecked, so that it need not be batches.
+    def open_source(self) -> Generator[Iterator[PyTree]]:
+        """Opens the source for a pass; what it yields is not checked, so it need not be batches.
 
-        At the end of the block the source is closed, unless it is an iterator: one that the user made is the user's to
-        close.
+        At the end of the block the source is closed, unless it is an iterator, which the user made and may close.
 
         Raises:
             BatchError: The source is an iterator, and this is the second pass.
         """
         if self._used and self.one_shot:
             raise BatchError(
-                f"The dataset is an iterator ({self.name}) and can be passed over once only; this is the second pass. "
+                f"The dataset is an iterator ({self.name}) and allows only one pass; this is the second pass. "
                 "Give something that starts anew each time: a list, a dataset, or a function that returns an iterator."
             )
         self._used = True
@@ -66,7 +66,7 @@ class HostBatches(Iterable[Any]):
             if close is not None and not self.one_shot:
                 close()
 
-    def __iter__(self) -> Generator[Any]:
+    def __iter__(self) -> Generator[PyTree]:
         expected = None
         with self.open_source() as opened:
             for index, raw in enumerate(opened):
@@ -83,31 +83,31 @@ class HostBatches(Iterable[Any]):
 
 
 class ArrayBatches(HostBatches):
-    """The batches of a nest of arrays: views.
+    """The batches of a pytree of arrays: views.
 
     Attributes:
         arrays: The arrays.
         size: Rows of a batch; the last may have fewer.
     """
 
-    def __init__(self, arrays: Any, size: int):
+    def __init__(self, arrays: PyTree, size: int):
         self.arrays, self.size = arrays, size
         rows = count_rows(arrays)
         last_rows = rows % size or size
         super().__init__(self.after, "arrays", length=lambda: -(-rows // size), last_rows=last_rows)
 
-    def after(self, rows: int = 0) -> Iterator[Any]:
-        """Yields the batches that begin with row number `rows`."""
+    def after(self, rows: int = 0) -> Iterator[PyTree]:
+        """Yields the batches that follow the first `rows` rows."""
         for start in range(rows, count_rows(self.arrays), self.size):
             yield jax.tree.map(lambda leaf: leaf[start : start + self.size], self.arrays)  # noqa: B023 - used at once
 
 
-def host_batches(source: Any, batch_size: int | None = None) -> HostBatches:
+def host_batches(source: PyTree, batch_size: int | None = None) -> HostBatches:
     """Returns the batches of `source`.
 
     Args:
-        source: With `batch_size`, a nest (array, tuple, dict, any pytree but a list) of arrays: the first dimension of
-            every leaf is the rows, which come in order, `batch_size` at a time; the last batch may have fewer.
+        source: With `batch_size`, arrays (an array, tuple, dict, any pytree but a list): the first dimension of every
+            leaf is the rows, which come in order, `batch_size` at a time; the last batch may have fewer.
             Without, anything that yields batches: a list, a generator, a Grain dataset or `DataLoader`, a torch
             `DataLoader`, a `tf.data.Dataset`, an object with `__len__` and `__getitem__`, or a function without
             arguments that returns one of these.
@@ -133,11 +133,11 @@ def host_batches(source: Any, batch_size: int | None = None) -> HostBatches:
     return HostBatches(lambda: _open(source), name, length=length, one_shot=isinstance(source, Iterator))
 
 
-def check_batch_size(batch_size: Any, name: str = "batch_size") -> int:
+def check_batch_size(batch_size: SupportsIndex, name: str = "batch_size") -> int:
     """Returns the number of rows of a global batch as an int.
 
     Args:
-        batch_size: The number; anything that can be an index.
+        batch_size: The number: an int, or an object that can serve as an index.
         name: What the argument is called, for the message.
 
     Raises:
@@ -152,39 +152,40 @@ def check_batch_size(batch_size: Any, name: str = "batch_size") -> int:
     return size
 
 
-def is_nest(source: Any) -> bool:
-    """Returns whether `source` is data itself, not something that yields it.
+def is_array_pytree(source: PyTree) -> bool:
+    """Returns whether `source` is arrays, and not something that yields batches of arrays.
 
-    A list is not: it is a list of batches, or of elements.
+    A list does not count as arrays: it is a list of batches, or of elements.
     """
     if source is None or isinstance(source, list):
         return False
     return is_array(source) or not jax.tree_util.all_leaves([source])
 
 
-def _array_batches(source: Any, batch_size: int) -> HostBatches:
+def _array_batches(source: PyTree, batch_size: int) -> HostBatches:
     size = check_batch_size(batch_size)
-    if not is_nest(source):
+    if not is_array_pytree(source):
         raise ArgumentError(
-            f"`batch_size` is for arrays (an array, tuple, dict or other nest of them), but a {type(source).__name__} "
-            "already yields batches: leave `batch_size` out. (A list is a list of batches; write a nest as a tuple.)"
+            f"`batch_size` is for arrays (an array, tuple, dict or other pytree of them), but a "
+            f"{type(source).__name__} already yields batches: leave `batch_size` out. (A list is a list of batches; "
+            "write a pytree of arrays as a tuple.)"
         )
     return ArrayBatches(host_batch(source, "The dataset"), size)
 
 
-def _check_yields_batches(source: Any) -> None:
-    if is_nest(source):
+def _check_yields_batches(source: PyTree) -> None:
+    if is_array_pytree(source):
         raise ArgumentError(
             f"The dataset is one {type(source).__name__}, not batches of it: pass batch_size=..., the number of rows "
             "in a global batch. (If it is a collection of batches, make it a list.)"
         )
 
 
-def _is_function(source: Any) -> bool:
+def _is_function(source: PyTree) -> bool:
     return callable(source) and not _can_open(source)
 
 
-def _check_takes_no_argument(function: Callable[..., Any]) -> None:
+def _check_takes_no_argument(function: Callable[..., object]) -> None:
     try:
         inspect.signature(function).bind()
     except TypeError as error:
@@ -193,16 +194,16 @@ def _check_takes_no_argument(function: Callable[..., Any]) -> None:
             "function of an InputContext there is `strategy.distribute_datasets_from_function`."
         ) from None
     except ValueError:
-        pass  # Built-in callables without a signature: calling will tell.
+        pass  # Some built-in callables have no signature: calling them will show.
 
 
-def _can_open(source: Any) -> bool:
+def _can_open(source: PyTree) -> bool:
     kind = type(source)
     has_items = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
     return hasattr(source, "as_numpy_iterator") or hasattr(kind, "__iter__") or has_items
 
 
-def _open(source: Any) -> Iterator[Any]:
+def _open(source: PyTree) -> Iterator[PyTree]:
     if hasattr(source, "as_numpy_iterator"):  # tf.data
         return iter(source.as_numpy_iterator())
     if hasattr(type(source), "__iter__"):
@@ -210,9 +211,9 @@ def _open(source: Any) -> Iterator[Any]:
     return (source[index] for index in range(len(source)))
 
 
-def _open_made(function: Callable[[], Any]) -> Iterator[Any]:
+def _open_made(function: Callable[[], PyTree]) -> Iterator[PyTree]:
     made = function()
-    if is_nest(made):
+    if is_array_pytree(made):
         raise ArgumentError(
             f"The dataset function {function!r} returned one {type(made).__name__}, not batches of it: let it yield "
             "batches, or pass the arrays themselves and batch_size=..., the number of rows in a global batch. (If it "

@@ -1,6 +1,6 @@
-"""Agreement: all workers learn what each of them has for the coming steps, ahead of the computation.
+"""All workers learn what each of them has for the coming steps, ahead of the computation.
 
-A worker reads several steps ahead, says in one message what it has for them, and reads on while the others' messages
+A worker reads several steps ahead, tells in one message what it has for them, and reads on while the others' messages
 arrive. So there is one exchange for several steps, in the thread that prefetches, and usually nobody waits.
 """
 
@@ -8,64 +8,79 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Generator, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Generator, Iterator, Sequence
+from typing import Generic, NamedTuple, TypedDict, TypeVar
 
 from replicax.cluster.exchange import ClosedError
 from replicax.data.worker_channel import WorkerChannel
 from replicax.errors import BatchError
 
 _Item = TypeVar("_Item")
-# More steps a message cost less each, but what is read ahead must be kept.
+_Note = TypeVar("_Note")
+# A message for more steps costs less per step, but what is read ahead takes memory.
 _MOST_STEPS = 16
 _MOST_BYTES = 64 * 2**20
 
 
-class Noted(NamedTuple, Generic[_Item]):
+class Announcement(NamedTuple, Generic[_Item, _Note]):
     """What a worker has for a step.
 
     Attributes:
         item: The data itself.
-        note: What the others should know of it, as JSON can hold it; not None.
-        size: Bytes that it takes while it waits.
+        note: What the other workers learn of it: not None, and something that JSON can hold.
+        size: The bytes that it takes while it waits.
     """
 
     item: _Item
-    note: Any
+    note: _Note
     size: int
 
 
-def agree(items: Iterator[Noted[_Item]], channel: WorkerChannel | None) -> Generator[tuple[_Item | None, list[Any]]]:
-    """Yields for each step this worker's item and all workers' notes; None for those who have no more.
+class _Message(TypedDict, Generic[_Note]):
+    """What a worker tells of its next steps: notes, whether its data ends, with which error, and how far to read."""
 
-    It ends when all have none. All workers get the same notes for the same steps.
+    notes: list[_Note]
+    end: bool
+    error: str | None
+    limit: int
+
+
+def agree(
+    items: Iterator[Announcement[_Item, _Note]], channel: WorkerChannel | None
+) -> Generator[tuple[_Item | None, Sequence[_Note | None]]]:
+    """Yields for each step this worker's item and all workers' notes; None for workers that have no more.
+
+    It ends when all workers have no more. All workers get the same notes for the same steps.
 
     Args:
         items: What this worker has; closed at the end if it is a generator.
-        channel: To the others; None if there are none.
+        channel: To the other workers; None if there are none.
 
     Raises:
-        BatchError: Another worker's source has failed, or is not heard of in time. (The error of this worker's own
-            source is raised as it is, after the steps before it.)
+        BatchError: Another worker's source has failed, or its message does not come in time. (The error of this
+            worker's own source is raised as it is, after the steps before it.)
     """
     with contextlib.ExitStack() as stack:
         if hasattr(items, "close"):
             stack.callback(items.close)
         if channel is None:
-            yield from ((item, [note]) for item, note, _ in items)
+            for item, note, _ in items:
+                yield item, [note]
         else:
             yield from _chunks(_Reader(items), channel)
 
 
-def _chunks(reader: _Reader[_Item], channel: WorkerChannel) -> Generator[tuple[_Item | None, list[Any]]]:
+def _chunks(
+    reader: _Reader[_Item, _Note], channel: WorkerChannel
+) -> Generator[tuple[_Item | None, Sequence[_Note | None]]]:
     steps = 1
-    chunk = reader.read(_Chunk(steps))
+    chunk = reader.read(_StepChunk(steps))
     channel.publish(reader.message(chunk))
     while True:
-        messages = [json.loads(message) for message in channel.collect()]
+        messages: list[_Message[_Note]] = [json.loads(message) for message in channel.collect()]
         filled = max(len(message["notes"]) for message in messages)
-        following: _Chunk[_Item] = _Chunk(min(2 * steps, *(message["limit"] for message in messages)))
-        # One step less to read it in: then its message is under way when the others need it.
+        following: _StepChunk[_Item, _Note] = _StepChunk(min(2 * steps, *(message["limit"] for message in messages)))
+        # One step less to read it in: then its message is on its way when the others need it.
         at_a_time = -(-following.steps // max(1, steps - 1))
         over = all(message["end"] for message in messages)
         for step in range(filled):
@@ -85,13 +100,15 @@ def _chunks(reader: _Reader[_Item], channel: WorkerChannel) -> Generator[tuple[_
         chunk, steps = following, following.steps
 
 
-def _publish_if_complete(reader: _Reader[Any], chunk: _Chunk[Any], channel: WorkerChannel) -> None:
+def _publish_if_complete(
+    reader: _Reader[_Item, _Note], chunk: _StepChunk[_Item, _Note], channel: WorkerChannel
+) -> None:
     if len(chunk.items) == chunk.steps or reader.ended:
         channel.publish(reader.message(chunk))
         chunk.published = True
 
 
-def _check_errors(reader: _Reader[Any], messages: list[dict[str, Any]], channel: WorkerChannel) -> None:
+def _check_errors(reader: _Reader[_Item, _Note], messages: list[_Message[_Note]], channel: WorkerChannel) -> None:
     if all(message["error"] is None for message in messages):
         return
     if reader.error is not None:
@@ -101,34 +118,34 @@ def _check_errors(reader: _Reader[Any], messages: list[dict[str, Any]], channel:
     raise BatchError(f"The data of another worker failed, so that no worker can go on. {failed}")
 
 
-class _Chunk(Generic[_Item]):
+class _StepChunk(Generic[_Item, _Note]):
     """What this worker has for the next few steps."""
 
     def __init__(self, steps: int):
         self.steps = steps
         self.items: list[_Item | None] = []
-        self.notes: list[Any] = []
+        self.notes: list[_Note] = []
         self.published = False
 
     def take(self, step: int) -> _Item | None:
-        """Returns the item of a step and forgets it."""
+        """Returns the item of a step and drops the reference to it."""
         if step >= len(self.items):
             return None
         item, self.items[step] = self.items[step], None
         return item
 
 
-class _Reader(Generic[_Item]):
+class _Reader(Generic[_Item, _Note]):
     """Reads this worker's items into chunks, until the end or an error."""
 
-    def __init__(self, items: Iterator[Noted[_Item]]):
+    def __init__(self, items: Iterator[Announcement[_Item, _Note]]):
         self._items = items
         self._largest = 1
         self.ended = False
         self.error: BaseException | None = None
 
-    def read(self, chunk: _Chunk[_Item], most: int = _MOST_STEPS) -> _Chunk[_Item]:
-        """Reads up to `most` items more, as many as the chunk has room for."""
+    def read(self, chunk: _StepChunk[_Item, _Note], most: int = _MOST_STEPS) -> _StepChunk[_Item, _Note]:
+        """Reads up to `most` more items into a chunk, as many as it has room for."""
         for _ in range(min(most, chunk.steps - len(chunk.items))):
             if self.ended:
                 break
@@ -138,7 +155,7 @@ class _Reader(Generic[_Item]):
                 self.ended = True
             except ClosedError:
                 raise
-            except Exception as error:  # The others must hear of it: they would wait for this worker.
+            except Exception as error:  # The others must be told: they would wait for this worker.
                 self.ended, self.error = True, error
             else:
                 chunk.items.append(item)
@@ -146,9 +163,9 @@ class _Reader(Generic[_Item]):
                 self._largest = max(self._largest, size)
         return chunk
 
-    def message(self, chunk: _Chunk[_Item]) -> bytes:
+    def message(self, chunk: _StepChunk[_Item, _Note]) -> bytes:
         """Returns what the others are told of a chunk."""
         error = None if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000]
         limit = max(1, min(_MOST_STEPS, _MOST_BYTES // self._largest))
-        said = {"notes": chunk.notes, "end": self.ended, "error": error, "limit": limit}
-        return json.dumps(said, separators=(",", ":")).encode()
+        told: _Message[_Note] = {"notes": chunk.notes, "end": self.ended, "error": error, "limit": limit}
+        return json.dumps(told, separators=(",", ":")).encode()

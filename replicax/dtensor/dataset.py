@@ -15,7 +15,7 @@ from replicax.data.first_batch import check_may_be_empty, peek
 from replicax.data.input_options import InputOptions
 from replicax.data.iterator import DistributedIterator, check_outside_of_programs
 from replicax.data.prefetch import prefetch as prefetched
-from replicax.data.sources import HostBatches, check_batch_size, host_batches, is_nest
+from replicax.data.sources import HostBatches, check_batch_size, host_batches, is_array_pytree
 from replicax.dtensor.batch_layouts import BatchLayouts
 from replicax.dtensor.batching import batched, of_size
 from replicax.dtensor.layout import Layout
@@ -91,7 +91,7 @@ class DTensorDataset(AdvisedContract, Iterable[PyTree]):
         self._batches, self._count_rows = _source_of(dataset, self._size, dataset_already_batched)
         self._spec: PyTree = None
         self._peeked_pass: Generator[tuple[PyTree, list[Layout]]] | None = None
-        if is_nest(dataset):
+        if is_array_pytree(dataset):
             self._look_at_first()
 
     def __iter__(self) -> DistributedIterator:
@@ -172,7 +172,7 @@ def _source_of(dataset: PyTree, size: int, already_batched: bool) -> tuple[HostB
     """Returns the batches of a dataset and a function that counts its rows; None if only batches can be counted."""
     if isinstance(dataset, DTensorDataset):
         raise ArgumentError("This is a DTensorDataset already; pass the dataset that it was made from.")
-    if is_nest(dataset):
+    if is_array_pytree(dataset):
         if already_batched:
             raise ArgumentError(
                 "dataset_already_batched=True is for a dataset that yields batches, but this one yields the rows of "

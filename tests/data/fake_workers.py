@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax.data.auto_shard import FunctionReading, Reading, choose_reading
+from replicax.data.auto_shard import DatasetReading, FunctionReading, choose_reading
 from replicax.data.batch_split import split_batch
 from replicax.data.input_options import InputOptions
-from replicax.data.input_steps import Step, StepMaker
+from replicax.data.input_steps import InputStep, InputStepMaker
 from replicax.data.position import Position
 from replicax.data.sources import host_batches
 from replicax.data.worker_channel import PassNumbers, WorkerChannel, Workers
@@ -46,7 +46,7 @@ class Team:
 
     def steps(
         self,
-        reading_of: Callable[[Workers], Reading],
+        reading_of: Callable[[Workers], DatasetReading],
         options: InputOptions,
         position: Position | None = None,
         everywhere: bool = False,
@@ -54,10 +54,10 @@ class Team:
     ) -> list[Any]:
         """Returns each worker's steps of a pass: all of them, or the first `most`; or its error."""
 
-        def run(workers: Workers) -> list[Step]:
+        def run(workers: Workers) -> list[InputStep]:
             time.sleep(0.001 * (workers.index % 2))
             channel = self.channel(workers, options.worker_timeout) if workers.count > 1 else None
-            maker = StepMaker(workers, channel, options)
+            maker = InputStepMaker(workers, channel, options)
             maker.everywhere = everywhere
             steps = []
             for step in reading_of(workers).steps(maker, channel, (position or Position()).at_start()):
@@ -71,24 +71,26 @@ class Team:
         return self.each(run)
 
 
-def reading(sources: Sequence[Any], options: InputOptions, batch_size: int | None = None) -> Callable[..., Reading]:
+def reading(
+    sources: Sequence[Any], options: InputOptions, batch_size: int | None = None
+) -> Callable[..., DatasetReading]:
     """Returns how each worker reads its source."""
 
-    def of(workers: Workers) -> Reading:
+    def of(workers: Workers) -> DatasetReading:
         source = sources[workers.index]
         return choose_reading(source, host_batches(source, batch_size), batch_size, options, workers)
 
     return of
 
 
-def function_reading(sources: Sequence[Any], options: InputOptions) -> Callable[..., Reading]:
-    def of(workers: Workers) -> Reading:
+def function_reading(sources: Sequence[Any], options: InputOptions) -> Callable[..., DatasetReading]:
+    def of(workers: Workers) -> DatasetReading:
         return FunctionReading(lambda context: sources[context.input_pipeline_id], workers, options)
 
     return of
 
 
-def parts(steps_of_workers: Sequence[Sequence[Step]]) -> list[list[Any] | None]:
+def parts(steps_of_workers: Sequence[Sequence[InputStep]]) -> list[list[Any] | None]:
     """Returns for each step the part of each replica, put together from what the workers have; None: dropped."""
     assembled: list[list[Any] | None] = []
     for steps in zip(*steps_of_workers, strict=True):

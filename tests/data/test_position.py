@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, FileSource, InputOptions
-from replicax.data.position import Position, Taken
+from replicax.data.position import Position, RowsRead
 from replicax.errors import ArgumentError, BatchError
 
 FEW = settings(max_examples=30, deadline=None)
@@ -171,7 +171,7 @@ def test_a_function_of_a_context(mesh_for, rows_of):
 def test_iterators_have_no_position(mesh_for):
     dataset = DistributedDataset(iter(BATCHES), num_replicas=2, mesh_for=mesh_for)
     for call in (dataset.get_state, lambda: dataset.set_state(Position().state())):
-        with pytest.raises(ArgumentError, match=r"iterator.*cannot give again"):
+        with pytest.raises(ArgumentError, match=r"iterator.*cannot give its batches again"):
             call()
 
 
@@ -186,7 +186,7 @@ def test_what_is_no_state(distribute, state):
 def test_states_of_other_sources(distribute):
     dataset = distribute("list")
     dataset.set_state({"format": 1, "pass": 0, "rows": 70, "batches": 7, "units": units(70)})
-    with pytest.raises(BatchError, match=r"behind row 70.*only 50 rows"):
+    with pytest.raises(BatchError, match=r"after row 70.*only 50 rows"):
         list(dataset)
     dataset.set_state({"format": 1, "pass": 0, "rows": 7, "batches": 7, "units": {"of": 3, "done": [], "begun": {}}})
     with pytest.raises(ArgumentError, match="3 parts"):
@@ -200,6 +200,6 @@ def test_states_of_other_sources(distribute):
 def test_used_up_units_are_ranges():
     position = Position()
     for step in range(6):
-        position.add(40, [Taken(0, 2 * step, 5), Taken(1, 2 * step + 1, 5)])
+        position.add(40, [RowsRead(0, 2 * step, 5), RowsRead(1, 2 * step + 1, 5)])
     assert position.state()["units"] == {"of": 40, "done": [[0, 9]], "begun": {"10": 5, "11": 5}}
     assert Position.of(position.state()).state() == position.state()

@@ -13,9 +13,9 @@ from hypothesis import given, settings, strategies as st
 
 from replicax.cluster.exchange import ClosedError
 from replicax.data import FileSource, InputOptions
-from replicax.data.input_steps import StepMaker, share_of
+from replicax.data.input_steps import InputStepMaker, share_of
 from replicax.data.position import Position
-from replicax.data.shards import grouped
+from replicax.data.rebatching import grouped
 from replicax.errors import ArgumentError, BatchError
 from tests.data.fake_workers import Team, function_reading, parts, parts_alone, reading
 
@@ -68,7 +68,7 @@ def test_drained_steps_are_those_of_one_process(data, replicas, batch_size, rema
     if size:
         wanted = parts_alone(expected_batches(rows, shares(team, size)), sum(replicas), remainder)
         assert parts(found) == wanted
-        assert all(len(step.taken) for step in found[0])
+        assert all(len(step.rows_read) for step in found[0])
     else:
         assert found == [[]] * len(replicas)
 
@@ -231,7 +231,9 @@ def test_different_numbers_of_batches_are_noticed_before_the_step():
 
     def count(workers):
         channel = team.channel(workers)
-        for _ in reading(sources, options)(workers).steps(StepMaker(workers, channel, options), channel, Position()):
+        for _ in reading(sources, options)(workers).steps(
+            InputStepMaker(workers, channel, options), channel, Position()
+        ):
             taken[workers.index] += 1
 
     team = Team([1, 1])
@@ -273,14 +275,14 @@ def test_policies_that_do_not_fit():
 # Positions.
 
 
-class Shards:
+class ShardedSource:
     """A source that takes a hint."""
 
     def __init__(self, batches, count=1, index=0):
         self._batches, self._count, self._index = batches, count, index
 
     def shard(self, num_shards, index):
-        return Shards(self._batches, num_shards, index)
+        return ShardedSource(self._batches, num_shards, index)
 
     def __iter__(self):
         return iter(self._batches[self._index :: self._count])
@@ -293,7 +295,7 @@ def sources_for_positions():
         "arrays": (rows, 6, InputOptions()),
         "list": (batches, None, InputOptions()),
         "function": (lambda: iter(batches), None, InputOptions()),
-        "hint": (Shards(batches), None, InputOptions(auto_shard_policy="hint")),
+        "hint": (ShardedSource(batches), None, InputOptions(auto_shard_policy="hint")),
         "files": (file_source([10, 0, 25, 3, 1, 30, 2], 6)[0], None, InputOptions()),
     }
 
@@ -311,7 +313,7 @@ def test_resumed_with_other_numbers_of_workers_each_row_comes_once(kind, teams):
         seen += itertools.chain(*itertools.chain(*parts(found)))
         position = Position.of(position.state())
         for step in found[0]:
-            position.add(readings[0].units(position), step.taken)
+            position.add(readings[0].num_shards(position), step.rows_read)
     assert collections.Counter(seen) == collections.Counter(itertools.chain(*total))
     assert position.rows == len(seen)
 
