@@ -32,6 +32,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicax as rx
+from tests import compiled
 
 NUM_DEVICES = 8
 SECONDS_FOR_THREADS_TO_END = 5.0
@@ -39,6 +40,7 @@ SECONDS_FOR_THREADS_TO_END = 5.0
 NOT_THE_TESTS_DOING = ("PYTEST_", "KMP_", "TF_", "RAY_CLIENT_MODE")
 
 rx.config.set_virtual_devices(NUM_DEVICES)
+compiled.share_between_tests()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
