@@ -40,7 +40,7 @@ from replicax.data.input_context import InputContext, ValueContext
 from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.iterator import DistributedIterator
 from replicax.data.optional import Optional
-from replicax.data.worker_channel import Workers
+from replicax.data.worker_channel import InputWorkers as InputWorkers
 from replicax.migration import not_found
 
 __all__ = [
@@ -54,7 +54,6 @@ __all__ = [
     "InputOptions",
     "Optional",
     "ValueContext",
-    "Workers",
 ]
 
 if not TYPE_CHECKING:

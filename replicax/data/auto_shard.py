@@ -20,7 +20,7 @@ from replicax.data.rebatching import ShardBatch, WorkerBatch, grouped, rebatched
 from replicax.data.shard_report import ShardSummary, row_digests
 from replicax.data.shards import HintShards, ShardReader, Shards, WorkerShards, shards_of_worker, takes_a_hint
 from replicax.data.sources import ArrayBatches, HostBatches, host_batches
-from replicax.data.worker_channel import WorkerChannel, Workers
+from replicax.data.worker_channel import InputWorkers, WorkerChannel
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
 
@@ -95,7 +95,7 @@ class ShardReading(DatasetReading):
         batch_size: Rows of a global batch; None for as many as the source's first batch has.
     """
 
-    def __init__(self, shards_for: Callable[[Position], Shards], workers: Workers, batch_size: int | None):
+    def __init__(self, shards_for: Callable[[Position], Shards], workers: InputWorkers, batch_size: int | None):
         self._shards_for, self._workers, self._batch_size = shards_for, workers, batch_size
 
     def num_shards(self, position: Position) -> int:
@@ -163,7 +163,9 @@ class FunctionReading(DatasetReading):
         options: How the dataset is distributed.
     """
 
-    def __init__(self, dataset_fn: Callable[[InputContext], Iterable[PyTree]], workers: Workers, options: InputOptions):
+    def __init__(
+        self, dataset_fn: Callable[[InputContext], Iterable[PyTree]], workers: InputWorkers, options: InputOptions
+    ):
         self._workers, self._remainder = workers, options.remainder
         context = InputContext(workers.count, workers.index, sum(workers.replicas))
         self._source = host_batches(lambda: dataset_fn(context))
@@ -197,7 +199,7 @@ class FunctionReading(DatasetReading):
 
 
 def choose_reading(
-    source: PyTree, batches: HostBatches, batch_size: int | None, options: InputOptions, workers: Workers
+    source: PyTree, batches: HostBatches, batch_size: int | None, options: InputOptions, workers: InputWorkers
 ) -> DatasetReading:
     """Returns how a dataset is read under a policy.
 
@@ -236,7 +238,7 @@ def choose_reading(
 class _HintReading(ShardReading):
     """As many shards as there are workers; a pass that continues another one reads the shards of that one."""
 
-    def __init__(self, source: PyTree, batches: HostBatches, workers: Workers):
+    def __init__(self, source: PyTree, batches: HostBatches, workers: InputWorkers):
         super().__init__(lambda position: HintShards(source, self._count(position)), workers, None)
         self._unsharded = SharedReading(batches)
 

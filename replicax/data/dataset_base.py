@@ -21,7 +21,7 @@ from replicax.data.iterator import OpenedPass, PassIterator, PlacedStep, check_o
 from replicax.data.position import Position, RowsRead
 from replicax.data.prefetch import prefetch
 from replicax.data.shard_report import report
-from replicax.data.worker_channel import WorkerChannel, Workers
+from replicax.data.worker_channel import InputWorkers, WorkerChannel
 from replicax.errors import ArgumentError, BatchError
 from replicax.typing import PyTree, PyTreeFunction
 
@@ -61,7 +61,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         num_replicas: int,
         mesh_for: Callable[[int], Mesh],
         options: InputOptions | None,
-        workers: Workers | None,
+        workers: InputWorkers | None,
         advice: set[str] | None = None,
     ):
         if options is not None and not isinstance(options, InputOptions):
@@ -69,7 +69,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         self._num_replicas = num_replicas
         self._mesh_for = mesh_for
         self._options = options or InputOptions()
-        self._workers = workers or Workers(0, ("worker:0",), (num_replicas,))
+        self._workers = workers or InputWorkers(0, ("worker:0",), (num_replicas,))
         self._advice = set() if advice is None else advice
         self._spec: PyTree = None
         self._passes = 0

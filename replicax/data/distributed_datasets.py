@@ -11,7 +11,7 @@ from replicax.data.dataset_base import DistributedDatasetBase
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import InputOptions
 from replicax.data.sources import host_batches
-from replicax.data.worker_channel import Workers
+from replicax.data.worker_channel import InputWorkers
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
 
@@ -45,7 +45,7 @@ class DistributedDataset(DistributedDatasetBase):
         mesh_for: Callable[[int], Mesh],
         options: InputOptions | None = None,
         batch_size: int | None = None,
-        workers: Workers | None = None,
+        workers: InputWorkers | None = None,
         advice: set[str] | None = None,
     ):
         super().__init__(num_replicas, mesh_for, options, workers, advice)
@@ -107,7 +107,7 @@ class DistributedDatasetFromFunction(DistributedDatasetBase):
         num_replicas: int,
         mesh_for: Callable[[int], Mesh],
         options: InputOptions | None = None,
-        workers: Workers | None = None,
+        workers: InputWorkers | None = None,
     ):
         super().__init__(num_replicas, mesh_for, options, workers)
         if not callable(dataset_fn):

@@ -20,7 +20,7 @@ from replicax.data.position import RowsRead
 from replicax.data.rebatching import WorkerBatch
 from replicax.data.row_exchange import BatchDescription, BatchStructure, RowAssignment, describe, exchange_rows
 from replicax.data.step_agreement import Announcement, agree
-from replicax.data.worker_channel import WorkerChannel, Workers
+from replicax.data.worker_channel import InputWorkers, WorkerChannel
 from replicax.errors import BatchError
 from replicax.typing import PyTree
 
@@ -69,7 +69,7 @@ class InputStepMaker:
         everywhere: Whether every worker gets all rows of a step in which not all replicas take part.
     """
 
-    def __init__(self, workers: Workers, channel: WorkerChannel | None, options: InputOptions):
+    def __init__(self, workers: InputWorkers, channel: WorkerChannel | None, options: InputOptions):
         self.everywhere = False
         self._workers, self._channel, self._options = workers, channel, options
         self._replicas = sum(workers.replicas)
@@ -213,7 +213,7 @@ def agreed_batch_size(own: int, channel: WorkerChannel | None) -> int:
     return own if channel is None else max(int(size) for size in channel.exchange(str(own).encode()))
 
 
-def share_of(batch_size: int, workers: Workers) -> int:
+def share_of(batch_size: int, workers: InputWorkers) -> int:
     """Returns how many of the rows of a global batch this worker gets, in proportion to its replicas."""
     first, replicas = workers.first_replica(workers.index), sum(workers.replicas)
     end = first + workers.replicas[workers.index]

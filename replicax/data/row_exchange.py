@@ -17,7 +17,7 @@ import numpy as np
 from replicax.data.batch_split import SplitBatch, usable_replicas
 from replicax.data.batches import count_rows
 from replicax.data.rebatching import concatenated
-from replicax.data.worker_channel import WorkerChannel, Workers
+from replicax.data.worker_channel import InputWorkers, WorkerChannel
 from replicax.errors import BatchError
 from replicax.typing import PyTree
 
@@ -102,7 +102,7 @@ class RowAssignment:
         everywhere: Whether every worker needs all rows if not all replicas take part.
     """
 
-    workers: Workers
+    workers: InputWorkers
     rows: tuple[int, ...]
     kept: int
     everywhere: bool = False

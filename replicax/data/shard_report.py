@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from replicax.data.batches import count_rows
-from replicax.data.worker_channel import WorkerChannel, Workers
+from replicax.data.worker_channel import InputWorkers, WorkerChannel
 from replicax.typing import PyTree
 
 _DIGEST = np.uint64
@@ -61,7 +61,9 @@ def row_digests(batches: Iterable[PyTree]) -> np.ndarray:
     return np.array(digests, _DIGEST)
 
 
-def report(summary: ShardSummary, source: np.ndarray | None, workers: Workers, channel: WorkerChannel | None) -> str:
+def report(
+    summary: ShardSummary, source: np.ndarray | None, workers: InputWorkers, channel: WorkerChannel | None
+) -> str:
     """Returns a line for each worker; all workers must call this together, and get the same.
 
     Args:
@@ -85,7 +87,7 @@ def report(summary: ShardSummary, source: np.ndarray | None, workers: Workers, c
     return "\n".join(lines)
 
 
-def _of_all_workers(summary: ShardSummary, workers: Workers, channel: WorkerChannel) -> list[ShardSummary]:
+def _of_all_workers(summary: ShardSummary, workers: InputWorkers, channel: WorkerChannel) -> list[ShardSummary]:
     for worker in workers.others:
         channel.send(worker, "summary", summary.encode())
     own = {workers.index: summary}
@@ -93,7 +95,7 @@ def _of_all_workers(summary: ShardSummary, workers: Workers, channel: WorkerChan
     return [(own | theirs)[worker] for worker in range(workers.count)]
 
 
-def _of_first_worker(source: np.ndarray | None, workers: Workers, channel: WorkerChannel) -> np.ndarray | None:
+def _of_first_worker(source: np.ndarray | None, workers: InputWorkers, channel: WorkerChannel) -> np.ndarray | None:
     if workers.index == 0:
         for worker in workers.others:
             channel.send(worker, "source", b"" if source is None else b"*" + source.tobytes())

@@ -18,7 +18,7 @@ from replicax.errors import BatchError, ContextError
 
 
 @dataclasses.dataclass(frozen=True)
-class Workers:
+class InputWorkers:
     """The processes that train together.
 
     Attributes:
@@ -98,7 +98,7 @@ class WorkerChannel:
         numbers: Where to get the number of the pass.
     """
 
-    def __init__(self, workers: Workers, timeout_s: float, numbers: PassNumbers = _numbers):
+    def __init__(self, workers: InputWorkers, timeout_s: float, numbers: PassNumbers = _numbers):
         self.workers = workers
         self._timeout_s, self._numbers = timeout_s, numbers
         self._pass = numbers.take()

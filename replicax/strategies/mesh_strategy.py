@@ -21,8 +21,8 @@ from replicax.data import (
     DistributedDatasetFromFunction,
     InputContext,
     InputOptions,
+    InputWorkers,
     ValueContext,
-    Workers,
 )
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.program.calls import check_function
@@ -257,7 +257,7 @@ class MeshStrategy(Strategy):
         )
 
     @functools.cached_property
-    def _input_workers(self) -> Workers | None:
+    def _input_workers(self) -> InputWorkers | None:
         """Those who feed the replicas; None if this process feeds all of them."""
         if not self.placement.spans_processes:
             return None
@@ -265,7 +265,7 @@ class MeshStrategy(Strategy):
         present = sorted(set(processes))
         names = getattr(self, "workers", None) or [f"process {process}" for process in present]
         replicas = tuple(processes.count(process) for process in present)
-        return Workers(present.index(jax.process_index()), tuple(names), replicas)
+        return InputWorkers(present.index(jax.process_index()), tuple(names), replicas)
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Builds a per-replica value, one call of `value_fn` for each replica of this process.

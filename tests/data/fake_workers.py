@@ -16,7 +16,7 @@ from replicax.data.input_options import InputOptions
 from replicax.data.input_steps import InputStep, InputStepMaker
 from replicax.data.position import Position
 from replicax.data.sources import host_batches
-from replicax.data.worker_channel import PassNumbers, WorkerChannel, Workers
+from replicax.data.worker_channel import InputWorkers, PassNumbers, WorkerChannel
 from tests.cluster.fake_store import FakeStore
 
 
@@ -26,13 +26,13 @@ class Team:
     def __init__(self, replicas: Sequence[int]):
         self.store = FakeStore()
         names = tuple(f"worker:{i}" for i in range(len(replicas)))
-        self.workers = [Workers(i, names, tuple(replicas), self.store) for i in range(len(replicas))]
+        self.workers = [InputWorkers(i, names, tuple(replicas), self.store) for i in range(len(replicas))]
         self._numbers = [PassNumbers() for _ in replicas]
 
-    def each(self, function: Callable[[Workers], Any]) -> list[Any]:
+    def each(self, function: Callable[[InputWorkers], Any]) -> list[Any]:
         """Returns what the function returns, or raises, on each worker."""
 
-        def caught(workers: Workers) -> Any:
+        def caught(workers: InputWorkers) -> Any:
             try:
                 return function(workers)
             except Exception as error:
@@ -41,12 +41,12 @@ class Team:
         with ThreadPoolExecutor(len(self.workers)) as pool:
             return list(pool.map(caught, self.workers))
 
-    def channel(self, workers: Workers, timeout_s: float = 20) -> WorkerChannel:
+    def channel(self, workers: InputWorkers, timeout_s: float = 20) -> WorkerChannel:
         return WorkerChannel(workers, timeout_s, self._numbers[workers.index])
 
     def steps(
         self,
-        reading_of: Callable[[Workers], DatasetReading],
+        reading_of: Callable[[InputWorkers], DatasetReading],
         options: InputOptions,
         position: Position | None = None,
         everywhere: bool = False,
@@ -54,7 +54,7 @@ class Team:
     ) -> list[Any]:
         """Returns each worker's steps of a pass: all of them, or the first `most`; or its error."""
 
-        def run(workers: Workers) -> list[InputStep]:
+        def run(workers: InputWorkers) -> list[InputStep]:
             time.sleep(0.001 * (workers.index % 2))
             channel = self.channel(workers, options.worker_timeout) if workers.count > 1 else None
             maker = InputStepMaker(workers, channel, options)
@@ -76,7 +76,7 @@ def reading(
 ) -> Callable[..., DatasetReading]:
     """Returns how each worker reads its source."""
 
-    def of(workers: Workers) -> DatasetReading:
+    def of(workers: InputWorkers) -> DatasetReading:
         source = sources[workers.index]
         return choose_reading(source, host_batches(source, batch_size), batch_size, options, workers)
 
@@ -84,7 +84,7 @@ def reading(
 
 
 def function_reading(sources: Sequence[Any], options: InputOptions) -> Callable[..., DatasetReading]:
-    def of(workers: Workers) -> DatasetReading:
+    def of(workers: InputWorkers) -> DatasetReading:
         return FunctionReading(lambda context: sources[context.input_pipeline_id], workers, options)
 
     return of
