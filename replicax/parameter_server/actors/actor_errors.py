@@ -1,17 +1,16 @@
-"""Errors that workers and servers raise, on their way to the coordinator: there they have the type they had."""
+"""Sends errors of workers and servers to the coordinator, where they have the type with which they were raised."""
 
 from __future__ import annotations
 
 import dataclasses
 import traceback
-from typing import Any
 
 from replicax.errors import ContextError, RemoteError
 
 
 @dataclasses.dataclass(frozen=True)
 class Raised:
-    """What an actor answers instead of raising an error. Ray would bring an instance of a class that it makes up.
+    """What an actor answers instead of raising an error, which Ray would wrap in a class of its own.
 
     Attributes:
         pickled: The error and its cause; None if they cannot be pickled.
@@ -24,7 +23,7 @@ class Raised:
     words: str
 
     def error(self) -> BaseException:
-        """Returns the error, with what was said on the other side as the cause of it, or of its cause."""
+        """Returns the error; the actor's traceback is its cause, or the cause of its cause."""
         found = _unpickled(self.pickled) if self.pickled is not None else None
         if found is None:
             return RemoteError(self.name, self.words)
@@ -35,7 +34,7 @@ class Raised:
 
 
 def raised(error: BaseException) -> Raised:
-    """Returns an error as something that can be sent."""
+    """Returns an error as a message."""
     import ray
 
     words = "".join(traceback.format_exception(error))
@@ -45,7 +44,7 @@ def raised(error: BaseException) -> Raised:
 
 
 def closed() -> ContextError:
-    """Returns the error for a call after the end: Ray would start a cluster of its own for it."""
+    """Returns the error for a call after `close`, for which Ray would start another cluster."""
     return ContextError(
         "This ParameterServerStrategy is closed: its workers and servers have ended, and its variables have no values "
         "any more. Close it after the last use, or make a new one and restore a checkpoint."
@@ -53,12 +52,12 @@ def closed() -> ContextError:
 
 
 def own_error(error: BaseException) -> BaseException:
-    """Returns the error that an actor's method raised, instead of what Ray makes of it."""
+    """Returns the error that an actor's method raised, out of the one in which Ray wraps it."""
     import ray
 
     if not isinstance(error, ray.exceptions.RayTaskError):
         return error
-    cause: Any = error.cause
+    cause = error.cause
     if not isinstance(cause, BaseException) or isinstance(cause, ray.exceptions.RayError):
         return RemoteError("an error", str(error))
     cause.__cause__ = RemoteError(type(cause).__name__, str(error))
@@ -66,7 +65,7 @@ def own_error(error: BaseException) -> BaseException:
 
 
 def is_actor_lost(error: BaseException) -> bool:
-    """Whether a call failed because its actor, or its node, has gone, and not because of what it did."""
+    """Returns whether a call failed because its actor or node is gone, not because its method raised."""
     import ray
 
     return isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError)

@@ -1,4 +1,4 @@
-"""Which worker runs the code: ambient for functions that workers call."""
+"""The index of the worker that runs a user's function, as ambient state."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _index: ContextVar[int | None] = ContextVar("replicax_worker_index", default=Non
 
 
 def worker_index() -> int | None:
-    """Returns the number of the worker that is calling a user's function; None elsewhere."""
+    """Returns the index of the worker that is calling a user's function; None on the coordinator."""
     return _index.get()
 
 
 @contextlib.contextmanager
 def on_worker(index: int) -> Iterator[None]:
-    """Lets `worker_index` answer `index`, while a worker calls a user's function."""
+    """Makes `worker_index` return `index` while the block runs."""
     token = _index.set(index)
     try:
         yield

@@ -1,12 +1,15 @@
-"""What travels between coordinator, workers and servers: plain data, arrays and StableHLO; no user code."""
+"""The messages between coordinator, workers and servers: plain data, arrays and StableHLO, and no user code."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+
+#: Shape and dtype of each array of a pytree, in order.
+ArraySpecs: TypeAlias = tuple[tuple[tuple[int, ...], np.dtype], ...]
 
 
 class ShardId(NamedTuple):
@@ -23,13 +26,13 @@ class ShardId(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ServerProgram:
-    """What a server does with what a worker sends.
+    """A server's half of a step: what it does with what a worker sends.
 
     Attributes:
-        number: Its number, the same on all servers.
+        number: The program's id, the same on all servers.
         code: StableHLO of `(updated, others, sent) -> new values of updated`, serialised by `jax.export`.
-        updated: The pieces that it updates.
-        others: The pieces that it reads only.
+        updated: The shards that it updates.
+        others: The shards that it reads only.
     """
 
     number: int
@@ -39,12 +42,12 @@ class ServerProgram:
 
 
 class SentValue(NamedTuple):
-    """Which part of the worker's results a server gets.
+    """What a server gets of one of the values that a worker sends.
 
     Attributes:
-        result: Number of the value among those that the worker sends.
+        result: Index of the value among those that the worker sends.
         bounds: First row and end, None for all of it.
-        table: Number of the table whose rows these are: only those that were looked up are sent, with their numbers.
+        table: Index of the table whose rows these are: only those that were looked up are sent, with their indices.
             None for other values.
     """
 
@@ -58,7 +61,7 @@ class PulledVariable:
     """A variable that a worker's program reads.
 
     Attributes:
-        servers: For each part, the server that has it.
+        servers: For each shard, the server that has it.
         pieces: The parts, in order.
     """
 
@@ -68,24 +71,24 @@ class PulledVariable:
 
 @dataclasses.dataclass(frozen=True)
 class PulledTable:
-    """A table of whose rows a worker's program reads those that a batch needs.
+    """A table from which a worker's program reads the rows that a batch needs.
 
     Attributes:
-        servers: For each part, the server that has it.
+        servers: For each shard, the server that has it.
         pieces: The parts, in order.
-        bounds: First row and end of each part.
+        bounds: First row and end of each shard.
         shape: Shape of the table.
         dtype: Its dtype.
-        capacity: How many different rows a batch needs at most.
-        indices: Which of the index arrays look up in it.
-        clips: For each of them, whether it is clipped to the rows there are.
+        capacity: The largest number of different rows that a batch needs.
+        indices: Which of the index arrays look up rows in it.
+        clips: For each of them, whether indices out of range are clipped.
     """
 
     servers: tuple[int, ...]
     shards: tuple[ShardId, ...]
     bounds: tuple[tuple[int, int], ...]
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: np.dtype
     capacity: int
     indices: tuple[int, ...]
     clips: tuple[bool, ...]
@@ -96,9 +99,9 @@ class InputSource(NamedTuple):
 
     Attributes:
         kind: `"batch"`, `"argument"`, `"resource"` or `"worker"` (the worker's index).
-        number: Of the iterator or resource; of the argument among the arrays of the call.
+        number: Id of the iterator or resource; index of the argument among the arrays of the call.
         leaf: Which array of the batch or resource.
-        turn: Which batch, counted from 0, if the step takes several from one iterator.
+        turn: Which batch, from 0, if the step takes several from one iterator.
     """
 
     kind: str
@@ -109,19 +112,19 @@ class InputSource(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerProgram:
-    """What a worker does in a step.
+    """A worker's half of a step.
 
     Attributes:
-        number: The program's number, the same on all workers and servers.
+        number: The program's id, the same on all workers and servers.
         name: The function's name, for messages.
         code: StableHLO of `(variables, rows, positions, inputs) -> (results, sent)`, serialised by `jax.export`.
-        variables: What to pull.
-        tables: What to pull rows of.
+        variables: The variables to pull.
+        tables: The variables to pull rows of.
         index_code: StableHLO of `inputs -> index arrays`; None without tables.
         inputs: Where the inputs come from.
         specs: For each iterator, the shapes and dtypes of the batches' arrays that it is made for.
-        sends: For each server that has to do with it, what to send there.
-        keeps: What the last results are: new arrays of resources, by the resources' numbers and the arrays' in them.
+        sends: For each server that takes part, what to send there.
+        keeps: Where the last results are stored: for each the id of a resource, and the index of an array in it.
     """
 
     number: int
@@ -131,7 +134,7 @@ class WorkerProgram:
     tables: tuple[PulledTable, ...]
     index_code: bytes | None
     inputs: tuple[InputSource, ...]
-    specs: dict[int, tuple[Any, ...]]
+    specs: dict[int, ArraySpecs]
     sends: dict[int, tuple[SentValue, ...]]
     keeps: tuple[tuple[int, int], ...] = ()
 
@@ -145,16 +148,16 @@ class WorkerProgram:
 
 
 class SetUp(NamedTuple):
-    """Something that a worker does before steps that rely on it.
+    """A task that a worker does before the steps that rely on it.
 
     Attributes:
         kind: `"program"`, `"dataset"`, `"iterator"`, `"resource"`, `"servers"` or `"drop"`.
         args: What it takes.
-        provides: What steps need of it: the number of a dataset, iterator or resource, or `("program", number)`.
+        provides: What steps need of it: the id of a dataset, iterator or resource, or `("program", id)`.
     """
 
     kind: str
-    args: tuple[Any, ...]
+    args: tuple[object, ...]
     provides: Hashable = None
 
 
@@ -163,9 +166,9 @@ class Report(NamedTuple):
 
     Attributes:
         node: The Ray node that it is on.
-        pid: Number of its process there.
+        pid: Id of its process there.
         platform: The kind of device that it computes on.
-        set_up: How many of the things that steps rely on are done.
+        set_up: How many of its set-up tasks are done.
     """
 
     node: str
@@ -179,13 +182,13 @@ class StepCall:
     """One scheduled call, on its way to a worker.
 
     Attributes:
-        number: Its number: a step is applied once, however often it is tried.
-        program: Number of the program.
+        number: The step's id: a step is applied once, however often it is tried.
+        program: Id of the program.
         arrays: The arrays among its arguments.
         at_least: For each server, the version that the variables must have.
         pull: Whether to pull the newest variables before computing, even if the worker has some.
-        ahead: Whether to let the servers answer a push with the variables for the next step.
-        set_up: How many of the things that steps rely on must be done.
+        ahead: Whether servers answer a push with the variables for the next step.
+        set_up: How many set-up tasks must be done.
     """
 
     number: int
@@ -203,11 +206,11 @@ class Reply:
 
     Attributes:
         version: How many pushes it has applied.
-        values: The pieces asked for; None if they are those of the version that the worker has.
+        values: The shards asked for; None if they are those of the version that the worker has.
         rows: The rows asked for.
-        behind: How many pushes it had applied since the worker pulled, when this one came.
-        repeated: Whether it had this step already.
-        is_stale: Whether the push was of an era that is over: nothing has been applied.
+        behind: How many pushes it had applied between the worker's pull and this push.
+        repeated: Whether it had applied this step before.
+        is_stale: Whether the push was of an era that is over; then nothing has been applied.
     """
 
     version: int
@@ -225,12 +228,12 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """A step that is through.
+    """A step that has been made.
 
     Attributes:
         results: Its results.
-        versions: The versions of the servers, as far as the worker knows.
-        behind: For each server that was pushed to, how many pushes the gradients were behind.
+        versions: The newest version of each server that the worker has heard of.
+        behind: For each server that was pushed to, by how many pushes the gradients were stale.
         seconds: What the time went into: `"input"`, `"pull"`, `"compute"`, `"push"`.
         bytes_pulled: Bytes that came from servers.
         bytes_pushed: Bytes that went to servers.
@@ -246,10 +249,10 @@ class Done:
 
 @dataclasses.dataclass(frozen=True)
 class UnexpectedBatch:
-    """The worker has a batch that the program was not made for; it keeps it for the next try.
+    """The worker's next batch has shapes that the program was not made for. The batch is not consumed.
 
     Attributes:
-        iterator: Number of the iterator.
+        iterator: Id of the iterator.
     """
 
     iterator: int
@@ -257,7 +260,7 @@ class UnexpectedBatch:
 
 @dataclasses.dataclass(frozen=True)
 class ServerLost:
-    """A server did not answer any more; whether it has applied the step is not known.
+    """A server did not answer. It is unknown whether it has applied the step.
 
     Attributes:
         reason: What Ray said.

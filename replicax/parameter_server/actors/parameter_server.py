@@ -1,18 +1,21 @@
-"""A parameter server: keeps variables, and applies what workers send, one push after the other."""
+"""`ParameterServer`: an actor that stores variables and applies what workers push, one push after the other."""
 
 from __future__ import annotations
 
 import collections
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from replicax.compat.jax_processes import backends_have_started
 from replicax.parameter_server.actors.messages import Reply, ServerProgram, ShardId
-from replicax.parameter_server.actors.worker_program import compiled
+from replicax.parameter_server.actors.worker_program import CompiledProgram, compiled
+
+if TYPE_CHECKING:
+    from replicax.ray_cluster import RayCluster
 
 _REMEMBERED_STEPS = 100_000
 _REMEMBERED_PUTS = 100
@@ -27,18 +30,18 @@ class ParameterServer:
         settings: Settings of JAX that the coordinator has.
     """
 
-    def __init__(self, settings: Mapping[str, Any]):
+    def __init__(self, settings: Mapping[str, object]):
         jax.config.update("jax_platforms", "cpu")
         take_over(settings)
         self._values: dict[ShardId, jax.Array] = {}
-        self._programs: dict[int, tuple[ServerProgram, Any]] = {}
+        self._programs: dict[int, tuple[ServerProgram, CompiledProgram]] = {}
         self._version = 0
         self._puts: collections.deque[int] = collections.deque([0], maxlen=_REMEMBERED_PUTS)
         self._applied: collections.OrderedDict[int, None] = collections.OrderedDict()
         self._era = 0
 
     def load(self, program: ServerProgram) -> None:
-        """Compiles a program, so that the first push does not wait for that."""
+        """Compiles a program, so that the first push does not wait for it."""
         self._programs[program.number] = program, compiled(program.code, donate=[0])
 
     def drop(self, program: int) -> None:
@@ -46,17 +49,18 @@ class ParameterServer:
         self._programs.pop(program, None)
 
     def begin_era(self, era: int) -> None:
-        """Forgets which steps were applied: all variables are about to get the values of a checkpoint, and steps that
-        are made again count again. What comes late, from before, is not applied.
+        """Forgets which steps were applied, so that they can be applied again after a checkpoint is restored.
+
+        Pushes of an earlier era that arrive late are not applied.
 
         Args:
-            era: How often lost servers have been replaced.
+            era: How many times lost servers have been replaced.
         """
         self._era = era
         self._applied.clear()
 
     def put(self, values: Mapping[ShardId, np.ndarray]) -> int:
-        """Replaces (or creates) variables; returns the version from which on workers see them."""
+        """Replaces or creates variables; returns the version from which on workers see them."""
         for shard, value in values.items():
             self._values[shard] = jax.numpy.array(value)
         self._version += 1
@@ -64,7 +68,7 @@ class ParameterServer:
         return self._version
 
     def get(self, shards: Iterable[ShardId], known: int = -1, rows: Sequence[tuple[ShardId, np.ndarray]] = ()) -> Reply:
-        """Returns variables, or that nothing has changed since version `known`, and rows of others."""
+        """Returns shards, or no values if nothing has changed since version `known`; and rows of other shards."""
         looked_up = tuple(np.asarray(self._values[shard])[numbers] for shard, numbers in rows)
         if known == self._version:
             return Reply(self._version, None, looked_up)
@@ -82,16 +86,16 @@ class ParameterServer:
         """Applies a step and returns the variables that the worker wants for its next one.
 
         Args:
-            program: Number of the program.
-            step: Number of the step; one that has been applied is not applied again.
+            program: Id of the program.
+            step: Id of the step; a step that has been applied is not applied again.
             pulled: Version of the variables from which the worker computed.
             sent: What it computed.
-            wanted: The pieces to return.
-            era: That of the servers which the worker knew when it computed.
+            wanted: The shards to return; None for none.
+            era: The era of the servers that the worker knew when it computed.
         """
         if era != self._era:
             return Reply(self._version, None, is_stale=True)
-        # Steps count, and not what the coordinator has assigned meanwhile.
+        # Only steps count, not what the coordinator has assigned meanwhile.
         behind = self._version - pulled - sum(version > pulled for version in self._puts)
         repeated = step in self._applied
         if not repeated:
@@ -115,17 +119,20 @@ class ParameterServer:
         return identity()
 
 
-def settings_for(cluster: Any) -> dict[str, Any]:
-    """Returns settings for the actors of a cluster: those of this process's JAX that decide what programs compute, and
-    how many threads an actor computes with, if they all share one machine."""
-    settings = {name: getattr(jax.config, name) for name in _SETTINGS}
+def settings_for(cluster: RayCluster) -> dict[str, object]:
+    """Returns settings for the actors of a cluster.
+
+    They are the settings of this process's JAX that affect what programs compute and, if all actors share one machine,
+    the number of threads of each.
+    """
+    settings: dict[str, object] = {name: getattr(jax.config, name) for name in _SETTINGS}
     if cluster.is_local:
         settings[_THREADS] = max(1, (os.cpu_count() or 1) // (cluster.workers + cluster.servers))
     return settings
 
 
-def take_over(settings: Mapping[str, Any]) -> None:
-    """Makes settings this process's own, before it has computed anything."""
+def take_over(settings: Mapping[str, object]) -> None:
+    """Applies settings to this process, before it has computed anything."""
     for name, value in settings.items():
         if name != _THREADS:
             jax.config.update(name, value)

@@ -1,16 +1,17 @@
-"""A worker as an actor: what its methods raise is answered instead, so that it arrives as what it is."""
+"""`RemoteWorker`: a worker as an actor. It returns errors instead of raising them, so that they keep their types."""
 
 from __future__ import annotations
 
-from typing import Any
+import jax
+import numpy as np
 
 from replicax.parameter_server.actors.actor_errors import Raised, raised
-from replicax.parameter_server.actors.messages import Done, ServerLost, StepCall, UnexpectedBatch
+from replicax.parameter_server.actors.messages import ArraySpecs, Done, ServerLost, StepCall, UnexpectedBatch
 from replicax.parameter_server.actors.worker import Worker
 
 CALLS_AT_ONCE = 8  # two steps, and what comes between: looking at batches
 WATCH, SET_UP = "watch", "set_up"
-# Threads of their own: a worker that computes still answers, and steps cannot be in the way of what they wait for.
+# They have threads of their own: a worker that computes still answers, and steps do not block what they wait for.
 THREADS = {WATCH: 1, SET_UP: 1}
 
 
@@ -24,14 +25,16 @@ class RemoteWorker(Worker):
         except Exception as error:
             return raised(error)
 
-    def structure(self, kind: str, number: int, set_up: int) -> Any:
+    def structure(  # type: ignore[override]
+        self, kind: str, number: int, set_up: int
+    ) -> tuple[jax.tree_util.PyTreeDef, ArraySpecs] | Raised:
         """Returns the structure of the next batch of an iterator, or of a resource."""
         try:
             return super().structure(kind, number, set_up)
         except Exception as error:
             return raised(error)
 
-    def resource(self, number: int, set_up: int) -> Any:
+    def resource(self, number: int, set_up: int) -> list[np.ndarray] | Raised:  # type: ignore[override]
         """Returns the arrays of a resource."""
         try:
             return super().resource(number, set_up)

@@ -1,4 +1,4 @@
-"""The variables that a worker has, with the versions of the servers that they came from."""
+"""`VariableCache`: the variables that a worker has, with the versions of the servers that they came from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replicax.parameter_server.actors.messages import Reply, ShardId, WorkerProg
 
 
 class VariableCache:
-    """Values of pieces, each with the version of its server at that time. Threads may use it at once."""
+    """Values of shards, each with the version of its server at that time. It is thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,12 +19,12 @@ class VariableCache:
         self._newest: dict[int, int] = {}
 
     def version_of(self, server: int, shards: Sequence[ShardId]) -> int:
-        """Returns the version of the oldest of these pieces; -1 if one is missing."""
+        """Returns the version of the oldest of these shards; -1 if one is missing."""
         with self._lock:
             return min((self._held[server, p][0] if (server, p) in self._held else -1 for p in shards), default=-1)
 
     def store(self, server: int, reply: Reply) -> None:
-        """Takes over what a server has answered, where it is newer."""
+        """Stores the values that a server has answered, where they are newer."""
         with self._lock:
             self._newest[server] = max(reply.version, self._newest.get(server, -1))
             for shard, value in (reply.values or {}).items():
@@ -37,7 +37,7 @@ class VariableCache:
             return dict(self._newest)
 
     def values(self, program: WorkerProgram) -> list[np.ndarray]:
-        """Returns the variables of a program, those that are cut put together."""
+        """Returns the variables of a program; shards are concatenated."""
         with self._lock:
             parts = [
                 [self._held[server, shard][1] for server, shard in zip(each.servers, each.shards, strict=True)]

@@ -1,19 +1,21 @@
-"""A worker: takes steps, pulls variables, computes, and pushes what the servers need. It knows no user code."""
+"""`Worker`: takes steps, pulls variables, computes, and pushes what the servers need. It has no user code."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import numpy as np
 
 from replicax.errors import ArgumentError
 from replicax.parameter_server.actors.messages import (
+    ArraySpecs,
     Done,
     InputSource,
+    Reply,
     Report,
     SentValue,
     ServerLost,
@@ -26,19 +28,25 @@ from replicax.parameter_server.actors.parameter_server import identity, take_ove
 from replicax.parameter_server.actors.variable_cache import VariableCache
 from replicax.parameter_server.actors.worker_data import WorkerData
 from replicax.parameter_server.actors.worker_program import LoadedProgram, TableLookUp
+from replicax.typing import PyTree
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+_Sent: TypeAlias = np.ndarray | tuple[np.ndarray, np.ndarray]  # an array, or some of its rows with their indices
 
 
 class Worker:
     """The state of one worker. Two steps may be in it at once: one computes while the other one's push is under way.
 
     Args:
-        index: Number of the worker.
+        index: Index of the worker.
         servers: Handles of the servers' actors.
         settings: Settings of JAX that the coordinator has.
-        era: How often lost servers have been replaced.
+        era: How many times lost servers have been replaced.
     """
 
-    def __init__(self, index: int, servers: Sequence[Any], settings: Mapping[str, Any], era: int = 0):
+    def __init__(self, index: int, servers: Sequence[ActorHandle], settings: Mapping[str, object], era: int = 0):
         take_over(settings)
         self._index = index
         self._servers = _ServerHandles(servers, era)
@@ -59,16 +67,16 @@ class Worker:
     # Before steps.
 
     def set_up(self, number: int, task: SetUp) -> None:
-        """Does the things that steps rely on, in the order of their numbers: this one, if those before it are done.
+        """Does a task that steps rely on as soon as all tasks with smaller indices are done.
 
-        Calls may come in any order. One that comes early waits here, and not in a thread: those that it would wait
-        for might find none.
+        Calls may come in any order. A task that comes early is stored. Its call does not block a thread: the calls that
+        it would wait for might then find none.
 
         Args:
-            number: Its number, from 0.
-            task: What to do. If it fails, the error is raised by every step that needs it.
+            number: Index of the task, from 0.
+            task: The task. If it fails, every step that needs it raises the error.
         """
-        if not self._set_up.comes(number, task):
+        if not self._set_up.add(number, task):
             return
         while (next_task := self._set_up.turn()) is not None:
             try:
@@ -91,29 +99,30 @@ class Worker:
     def _make_resource(self, number: int, pickled: bytes) -> None:
         self._data.make_resource(number, self._unpickled(pickled, "resource_fn"))
 
-    def _unpickled(self, pickled: bytes, name: str) -> Any:
+    def _unpickled(self, pickled: bytes, name: str) -> Callable[[], PyTree]:
         import ray.cloudpickle
 
         try:
-            return ray.cloudpickle.loads(pickled)
+            function: Callable[[], PyTree] = ray.cloudpickle.loads(pickled)
         except Exception as error:
             raise ArgumentError(
                 f"`{name}` cannot be unpickled on worker {self._index}: {error!r}. It was pickled on the coordinator; "
-                "the modules that it uses must be there on the workers, too, in the same versions."
+                "workers need the modules that it uses, in the same versions."
             ) from error
+        return function
 
-    def _use_servers(self, servers: Sequence[Any], era: int) -> None:
+    def _use_servers(self, servers: Sequence[ActorHandle], era: int) -> None:
         with self._computing:
             self._servers, self._cache = _ServerHandles(servers, era), VariableCache()
 
-    def _drop(self, *provided: Any) -> None:
+    def _drop(self, *provided: int | tuple[str, int]) -> None:
         for each in provided:
             if isinstance(each, tuple):
                 self._programs.pop(each[1], None)
             else:
                 self._data.drop(each)
 
-    def structure(self, kind: str, number: int, set_up: int) -> tuple[Any, Any]:
+    def structure(self, kind: str, number: int, set_up: int) -> tuple[jax.tree_util.PyTreeDef, ArraySpecs]:
         """Returns the structure, shapes and dtypes of the next batch of an iterator, or of a resource."""
         self._set_up.wait_for(set_up)
         self._set_up.check(number)
@@ -126,7 +135,7 @@ class Worker:
         return self._data.resource(number)
 
     def report(self) -> Report:
-        """Returns where this worker is, what it computes on, and how far it has been set up."""
+        """Returns the worker's node, process and platform, and how many set-up tasks are done."""
         return Report(*identity(), jax.default_backend(), self._set_up.done)
 
     # Steps.
@@ -163,14 +172,13 @@ class Worker:
         return Done(results, self._cache.newest(), behind, clock.seconds, pulled + back, pushed)
 
     def _versions(self, loaded: LoadedProgram) -> dict[int, int]:
-        """Returns, for each server, how old the variables are from which a step is computed."""
+        """Returns, for each server, the version of the variables from which a step is computed."""
         newest = self._cache.newest()
         read = {server: self._cache.version_of(server, shards) for server, shards in loaded.wanted.items()}
         return {server: read.get(server, newest.get(server, 0)) for server in loaded.program.sends}
 
-    def _inputs(self, program: WorkerProgram, step: StepCall) -> list[Any] | UnexpectedBatch:
-        """Returns the inputs of a program; the batches among them are not taken yet, for the step may have to be
-        tried again."""
+    def _inputs(self, program: WorkerProgram, step: StepCall) -> list[jax.typing.ArrayLike] | UnexpectedBatch:
+        """Returns the inputs of a program. Its batches are not consumed yet: the step may have to be tried again."""
         batches: dict[tuple[int, int], list[np.ndarray]] = {}
         for source in program.inputs:
             if source.kind in ("batch", "resource"):
@@ -183,7 +191,9 @@ class Worker:
                 return UnexpectedBatch(iterator)
         return [self._input(source, step, batches) for source in program.inputs]
 
-    def _input(self, source: InputSource, step: StepCall, batches: dict[tuple[int, int], list[np.ndarray]]) -> Any:
+    def _input(
+        self, source: InputSource, step: StepCall, batches: dict[tuple[int, int], list[np.ndarray]]
+    ) -> jax.typing.ArrayLike:
         if source.kind == "batch":
             return batches[source.number, source.turn][source.leaf]
         if source.kind == "argument":
@@ -193,7 +203,7 @@ class Worker:
         return np.int32(self._index)
 
     def _pull(self, loaded: LoadedProgram, step: StepCall, look_ups: Sequence[TableLookUp]) -> int:
-        """Sees to it that the variables are there; returns how many bytes have come."""
+        """Pulls the variables and rows that the cache lacks; returns the number of bytes that arrived."""
         wanted = {
             server: _RowRequest(look_ups, server) for server in {s for each in look_ups for s in each.table.servers}
         }
@@ -216,7 +226,7 @@ class Worker:
         servers: _ServerHandles,
         loaded: LoadedProgram,
         step: StepCall,
-        parts: dict[int, list[Any]],
+        parts: dict[int, list[_Sent]],
         versions: dict[int, int],
     ) -> tuple[dict[int, int], int, int]:
         pushes, pushed = {}, 0
@@ -234,10 +244,10 @@ class Worker:
         return behind, pushed, sum(reply.nbytes for reply in replies.values())
 
 
-def _parts(loaded: LoadedProgram, look_ups: Sequence[TableLookUp], sent: list[np.ndarray]) -> dict[int, list[Any]]:
+def _parts(loaded: LoadedProgram, look_ups: Sequence[TableLookUp], sent: list[np.ndarray]) -> dict[int, list[_Sent]]:
     """Returns what to send to each server."""
 
-    def part(each: SentValue) -> Any:
+    def part(each: SentValue) -> _Sent:
         if each.table is not None:
             assert each.bounds is not None
             return look_ups[each.table].sent(sent[each.result], each.bounds)
@@ -263,48 +273,48 @@ class _RowRequest:
 
 
 class _ServerHandles:
-    """Calls of the servers' actors."""
+    """The servers' actors, as a worker calls them."""
 
-    def __init__(self, handles: Sequence[Any], era: int):
+    def __init__(self, handles: Sequence[ActorHandle], era: int):
         import ray
 
         self.era = era
         self._handles, self._get = list(handles), ray.get
         self.lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, _EraOverError)
 
-    def call(self, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Calls a method of several servers at once; returns what they answer."""
+    def call(self, method: str, arguments: Mapping[int, tuple[object, ...]]) -> dict[int, Reply]:
+        """Calls a method of several servers at once; returns their answers."""
         calls = [getattr(self._handles[server], method).remote(*args) for server, args in arguments.items()]
         return dict(zip(arguments, self._get(calls), strict=True))
 
 
 class _EraOverError(Exception):
-    """Servers have been recovered, and what was computed before counts no more; never reaches the user."""
+    """Servers have been recovered, so what was computed before is void; never reaches the user."""
 
 
 class _SetUpQueue:
-    """How far a worker has been set up, and what has failed in that."""
+    """The set-up tasks of a worker, in order: which are done, and which have failed."""
 
     def __init__(self) -> None:
         self.failures: dict[Hashable, Exception] = {}
         self.done = 0
         self._waiting: dict[int, SetUp] = {}
-        self._is_at_it = False
+        self._is_busy = False
         self._changed = threading.Condition()
 
-    def comes(self, number: int, task: SetUp) -> bool:
-        """Takes a task; returns whether the caller has to do what `turn` gives. Otherwise another thread is at it."""
+    def add(self, number: int, task: SetUp) -> bool:
+        """Adds a task; returns whether the caller has to do the tasks that `turn` returns, or another thread does."""
         with self._changed:
             self._waiting[number] = task
-            has_to = not self._is_at_it
-            self._is_at_it = True
+            has_to = not self._is_busy
+            self._is_busy = True
             return has_to
 
     def turn(self) -> SetUp | None:
-        """Returns the task whose turn it is; None if that has not come yet."""
+        """Returns the next task; None if it has not come yet."""
         with self._changed:
             found = self._waiting.pop(self.done, None)
-            self._is_at_it = found is not None  # A task that comes from now on finds nobody at it.
+            self._is_busy = found is not None  # The thread that adds the next task has to do it.
             return found
 
     def end(self) -> None:
@@ -313,18 +323,18 @@ class _SetUpQueue:
             self._changed.notify_all()
 
     def wait_for(self, count: int) -> None:
-        """Waits until the first `count` things are done; each of them is on its way already."""
+        """Waits until the first `count` tasks are done; all of them are on their way."""
         with self._changed:
             self._changed.wait_for(lambda: self.done >= count)
 
     def check(self, provided: Hashable) -> None:
-        """Raises the error with which something that a step needs could not be made."""
+        """Raises the error of the task that should have made something that a step needs."""
         if provided in self.failures:
             raise self.failures[provided]
 
 
 class _StepTimer:
-    """Notes what time goes into."""
+    """Measures the time of each phase of a step."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -1,9 +1,9 @@
-"""A worker's program, compiled."""
+"""A worker's program, compiled, and the rows of tables that it looks up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.export
@@ -11,18 +11,19 @@ import numpy as np
 
 from replicax.parameter_server.actors.messages import PulledTable, ShardId, WorkerProgram
 
+CompiledProgram: TypeAlias = jax.stages.Compiled | jax.stages.Wrapped
 _LEAST_ROWS = 16
 
 
 class LoadedProgram:
-    """A program that can be called.
+    """A program that a worker has compiled.
 
     Args:
         program: The program.
 
     Attributes:
         program: The program.
-        wanted: For each server, the pieces that the program reads whole.
+        wanted: For each server, the shards that the program reads completely.
     """
 
     def __init__(self, program: WorkerProgram):
@@ -34,7 +35,7 @@ class LoadedProgram:
         self._compiled = compiled(program.code)
         self._indices = None if program.index_code is None else compiled(program.index_code)
 
-    def look_ups(self, inputs: Sequence[Any]) -> list[TableLookUp]:
+    def look_ups(self, inputs: Sequence[jax.typing.ArrayLike]) -> list[TableLookUp]:
         """Returns which rows of each table a batch needs."""
         if self._indices is None:
             return []
@@ -42,7 +43,7 @@ class LoadedProgram:
         return [TableLookUp(table, [arrays[i] for i in table.indices]) for table in self.program.tables]
 
     def __call__(
-        self, variables: Sequence[Any], look_ups: Sequence[TableLookUp], inputs: Sequence[Any]
+        self, variables: Sequence[np.ndarray], look_ups: Sequence[TableLookUp], inputs: Sequence[jax.typing.ArrayLike]
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Returns the results, and what is sent to servers."""
         rows, positions = [each.rows for each in look_ups], [each.positions for each in look_ups]
@@ -55,12 +56,12 @@ class TableLookUp:
 
     Args:
         table: The table.
-        indices: What is looked up, arrays of row numbers of shape `(..., 1)`.
+        indices: Arrays of the row indices that are looked up, of shape `(..., 1)`.
 
     Attributes:
-        numbers: The numbers of the rows, in order, each once.
-        rows: The rows, filled in as they come; zeros behind them.
-        positions: For each index array, where in `rows` each of its rows is.
+        numbers: The indices of the rows, sorted, each once.
+        rows: The rows, filled in as they arrive, followed by zeros.
+        positions: For each index array, the position of each of its rows in `rows`.
     """
 
     def __init__(self, table: PulledTable, indices: Sequence[np.ndarray]):
@@ -77,7 +78,7 @@ class TableLookUp:
         self.rows = np.zeros((table.capacity, *table.shape[1:]), table.dtype)
 
     def requests(self) -> dict[int, list[tuple[ShardId, np.ndarray, slice]]]:
-        """Returns what to ask each server for: a piece, row numbers within it, and where in `rows` they belong."""
+        """Returns what to ask each server for: a shard, row indices in it, and their positions in `rows`."""
         found: dict[int, list[tuple[ShardId, np.ndarray, slice]]] = {}
         for server, shard, bounds in zip(self.table.servers, self.table.shards, self.table.bounds, strict=True):
             where = self._within(bounds)
@@ -89,9 +90,9 @@ class TableLookUp:
         return slice(*np.searchsorted(self.numbers, bounds).tolist())
 
     def sent(self, gradient: np.ndarray, bounds: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows of a gradient between two bounds: their numbers, counted from there, and they.
+        """Returns the rows of a gradient between two bounds: their indices, relative to the first bound, and the rows.
 
-        There are a power of two of them, so that servers compile for few lengths; numbers past the end fill up.
+        Their number is padded to a power of two by indices past the end, so that servers compile for few lengths only.
         """
         where = self._within(bounds)
         count = where.stop - where.start
@@ -103,10 +104,10 @@ class TableLookUp:
         return numbers, rows
 
 
-def compiled(code: bytes, donate: Sequence[int] = ()) -> Any:
+def compiled(code: bytes, donate: Sequence[int] = ()) -> CompiledProgram:
     """Returns a program that `jax.export` has serialised, compiled for the shapes that it was made for.
 
-    One whose shapes are partly open is compiled when it is called.
+    A program with symbolic shapes is compiled when it is called.
     """
     exported = jax.export.deserialize(bytearray(code))
     program = jax.jit(exported.call, donate_argnums=donate, keep_unused=True)

@@ -1,12 +1,12 @@
-"""Datasets that are for the workers: what a parameter server strategy distributes, as the coordinator sees it."""
+"""`WorkersDataset`: what the coordinator has of a dataset that each worker makes for itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 from replicax.errors import ContextError
 from replicax.parameter_server.actors.current import worker_index
+from replicax.typing import PyTree
 
 
 class WorkersDataset:
@@ -20,14 +20,14 @@ class WorkersDataset:
         given: As given.
     """
 
-    def __init__(self, make: Callable[[], Any], given: Any = None):
+    def __init__(self, make: Callable[[], Iterable[PyTree]], given: Iterable[PyTree] | None = None):
         self._make, self.given = make, given
 
-    def __call__(self) -> Any:
+    def __call__(self) -> Iterable[PyTree]:
         """Returns the dataset."""
         return self._make()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PyTree]:
         """Begins a pass over the dataset, on a worker.
 
         Raises:
@@ -36,8 +36,8 @@ class WorkersDataset:
         if worker_index() is None:
             raise ContextError(
                 "A dataset of a ParameterServerStrategy was iterated over on the coordinator: its batches are on the "
-                "workers. Pass it to coordinator.create_per_worker_dataset, and next() of iter() of what that returns "
-                "belongs into the function that is scheduled. To look at the data here, iterate over the dataset that "
+                "workers. Pass it to coordinator.create_per_worker_dataset, and call next() on an iterator of what "
+                "that returns in the scheduled function. To look at the data here, iterate over the dataset that "
                 "you gave to the strategy."
             )
         return iter(self._make())

@@ -1,39 +1,41 @@
-"""Partitioners: into how many parts a variable is cut over the servers, with TensorFlow's arithmetic.
+"""Partitioners decide into how many shards a variable is split over the servers, with TensorFlow's arithmetic.
 
-Only the first dimension is ever cut. Part sizes are those of TensorFlow's "div" strategy: of `d` rows in `n` parts the
-first `d % n` get one row more than the others.
+Only the first dimension is ever sharded. Shard sizes are those of TensorFlow's "div" strategy: of `d` rows in `n`
+shards the first `d % n` have one row more than the others.
 """
 
 from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
+import jax
 import numpy as np
 
+from replicax.checks import checked_int, is_int
 from replicax.errors import ArgumentError, VariableError
 
 _DEFAULT_MIN_BYTES = 256 << 10
 
 
 class Partitioner(abc.ABC):
-    """Decides into how many parts a new variable is cut."""
+    """Decides into how many shards a new variable is split."""
 
     @abc.abstractmethod
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        """Returns the number of parts along each dimension: 1 for all of them but `axis`.
+    def __call__(self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0) -> list[int]:
+        """Returns the number of shards along each dimension: 1 for all of them but `axis`.
 
         Args:
             shape: Shape of the variable, of at least one dimension.
             dtype: Its dtype.
-            axis: The dimension to cut.
+            axis: The dimension to shard.
         """
 
 
 class FixedShardsPartitioner(Partitioner):
-    """Cuts every variable into the same number of parts, or one per row if it has fewer rows.
+    """Splits every variable into the same number of shards, or one per row if it has fewer rows.
 
     Args:
         num_shards: How many.
@@ -47,22 +49,22 @@ class FixedShardsPartitioner(Partitioner):
     """
 
     def __init__(self, num_shards: int):
-        self._num_shards = _positive("num_shards", num_shards)
+        self._num_shards = checked_int("num_shards", num_shards, least=1)
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        """Returns the number of parts along each dimension."""
+    def __call__(self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0) -> list[int]:
+        """Returns the number of shards along each dimension."""
         del dtype
         return _parts(shape, axis, self._num_shards)
 
 
 class MinSizePartitioner(Partitioner):
-    """Cuts a variable into as many parts as keep each near a least size.
+    """Splits a variable into shards of about a minimum size.
 
-    The number is rounded up, so that parts may be somewhat smaller than `min_shard_bytes`.
+    Their number is rounded up, so that shards may be somewhat smaller than `min_shard_bytes`.
 
     Args:
         min_shard_bytes: The size, in bytes.
-        max_shards: At most so many parts; the default of 1 means no cutting at all.
+        max_shards: The largest number of shards; with the default of 1 nothing is sharded.
         bytes_per_string: Bytes that an entry of a string dtype counts for.
 
     Raises:
@@ -74,23 +76,23 @@ class MinSizePartitioner(Partitioner):
     """
 
     def __init__(self, min_shard_bytes: int = _DEFAULT_MIN_BYTES, max_shards: int = 1, bytes_per_string: int = 16):
-        self._min_shard_bytes = _positive("min_shard_bytes", min_shard_bytes)
-        self._max_shards = _positive("max_shards", max_shards)
-        self._bytes_per_string = _positive("bytes_per_string", bytes_per_string)
+        self._min_shard_bytes = checked_int("min_shard_bytes", min_shard_bytes, least=1)
+        self._max_shards = checked_int("max_shards", max_shards, least=1)
+        self._bytes_per_string = checked_int("bytes_per_string", bytes_per_string, least=1)
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        """Returns the number of parts along each dimension."""
+    def __call__(self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0) -> list[int]:
+        """Returns the number of shards along each dimension."""
         total = math.prod(shape) * _entry_bytes(dtype, self._bytes_per_string)
         wanted = -(-total // self._min_shard_bytes)
         return _parts(shape, axis, max(1, min(self._max_shards, wanted)))
 
 
 class MaxSizePartitioner(Partitioner):
-    """Cuts a variable into as few parts as keep each below a size; a row is never cut.
+    """Splits a variable into as few shards as keep each below a maximum size; a row is never split.
 
     Args:
         max_shard_bytes: The size, in bytes.
-        max_shards: At most so many parts, even if they are larger then; None or 0 for any number.
+        max_shards: The largest number of shards, even if they are larger then; None or 0 for any number.
         bytes_per_string: Bytes that an entry of a string dtype counts for.
 
     Raises:
@@ -102,12 +104,12 @@ class MaxSizePartitioner(Partitioner):
     """
 
     def __init__(self, max_shard_bytes: int, max_shards: int | None = None, bytes_per_string: int = 16):
-        self._max_shard_bytes = _positive("max_shard_bytes", max_shard_bytes)
-        self._max_shards = _positive("max_shards", max_shards) if max_shards else None
-        self._bytes_per_string = _positive("bytes_per_string", bytes_per_string)
+        self._max_shard_bytes = checked_int("max_shard_bytes", max_shard_bytes, least=1)
+        self._max_shards = checked_int("max_shards", max_shards, least=1) if max_shards else None
+        self._bytes_per_string = checked_int("bytes_per_string", bytes_per_string, least=1)
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        """Returns the number of parts along each dimension."""
+    def __call__(self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0) -> list[int]:
+        """Returns the number of shards along each dimension."""
         _check_rank(shape)
         rows = shape[axis]
         row_bytes = math.prod(shape) // max(rows, 1) * _entry_bytes(dtype, self._bytes_per_string)
@@ -117,7 +119,7 @@ class MaxSizePartitioner(Partitioner):
 
 
 def shard_bounds(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Returns where each part begins and ends.
+    """Returns where each shard begins and ends.
 
     Example:
         >>> shard_bounds(10, 3)
@@ -128,8 +130,10 @@ def shard_bounds(rows: int, parts: int) -> list[tuple[int, int]]:
     return list(zip([0, *stops[:-1]], stops, strict=True))
 
 
-def count_shards(partitioner: Any, shape: Sequence[int], dtype: Any, name: str) -> int:
-    """Returns into how many parts a partitioner (any callable of its kind) cuts a variable; 1 without one.
+def count_shards(
+    partitioner: Callable[..., list[int]] | None, shape: Sequence[int], dtype: jax.typing.DTypeLike, name: str
+) -> int:
+    """Returns into how many shards a partitioner, any callable with its signature, splits a variable; 1 without one.
 
     Raises:
         VariableError: The partitioner returns anything but `[n, 1, ..., 1]` with `n >= 1`.
@@ -137,20 +141,19 @@ def count_shards(partitioner: Any, shape: Sequence[int], dtype: Any, name: str) 
     if partitioner is None or not shape:
         return 1
     parts = partitioner(shape=tuple(shape), dtype=np.dtype(dtype))
-    if not _cuts_rows_only(parts, len(shape)):
+    if not _shards_rows_only(parts, len(shape)):
         form = ", ".join(["n", *["1"] * (len(shape) - 1)])
         raise VariableError(
-            f"The partitioner returned {parts!r} for variable {name!r} of shape {tuple(shape)}. A variable is cut "
-            f"along its first dimension only: return [{form}] for n parts, n = 1 to leave it whole."
+            f"The partitioner returned {parts!r} for variable {name!r} of shape {tuple(shape)}. A variable is "
+            f"sharded along its first dimension only: return [{form}] for n shards, with n = 1 for none."
         )
     return max(1, min(int(parts[0]), shape[0]))
 
 
-def _cuts_rows_only(parts: Any, rank: int) -> bool:
+def _shards_rows_only(parts: object, rank: int) -> TypeGuard[Sequence[int]]:
     if not isinstance(parts, (list, tuple)) or len(parts) != rank:
         return False
-    whole_numbers = all(isinstance(count, (int, np.integer)) for count in parts)
-    return whole_numbers and parts[0] >= 1 and all(count == 1 for count in parts[1:])
+    return all(map(is_int, parts)) and parts[0] >= 1 and all(count == 1 for count in parts[1:])
 
 
 def _parts(shape: Sequence[int], axis: int, wanted: int) -> list[int]:
@@ -162,15 +165,9 @@ def _parts(shape: Sequence[int], axis: int, wanted: int) -> list[int]:
 
 def _check_rank(shape: Sequence[int]) -> None:
     if not len(shape):
-        raise ArgumentError("A scalar has no dimension along which it could be cut.")
+        raise ArgumentError("A scalar has no dimension along which it could be sharded.")
 
 
-def _entry_bytes(dtype: Any, bytes_per_string: int) -> int:
+def _entry_bytes(dtype: jax.typing.DTypeLike, bytes_per_string: int) -> int:
     kind = np.dtype(dtype)
     return bytes_per_string if kind.kind in "OSU" else kind.itemsize
-
-
-def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ArgumentError(f"`{name}` is a positive whole number, got {value!r}.")
-    return int(value)

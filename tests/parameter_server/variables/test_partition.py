@@ -69,7 +69,7 @@ def test_max_size_keeps_parts_below_it_unless_one_row_is_larger(shape, largest):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: rx.FixedShardsPartitioner(0), "`num_shards` is a positive whole number, got 0"),
+        (lambda: rx.FixedShardsPartitioner(0), "`num_shards` must be an int of at least 1, got 0"),
         (lambda: rx.FixedShardsPartitioner(2.0), "got 2.0"),
         (lambda: rx.FixedShardsPartitioner(True), "got True"),
         (lambda: rx.MinSizePartitioner(min_shard_bytes=0), "`min_shard_bytes`"),

@@ -104,9 +104,9 @@ def test_a_value_is_fetched_once_for_each_step(home, store):
 
 
 def test_large_values_are_not_kept(home, store, monkeypatch):
-    monkeypatch.setattr(variables_module, "_KEPT_BYTES", 39)
+    monkeypatch.setattr(variables_module, "_MOST_CACHED_BYTES", 39)
     placed(home, 0)
-    assert isinstance(home._value, jax.ShapeDtypeStruct)
+    assert isinstance(home._array, jax.ShapeDtypeStruct)
     np.testing.assert_array_equal(home.read(), ROWS)
     np.testing.assert_array_equal(home.read(), ROWS)
     assert store.fetched == 2
@@ -152,7 +152,7 @@ def test_a_server_that_begins_anew_must_be_told(home, monkeypatch):
     assert home.changed
     assert not home.is_unknown
     home.write(jnp.asarray(ROWS))
-    monkeypatch.setattr(variables_module, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(variables_module, "_MOST_CACHED_BYTES", 0)
     home._store.take(home)
     home.forget_servers([0])
     assert home.is_unknown
