@@ -1,9 +1,9 @@
-"""Variables of which each worker has its own: `rx.Variable(..., per_worker_variable=True)`."""
+"""`PerWorkerVariable`: each worker has a variable of its own, `rx.Variable(..., per_worker_variable=True)`."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import cast
 
 import jax
 import numpy as np
@@ -11,21 +11,22 @@ import numpy as np
 from replicax.compat.keras import change_class
 from replicax.errors import ContextError
 from replicax.parameter_server.compiling.traced_step import recorder
-from replicax.variable_access import name_of
+from replicax.parameter_server.scheduling.remote_values import PerWorkerValues
+from replicax.variable_access import VariableLike, name_of
 from replicax.variables import Variable
 
 
 class PerWorkerVariable(Variable):
     """A variable of which each worker has a copy of its own, and the coordinator one more; nothing keeps them equal.
 
-    In a scheduled function it is the copy of the worker that runs the function, elsewhere the coordinator's. All begin
-    with the initial value; so does the copy of a worker that takes the place of a lost one.
+    A scheduled function uses the copy of the worker that runs it; other code uses the coordinator's. All copies begin
+    with the initial value, and so does that of a worker which replaces a lost one.
     """
 
     __slots__ = ()
     # Set by `keep_on_each_worker`.
     _replicax_first: np.ndarray
-    _replicax_copies: Any
+    _replicax_copies: PerWorkerValues | None
 
     def read_all(self) -> list[np.ndarray]:
         """Returns the workers' values, in the order of the workers; call `coordinator.join()` before.
@@ -35,7 +36,7 @@ class PerWorkerVariable(Variable):
         """
         return list(self._copies().fetch())
 
-    def _copies(self) -> Any:
+    def _copies(self) -> PerWorkerValues:
         if self._replicax_copies is None:
             coordinator = getattr(self.strategy, "coordinator", None)
             if coordinator is None:
@@ -45,7 +46,7 @@ class PerWorkerVariable(Variable):
                 )
             first = self._replicax_first
             self._replicax_copies = coordinator.create_per_worker_resource(lambda: first)
-        return self._replicax_copies
+        return cast(PerWorkerValues, self._replicax_copies)
 
     def _read(self) -> jax.Array:
         if recorder() is None:
@@ -61,11 +62,12 @@ class PerWorkerVariable(Variable):
 
 
 @functools.cache
-def _class_per_worker(own: Any) -> Any:
+def _per_worker_class(own: type) -> type:
     return PerWorkerVariable if own is Variable else type(own.__name__, (PerWorkerVariable, own), {"__slots__": ()})
 
 
-def keep_on_each_worker(variable: Any, value: Any) -> None:
-    """Makes a new variable one of which each worker has its own; `value` is the first one."""
-    change_class(variable, _class_per_worker)
+def keep_on_each_worker(variable: VariableLike, value: jax.typing.ArrayLike) -> None:
+    """Turns a new variable into one of which each worker has a copy, with the initial value `value`."""
+    change_class(variable, _per_worker_class)
+    assert isinstance(variable, PerWorkerVariable)
     variable._replicax_first, variable._replicax_copies = np.asarray(value), None

@@ -1,4 +1,4 @@
-"""Asynchronous training: variables on servers, steps on workers, one coordinator."""
+"""`ParameterServerStrategy`: asynchronous training with variables on servers, steps on workers, and one coordinator."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import functools
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 import jax
 import numpy as np
 
 import replicax.context as context
+from replicax.checks import checked_int, checked_seconds
 from replicax.cluster import ClusterResolver
+from replicax.collectives import CommunicationOptions
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
 from replicax.host import NoPlacement
@@ -32,12 +34,19 @@ from replicax.parameter_server.variables.partition import count_shards
 from replicax.parameter_server.variables.remote import Home, RemoteVariable, home_of, move_to_servers, variable_bytes
 from replicax.parameter_server.variables.sharded import ShardedVariable
 from replicax.ray_cluster import connect, serve_if_task
+from replicax.reduce_op import ReduceOp
 from replicax.strategies.base import Strategy
 from replicax.strategies.combining import values_of
 from replicax.strategies.default import DefaultStrategy, default_replica_context, default_strategy
 from replicax.strategies.explaining import Explained
 from replicax.strategies.replica_context import ReplicaContext
-from replicax.variable_access import name_of, shape_of
+from replicax.typing import PyTree, PyTreeFunction
+from replicax.variable_access import VariableLike, dtype_of, name_of, set_array, shape_of
+
+if TYPE_CHECKING:
+    import keras
+
+    from replicax.parameter_server.coordinator import ClusterCoordinator
 
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 120.0
@@ -128,8 +137,8 @@ class ParameterServerStrategy(Strategy):
         self.placer = VariablePlacer(len(self.servers), variable_placement)
         self.placement = _ServerPlacement(self)
         self._numbers = itertools.count()
-        self._homes: dict[int, weakref.ref[Any]] = {}
-        self.coordinator: Any = None
+        self._homes: dict[int, weakref.ref[VariableLike]] = {}
+        self.coordinator: ClusterCoordinator | None = None
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:  # type: ignore[override]
@@ -143,26 +152,26 @@ class ParameterServerStrategy(Strategy):
 
     # Variables.
 
-    def adopt(self, variable: Any) -> None:
-        """Lets a new variable live on servers; it has a shape and a dtype, and gets its value next."""
-        if "_replicax_home" in variable.__dict__:
+    def adopt(self, variable: VariableLike) -> None:
+        """Stores a new variable on servers; it has a shape and a dtype, and gets its value next."""
+        if "_replicax_home" in vars(variable):
             return
-        home, shape = Home(next(self._numbers), self.servers), tuple(variable._shape)
-        shards = count_shards(self._partitioner, shape, variable._dtype, name_of(variable))
+        home, shape = Home(next(self._numbers), self.servers), shape_of(variable)
+        shards = count_shards(self._partitioner, shape, dtype_of(variable), name_of(variable))
         home.cut(shape[0] if shape else 0, shards)
         move_to_servers(variable, home, ShardedVariable if len(home.bounds) > 1 else RemoteVariable)
         self._homes[home.number] = weakref.ref(variable, lambda _: self._homes.pop(home.number, None))
 
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[VariableLike]:
         """Returns all variables made in the strategy's scope that are still in use."""
         return [variable for reference in list(self._homes.values()) if (variable := reference()) is not None]
 
-    def send_changes(self, variables: list[Any]) -> None:
+    def send_changes(self, variables: Sequence[VariableLike]) -> None:
         """Gives servers the values that were assigned on the coordinator."""
-        # If one is lost, a checkpoint's values are to be sent instead: it looks again.
+        # If a server is lost, the values of a checkpoint have to be sent instead: so this looks again.
         self.servers.surely(lambda: self._send_changes(variables))
 
-    def _send_changes(self, variables: list[Any]) -> None:
+    def _send_changes(self, variables: Sequence[VariableLike]) -> None:
         changed = [home for home in map(home_of, variables) if home.changed and home.servers]
         values: dict[int, dict[ShardId, np.ndarray]] = {}
         for home in changed:
@@ -174,8 +183,9 @@ class ParameterServerStrategy(Strategy):
         for home in changed:
             home.sent()
 
-    def copy_to_all_servers(self, variables: list[Any]) -> None:
+    def copy_to_all_servers(self, variables: Sequence[VariableLike]) -> None:
         """Gives every server a copy of variables that are on one, while no step is under way."""
+        assert self.coordinator is not None
         with self.coordinator.quiet():
             for variable in variables:
                 home = home_of(variable)
@@ -186,7 +196,7 @@ class ParameterServerStrategy(Strategy):
 
     _sum_of = "on all servers"
 
-    def _explained(self, variable: Any) -> Explained:
+    def _explained(self, variable: VariableLike) -> Explained:
         home, shape = home_of(variable), shape_of(variable)
         if home.copies:
             where = "a copy on each server"
@@ -202,50 +212,52 @@ class ParameterServerStrategy(Strategy):
     # Running.
 
     def _run(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]
-    ) -> Any:
+        self, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]
+    ) -> PyTree:
         del donate
         if recorder() is None:
             _log.warning(
-                "strategy.run was called outside of a scheduled function: it runs on the coordinator, and fetches "
+                "strategy.run was called outside of a scheduled function: it runs on the coordinator and fetches "
                 "every variable that it reads. Schedule it: coordinator.schedule(step, args=(iterator,))."
             )
         with context.entered(strategy=self, replica=_WorkerReplicaContext(self)):
             return fn(*args, **kwargs)
 
-    def _update(self, variable: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _update(
+        self, variable: VariableLike, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+    ) -> PyTree:
         with context.entered(replica=None):
             return fn(variable, *args, **kwargs)
 
-    def local_results(self, value: Any) -> tuple[Any, ...]:
+    def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
         """Returns a tuple of `value` alone."""
         return (values_of(value),)
 
-    def replicate(self, nest: Any) -> Any:
+    def replicate(self, nest: PyTree) -> PyTree:
         """Returns a copy of the arrays and numbers in `nest` on the coordinator's device."""
         return default_strategy().replicate(nest)
 
-    def keras_loops(self, model: Any) -> KerasLoops:
+    def keras_loops(self, model: keras.Model) -> KerasLoops:
         """Returns what runs the loops of a Keras model: `fit` and the like."""
         return KerasLoops(model, self)
 
     # Data.
 
     def distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None, *, batch_size: int | None = None
-    ) -> Any:
+        self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
+    ) -> WorkersDataset:
         """Returns `dataset` for the workers, each of which gets a copy: give it to `create_per_worker_dataset`."""
         given = default_strategy().distribute_dataset(dataset, options, batch_size=batch_size)
         return WorkersDataset(lambda: given, given)
 
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
-    ) -> Any:
+        self, dataset_fn: Callable[[InputContext], PyTree], options: InputOptions | None = None
+    ) -> WorkersDataset:
         """Returns the dataset that `dataset_fn` makes on each worker: give it to `create_per_worker_dataset`."""
         on_worker = WorkersStrategy(self.cluster.workers)
         return WorkersDataset(functools.partial(on_worker.distribute_datasets_from_function, dataset_fn, options))
 
-    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> PyTree:
         """Returns `value_fn(ValueContext())`."""
         return value_fn(ValueContext())
 
@@ -268,8 +280,8 @@ class ParameterServerStrategy(Strategy):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> Any:
-        # In a dataset function that a worker calls, it stands for what the worker can know of it.
+    def __reduce__(self) -> tuple[type[WorkersStrategy], tuple[int]]:
+        # In a worker's dataset function there is a `WorkersStrategy` in the place of this strategy.
         return WorkersStrategy, (self.cluster.workers,)
 
     def __repr__(self) -> str:
@@ -287,8 +299,8 @@ class WorkersStrategy(DefaultStrategy):
         self._workers = workers
 
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
-    ) -> Any:
+        self, dataset_fn: Callable[[InputContext], PyTree], options: InputOptions | None = None
+    ) -> PyTree:
         """Returns the dataset that `dataset_fn` makes for this worker."""
         del options
         index = worker_index()
@@ -299,7 +311,7 @@ class WorkersStrategy(DefaultStrategy):
             )
         return dataset_fn(InputContext(self._workers, index, 1))
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[WorkersStrategy], tuple[int]]:
         return WorkersStrategy, (self._workers,)
 
 
@@ -309,7 +321,7 @@ def _close(reference: weakref.ref[ParameterServerStrategy]) -> None:
 
 
 class _ServerPlacement(NoPlacement):
-    """The placement of a strategy whose variables live on servers.
+    """The placement of a strategy whose variables are on servers.
 
     Args:
         strategy: The strategy.
@@ -318,48 +330,49 @@ class _ServerPlacement(NoPlacement):
     def __init__(self, strategy: ParameterServerStrategy):
         self._strategy = weakref.ref(strategy)
 
-    def initialize(self, variable: Any, value: Any) -> None:
-        """Gives a variable a value; a new one gets a home first."""
+    def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
+        """Gives a variable a value; a new variable is adopted first."""
         strategy = self._strategy()
         assert strategy is not None
         if getattr(variable, "per_worker", False):
             if not isinstance(variable, PerWorkerVariable):
                 keep_on_each_worker(variable, value)
-            variable._value = jax.numpy.copy(value)
+            set_array(variable, jax.numpy.copy(value))
             return
         strategy.adopt(variable)
-        variable._value = value
+        set_array(variable, cast(jax.Array, value))
 
 
 class _WorkerReplicaContext(ReplicaContext):
     """The replica context of a scheduled function: replica 0 of 1."""
 
-    replica_id_in_sync_group = 0  # type: ignore[assignment] # Known here, and no array.
+    replica_id_in_sync_group = 0  # type: ignore[assignment] # A plain int here, as there is one replica.
 
     def __init__(self, strategy: Strategy):
         super().__init__(strategy, num_replicas=1)
 
     @called_as("tf.distribute.ReplicaContext.all_reduce")
-    def all_reduce(self, op: Any, value: Any, options: Any = None) -> Any:
+    def all_reduce(self, op: ReduceOp | str, value: PyTree, options: CommunicationOptions | None = None) -> PyTree:
         """Returns `value`."""
         return default_replica_context().all_reduce(op, value, options)
 
-    def all_gather(self, value: Any, axis: int = 0, options: Any = None) -> Any:
+    def all_gather(self, value: PyTree, axis: int = 0, options: CommunicationOptions | None = None) -> PyTree:
         """Returns `value`."""
         return default_replica_context().all_gather(value, axis, options)
 
-    def merge_call(self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def merge_call(
+        self, merge_fn: PyTreeFunction, args: Sequence[PyTree] = (), kwargs: Mapping[str, PyTree] | None = None
+    ) -> PyTree:
         """Returns `merge_fn(strategy, *args, **kwargs)`."""
         with context.entered(replica=None):
             return merge_fn(self.strategy, *args, **(kwargs or {}))
 
 
-def _check_options(partitioner: Any, max_staleness: Any, stall_timeout: Any) -> None:
+def _check_options(partitioner: object, max_staleness: object, stall_timeout: object) -> None:
     if partitioner is not None and not callable(partitioner):
         raise ArgumentError(
             f"`variable_partitioner` is a partitioner such as rx.MinSizePartitioner, got {partitioner!r}."
         )
-    if max_staleness is not None and (not isinstance(max_staleness, int) or max_staleness < 0):
-        raise ArgumentError(f"`max_staleness` is a number of updates, 0 or more, or None, got {max_staleness!r}.")
-    if not stall_timeout > 0:
-        raise ArgumentError(f"`stall_timeout` is a number of seconds, got {stall_timeout!r}.")
+    if max_staleness is not None:
+        checked_int("max_staleness", max_staleness, note=", a number of updates, or None for any number")
+    checked_seconds("stall_timeout", stall_timeout, infinite=True)
