@@ -1,11 +1,15 @@
-"""The data of `Model.fit` under a `ParameterServerStrategy`: what workers read, and what the coordinator sends them."""
+"""The data of `Model.fit` under a `ParameterServerStrategy`.
+
+Workers read the batches to train on. The coordinator reads those to evaluate or predict, and sends them to workers.
+"""
 
 from __future__ import annotations
 
+import abc
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -17,6 +21,7 @@ from replicax.data.sources import ArrayBatches, HostBatches, host_batches
 from replicax.errors import ArgumentError, BatchError
 from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.workers_dataset import WorkersDataset
+from replicax.typing import PyTree
 
 _DEFAULT_BATCH_SIZE = 32  # as in Keras
 
@@ -24,9 +29,9 @@ _DEFAULT_BATCH_SIZE = 32  # as in Keras
 class DataArguments(NamedTuple):
     """The arguments of `fit` or `evaluate` that are about data, as Keras takes them."""
 
-    x: Any
-    y: Any = None
-    sample_weight: Any = None
+    x: PyTree
+    y: PyTree = None
+    sample_weight: PyTree = None
     batch_size: int | None = None
     steps: int | None = None
     class_weight: dict[int, float] | None = None
@@ -40,12 +45,12 @@ class TrainingData(NamedTuple):
         steps: Steps of an epoch.
     """
 
-    dataset_fn: Callable[[], Any]
+    dataset_fn: Callable[[], Iterable[PyTree]]
     steps: int
 
 
 def for_workers(given: DataArguments, shuffle: bool | str, workers: int) -> TrainingData:
-    """Returns what workers train on.
+    """Returns the data that workers train on.
 
     Raises:
         ArgumentError: The steps of an epoch are unknown, or arguments do not go together.
@@ -56,20 +61,20 @@ def for_workers(given: DataArguments, shuffle: bool | str, workers: int) -> Trai
     seed = np.random.randint(2**31) if shuffle else None
     if are_arrays(given):
         arrays = array_batches(given)
-        dealt = RoundRobinArrays(arrays.arrays, arrays.size, workers, seed, shuffle == "batch")
-        return TrainingData(dealt, given.steps or len(arrays))
+        in_turn = RoundRobinArrays(arrays.arrays, arrays.size, workers, seed, shuffle == "batch")
+        return TrainingData(in_turn, given.steps or len(arrays))
     _check_only_x(given)
     if callable(given.x):
         if given.steps is None:
             raise ArgumentError(
-                "Each worker makes its own dataset, so that nobody knows where an epoch ends: `steps_per_epoch` has to "
-                f"be given with a {type(given.x).__name__}."
+                "Each worker makes its own dataset, so the end of an epoch is unknown: give "
+                f"`steps_per_epoch` with a {type(given.x).__name__}."
             )
         return TrainingData(RepeatedDataset(given.x, workers), given.steps)
     if isinstance(given.x, Iterator):
         raise ArgumentError(
-            f"Each worker needs data of its own, but a {type(given.x).__name__} can be read once, and here only. Give "
-            "a function that returns one, or rx.data.DatasetCreator."
+            f"Each worker needs data of its own, but a {type(given.x).__name__} can be read only once, by the "
+            "coordinator. Give a function that returns one, or rx.data.DatasetCreator."
         )
     if hasattr(type(given.x), "__getitem__") and hasattr(type(given.x), "__len__"):
         return TrainingData(RoundRobinSequence(given.x, workers, seed), given.steps or len(given.x))
@@ -81,7 +86,7 @@ def for_workers(given: DataArguments, shuffle: bool | str, workers: int) -> Trai
 
 
 def for_coordinator(given: DataArguments) -> HostBatches:
-    """Returns the batches that the coordinator reads and sends to workers: to evaluate each row once."""
+    """Returns the batches that the coordinator reads and sends to workers, so that each row is evaluated once."""
     if are_arrays(given):
         return array_batches(given)
     _check_only_x(given)
@@ -91,12 +96,12 @@ def for_coordinator(given: DataArguments) -> HostBatches:
 
 
 def are_arrays(given: DataArguments) -> bool:
-    """Returns whether the data are arrays (tables, tensors, nests of them), not something that yields batches."""
+    """Returns whether the data are arrays (tables, tensors, pytrees of them), not something that yields batches."""
     return keras_door.are_arrays((given.x, given.y, given.sample_weight))
 
 
 def array_batches(given: DataArguments) -> ArrayBatches:
-    """Returns the batches of arrays, made NumPy's and checked by Keras.
+    """Returns the batches of arrays, which Keras has checked and converted to NumPy's.
 
     Raises:
         BatchError: There are no rows.
@@ -120,10 +125,10 @@ def _check_only_x(given: DataArguments) -> None:
             )
 
 
-class RoundRobin:
-    """An endless stream of batches, dealt to the workers in turn: each gets every so many-th.
+class RoundRobin(abc.ABC):
+    """An endless stream of batches that workers take in turn: of `n` workers each gets every `n`-th batch.
 
-    All of them shuffle alike, so that workers of equal speed together take every batch once in each pass.
+    All workers shuffle alike, so that workers of equal speed together take every batch once in each pass.
 
     Args:
         workers: How many workers.
@@ -134,18 +139,18 @@ class RoundRobin:
         self._workers, self._seed = workers, seed
 
     def __call__(self) -> RoundRobin:
-        """Returns itself: it is made on the coordinator."""
+        """Returns itself; it was made on the coordinator."""
         return self
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PyTree]:
         return self._every(self._workers, worker_index() or 0)
 
-    def in_order(self) -> Iterator[Any]:
+    def in_order(self) -> Iterator[PyTree]:
         """Returns the whole stream."""
         return self._every(1, 0)
 
-    def _every(self, workers: int, index: int) -> Iterator[Any]:
-        count, last, order = self._count(), -1, None
+    def _every(self, workers: int, index: int) -> Iterator[PyTree]:
+        count, last, order = self._count(), -1, np.empty(0, int)
         for number in itertools.count(index, workers):
             this_pass, batch = divmod(number, count)
             if this_pass != last:
@@ -153,29 +158,31 @@ class RoundRobin:
                 last, order = this_pass, self._order(random)
             yield self._batch(order, batch)
 
+    @abc.abstractmethod
     def _count(self) -> int:
-        raise NotImplementedError
+        """Returns the number of batches of a pass."""
 
-    def _order(self, random: np.random.Generator | None) -> Any:
-        """Returns what tells the batches of a pass; without `random` they are in order."""
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _order(self, random: np.random.Generator | None) -> np.ndarray:
+        """Returns the order of the rows or batches of a pass; without `random` they are not shuffled."""
 
-    def _batch(self, order: Any, number: int) -> Any:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _batch(self, order: np.ndarray, number: int) -> PyTree:
+        """Returns a batch of a pass."""
 
 
 class RoundRobinArrays(RoundRobin):
     """Batches of arrays.
 
     Args:
-        arrays: A nest of arrays.
+        arrays: A pytree of arrays.
         size: Rows of a batch; the last of a pass may have fewer.
         workers: How many workers.
         seed: For shuffling; None leaves rows in order.
         by_batch: Whether to shuffle batches instead of rows.
     """
 
-    def __init__(self, arrays: Any, size: int, workers: int, seed: int | None, by_batch: bool = False):
+    def __init__(self, arrays: PyTree, size: int, workers: int, seed: int | None, by_batch: bool = False):
         super().__init__(workers, seed)
         self._arrays, self._size, self._by_batch = arrays, size, by_batch
 
@@ -192,21 +199,31 @@ class RoundRobinArrays(RoundRobin):
         batches = random.permutation(np.arange(whole).reshape(-1, self._size))
         return np.concatenate([batches.ravel(), np.arange(whole, rows)])
 
-    def _batch(self, order: np.ndarray, number: int) -> Any:
+    def _batch(self, order: np.ndarray, number: int) -> PyTree:
         rows = order[number * self._size : (number + 1) * self._size]
         return jax.tree_util.tree_map(lambda array: array[rows], self._arrays)
 
 
+class BatchSequence(Protocol):
+    """Batches by their index, like a `keras.utils.PyDataset`."""
+
+    def __len__(self) -> int:
+        """The number of batches."""
+
+    def __getitem__(self, index: int, /) -> PyTree:
+        """A batch."""
+
+
 class RoundRobinSequence(RoundRobin):
-    """Batches that have numbers.
+    """Batches that have an index each.
 
     Args:
-        source: Has `__len__` and `__getitem__`, like a `keras.utils.PyDataset`.
+        source: The batches.
         workers: How many workers.
         seed: For shuffling; None leaves batches in order.
     """
 
-    def __init__(self, source: Any, workers: int, seed: int | None):
+    def __init__(self, source: BatchSequence, workers: int, seed: int | None):
         super().__init__(workers, seed)
         self._source = source
 
@@ -217,37 +234,37 @@ class RoundRobinSequence(RoundRobin):
         count = len(self._source)
         return np.arange(count) if random is None else random.permutation(count)
 
-    def _batch(self, order: np.ndarray, number: int) -> Any:
+    def _batch(self, order: np.ndarray, number: int) -> PyTree:
         return next(iter(host_batches([self._source[int(order[number])]])))
 
 
 class RepeatedDataset:
-    """A worker's own dataset, begun anew whenever it ends.
+    """A worker's own dataset, restarted whenever it ends.
 
     Args:
         source: A dataset, a function that returns one, or a `DatasetCreator`.
         workers: How many workers.
     """
 
-    def __init__(self, source: Any, workers: int):
+    def __init__(self, source: PyTree, workers: int):
         self._source, self._workers = source, workers
 
     def __call__(self) -> RepeatedDataset:
-        """Returns itself: the dataset is made when it is iterated over."""
+        """Returns itself; the dataset is made when it is iterated over."""
         return self
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[PyTree]:
         index, dataset = worker_index() or 0, None
         while True:
             if dataset is None or isinstance(dataset, Iterator):
-                dataset = self._made(index)
+                dataset = self._open(index)
             batches = 0
             for batch in host_batches(dataset):
                 yield batch
                 batches += 1
             _checked_count(batches)
 
-    def _made(self, index: int) -> Any:
+    def _open(self, index: int) -> PyTree:
         if isinstance(self._source, DatasetCreator):
             return self._source(InputContext(self._workers, index))
         return self._source() if callable(self._source) else self._source

@@ -1,7 +1,7 @@
 """`Model.fit`, `evaluate` and `predict` under a `ParameterServerStrategy`: Keras's steps, scheduled on workers.
 
-Keras's own loops hand the values of all variables from step to step. Here they are on servers, and nobody needs to have
-them all: a step is scheduled, and the loop goes on. What Keras does around the steps is done here as there.
+Keras's own loops pass the values of all variables from step to step. Here the values are on servers, and no process
+needs all of them: a step is scheduled, and the loop goes on. Around the steps these loops do what Keras's do.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -18,17 +18,32 @@ import numpy as np
 import replicax.compat.keras as keras_door
 from replicax.errors import ArgumentError, BatchError
 from replicax.keras.steps import KerasSteps
-from replicax.parameter_server.coordinator import ClusterCoordinator
+from replicax.parameter_server.coordinator import ClusterCoordinator, CoordinatedStrategy
 from replicax.parameter_server.keras.data import DataArguments, RoundRobin, array_batches, for_coordinator, for_workers
-from replicax.parameter_server.keras.under_way import UnderWay
+from replicax.parameter_server.keras.running_steps import RunningSteps
+from replicax.typing import PyTree, PyTreeFunction
+
+if TYPE_CHECKING:
+    import keras
+
+Callbacks: TypeAlias = "Sequence[keras.callbacks.Callback] | keras.callbacks.CallbackList | None"
+Logs: TypeAlias = dict[str, PyTree]  # numbers, or whatever else a metric of the user's returns
+NextCall: TypeAlias = Callable[[], tuple[PyTree, ...]]  # returns a step to schedule, and its arguments
+
+
+class FitStrategy(CoordinatedStrategy, Protocol):
+    """A strategy under which these loops run: `ParameterServerStrategy`."""
+
+    def scope(self) -> contextlib.AbstractContextManager[object]:
+        """Makes the strategy the current one in a `with` block."""
 
 
 class KerasLoops:
-    """The loops of one model, by the names that they have in Keras.
+    """The loops of one model, by their names in Keras.
 
     Training is asynchronous. Callbacks of a batch are called when its steps have been scheduled (a few for each worker
-    are under way), with the logs of the newest step that is through, as its worker saw them. At the end of an epoch
-    all steps are through, and its logs are exact. `steps_per_execution` says how often callbacks are called.
+    are running), with the logs of the newest step that has ended, as its worker saw them. At the end of an epoch all
+    steps have ended, and its logs are exact. `steps_per_execution` says how often callbacks are called.
 
     Evaluation and prediction are exact: the coordinator reads the data, and sends each batch to one worker.
 
@@ -37,39 +52,39 @@ class KerasLoops:
         strategy: Its strategy.
 
     Attributes:
-        steps: Makes the functions that are scheduled; they stand in `model.train_function` and the like.
+        steps: Makes the functions that are scheduled; they are stored in `model.train_function` and the like.
     """
 
-    def __init__(self, model: Any, strategy: Any):
+    def __init__(self, model: keras.Model, strategy: FitStrategy):
         self._model, self._strategy = model, strategy
         self.steps = KerasSteps(model)
 
     def fit(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: PyTree = None,
+        y: PyTree = None,
         batch_size: int | None = None,
         epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Any = None,
+        verbose: int | str = "auto",
+        callbacks: Callbacks = None,
         validation_split: float = 0.0,
-        validation_data: Any = None,
+        validation_data: PyTree = None,
         shuffle: bool | str = True,
         class_weight: dict[int, float] | None = None,
-        sample_weight: Any = None,
+        sample_weight: PyTree = None,
         initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
         validation_steps: int | None = None,
         validation_batch_size: int | None = None,
-        validation_freq: Any = 1,
-    ) -> Any:
+        validation_freq: int | Sequence[int] = 1,
+    ) -> keras.callbacks.History:
         """Trains the model; see `keras.Model.fit`.
 
         Args:
-            x: What to train on. Arrays, and datasets whose batches have numbers (a `PyDataset`), are sent to all
-                workers, who take their batches in turn. `rx.data.DatasetCreator`, or a function without arguments, is
+            x: What to train on. Arrays, and datasets whose batches have an index (a `PyDataset`), are sent to all
+                workers, which take their batches in turn. `rx.data.DatasetCreator`, or a function without arguments, is
                 called on each worker: it needs `steps_per_epoch`. Any other dataset is copied to each worker. One that
-                ends begins anew. With `max_staleness=0` arrays are read here, and batches come in the order of Keras.
+                ends is restarted. With `max_staleness=0` arrays are read here, and batches come in the order of Keras.
             y: As in Keras, and so are the others.
         """
         model = self._model
@@ -79,35 +94,33 @@ class KerasLoops:
             (x, y, sample_weight), validation_data = keras_door.split_for_validation(arrays, validation_split)
         given = DataArguments(x, y, sample_weight, batch_size, steps_per_epoch, class_weight)
         with self._training(given, shuffle) as (next_call, steps):
-            callbacks = self._callbacks(callbacks, verbose, epochs, steps, add_history=True)
+            calls = self._callbacks(callbacks, verbose, epochs, steps, add_history=True)
             model.stop_training = False
-            callbacks.on_train_begin()
-            logs: dict[str, Any] = {}
+            calls.on_train_begin()
+            logs: Logs = {}
             first = keras_door.initial_epoch(model) or initial_epoch  # of a backup, if there was one
             keras_door.set_initial_epoch(model, None)
             for epoch in range(first, epochs):
                 model.reset_metrics()
-                callbacks.on_epoch_begin(epoch)
-                newest = self._train_epoch(next_call, steps, callbacks)
+                calls.on_epoch_begin(epoch)
+                newest = self._train_epoch(next_call, steps, calls)
                 logs = keras_door.metrics_or_logs(model, newest)
                 if validation_data is not None and keras_door.is_epoch_to_validate(model, epoch, validation_freq):
                     size = validation_batch_size or (batch_size if isinstance(validation_data, (tuple, list)) else None)
-                    logs |= self._validate(validation_data, size, validation_steps, callbacks)
-                callbacks.on_epoch_end(epoch, logs)
+                    logs |= self._validate(validation_data, size, validation_steps, calls)
+                calls.on_epoch_end(epoch, logs)
                 if model.stop_training:
                     break
             model.optimizer.finalize_variable_values(model.trainable_weights)
-            callbacks.on_train_end(logs=logs)
+            calls.on_train_end(logs=logs)
         return model.history
 
     @contextlib.contextmanager
-    def _training(
-        self, given: DataArguments, shuffle: bool | str
-    ) -> Iterator[tuple[Callable[[], tuple[Any, ...]], int]]:
-        """Gives what returns the next step to schedule, a function with its arguments, and the steps of an epoch."""
+    def _training(self, given: DataArguments, shuffle: bool | str) -> Iterator[tuple[NextCall, int]]:
+        """Yields a function that returns the next step to schedule, with its arguments, and the steps of an epoch."""
         data, model = for_workers(given, shuffle, self._strategy.cluster.workers), self._model
         if self._strategy.max_staleness == 0 and isinstance(data.dataset_fn, RoundRobin):
-            # Whichever worker makes a step, its batch is that of one device.
+            # Whichever worker makes a step, its batch is the one that a single device would have.
             stream = data.dataset_fn.in_order()
             first = next(stream)
             self._build(first)
@@ -115,135 +128,137 @@ class KerasLoops:
             in_order = itertools.chain([first], stream)
             yield lambda: (model.train_function, next(in_order)), data.steps
             return
-        held = [iter(self._coordinator().create_per_worker_dataset(data.dataset_fn))]
-        self._build(held[0].element_spec)
+        iterators = [iter(self._coordinator().create_per_worker_dataset(data.dataset_fn))]
+        self._build(iterators[0].element_spec)
         model.make_train_function()
         step = model.train_function
 
-        def train_step() -> Any:
-            return step(next(held[0]))
+        def train_step() -> PyTree:
+            return step(next(iterators[0]))
 
         try:
             yield lambda: (train_step,), data.steps
         except BaseException:
             with contextlib.suppress(Exception):
-                self._coordinator().join()  # The few steps that are under way want their batches.
+                self._coordinator().join()  # The few steps that are running need their batches.
             raise
         finally:
-            held.clear()  # What is compiled may live on; the workers are to forget the data now.
+            iterators.clear()  # The compiled step may live on; the workers can drop the data now.
 
-    def _train_epoch(self, next_call: Callable[[], tuple[Any, ...]], steps: int, callbacks: Any) -> Any:
-        """Schedules the steps of an epoch, and waits for them; returns the logs of the last one."""
-        newest: collections.deque[Any] = collections.deque([None], maxlen=1)
-        under_way = UnderWay(self._coordinator(), newest.append)
+    def _train_epoch(self, next_call: NextCall, steps: int, calls: keras.callbacks.CallbackList) -> Logs | None:
+        """Schedules the steps of an epoch and waits for them; returns the logs of the last one."""
+        newest: collections.deque[Logs | None] = collections.deque([None], maxlen=1)
+        running = RunningSteps(self._coordinator(), newest.append)
         for begin in range(0, steps, self._model.steps_per_execution):
             end = min(begin + self._model.steps_per_execution, steps)
-            callbacks.on_train_batch_begin(begin)
+            calls.on_train_batch_begin(begin)
             for _ in range(begin, end):
-                under_way.schedule(*next_call())
+                running.schedule(*next_call())
             if end == steps:
-                under_way.join()
-            callbacks.on_train_batch_end(end - 1, newest[0])
+                running.join()
+            calls.on_train_batch_end(end - 1, newest[0])
             if self._model.stop_training:
                 break
-        under_way.join()
+        running.join()
         return newest[0]
 
-    def _validate(self, data: Any, batch_size: int | None, steps: int | None, callbacks: Any) -> dict[str, Any]:
+    def _validate(self, data: PyTree, batch_size: int | None, steps: int | None, callbacks: Callbacks) -> Logs:
         x, y, sample_weight = _unpacked(data)
         logs = self._evaluated(DataArguments(x, y, sample_weight, batch_size, steps), 0, callbacks)
         return {f"val_{name}": value for name, value in logs.items()}
 
     def evaluate(
         self,
-        x: Any = None,
-        y: Any = None,
+        x: PyTree = None,
+        y: PyTree = None,
         batch_size: int | None = None,
-        verbose: Any = "auto",
-        sample_weight: Any = None,
+        verbose: int | str = "auto",
+        sample_weight: PyTree = None,
         steps: int | None = None,
-        callbacks: Any = None,
+        callbacks: Callbacks = None,
         return_dict: bool = False,
-    ) -> Any:
-        """Evaluates the model, on each row once; see `keras.Model.evaluate`."""
+    ) -> float | list[float] | Logs:
+        """Evaluates the model on each row once; see `keras.Model.evaluate`."""
         keras_door.check_compiled(self._model, "evaluate")
         logs = self._evaluated(DataArguments(x, y, sample_weight, batch_size, steps), verbose, callbacks)
         return logs if return_dict else keras_door.in_order_of_metrics(self._model, logs)
 
-    def _evaluated(self, given: DataArguments, verbose: Any, callbacks: Any) -> dict[str, Any]:
+    def _evaluated(self, given: DataArguments, verbose: int | str, callbacks: Callbacks) -> Logs:
         model = self._model
         first, batches, steps = _opened(given)
         self._build(first)
-        callbacks = self._callbacks(callbacks, verbose, 1, steps)
+        calls = self._callbacks(callbacks, verbose, 1, steps)
         model.make_test_function()
         model.stop_evaluating = False
-        callbacks.on_test_begin()
+        calls.on_test_begin()
         model.reset_metrics()
-        newest: collections.deque[Any] = collections.deque([None], maxlen=1)
-        under_way = UnderWay(self._coordinator(), newest.append)
+        newest: collections.deque[Logs | None] = collections.deque([None], maxlen=1)
+        running = RunningSteps(self._coordinator(), newest.append)
         for number, batch in enumerate(batches):
-            callbacks.on_test_batch_begin(number)
-            under_way.schedule(model.test_function, batch)
-            callbacks.on_test_batch_end(number, newest[0])
+            calls.on_test_batch_begin(number)
+            running.schedule(model.test_function, batch)
+            calls.on_test_batch_end(number, newest[0])
             if model.stop_evaluating:
                 break
-        under_way.join()
+        running.join()
         logs = keras_door.as_python_numbers(keras_door.metrics_or_logs(model, newest[0]))
-        callbacks.on_test_end(logs)
+        calls.on_test_end(logs)
         return logs
 
     def predict(
         self,
-        x: Any,
+        x: PyTree,
         batch_size: int | None = None,
-        verbose: Any = "auto",
+        verbose: int | str = "auto",
         steps: int | None = None,
-        callbacks: Any = None,
-    ) -> Any:
+        callbacks: Callbacks = None,
+    ) -> PyTree:
         """Returns predictions for each row, in order; see `keras.Model.predict`."""
         model = self._model
         first, batches, count = _opened(DataArguments(x, batch_size=batch_size, steps=steps))
         self._build_layers(_unpacked(first)[0])
-        callbacks = self._callbacks(callbacks, verbose, 1, count)
+        calls = self._callbacks(callbacks, verbose, 1, count)
         model.make_predict_function()
         model.stop_predicting = False
-        outputs: list[Any] = []
+        outputs: list[PyTree] = []
 
-        def collect(predicted: Any) -> None:
+        def collect(predicted: PyTree) -> None:
             outputs.append(predicted)
-            callbacks.on_predict_batch_end(len(outputs) - 1, {"outputs": predicted})
+            calls.on_predict_batch_end(len(outputs) - 1, {"outputs": predicted})
 
-        callbacks.on_predict_begin()
-        under_way = UnderWay(self._coordinator(), collect)
+        calls.on_predict_begin()
+        running = RunningSteps(self._coordinator(), collect)
         for number, batch in enumerate(batches):
-            callbacks.on_predict_batch_begin(number)
-            under_way.schedule(model.predict_function, batch)
+            calls.on_predict_batch_begin(number)
+            running.schedule(model.predict_function, batch)
             if model.stop_predicting:
                 break
-        under_way.join()
-        callbacks.on_predict_end()
+        running.join()
+        calls.on_predict_end()
         return jax.tree_util.tree_map(lambda *parts: np.concatenate(parts), *outputs)
 
     # Single batches.
 
     def train_on_batch(
         self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        x: PyTree,
+        y: PyTree = None,
+        sample_weight: PyTree = None,
         class_weight: dict[int, float] | None = None,
         return_dict: bool = False,
-    ) -> Any:
-        """Makes a training step, and waits for it; see `keras.Model.train_on_batch`."""
+    ) -> float | list[float] | Logs:
+        """Runs one training step; see `keras.Model.train_on_batch`."""
         keras_door.check_compiled(self._model, "train_on_batch")
         return self._on_batch(DataArguments(x, y, sample_weight, class_weight=class_weight), "train", return_dict)
 
-    def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False) -> Any:
+    def test_on_batch(
+        self, x: PyTree, y: PyTree = None, sample_weight: PyTree = None, return_dict: bool = False
+    ) -> float | list[float] | Logs:
         """Evaluates one batch; see `keras.Model.test_on_batch`."""
         keras_door.check_compiled(self._model, "test_on_batch")
         return self._on_batch(DataArguments(x, y, sample_weight), "test", return_dict)
 
-    def _on_batch(self, given: DataArguments, kind: str, return_dict: bool) -> Any:
+    def _on_batch(self, given: DataArguments, kind: str, return_dict: bool) -> float | list[float] | Logs:
         batch = array_batches(given).arrays
         self._build(batch)
         getattr(self._model, f"make_{kind}_function")()
@@ -251,30 +266,30 @@ class KerasLoops:
         logs = keras_door.as_python_numbers(self._once(getattr(self._model, f"{kind}_function"), batch))
         return logs if return_dict else keras_door.in_order_of_metrics(self._model, logs)
 
-    def predict_on_batch(self, x: Any) -> Any:
+    def predict_on_batch(self, x: PyTree) -> PyTree:
         """Returns predictions for one batch; see `keras.Model.predict_on_batch`."""
         self._build_layers(x)
         self._model.make_predict_function()
         return self._once(self._model.predict_function, (x,))
 
-    def _once(self, step: Callable[[Any], Any], batch: Any) -> Any:
-        results: list[Any] = []
-        under_way = UnderWay(self._coordinator(), results.append)
-        under_way.schedule(step, batch)
-        under_way.join()
+    def _once(self, step: PyTreeFunction, batch: PyTree) -> PyTree:
+        results: list[PyTree] = []
+        running = RunningSteps(self._coordinator(), results.append)
+        running.schedule(step, batch)
+        running.join()
         return results[0]
 
-    # What the loops have in common.
+    # Shared by the loops.
 
     def _coordinator(self) -> ClusterCoordinator:
         return ClusterCoordinator(self._strategy)
 
-    def _build(self, batch: Any) -> None:
-        """Makes the variables of the model, its metrics and its optimizer, for batches like this one."""
+    def _build(self, batch: PyTree) -> None:
+        """Builds the variables of the model, its metrics and its optimizer for batches like this one."""
         with self._strategy.scope():
             keras_door.build_for(self._model, batch)
 
-    def _build_layers(self, x: Any) -> None:
+    def _build_layers(self, x: PyTree) -> None:
         import keras
 
         if not all(layer.built for layer in keras_door.sublayers(self._model, include_self=True)):
@@ -282,8 +297,8 @@ class KerasLoops:
                 self._model(x)
 
     def _callbacks(
-        self, callbacks: Any, verbose: Any, epochs: int, steps: int | None, add_history: bool = False
-    ) -> Any:
+        self, callbacks: Callbacks, verbose: int | str, epochs: int, steps: int | None, add_history: bool = False
+    ) -> keras.callbacks.CallbackList:
         import keras
 
         if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -299,8 +314,8 @@ class KerasLoops:
         )
 
 
-def _opened(given: DataArguments) -> tuple[Any, Iterator[Any], int | None]:
-    """Returns the first batch, all of them (the first is among them), and their number if it is known."""
+def _opened(given: DataArguments) -> tuple[PyTree, Iterator[PyTree], int | None]:
+    """Returns the first batch, an iterator over all batches, and their number if it is known."""
     batches = for_coordinator(given)
     try:
         count = len(batches)
@@ -315,7 +330,7 @@ def _opened(given: DataArguments) -> tuple[Any, Iterator[Any], int | None]:
     return first, itertools.chain([first], found), count
 
 
-def _unpacked(data: Any) -> tuple[Any, Any, Any]:
+def _unpacked(data: PyTree) -> tuple[PyTree, PyTree, PyTree]:
     import keras
 
     return keras.utils.unpack_x_y_sample_weight(data)

@@ -125,7 +125,7 @@ def test_no_server_has_more_than_the_others_by_more_than_one_variable(sizes, ser
 
 
 class FakeVariable:
-    dtype = "float32"
+    dtype = _dtype = "float32"
 
     def __init__(self, number, size, parts=1):
         self.name, self._shape = f"v{number}", (size,)
