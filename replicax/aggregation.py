@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from replicax.runtime.mesh import REPLICA_AXIS
 
 class _Named(enum.Enum):
     @classmethod
-    def of(cls, value: Any) -> Any:
+    def of(cls, value: str | enum.Enum | None) -> Self:
         """Returns the member that `value` is or names (any case; None is the default member)."""
         return member_of(cls, "none" if value is None else value, cls.__name__, VariableError)
 
@@ -41,7 +41,7 @@ class VariableAggregation(_Named):
     ONLY_FIRST_REPLICA = "only_first_replica"
 
 
-def check_aggregation(aggregation: VariableAggregation, dtype: Any, name: str) -> None:
+def check_aggregation(aggregation: VariableAggregation, dtype: jax.typing.DTypeLike, name: str) -> None:
     """Checks that a variable's values, combined, are of its dtype.
 
     Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import numpy as np
 
 from replicax.compat.jax import refuse_as_argument
 from replicax.errors import VariableError
-from replicax.typing import PyTree
+from replicax.typing import Leaf, PyTree
 from replicax.variable_access import VariableLike
 
 
@@ -43,10 +42,10 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
     def __jax_array__(self) -> jax.Array:
         return self.value
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.value, dtype=dtype, copy=copy)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: PyTree) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Leaf, **kwargs: PyTree) -> jax.Array:
         if "out" in kwargs:
             raise VariableError(
                 f"{self!r} cannot be changed in place by an operator or NumPy. Use assign, assign_add or assign_sub."
@@ -56,7 +55,7 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
             return getattr(ufunc, method)(*map(np.asarray, values), **kwargs)
         return getattr(jnp, ufunc.__name__)(*values, **kwargs)
 
-    def __getitem__(self, index: Any) -> jax.Array:
+    def __getitem__(self, index: object) -> jax.Array:
         """Returns entries as the array's own indexing does; but a number that is out of range is an error.
 
         Raises:
@@ -68,7 +67,7 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
     def __iter__(self) -> Iterator[jax.Array]:
         return iter(self.value)
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: object) -> bool:
         return item in self.value
 
     def __len__(self) -> int:
@@ -86,7 +85,7 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         return bool(self.value)
 
-    def __round__(self, digits: int | None = None) -> Any:
+    def __round__(self, digits: int | None = None) -> jax.Array:
         return round(self.value, digits)
 
     def __format__(self, spec: str) -> str:
@@ -96,7 +95,7 @@ class ArrayLike(np.lib.mixins.NDArrayOperatorsMixin):
     __hash__ = object.__hash__
 
 
-def check_index(index: Any, shape: Sequence[int]) -> None:
+def check_index(index: object, shape: Sequence[int]) -> None:
     """Checks the numbers in an index, as far as dimensions are counted from the first one.
 
     Raises:

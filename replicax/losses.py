@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +10,13 @@ import jax.numpy as jnp
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.advice import advise
 from replicax.strategies.ambient import get_replica_context, in_cross_replica_context
+from replicax.typing import PyTree
 
 
 def compute_average_loss(
-    per_example_loss: Any, sample_weight: Any = None, global_batch_size: int | None = None
+    per_example_loss: jax.typing.ArrayLike,
+    sample_weight: jax.typing.ArrayLike | None = None,
+    global_batch_size: int | None = None,
 ) -> jax.Array:
     """Sums per-example losses and divides by the *global* batch size.
 
@@ -55,7 +57,7 @@ def compute_average_loss(
     return total / size if size else jnp.zeros_like(total)
 
 
-def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
+def scale_regularization_loss(regularization_loss: PyTree) -> jax.Array:
     """Sums a regularization loss and divides it by the number of replicas, each of which adds it once.
 
     Add it to the loss of the data and differentiate the sum: then the replicas' shares add up to the penalty.
@@ -107,7 +109,7 @@ def _replicas() -> int:
     return 1 if replica is None else replica.num_replicas_in_sync
 
 
-def _checked_size(size: Any) -> Any:
+def _checked_size(size: object) -> int | jax.Array:
     if isinstance(size, jax.Array) and size.ndim == 0 and jnp.issubdtype(size.dtype, jnp.integer):
         return size
     if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 0:

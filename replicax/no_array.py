@@ -12,7 +12,7 @@ import numpy as np
 import replicax.context as context
 from replicax.compat.jax import refuse_as_argument
 from replicax.errors import ArgumentError, ReplicaShapeError
-from replicax.typing import PyTree
+from replicax.typing import Leaf, PyTree
 
 #: What people ask an array for.
 _ATTRIBUTES = frozenset({
@@ -31,11 +31,11 @@ class NoArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     __slots__ = ()
 
-    def own(self) -> Any:
+    def own(self) -> jax.Array:
         """Returns the running replica's component; only called inside `strategy.run`."""
         raise self._is_no("array")
 
-    def _array(self, what: str) -> Any:
+    def _array(self, what: str) -> jax.Array:
         if context.current().replica is None:
             raise self._is_no(what)
         return self.own()
@@ -52,7 +52,7 @@ class NoArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     # Operators and NumPy's functions.
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: PyTree) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Leaf, **kwargs: PyTree) -> jax.Array:
         values = [jnp.asarray(x) if hasattr(x, "__jax_array__") else x for x in inputs]  # of itself, and of variables
         if method != "__call__" or kwargs:
             raise self._is_no("NumPy array")
@@ -68,25 +68,25 @@ class NoArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     __hash__ = object.__hash__
 
-    def __jax_array__(self) -> Any:
+    def __jax_array__(self) -> jax.Array:
         return self._array("array")
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self._array("array"), dtype=dtype, copy=copy)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> jax.Array:
         return self._array("array or sequence")[index]
 
-    def __setitem__(self, index: Any, value: Any) -> None:
+    def __setitem__(self, index: object, value: object) -> None:
         raise self._is_no("array or list")
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[jax.Array]:
         return iter(self._array("array or sequence"))
 
     def __len__(self) -> int:
         return len(self._array("array or sequence"))
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: object) -> bool:
         return item in self._array("array or sequence")
 
     # Numbers.
@@ -106,7 +106,7 @@ class NoArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __index__(self) -> int:
         return int(self._array("number or index"))
 
-    def __round__(self, digits: int | None = None) -> Any:
+    def __round__(self, digits: int | None = None) -> jax.Array:
         return round(self._array("number"), digits)
 
     def __format__(self, spec: str) -> str:
@@ -120,7 +120,7 @@ class NoArray(np.lib.mixins.NDArrayOperatorsMixin):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-def _is_comparable(value: Any) -> bool:
+def _is_comparable(value: object) -> bool:
     return isinstance(value, (NoArray, jax.Array, np.ndarray, np.generic, bool, int, float, complex))
 
 

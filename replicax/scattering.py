@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from replicax.compat.jax import strongly_typed, vary
 from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.errors import ArgumentError, ReduceError, VariableError
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.typing import PyTree
+from replicax.typing import Leaf, PyTree
 from replicax.values import component_here
 
 
@@ -26,9 +27,9 @@ class IndexedSlices(NamedTuple):
         dense_shape: Shape of the array; accepted as in TensorFlow, not used.
     """
 
-    values: Any
-    indices: Any
-    dense_shape: Any = None
+    values: jax.typing.ArrayLike
+    indices: jax.typing.ArrayLike
+    dense_shape: Sequence[int] | None = None
 
 
 class Entries(NamedTuple):
@@ -69,42 +70,54 @@ class Scattered:
     __slots__ = ()
     name: str
 
-    def _scatter(self, op: str, entries: Entries) -> Any:
+    def _scatter(self, op: str, entries: Entries) -> jax.Array:
         raise NotImplementedError
 
-    def scatter_add(self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None) -> Any:
+    def scatter_add(
+        self, sparse_delta: Leaf, use_locking: Leaf = False, name: object = None, *, updates: Leaf = None
+    ) -> jax.Array:
         """Adds updates to rows."""
         return self._scatter("add", self._rows(sparse_delta, use_locking, updates))
 
-    def scatter_sub(self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None) -> Any:
+    def scatter_sub(
+        self, sparse_delta: Leaf, use_locking: Leaf = False, name: object = None, *, updates: Leaf = None
+    ) -> jax.Array:
         """Subtracts updates from rows."""
         return self._scatter("sub", self._rows(sparse_delta, use_locking, updates))
 
-    def scatter_mul(self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None) -> Any:
+    def scatter_mul(
+        self, sparse_delta: Leaf, use_locking: Leaf = False, name: object = None, *, updates: Leaf = None
+    ) -> jax.Array:
         """Multiplies rows by updates."""
         return self._scatter("mul", self._rows(sparse_delta, use_locking, updates))
 
-    def scatter_div(self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None) -> Any:
+    def scatter_div(
+        self, sparse_delta: Leaf, use_locking: Leaf = False, name: object = None, *, updates: Leaf = None
+    ) -> jax.Array:
         """Divides rows by updates; integers towards zero."""
         return self._scatter("div", self._rows(sparse_delta, use_locking, updates))
 
-    def scatter_max(self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None) -> Any:
+    def scatter_max(
+        self, sparse_delta: Leaf, use_locking: Leaf = False, name: object = None, *, updates: Leaf = None
+    ) -> jax.Array:
         """Makes rows the larger of themselves and updates, element by element."""
         return self._scatter("max", self._rows(sparse_delta, use_locking, updates))
 
-    def scatter_min(self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None) -> Any:
+    def scatter_min(
+        self, sparse_delta: Leaf, use_locking: Leaf = False, name: object = None, *, updates: Leaf = None
+    ) -> jax.Array:
         """Makes rows the smaller of themselves and updates, element by element."""
         return self._scatter("min", self._rows(sparse_delta, use_locking, updates))
 
     def scatter_update(
-        self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None
-    ) -> Any:
+        self, sparse_delta: Leaf, use_locking: Leaf = False, name: object = None, *, updates: Leaf = None
+    ) -> jax.Array:
         """Replaces rows; of several updates to one row, some one stays."""
         return self._scatter("update", self._rows(sparse_delta, use_locking, updates))
 
     def batch_scatter_update(
-        self, sparse_delta: Any, use_locking: Any = False, name: Any = None, *, updates: Any = None
-    ) -> Any:
+        self, sparse_delta: Leaf, use_locking: Leaf = False, name: object = None, *, updates: Leaf = None
+    ) -> jax.Array:
         """Replaces rows in each part of a batch.
 
         All dimensions of the indices but the last are those of a batch, which the variable and the updates begin with
@@ -112,28 +125,28 @@ class Scattered:
         """
         return self._scatter("update", self._rows(sparse_delta, use_locking, updates, batched=True))
 
-    def scatter_nd_add(self, indices: Any, updates: Any, name: Any = None) -> Any:
+    def scatter_nd_add(self, indices: Leaf, updates: Leaf, name: object = None) -> jax.Array:
         """Adds updates to the entries that the last dimension of the indices names."""
         return self._scatter("add", self._entries(indices, updates))
 
-    def scatter_nd_sub(self, indices: Any, updates: Any, name: Any = None) -> Any:
+    def scatter_nd_sub(self, indices: Leaf, updates: Leaf, name: object = None) -> jax.Array:
         """Subtracts updates from the entries that the last dimension of the indices names."""
         return self._scatter("sub", self._entries(indices, updates))
 
-    def scatter_nd_update(self, indices: Any, updates: Any, name: Any = None) -> Any:
+    def scatter_nd_update(self, indices: Leaf, updates: Leaf, name: object = None) -> jax.Array:
         """Replaces the entries that the last dimension of the indices names."""
         return self._scatter("update", self._entries(indices, updates))
 
-    def scatter_nd_max(self, indices: Any, updates: Any, name: Any = None) -> Any:
+    def scatter_nd_max(self, indices: Leaf, updates: Leaf, name: object = None) -> jax.Array:
         """Makes the entries that the last dimension of the indices names the larger of themselves and updates."""
         return self._scatter("max", self._entries(indices, updates))
 
-    def scatter_nd_min(self, indices: Any, updates: Any, name: Any = None) -> Any:
+    def scatter_nd_min(self, indices: Leaf, updates: Leaf, name: object = None) -> jax.Array:
         """Makes the entries that the last dimension of the indices names the smaller of themselves and updates."""
         return self._scatter("min", self._entries(indices, updates))
 
-    def _rows(self, sparse_delta: Any, second: Any, updates: Any, batched: bool = False) -> Entries:
-        indices, updates = _taken_apart(sparse_delta, second, updates)
+    def _rows(self, sparse_delta: Leaf, second: Leaf, updates: Leaf, batched: bool = False) -> Entries:
+        indices, updates = _indices_and_updates(sparse_delta, second, updates)
         indices = self._checked(indices)
         if not batched:
             return self._entries(indices[..., None], updates)
@@ -146,7 +159,7 @@ class Scattered:
         places = [jnp.broadcast_to(each[..., None], indices.shape) for each in np.indices(batch)]
         return self._entries(jnp.stack([*places, indices], axis=-1), updates)
 
-    def _entries(self, indices: Any, updates: Any) -> Entries:
+    def _entries(self, indices: Leaf, updates: Leaf) -> Entries:
         shape: tuple[int, ...] = tuple(self._shape)  # type: ignore[attr-defined]
         indices, dtype = self._checked(indices), self._dtype  # type: ignore[attr-defined]
         if not indices.ndim or not 0 < indices.shape[-1] <= len(shape):
@@ -160,7 +173,7 @@ class Scattered:
         updates = jnp.broadcast_to(updates, wanted)
         return Entries(indices.reshape(-1, dimensions), updates.reshape(-1, *shape[dimensions:]))
 
-    def _checked(self, indices: Any) -> jax.Array:
+    def _checked(self, indices: Leaf) -> jax.Array:
         indices = jnp.asarray(component_here(indices, self.name))
         if not jnp.issubdtype(indices.dtype, jnp.integer):
             raise VariableError(f"Rows of variable {self.name!r} are named by integers, got {indices.dtype} indices.")
@@ -182,7 +195,7 @@ class Scattered:
         return VariableError(f"The {what} for variable {self.name!r} of shape {own} have {wanted}; got shape {shape}.")
 
 
-def _taken_apart(sparse_delta: Any, second: Any, updates: Any) -> tuple[Any, Any]:
+def _indices_and_updates(sparse_delta: Leaf, second: Leaf, updates: Leaf) -> tuple[Leaf, Leaf]:
     """Returns indices and updates: the second argument, where it is not TensorFlow's `use_locking`, or `updates`."""
     if hasattr(sparse_delta, "indices") and hasattr(sparse_delta, "values"):
         if updates is None and (second is None or isinstance(second, bool)):
@@ -243,18 +256,18 @@ def aggregate_entries(op: str, entries: Entries, aggregation: VariableAggregatio
     return Entries(indices, updates / replicas if aggregation is VariableAggregation.MEAN else updates)
 
 
-def is_slices(value: Any) -> bool:
-    """Returns whether `value` is `IndexedSlices` of ours: one leaf of a nest, for JAX's tree functions."""
+def is_slices(value: object) -> TypeGuard[IndexedSlices]:
+    """Returns whether `value` is `IndexedSlices` of ours: one leaf of a tree, for JAX's tree functions."""
     return isinstance(value, IndexedSlices)
 
 
-def check_no_slices(nest: PyTree, call: str) -> None:
-    """Checks that there are no `IndexedSlices` in a nest.
+def check_no_slices(tree: PyTree, call: str) -> None:
+    """Checks that there are no `IndexedSlices` in a tree.
 
     Raises:
         ReduceError: There are.
     """
-    if any(map(is_slices, jax.tree_util.tree_leaves(nest, is_leaf=is_slices))):
+    if any(map(is_slices, jax.tree_util.tree_leaves(tree, is_leaf=is_slices))):
         raise ReduceError(
             f"{call} got IndexedSlices, of which the same row may come several times. Combine them in the step: "
             "rx.get_replica_context().all_reduce(op, slices), or variable.scatter_add(slices)."

@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from replicax.errors import ContextError, ReduceError, ReplicaShapeError, Variab
 from replicax.no_array import NoArray
 from replicax.reduce_op import ReduceOp, mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.typing import PyTree
+from replicax.typing import Leaf, PyTree
 
 
 class DistributedValues(NoArray, abc.ABC):
@@ -36,7 +36,7 @@ class DistributedValues(NoArray, abc.ABC):
 
 
 class _MirroredType(abc.ABCMeta):
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         if not isinstance(instance, jax.Array) or isinstance(instance, jax.core.Tracer):
             return False
         return len(instance.sharding.device_set) > 1 and instance.sharding.is_fully_replicated
@@ -66,12 +66,12 @@ class PerReplica(DistributedValues):
     def __init__(self, stacked: jax.Array):
         self.stacked = stacked
 
-    def tree_flatten(self) -> tuple[tuple[Any], None]:
+    def tree_flatten(self) -> tuple[tuple[jax.Array], None]:
         """Returns the stacked array as the only child (JAX's pytree protocol)."""
         return (self.stacked,), None
 
     @classmethod
-    def tree_unflatten(cls, aux: None, children: Sequence[Any]) -> PerReplica:
+    def tree_unflatten(cls, aux: None, children: Sequence[jax.Array]) -> PerReplica:
         """Rebuilds the value from the stacked array (JAX's pytree protocol)."""
         del aux
         return cls(children[0])
@@ -135,7 +135,7 @@ class PerReplica(DistributedValues):
         shape[axis] *= self.num_replicas
         return jnp.moveaxis(self.stacked, 0, axis).reshape(shape)
 
-    def map(self, fn: Callable[[Any], Any]) -> PerReplica:
+    def map(self, fn: Callable[[jax.Array], jax.Array]) -> PerReplica:
         """Returns the value whose stacked array is `fn(stacked)`."""
         return PerReplica(fn(self.stacked))
 
@@ -153,7 +153,7 @@ class UnevenPerReplica(DistributedValues):
     refuses it.
     """
 
-    def __init__(self, components: Sequence[Any]):
+    def __init__(self, components: Sequence[Leaf]):
         self.values = tuple(components)
 
     @property
@@ -175,7 +175,7 @@ class UnevenPerReplica(DistributedValues):
     def reduce_axis(self, op: ReduceOp, axis: int | Sequence[int]) -> jax.Array:
         """Combines all entries along `axis` of all components; a mean divides by the number of entries."""
         self._check_rest(axis)
-        total: Any = 0
+        total: jax.typing.ArrayLike = 0
         entries = 0
         for component in self.values:
             axes = normalize_axes(axis, jnp.shape(component))
@@ -280,12 +280,12 @@ class ManualPerReplica(DistributedValues):
 ANY_PER_REPLICA = (PerReplica, UnevenPerReplica, ManualPerReplica)
 
 
-def is_per_replica(value: Any) -> bool:
-    """Returns whether `value` is a per-replica value: one leaf of a nest, for JAX's tree functions."""
+def is_per_replica(value: object) -> TypeGuard[PerReplica | UnevenPerReplica | ManualPerReplica]:
+    """Returns whether `value` is a per-replica value: one leaf of a pytree, for JAX's tree functions."""
     return isinstance(value, ANY_PER_REPLICA)
 
 
-def component_here(value: Any, name: str) -> Any:
+def component_here(value: Leaf, name: str) -> Leaf:
     """Returns the running replica's component of a per-replica value that variable `name` is given; others as they are.
 
     Raises:
@@ -324,19 +324,19 @@ def normalize_axes(axis: int | Sequence[int], shape: Sequence[int]) -> tuple[int
     return normal
 
 
-def holds_numbers(value: Any) -> bool:
+def holds_numbers(value: object) -> bool:
     """Returns whether `value`, if it is of NumPy's, holds numbers; strings, objects, times and records are none."""
     if not isinstance(value, (np.ndarray, np.generic)):
         return True
     return value.dtype.kind not in "OSUMm" and value.dtype.names is None
 
 
-def _is_number(component: Any) -> bool:
+def _is_number(component: Leaf) -> bool:
     is_array = hasattr(component, "dtype") or isinstance(component, (bool, int, float, complex))
     return is_array and holds_numbers(component)
 
 
-def _kind(component: Any) -> str:
+def _kind(component: Leaf) -> str:
     kind = getattr(component, "dtype", type(component).__name__)
     return f"{jnp.shape(component)} {kind}" if _is_number(component) else str(kind)
 

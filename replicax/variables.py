@@ -7,7 +7,6 @@ variable a value that may differ between replicas is refused at trace time inste
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ from replicax.runtime import turns
 from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.scattering import Entries, Scattered, aggregate_entries, scattered
-from replicax.typing import PyTree
+from replicax.typing import Leaf, PyTree
 from replicax.values import component_here
 from replicax.variable_access import VariableLike
 
@@ -80,14 +79,14 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
     @called_as("tf.Variable")
     def __init__(
         self,
-        initial_value: Any,
+        initial_value: Leaf | Callable[[], Leaf],
         *,
         trainable: bool | None = None,
-        dtype: Any = None,
+        dtype: jax.typing.DTypeLike | None = None,
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
         name: str | None = None,
-        constraint: Callable[[Any], Any] | None = None,
+        constraint: Callable[[jax.Array], jax.Array] | None = None,
         per_worker_variable: bool = False,
     ):
         self.name = name = name or "Variable"
@@ -133,7 +132,7 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
             raise VariableError(f"Variable {self.name!r} (per_worker_variable=True) cannot be trained: leave it out.")
         self.trainable = False
 
-    def _check_declaration(self, dtype: Any) -> None:
+    def _check_declaration(self, dtype: jax.typing.DTypeLike) -> None:
         if self.synchronization is VariableSynchronization.NONE:
             raise VariableError(f"Variable {self.name!r}: synchronization 'none' is not supported; use 'on_read'.")
         check_aggregation(self.aggregation, dtype, self.name)
@@ -183,7 +182,9 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
 
     # Writing.
 
-    def assign(self, value: Any, use_locking: Any = False, name: Any = None, read_value: bool = True) -> Any:
+    def assign(
+        self, value: Leaf, use_locking: object = False, name: object = None, read_value: bool = True
+    ) -> jax.Array | None:
         """Replaces the value and returns the new one.
 
         Args:
@@ -205,7 +206,7 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
             with turns.of_thread(), turns.DISPATCH: return change(*args)  # noqa: E701  # fmt: skip
         return change(*args)
 
-    def _assign(self, value: Any) -> jax.Array:
+    def _assign(self, value: Leaf) -> jax.Array:
         new = self._converted(value)
         current = context.current()
         check_owner(self.strategy, current.strategy, self.name)
@@ -216,18 +217,22 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
         return self._store(new)
 
     @called_as("tf.Variable.assign_add")
-    def assign_add(self, value: Any, use_locking: Any = False, name: Any = None, read_value: bool = True) -> Any:
+    def assign_add(
+        self, value: Leaf, use_locking: object = False, name: object = None, read_value: bool = True
+    ) -> jax.Array | None:
         """Adds `value`; otherwise like `assign`."""
         new = self._in_turn(self._assign_sum, value, jnp.add)
         return new if read_value else None
 
     @called_as("tf.Variable.assign_sub")
-    def assign_sub(self, value: Any, use_locking: Any = False, name: Any = None, read_value: bool = True) -> Any:
+    def assign_sub(
+        self, value: Leaf, use_locking: object = False, name: object = None, read_value: bool = True
+    ) -> jax.Array | None:
         """Subtracts `value`; otherwise like `assign`."""
         new = self._in_turn(self._assign_sum, value, jnp.subtract)
         return new if read_value else None
 
-    def _assign_sum(self, value: Any, combine: Callable[[Any, Any], jax.Array]) -> jax.Array:
+    def _assign_sum(self, value: Leaf, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         current = context.current()
         if current.manual_replicas is None and self.per_replica:
             return self._assign_sum_components(value, combine)
@@ -258,7 +263,7 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
             self._store(jnp.broadcast_to(new, (replicas, *new.shape)))
         return self.value
 
-    def _assign_sum_components(self, value: Any, combine: Callable[[Any, Any], jax.Array]) -> jax.Array:
+    def _assign_sum_components(self, value: Leaf, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         if self.aggregation in (VariableAggregation.SUM, VariableAggregation.NONE):
             raise VariableError(
                 f"Variable {self.name!r} has a component for each replica (aggregation {self.aggregation.value!r}): "
@@ -285,10 +290,10 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
             new = aggregate(new, VariableAggregation.NONE, replicas, self.name)
         return self._store(new)
 
-    def _as_array(self, value: Any) -> jax.Array:
+    def _as_array(self, value: Leaf) -> jax.Array:
         return _as_numbers(component_here(value, self.name), self._dtype, self.name)
 
-    def _converted(self, value: Any) -> jax.Array:
+    def _converted(self, value: Leaf) -> jax.Array:
         new = self._as_array(value)
         if new.shape != self._shape:
             raise VariableError(f"Variable {self.name!r} has shape {self._shape}, was assigned shape {new.shape}.")
@@ -328,7 +333,7 @@ class Variable(Advised, ArrayLike, Scattered):  # type: ignore[metaclass] # NumP
     @property
     def device(self) -> str:
         """Name of the device that has the value, such as `"cpu:0"`; of several, the first of this process."""
-        devices: Any = self._value.sharding.addressable_devices
+        devices: set[jax.Device] = self._value.sharding.addressable_devices
         return device_name(min(devices, key=lambda device: device.id))
 
     def __repr__(self) -> str:
@@ -372,7 +377,7 @@ def check_owner(owner: Host | None, current: Host | None, name: str) -> None:
         )
 
 
-def _as_numbers(value: Any, dtype: Any, name: str) -> jax.Array:
+def _as_numbers(value: Leaf, dtype: jax.typing.DTypeLike | None, name: str) -> jax.Array:
     try:
         return strongly_typed(value, dtype)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
@@ -384,7 +389,7 @@ def _as_numbers(value: Any, dtype: Any, name: str) -> jax.Array:
         ) from error
 
 
-def _initial(initial_value: Any, dtype: Any, name: str) -> jax.Array:
+def _initial(initial_value: Leaf | Callable[[], Leaf], dtype: jax.typing.DTypeLike | None, name: str) -> jax.Array:
     # A variable may be created while a function is traced; its first value must be a real one even there.
     with outside_traces():
         value = initial_value() if callable(initial_value) else initial_value

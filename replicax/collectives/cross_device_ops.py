@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, final
+from typing import cast, final
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ class CrossDeviceOps(AdvisedContract):
 
     num_packs: int = 0
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
+    def __init_subclass__(cls, **keywords: object) -> None:
         super().__init_subclass__(**keywords)
         theirs = sorted(name for name in vars(cls) if _TENSORFLOWS + name in NAMES)
         if theirs:
@@ -133,10 +133,13 @@ class CrossDeviceOps(AdvisedContract):
             return self._all_reduce_sum(buffers, axis_name, num_replicas)
 
         @total.defjvp
-        def total_jvp(primals: Any, tangents: Any) -> Any:
-            [tangents] = tangents
+        def total_jvp(
+            primals: tuple[list[jax.Array]], wrapped: tuple[list[jax.Array]]
+        ) -> tuple[list[jax.Array], list[jax.Array]]:
+            [tangents] = wrapped
             # Integers have tangents of dtype float0, which hold nothing: there is nothing to sum.
-            results: list[Any] = [np.zeros(tangent.shape, jax.dtypes.float0) for tangent in tangents]
+            zeros = [np.zeros(tangent.shape, jax.dtypes.float0) for tangent in tangents]
+            results = cast(list[jax.Array], zeros)
             floating = [i for i, tangent in enumerate(tangents) if tangent.dtype != jax.dtypes.float0]
             sums = self._sum_tangents([tangents[i] for i in floating], axis_name)
             for i, tangent in zip(floating, sums, strict=True):
@@ -166,14 +169,14 @@ def _check_axis(axis_name: str, num_replicas: int) -> None:
         raise ArgumentError(f"`num_replicas` must be the size of the axis {axis_name!r}, {size}, got {num_replicas!r}.")
 
 
-def _checked_arrays(values: Sequence[Any], axis_name: str, num_replicas: int) -> list[jax.Array]:
+def _checked_arrays(values: Sequence[object], axis_name: str, num_replicas: int) -> list[jax.Array]:
     """Returns `values` as arrays that vary over the axis, or says which one cannot be reduced."""
     if not isinstance(values, list | tuple):
         raise ArgumentError(f"`values` must be a list of arrays, got {type(values).__name__}: {values!r}.")
     return [_checked_array(i, value, axis_name, num_replicas) for i, value in enumerate(values)]
 
 
-def _checked_array(position: int, value: Any, axis_name: str, num_replicas: int) -> jax.Array:
+def _checked_array(position: int, value: object, axis_name: str, num_replicas: int) -> jax.Array:
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
-from typing import Any
 
 from replicax.errors import ArgumentError
 from replicax.program.foreign import check_no_foreign_function, check_no_tensor
 from replicax.typing import PyTree
 
 
-def checked_call(name: str, fn: Any, args: PyTree, kwargs: PyTree) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def checked_call(name: str, fn: object, args: PyTree, kwargs: PyTree) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
     """Returns the arguments of a call `fn(*args, **kwargs)` to come.
 
     Args:
@@ -35,7 +34,7 @@ def checked_call(name: str, fn: Any, args: PyTree, kwargs: PyTree) -> tuple[tupl
     return tuple(args), dict(kwargs)
 
 
-def check_function(what: str, fn: Any) -> None:
+def check_function(what: str, fn: object) -> None:
     """Checks that `fn` can be called, and runs when it is.
 
     Raises:

@@ -7,12 +7,11 @@ from; nothing is imported.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 
 from replicax.errors import ProgramError
-from replicax.typing import PyTree
+from replicax.typing import Leaf, PyTree
 
 _INSTEAD = (
     "Split it outside, pass its state as an argument, and put it together in the step: graphdef, state = "
@@ -63,12 +62,12 @@ class PassedModules:
                 )
 
 
-def _modules_in(nest: PyTree) -> list[Any]:
-    return [leaf for leaf in jax.tree_util.tree_leaves(nest, is_leaf=_is_module) if _is_module(leaf)]
+def _modules_in(tree: PyTree) -> list[Leaf]:
+    return [leaf for leaf in jax.tree_util.tree_leaves(tree, is_leaf=_is_module) if _is_module(leaf)]
 
 
-def _is_module(value: Any) -> bool:
-    kind: Any = type(value)
+def _is_module(value: object) -> bool:
+    kind: type = type(value)
     return _is_module_class(kind)
 
 

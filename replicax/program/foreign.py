@@ -9,7 +9,6 @@ import linecache
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from replicax.errors import ArgumentError, ContextError, ProgramError
 from replicax.typing import Leaf
@@ -33,7 +32,7 @@ _WORDS = {
 }
 
 
-def _library_of(value: Any) -> str | None:
+def _library_of(value: object) -> str | None:
     module = type(value).__module__
     if not module.startswith(_BEGINNINGS):  # Every argument of every step comes by here.
         return None
@@ -63,7 +62,7 @@ def check_no_tensor(leaf: Leaf, what: str) -> None:
     raise ArgumentError(f"A tensor of {library} was {what} ({leaf!r:.100}), and programs compute with arrays. {cure}")
 
 
-def check_no_foreign_function(what: str, fn: Any) -> None:
+def check_no_foreign_function(what: str, fn: object) -> None:
     """Checks that `fn` is no function that another library traces, such as a `tf.function`.
 
     Raises:

@@ -7,7 +7,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import numpy as np
@@ -48,15 +48,15 @@ class ProgramCache:
     ):
         self._get_fn, self._view = get_fn, view
         self._donate_argnums = frozenset(donate_argnums)
-        self._programs: dict[Any, list[Program]] = {}
+        self._programs: dict[Hashable, list[Program]] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Any:
+    def __call__(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         """Runs the function compiled for these arguments, compiling it first if they are of a new kind."""
         program, arrays = self.program(args, kwargs)
         return program(arrays)
 
-    def program(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[Program, list[Any]]:
+    def program(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[Program, list[jax.Array]]:
         """Returns the program for these arguments, traced if they are of a new kind, and its array arguments."""
         arrays, structure = flatten_inputs((args, kwargs))
         key = self._key(arrays, structure)
@@ -70,7 +70,7 @@ class ProgramCache:
                     self._programs.setdefault(key, []).append(program)
         return program, arrays
 
-    def _found(self, key: Any, arrays: list[jax.Array], structure: Structure) -> Program | None:
+    def _found(self, key: Hashable, arrays: list[jax.Array], structure: Structure) -> Program | None:
         for program in self._programs.get(key, ()):
             if program.held and program.held.changed(structure) is not None:
                 continue
@@ -78,7 +78,7 @@ class ProgramCache:
                 return program
         return None
 
-    def _advise_of_changes(self, key: Any, structure: Structure) -> None:
+    def _advise_of_changes(self, key: Hashable, structure: Structure) -> None:
         for program in self._programs.get(key, ()):
             where = program.held.changed(structure)
             if where is not None:
@@ -91,14 +91,14 @@ class ProgramCache:
             donate = _donated(args, kwargs, self._donate_argnums)
         return Program(self._get_fn, structure, arrays, donate, replicas, self._view)
 
-    def _key(self, arrays: list[jax.Array], structure: Structure) -> Any:
+    def _key(self, arrays: list[jax.Array], structure: Structure) -> Hashable:
         return id(context.current().strategy), signature(arrays, structure)
 
     def __len__(self) -> int:
         return sum(map(len, self._programs.values()))
 
 
-def signature(arrays: Sequence[jax.Array | np.ndarray], structure: Structure) -> Any:
+def signature(arrays: Sequence[jax.Array | np.ndarray], structure: Structure) -> Hashable:
     """Returns what a program is specialised to: calls with the same signature share one."""
     kinds = tuple([_kind(array) for array in arrays])
     if not structure.static:
@@ -133,7 +133,7 @@ class _Static:
         return bool(self._leaf == other._leaf)
 
 
-def _kind(array: Any) -> Any:
+def _kind(array: jax.Array | np.ndarray) -> Hashable:
     """What a program is specialised to: shape, dtype and weakness of the type; a Python number has only the last."""
     if isinstance(array, jax.Array):
         return array.shape, array.dtype, is_weak(array)
@@ -142,7 +142,7 @@ def _kind(array: Any) -> Any:
     return type(array)
 
 
-def _positions(donate_argnums: Any) -> tuple[int, ...]:
+def _positions(donate_argnums: int | Iterable[int]) -> tuple[int, ...]:
     """Returns positions of arguments as a tuple; one alone may be given by itself, as to `jax.jit`."""
     given = (donate_argnums,) if isinstance(donate_argnums, int) else donate_argnums
     positions = tuple(given) if isinstance(given, Iterable) else (None,)
@@ -180,7 +180,7 @@ class Function(Advised, Generic[_P, _T]):
         self._donate_argnums = _positions(donate_argnums)
         self._signature = input_signature
         self._cache = ProgramCache(lambda: fn, self._donate_argnums)
-        self._bound: dict[int, tuple[weakref.ref[Any], Function]] = {}  # by identity: equal instances differ
+        self._bound: dict[int, tuple[weakref.ref[object], Function]] = {}  # by identity: equal instances differ
 
     @entry_point
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -189,19 +189,21 @@ class Function(Advised, Generic[_P, _T]):
             return self._called(self._signature.bound(args, kwargs), {})
         return self._called(args, kwargs)
 
-    def _called(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Any:
+    def _called(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         if context.current().frame is not None or context.runs_eagerly():
             fn: PyTreeFunction = self.python_function
             return fn(*args, **kwargs)
         return self._cache(args, kwargs)
 
     @overload
-    def __get__(self, instance: None, owner: Any = None) -> Function[_P, _T]: ...
+    def __get__(self, instance: None, owner: type | None = None) -> Function[_P, _T]: ...
 
     @overload
-    def __get__(self: Function[Concatenate[Any, _Q], _T], instance: object, owner: Any = None) -> Function[_Q, _T]: ...
+    def __get__(
+        self: Function[Concatenate[PyTree, _Q], _T], instance: object, owner: type | None = None
+    ) -> Function[_Q, _T]: ...
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance: object | None, owner: type | None = None) -> PyTree:
         """Binds the function to an instance, so that methods can be decorated; each instance has its own programs."""
         if instance is None:
             return self
@@ -211,7 +213,7 @@ class Function(Advised, Generic[_P, _T]):
             unbound: PyTreeFunction = self.python_function
 
             @functools.wraps(self.python_function)
-            def method(*args: PyTree, **kwargs: PyTree) -> Any:
+            def method(*args: PyTree, **kwargs: PyTree) -> PyTree:
                 return unbound(reference(), *args, **kwargs)
 
             argnums, signature = [i - 1 for i in self._donate_argnums], self._signature
@@ -231,7 +233,7 @@ class Function(Advised, Generic[_P, _T]):
         return program.lower(arrays)
 
     @property
-    def input_signature(self) -> tuple[Any, ...] | None:
+    def input_signature(self) -> tuple[PyTree, ...] | None:
         """The specs of the arguments, None if it takes any."""
         return None if self._signature is None else self._signature.specs
 
@@ -246,8 +248,8 @@ def function(
     fn: Callable[_P, _T],
     *,
     donate_argnums: Sequence[int] = (),
-    input_signature: Sequence[Any] | None = None,
-    **tf_keywords: Any,
+    input_signature: Sequence[PyTree] | None = None,
+    **tf_keywords: object,
 ) -> Function[_P, _T]: ...
 
 
@@ -256,19 +258,19 @@ def function(
     fn: None = None,
     *,
     donate_argnums: Sequence[int] = (),
-    input_signature: Sequence[Any] | None = None,
-    **tf_keywords: Any,
+    input_signature: Sequence[PyTree] | None = None,
+    **tf_keywords: object,
 ) -> Callable[[Callable[_P, _T]], Function[_P, _T]]: ...
 
 
 @called_as("tf.function")
 def function(
-    fn: Any = None,
+    fn: PyTreeFunction | None = None,
     *,
     donate_argnums: Sequence[int] = (),
-    input_signature: Sequence[Any] | None = None,
-    **tf_keywords: Any,
-) -> Any:
+    input_signature: Sequence[PyTree] | None = None,
+    **tf_keywords: object,
+) -> PyTree:
     """Compiles a function that reads and assigns variables; the `tf.function` of this library.
 
     The function is traced when it is called with a new kind of arguments: its Python runs then, with abstract values,
@@ -318,9 +320,11 @@ class WeakProgramCaches(Generic[_Cache]):
     """Program caches for functions that are passed in anew at every call, kept no longer than the functions live."""
 
     def __init__(self) -> None:
-        self._caches: dict[Any, tuple[Any, _Cache]] = {}
+        self._caches: dict[Hashable, tuple[Callable[[], object], _Cache]] = {}
 
-    def get(self, fn: PyTreeFunction, variant: Hashable, make: Callable[[Callable[[], Any]], _Cache]) -> _Cache:
+    def get(
+        self, fn: PyTreeFunction, variant: Hashable, make: Callable[[Callable[[], PyTreeFunction]], _Cache]
+    ) -> _Cache:
         """Returns the cache of `fn` for `variant`, or a new one: `make(get_fn)`; `get_fn` does not keep `fn` alive."""
         bound_to = getattr(fn, "__self__", None)
         key = (id(bound_to), id(fn.__func__), variant) if hasattr(fn, "__func__") else (id(fn), variant)
@@ -328,7 +332,7 @@ class WeakProgramCaches(Generic[_Cache]):
         if found is not None:
             return found[1]
         forget = functools.partial(self._forget, weakref.ref(self), key)
-        reference: Callable[[], Any]
+        reference: Callable[[], PyTreeFunction | None]
         try:
             reference = weakref.WeakMethod(fn, forget) if hasattr(fn, "__func__") else weakref.ref(fn, forget)
         except TypeError:  # not everything that can be called can be referred to weakly
@@ -338,13 +342,13 @@ class WeakProgramCaches(Generic[_Cache]):
         return cache
 
     @staticmethod
-    def _forget(caches: Any, key: Any, _: Any) -> None:
+    def _forget(caches: weakref.ref[WeakProgramCaches[_Cache]], key: Hashable, _: object) -> None:
         owner = caches()
         if owner is not None:
             owner._caches.pop(key, None)
 
 
-def _alive(reference: Callable[[], Any]) -> Any:
+def _alive(reference: Callable[[], PyTreeFunction | None]) -> PyTreeFunction:
     fn = reference()
     if fn is None:
         raise ProgramError("The function of this program has been deleted.")

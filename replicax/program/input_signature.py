@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +33,7 @@ class InputSignature:
         ArgumentError: `specs` is no list or tuple of such nests.
     """
 
-    def __init__(self, specs: Sequence[Any], fn: PyTreeFunction, bound: int = 0):
+    def __init__(self, specs: Sequence[PyTree], fn: PyTreeFunction, bound: int = 0):
         if not isinstance(specs, (list, tuple)):
             raise ArgumentError(
                 f"`input_signature` is a list or tuple with a nest of specs for each argument, got {specs!r:.200}. For "
@@ -58,7 +57,7 @@ class InputSignature:
         """Returns the signature of the same function, bound to an instance."""
         return InputSignature(self.specs, method, bound=1)
 
-    def bound(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[Any, ...]:
+    def bound(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple[PyTree, ...]:
         """Returns the arguments of a call, by position and as the signature wants them.
 
         Arrays must fit. Python numbers and NumPy values are converted to the dtype where no information is lost by
@@ -87,9 +86,9 @@ class InputSignature:
     def _names(self, count: int) -> list[str]:
         return [*self._parameters, *(f"argument {i}" for i in range(len(self._parameters), count))][:count]
 
-    def _checked(self, value: Any, spec: Any, name: str) -> Any:
-        structure: Any
-        expected: Any
+    def _checked(self, value: PyTree, spec: PyTree, name: str) -> PyTree:
+        structure: jax.tree_util.PyTreeDef
+        expected: jax.tree_util.PyTreeDef
         leaves, structure = jax.tree_util.tree_flatten(value, is_leaf=is_per_replica)
         specs, expected = jax.tree_util.tree_flatten(spec)
         if structure != expected:
@@ -99,7 +98,7 @@ class InputSignature:
         fitting = [self._fitted(leaf, spec, name) for leaf, spec in zip(leaves, specs, strict=True)]
         return jax.tree_util.tree_unflatten(structure, fitting)
 
-    def _fitted(self, leaf: Leaf, spec: Any, name: str) -> Any:
+    def _fitted(self, leaf: Leaf, spec: Leaf, name: str) -> Leaf:
         if hasattr(leaf, "__jax_array__") and not isinstance(leaf, PerReplica):
             leaf = jnp.asarray(leaf)  # a variable's value
         if not is_array(leaf) and not isinstance(leaf, (bool, int, float, complex, np.generic, PerReplica)):
@@ -124,7 +123,7 @@ class InputSignature:
         return strongly_typed(value, wanted) if not isinstance(value, PerReplica) else value
 
 
-def _is_spec(spec: Any) -> bool:
+def _is_spec(spec: Leaf) -> bool:
     return hasattr(spec, "shape") and hasattr(spec, "dtype") and not is_array(spec)
 
 
@@ -144,19 +143,19 @@ def _checked_parameters(fn: PyTreeFunction, count: int, bound: int) -> list[str]
     return [p.name for p in positional]
 
 
-def _kind(value: Any) -> tuple[tuple[int, ...], Any]:
+def _kind(value: Leaf) -> tuple[tuple[int, ...], np.dtype]:
     if isinstance(value, PerReplica):
         return value.component_shape, value.stacked.dtype
     return tuple(value.shape), value.dtype
 
 
-def _converts(dtype: np.dtype, wanted: Any) -> bool:
+def _converts(dtype: np.dtype, wanted: np.dtype) -> bool:
     kind = "f" if jnp.issubdtype(wanted, jnp.floating) else getattr(wanted, "kind", "")
     have = "f" if jnp.issubdtype(dtype, jnp.floating) else dtype.kind
     return have in _SAFE.get(kind, "")
 
 
-def _in_range(value: np.ndarray, wanted: Any) -> bool:
+def _in_range(value: np.ndarray, wanted: np.dtype) -> bool:
     if not jnp.issubdtype(wanted, jnp.integer) or not value.size:
         return True
     limits = jnp.iinfo(wanted)
@@ -167,5 +166,5 @@ def _shapes_fit(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
     return len(shape) == len(wanted) and all(n is None or n == m for m, n in zip(shape, wanted, strict=True))
 
 
-def _shown(spec: Any) -> str:
+def _shown(spec: PyTree) -> str:
     return f"{spec.dtype}{list(spec.shape)}"

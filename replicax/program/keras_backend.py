@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
+import types
 import warnings
 from collections.abc import MutableMapping
-from typing import Any
 
 from replicax.errors import ProgramError
 
@@ -49,7 +49,7 @@ def check_keras_backend() -> None:
         raise ProgramError(problem)
 
 
-def _problem(keras: Any, environ: MutableMapping[str, str]) -> str | None:
+def _problem(keras: types.ModuleType, environ: MutableMapping[str, str]) -> str | None:
     backend = keras.backend.backend()
     if backend == "jax":
         return None

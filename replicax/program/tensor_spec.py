@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from replicax.errors import ArgumentError
@@ -29,7 +29,7 @@ class TensorSpec:
     """
 
     shape: Sequence[int | None]
-    dtype: Any = "float32"
+    dtype: jax.typing.DTypeLike = "float32"
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -45,5 +45,5 @@ class TensorSpec:
             raise ArgumentError(f"`dtype` is a dtype such as 'float32', got {self.dtype!r:.100}.") from error
 
 
-def _is_size(size: Any) -> bool:
+def _is_size(size: object) -> bool:
     return size is None or (isinstance(size, int) and not isinstance(size, bool) and size >= 0)

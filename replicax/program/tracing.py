@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 from jax.extend import core as jex_core
@@ -47,7 +46,9 @@ class TracedFunction:
         self.read, self.written = list(frame.inputs.values()), list(frame.written.values())
         self._placeholders = list(frame.placeholders.values())
 
-    def __call__(self, values: Mapping[int, Any], arrays: Sequence[jax.Array]) -> tuple[dict[int, Any], list[Any]]:
+    def __call__(
+        self, values: Mapping[int, jax.Array], arrays: Sequence[jax.Array]
+    ) -> tuple[dict[int, jax.Array], list[jax.Array]]:
         """Evaluates the program, in any JAX trace or none.
 
         Args:
@@ -77,9 +78,9 @@ class Pass:
 
 def trace_function(
     name: str,
-    call: Callable[[ProgramFrame, Sequence[Any]], list[Any]],
+    call: Callable[[ProgramFrame, Sequence[jax.Array]], list[jax.Array]],
     arrays: Sequence[jax.Array],
-    new_frame: Callable[[Any, Sequence[Any]], ProgramFrame],
+    new_frame: Callable[[object, Sequence[jax.Array]], ProgramFrame],
 ) -> list[Pass]:
     """Traces a function; again if variables were created on the way, for then it may do something else next time.
 
@@ -100,7 +101,7 @@ def trace_function(
     """
     passes: list[Pass] = []
 
-    def outer(arrays: Sequence[jax.Array]) -> list[Any]:
+    def outer(arrays: Sequence[jax.Array]) -> list[jax.Array]:
         outside = current_trace()
 
         def step(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:

@@ -12,7 +12,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ class Described(NamedTuple):
         return f"{self.name!r} {self.kind}"
 
 
-def described(name: str, value: Any) -> Described:
+def described(name: str, value: jax.typing.ArrayLike) -> Described:
     """Returns what workers compare of a value: its name, and its shape and dtype as arrays have them."""
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
     dtype = dtype if is_random_key(value) else jax.dtypes.canonicalize_dtype(dtype)
@@ -66,7 +66,9 @@ class Agreement:
     def __init__(self, workers: Sequence[str], exchange: Callable[[bytes], list[bytes]] = exchanged):
         self._workers, self._exchange = tuple(workers), exchange
 
-    def chiefs(self, what: str, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
+    def chiefs(
+        self, what: str, names: Sequence[str], values: Sequence[jax.typing.ArrayLike]
+    ) -> list[jax.typing.ArrayLike]:
         """Returns process 0's `values` in every process; all call this together.
 
         Args:
@@ -108,8 +110,8 @@ class Agreement:
         return [message[2 * size :] for message in messages]
 
 
-def _read(message: bytes) -> Any:
-    return json.loads(zlib.decompress(message))
+def _read(message: bytes) -> list[tuple[str, str]]:
+    return [(name, kind) for name, kind in json.loads(zlib.decompress(message))]
 
 
 def _difference(
@@ -123,7 +125,7 @@ def _difference(
     return ValuesMismatchError(what, worker, shown[0], other, shown[1], index)
 
 
-def _host_value(value: Any) -> np.ndarray:
+def _host_value(value: jax.typing.ArrayLike) -> np.ndarray:
     value = local(value)
     host = np.asarray(jax.random.key_data(value) if is_random_key(value) else value)
     return host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
@@ -138,13 +140,13 @@ def _cut(sent: bytes, hosts: Sequence[np.ndarray]) -> list[np.ndarray]:
     return arrays
 
 
-def _as(value: Any, sent: np.ndarray) -> Any:
+def _as(value: jax.typing.ArrayLike, sent: np.ndarray) -> jax.typing.ArrayLike:
     return (
         jax.random.wrap_key_data(jnp.asarray(sent), impl=jax.random.key_impl(value)) if is_random_key(value) else sent
     )
 
 
-def _digest(descriptions: Sequence[Any]) -> bytes:
+def _digest(descriptions: Sequence[tuple[object, ...]]) -> bytes:
     return hashlib.sha256(json.dumps(descriptions).encode()).digest()
 
 
@@ -159,7 +161,7 @@ def _renumbered(descriptions: Sequence[Described]) -> list[tuple[str, str, int]]
     """
     bases = [_WORD.sub(r"\1", each.name) for each in descriptions]
     numbers = [tuple(_numbers(match[2]) for match in _WORD.finditer(each.name)) for each in descriptions]
-    found: dict[str, set[Any]] = {}
+    found: dict[str, set[tuple[tuple[int, ...], ...]]] = {}
     for base, own in zip(bases, numbers, strict=True):
         found.setdefault(base, set()).add(own)
     ranks = {base: {own: rank for rank, own in enumerate(sorted(each))} for base, each in found.items()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +21,30 @@ from replicax.values import EqualPerReplica, ManualPerReplica, Mirrored, PerRepl
 from replicax.variable_access import is_per_replica_variable, name_of
 
 
+class Components(Protocol):
+    """A value with one component per replica, as it is combined."""
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of components."""
+
+    def reduce(self, op: ReduceOp) -> jax.Array:
+        """Combines them element by element."""
+
+    def reduce_axis(self, op: ReduceOp, axis: int | Sequence[int]) -> jax.Array:
+        """Combines them and, inside each, the entries along `axis`."""
+
+    def gather(self, axis: int) -> jax.Array:
+        """Concatenates them along `axis`, in replica order."""
+
+
 class Reduction(NamedTuple):
     """Combines components element by element; with `axis`, the entries along it inside each of them too."""
 
     op: ReduceOp
-    axis: Any
+    axis: int | Sequence[int] | None
 
-    def __call__(self, each: Any) -> jax.Array:
+    def __call__(self, each: Components) -> jax.Array:
         """Returns the combined components of a value."""
         return each.reduce(self.op) if self.axis is None else each.reduce_axis(self.op, self.axis)
 
@@ -36,7 +54,7 @@ class Gathering(NamedTuple):
 
     axis: int
 
-    def __call__(self, each: Any) -> jax.Array:
+    def __call__(self, each: Components) -> jax.Array:
         """Returns the concatenated components of a value."""
         return each.gather(self.axis)
 
@@ -45,12 +63,12 @@ Combine = Reduction | Gathering
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def compiled(each: Any, combine: Combine, sharding: jax.sharding.Sharding) -> jax.Array:
+def compiled(each: Components, combine: Combine, sharding: jax.sharding.Sharding) -> jax.Array:
     """Returns the combined components of a per-replica value as one program of all processes that have some."""
     return jax.lax.with_sharding_constraint(combine(each), sharding)
 
 
-def one_per_replica(leaf: Leaf, refused_if_equal: bool = False) -> Any:
+def one_per_replica(leaf: Leaf, refused_if_equal: bool = False) -> Components | None:
     """Returns `leaf` as a value with one component per replica; None if it is one value for all of them.
 
     Components have per-replica values, what `run` returned, and variables that keep one per replica. In the middle of
@@ -74,18 +92,18 @@ def one_per_replica(leaf: Leaf, refused_if_equal: bool = False) -> Any:
     return EqualPerReplica(leaf, replicas) if replicas else None
 
 
-def value_of(leaf: Leaf) -> Any:
+def value_of(leaf: Leaf) -> Leaf:
     """Returns the value that a variable has now, and anything else as it is."""
     return leaf.value if _is_variable(leaf) else leaf
 
 
-def values_of(nest: PyTree) -> Any:
-    """Returns `nest` with the values that its variables have now."""
-    leaves, treedef = jax.tree_util.tree_flatten(nest, is_leaf=is_per_replica)
-    return jax.tree_util.tree_unflatten(treedef, map(value_of, leaves)) if any(map(_is_variable, leaves)) else nest
+def values_of(tree: PyTree) -> PyTree:
+    """Returns `tree` with the values that its variables have now."""
+    leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_per_replica)
+    return jax.tree_util.tree_unflatten(treedef, map(value_of, leaves)) if any(map(_is_variable, leaves)) else tree
 
 
-def reduced_plain(op: ReduceOp, leaf: Leaf, axis: Any, replicas: int) -> Any:
+def reduced_plain(op: ReduceOp, leaf: Leaf, axis: int | Sequence[int] | None, replicas: int) -> Leaf:
     """Combines a value that is the same on all replicas, as if each of them had a copy.
 
     Raises:
@@ -104,11 +122,11 @@ def reduced_plain(op: ReduceOp, leaf: Leaf, axis: Any, replicas: int) -> Any:
     return jnp.sum(array, axes) * replicas if op is ReduceOp.SUM else jnp.mean(array, axes)
 
 
-def _is_for_all(value: Any) -> bool:
+def _is_for_all(value: Leaf) -> bool:
     return returned_by(value) == COMBINED or isinstance(value, Mirrored)
 
 
-def _no_sum(leaf: Leaf, value: Any, replicas: int) -> str:
+def _no_sum(leaf: Leaf, value: Leaf, replicas: int) -> str:
     if _is_variable(leaf):
         what = f"variable {name_of(leaf)!r}"
     else:

@@ -6,7 +6,7 @@ import difflib
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
@@ -17,10 +17,15 @@ from replicax.errors import ArgumentError, LayoutError
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement
-from replicax.typing import PyTree
+from replicax.typing import PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike, name_of, shape_of
 
+if TYPE_CHECKING:
+    import keras
+
 Axes = tuple[str | None, ...]
+#: A layout as users give it: axes, or an object that has them (`keras.distribution.TensorLayout`).
+_Layout: TypeAlias = "Sequence[str | None] | keras.distribution.TensorLayout"
 
 _NEAR, _MOST_PATHS = 3, 20  # paths that a message lists
 
@@ -55,8 +60,8 @@ class LayoutStrategy(MeshStrategy):
 
     def __init__(
         self,
-        mesh: Any,
-        layout_map: Mapping[str, Any],
+        mesh: Mesh | keras.distribution.DeviceMesh,
+        layout_map: Mapping[str, _Layout],
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
     ):
@@ -72,7 +77,7 @@ class LayoutStrategy(MeshStrategy):
         placement = Placement(devices, (REPLICA_AXIS, *names[1:]), self._layout)
         super().__init__(placement, cross_device_ops, communication_options)
 
-    def _checked(self, pattern: str, layout: Any) -> Axes:
+    def _checked(self, pattern: str, layout: _Layout) -> Axes:
         try:
             re.compile(pattern)
         except re.error as error:
@@ -133,7 +138,9 @@ class LayoutStrategy(MeshStrategy):
         if unused:
             raise LayoutError(_said_of_unused(unused, [name_of(variable) for variable in variables]))
 
-    def _run(self, fn: Any, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]) -> Any:
+    def _run(
+        self, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]
+    ) -> PyTree:
         result = super()._run(fn, args, kwargs, donate)
         if not self._has_run and context.current().frame is None:
             self._has_run = True
@@ -167,7 +174,7 @@ def _said_of_unused(patterns: Sequence[str], paths: Sequence[str]) -> str:
     )
 
 
-def _devices_and_axes(mesh: Any) -> tuple[np.ndarray, tuple[str, ...]]:
+def _devices_and_axes(mesh: Mesh | keras.distribution.DeviceMesh) -> tuple[np.ndarray, tuple[str, ...]]:
     if isinstance(mesh, Mesh):
         return mesh.devices, tuple(mesh.axis_names)
     backend = getattr(mesh, "backend_mesh", None)  # a keras.distribution.DeviceMesh

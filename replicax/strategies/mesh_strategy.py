@@ -211,7 +211,7 @@ class MeshStrategy(Strategy):
         """Returns the components of `value`, one for each replica of this process."""
         leaves, treedef = jax.tree_util.tree_flatten(opened(value), is_leaf=is_per_replica)
         found = [one_per_replica(leaf) for leaf in leaves]
-        counts = {len(each.values) for each in found if is_per_replica(each)}
+        counts = {len(each.values) for each in found if each is not None and is_per_replica(each)}
         counts = counts or {self._number_here(each.num_replicas) for each in found if each is not None}
         if not counts and any(isinstance(leaf, Mirrored) for leaf in values_of(leaves)):
             counts = {len(self.placement.local_replicas)}

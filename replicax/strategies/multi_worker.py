@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 
 from replicax.cluster import ClusterConfig, ClusterResolver, find_cluster
@@ -107,5 +105,5 @@ def _patience(stall_timeout: float | None, timeout_seconds: float | None) -> flo
 
 
 def _devices(several: bool) -> list[jax.Device]:
-    devices: list[Any] = jax.devices() if several else jax.local_devices()
+    devices: list[jax.Device] = jax.devices() if several else jax.local_devices()
     return sorted(devices, key=lambda device: device.process_index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from replicax.errors import ReplicaShapeError, ValuesMismatchError
 from replicax.program.pytrees import is_number_like
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.transfer import from_all
+from replicax.typing import Leaf
 from replicax.values import UnevenPerReplica
 
 _SMALL = 2**20  # bytes of a worker's components that go through host memory; more go over the devices
@@ -44,7 +45,7 @@ class Kind(NamedTuple):
         return self.dtype if self.shape is None else f"{self.shape} {self.dtype}"
 
 
-def kind_of(component: Any) -> Kind:
+def kind_of(component: Leaf) -> Kind:
     """Returns what workers compare of a component."""
     if not is_number_like(component):
         return Kind(None, type(component).__name__)
@@ -66,7 +67,9 @@ class Layout(NamedTuple):
     workers: tuple[int, ...]
 
 
-def compared(structures: Sequence[Any], leaves: Sequence[Sequence[Any]], names: Sequence[str]) -> Layout:
+def compared(
+    structures: Sequence[jax.tree_util.PyTreeDef], leaves: Sequence[Sequence[Leaf]], names: Sequence[str]
+) -> Layout:
     """Returns what all workers' components are; all call this together.
 
     Args:
@@ -105,10 +108,10 @@ class SpreadPerReplica(UnevenPerReplica):
 
     def __init__(
         self,
-        components: Sequence[Any],
+        components: Sequence[Leaf],
         kinds: Sequence[Kind],
         workers: Sequence[int],
-        place: Callable[[Any], jax.Array],
+        place: Callable[[jax.typing.ArrayLike], jax.Array],
     ):
         super().__init__(components)
         self.kinds = tuple(kinds)
