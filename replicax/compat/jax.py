@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import traceback
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
@@ -50,19 +48,6 @@ def strongly_typed(x: Any, dtype: Any = None) -> jax.Array:
     """
     array = x if isinstance(x, jax.Array) and dtype is None else jax.numpy.array(x, dtype, copy=type(x) is np.ndarray)
     return jax.lax.convert_element_type(array, array.dtype) if is_weak(array) else array
-
-
-def unknown_axes(error: BaseException) -> tuple[str, ...]:
-    """Returns the names of axes that a collective asked for in vain, if that is what an error of JAX's is about.
-
-    A `NameError` says so. Of a value that may differ already, JAX 0.10 asserts it without a word.
-    """
-    if isinstance(error, NameError):
-        return tuple(re.findall(r"unbound axis name: (\w+)", str(error)))
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    if not isinstance(error, AssertionError) or frame.f_code is not jax_core.pvary.__code__:
-        return ()
-    return tuple(axis for axis in frame.f_locals["axes"] if axis not in frame.f_locals["new_axes"])
 
 
 def refuse_as_argument(kind: type, error_of: Callable[[Any], Exception]) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from replicax.compat.jax_errors import captured_array
 from replicax.errors import ProgramError
-
-_SAID_BY_JAX = "Closing over jax.Array that spans non-addressable"
 
 
 def captured_error(error: BaseException) -> ProgramError | None:
     """Returns what to raise instead of JAX's error about such an array; None for any other error."""
-    said = str(error)
-    if not said.startswith(_SAID_BY_JAX):
+    what = captured_array(error)
+    if what is None:
         return None
-    what = said.partition("Got jax.Array: ")[2].strip() or "an array"
     told = ProgramError(
         f"A compiled function has captured a value that is spread over several workers ({what}), such as a per-replica "
         "value. No worker has all of it, so it can be no constant of a program. "

@@ -18,10 +18,10 @@ from jax.extend import source_info_util
 
 import replicax.context as context
 from replicax.compat.jax import vary, varying_axes
+from replicax.compat.jax_errors import differ_in_axis_only
 from replicax.equality import OWN_DATA
 from replicax.program.divergence import find_divergence
 from replicax.program.eager_frame import may_differ
-from replicax.program.unequal_types import differ_in_replicas_only
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTree, PyTreeFunction
 
@@ -184,7 +184,7 @@ def _or_again(original: PyTreeFunction, args: PyTree, kwargs: PyTree, again: Cal
     try:
         return _checked_op_by_op(original.__name__, call)
     except (TypeError, ValueError) as error:
-        if not differ_in_replicas_only(str(error)):
+        if not differ_in_axis_only(str(error), REPLICA_AXIS):
             raise
     return _checked_op_by_op(original.__name__, again)
 

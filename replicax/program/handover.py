@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from replicax.compat.jax_errors import is_about_devices
 from replicax.errors import LayoutError, ProgramError
 from replicax.variable_access import array_of, name_of
 from replicax.variables import lives_elsewhere
@@ -102,12 +103,11 @@ def explain_devices(error: BaseException, name: str) -> None:
     Raises:
         LayoutError: That is why.
     """
-    said = str(error)
-    if isinstance(error, ValueError) and "ncompatible devices" in said:
+    if is_about_devices(error):
         raise LayoutError(
             f"{name!r} is one compiled program, and one program runs on one set of devices, in one order. Move values "
             "to other devices before it is called, or its results afterwards: rx.dtensor.copy_to_mesh(value, layout). "
-            f"JAX said: {said.splitlines()[0]}"
+            f"JAX said: {str(error).splitlines()[0]}"
         ) from None
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 from jax.extend import core as jex_core
 
+from replicax.compat.jax_errors import is_call_of_array
 from replicax.compat.jax_tracing import current_trace, tracing_anew
 from replicax.errors import TracedValueError
 from replicax.program.captured import captured_error
@@ -159,9 +159,6 @@ _IN_A_TRACE = (
 )
 
 
-_CALLED_ARRAY = re.compile(r"'[\w.]*(Tracer|ArrayImpl)' object is not callable")
-
-
 @contextlib.contextmanager
 def _explained(advice: str = _IN_A_TRACE) -> Iterator[None]:
     """Tells what to do instead when Python uses a traced value as a number, or gives it to TensorFlow or PyTorch.
@@ -174,7 +171,7 @@ def _explained(advice: str = _IN_A_TRACE) -> Iterator[None]:
         told = explained_error(error) or flax_error(error) or captured_error(error)
         if told is not None:
             raise told from None
-        if isinstance(error, TypeError) and _CALLED_ARRAY.search(str(error)):
+        if is_call_of_array(error):
             error.add_note(
                 "An array was called like a function. A variable's `value` is the array itself: write `v.value` "
                 "without parentheses, or `v.read_value()`."

@@ -8,9 +8,9 @@ branches are helped (`program/control_flow.py`); the cotangent of an output is n
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 
+from replicax.compat.jax_errors import differ_in_axis_only
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _NOTE = (
@@ -22,8 +22,6 @@ _NOTE = (
     "device too. (What JAX itself proposes may name no axis, or the wrong branch.)"
 )
 
-_TYPE = re.compile(r"\b(?P<of_one>\w+(?:<\w+>)?\[[^\]]*\])(?P<varying>\{[^{}]*\})?")
-
 
 @contextlib.contextmanager
 def types_explained() -> Iterator[None]:
@@ -31,14 +29,6 @@ def types_explained() -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        if differ_in_replicas_only(str(error)):
+        if differ_in_axis_only(str(error), REPLICA_AXIS):
             error.add_note(_NOTE)
         raise
-
-
-def differ_in_replicas_only(message: str) -> bool:
-    """Returns whether a message names a type both with and without the mark of values that differ between replicas."""
-    marked: dict[str, set[bool]] = {}
-    for found in _TYPE.finditer(message):
-        marked.setdefault(found["of_one"], set()).add(REPLICA_AXIS in (found["varying"] or ""))
-    return any(len(marks) == 2 for marks in marked.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from replicax.compat.jax import unknown_axes
+from replicax.compat.jax_errors import unknown_axes
 from replicax.errors import ProgramError
 from replicax.runtime.mesh import REPLICA_AXIS
 
