@@ -1,6 +1,6 @@
-"""Who am I: the cluster, and this process's place in it, read from the environment. Nothing here starts anything."""
+"""The cluster and the place of this process in it, read from the environment. Nothing here starts anything."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from replicax.cluster.addresses import Address as Address, parse_address as parse_address
 from replicax.cluster.config import (
@@ -65,5 +65,5 @@ __all__ = [
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         raise not_found("replicax.cluster_resolver", name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from replicax.errors import ClusterError
 
@@ -14,7 +14,7 @@ _CURE = "Write 'host:port', such as '10.0.0.1:2222', 'worker-0.example:2222' or 
 
 
 class Address(NamedTuple):
-    """An address taken apart; two spellings of one host (small letters, `localhost`) are equal."""
+    """A parsed address; different spellings of one host (capital letters, `localhost`) are equal."""
 
     host: str
     port: int
@@ -25,15 +25,15 @@ class Address(NamedTuple):
             ip = ipaddress.ip_address(self.host)
         except ValueError:
             return self.host.endswith(".localhost")
-        return ip.is_loopback or ip.is_unspecified  # Nobody can connect to 0.0.0.0 from outside.
+        return ip.is_loopback or ip.is_unspecified  # Other machines cannot connect to 0.0.0.0.
 
 
-def parse_address(text: Any, field: str) -> Address:
-    """Takes an address apart.
+def parse_address(text: object, field: str) -> Address:
+    """Parses an address.
 
     Args:
         text: `"host:port"`.
-        field: What to call it in messages.
+        field: Its name in messages.
 
     Raises:
         ClusterError: It is not of that form.

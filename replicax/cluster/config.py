@@ -1,10 +1,10 @@
-"""Who this process is in its cluster: one frozen record, and what follows from it."""
+"""The cluster and the place of this process in it: one frozen record, and what follows from it."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
+from replicax.checks import is_int
 from replicax.cluster.spec import ClusterSpec, Task
 from replicax.errors import ClusterError
 
@@ -23,10 +23,10 @@ class ClusterConfig:
         spec: The tasks whose addresses are known; empty for a program of one process.
         task: This process; None if there is no cluster.
         rpc_layer: Prefix of addresses as TensorFlow writes them, such as `"grpc"`.
-        processes: How many processes train together, if that was told and `spec` need not list them all (all are
-            workers then). None: `spec` lists them all.
-        local_process_id: Number of this process among those on its machine, if it is known.
-        source: Who told all this, for messages; it does not count in comparisons.
+        processes: How many processes train together, if that is known and `spec` need not list them all. All are
+            workers then. None if `spec` lists them all.
+        local_process_id: Index of this process among those on its machine, if it is known.
+        source: Where all this comes from, for messages; it does not count in comparisons.
 
     Raises:
         ClusterError: A role is unknown or taken twice, or the task is missing or not in the cluster.
@@ -61,7 +61,7 @@ class ClusterConfig:
 
     @property
     def process_id(self) -> int:
-        """Number of this process among those: chief 0, then the workers; an evaluator's own index.
+        """Index of this process among these: the chief is 0, then come the workers; for an evaluator its own index.
 
         Raises:
             ClusterError: This task is a parameter server.
@@ -73,7 +73,7 @@ class ClusterConfig:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process does what one must do, such as writing logs: the chief, or worker 0 if there is none.
+        """Whether this process does what only one must do, such as writing logs: the chief, or worker 0 without one.
 
         An evaluator is its own chief, and so is a process without a cluster.
         """
@@ -85,7 +85,7 @@ class ClusterConfig:
 
     @property
     def collective_leader(self) -> Task | None:
-        """The task where the others meet: the chief, else worker 0; None for an evaluator and without a cluster."""
+        """The task where the others meet: the chief or worker 0; None for an evaluator and without a cluster."""
         return None if self._is("evaluator") else self._first("chief", "worker")
 
     @property
@@ -106,9 +106,9 @@ class ClusterConfig:
         """Whether `spec` lists every process that trains."""
         return self.processes is None or self._count("worker") == self.processes
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Returns the cluster and the task in the form of TF_CONFIG."""
-        document: dict[str, Any] = {}
+        document: dict[str, object] = {}
         if self.spec:
             document["cluster"] = self.spec.as_dict()
         if self.task is not None:
@@ -141,7 +141,7 @@ class ClusterConfig:
     def _check_trains(self) -> None:
         if self._is("ps"):
             raise ClusterError(
-                self._field("task.type"), "ps", "has no part in training together", "Ask a chief, worker or evaluator."
+                self._field("task.type"), "ps", "does not take part in training", "Ask a chief, worker or evaluator."
             )
 
     def _check_task(self) -> None:
@@ -165,7 +165,7 @@ class ClusterConfig:
             )
 
     def _check_complete(self) -> None:
-        """The spec lists all tasks, and this one is among them. (An evaluator need not be.)"""
+        """Checks that the spec lists all tasks and this one among them. (An evaluator need not be listed.)"""
         assert self.task is not None
         if not self._count("chief") + self._count("worker"):
             raise ClusterError(
@@ -175,7 +175,10 @@ class ClusterConfig:
             indices = self.spec.task_indices(job)
             if indices != list(range(len(indices))):
                 raise ClusterError(
-                    self._field(f"cluster.{job}"), indices, "must number its tasks from 0 on without holes", "Add them."
+                    self._field(f"cluster.{job}"),
+                    indices,
+                    "must number its tasks from 0 without gaps",
+                    "Add the others.",
                 )
         job, index = self.task.type, self.task.index
         evaluator_of_its_own = job == "evaluator" and not self._count("evaluator")
@@ -193,13 +196,13 @@ class ClusterConfig:
             )
 
     def _check_ranks(self, processes: int) -> None:
-        """Only the number of processes was told: all of them are workers."""
+        """Checks a cluster of which only the number of processes is known. All of them are workers."""
         assert self.task is not None
-        if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+        if not is_int(processes) or processes < 1:
             raise ClusterError(self._field("processes"), processes, "must be an int of at least 1", "Count them all.")
         if not self._is("worker") or any(job != "worker" for job in self.spec.jobs):
             raise ClusterError(
-                self._field("task.type"), self.task.type, "must be 'worker' where only a number of processes is told"
+                self._field("task.type"), self.task.type, "must be 'worker' where only the number of processes is known"
             )
         listed = [self.task.index, *(self.spec.task_indices("worker") if self.spec else ())]
         if max(listed) >= processes:
@@ -233,7 +236,7 @@ def check_synchronous(config: ClusterConfig) -> None:
         raise ClusterError(
             f"{config.source} cluster.ps".strip(),
             config.spec.as_dict().get("ps", "ps"),
-            "has no place in synchronous training: all workers keep their own variables",
+            "is not allowed in synchronous training, where all workers hold the variables",
             "Leave the job 'ps' out, or train with a parameter server strategy.",
         )
     if config.num_processes > 1 and config.coordinator_address is None:

@@ -1,4 +1,4 @@
-"""Finding out from the environment which cluster this process is in, and saying why."""
+"""Finds out from the environment which cluster this process is in, and why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from replicax.errors import ClusterError
 
 _log = logging.getLogger(__name__)
 
-# What somebody wrote on purpose comes first, then launchers, then schedulers; the nearer to the program, the earlier.
+# Explicit settings come first, then launchers, then schedulers: the closer to the program, the earlier.
 PRECEDENCE: tuple[type[ClusterResolver], ...] = (
     ReplicaxClusterResolver,
     TFConfigClusterResolver,
@@ -34,20 +34,20 @@ PRECEDENCE: tuple[type[ClusterResolver], ...] = (
     PMIClusterResolver,
     TPUClusterResolver,
     SageMakerClusterResolver,
-    KubernetesClusterResolver,  # Never by itself; it stands here to say so.
+    KubernetesClusterResolver,  # It never applies by itself; it is listed to say so.
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One source that was looked at.
+    """One source that was examined.
 
     Attributes:
-        name: What it is called, such as `"Slurm"`.
-        applies: Whether the environment is one of its kind.
+        name: Its name, such as `"Slurm"`.
+        applies: Whether the environment belongs to it.
         because: Why, or why not.
-        config: What it tells; None if it does not apply or is malformed.
-        resolver: The resolver that read it; None likewise.
+        config: The cluster that it describes; None if it does not apply or is malformed.
+        resolver: The resolver that read it; None if it does not apply or is malformed.
     """
 
     name: str
@@ -62,10 +62,10 @@ class Detection:
     """Which cluster was found, and how.
 
     Attributes:
-        config: Who this process is.
-        winner: Name of the source that told it; None for a single process, if no source applies.
+        config: The cluster and the place of this process in it.
+        winner: Name of the source; None for a single process, if no source applies.
         candidates: All sources, in the order of precedence.
-        conflicts: Where another source that applies contradicts the winner; a sentence each.
+        conflicts: A sentence for each contradiction between the winner and another source that applies.
     """
 
     config: ClusterConfig
@@ -75,17 +75,17 @@ class Detection:
 
     @property
     def resolver(self) -> ClusterResolver:
-        """The resolver that told it. If none applies, one for `TF_CONFIG`, which then names no cluster and no task."""
+        """The resolver of the winner. If no source applies, one for `TF_CONFIG`, which then names no cluster."""
         told = next((each.resolver for each in self.candidates if each.name == self.winner), None)
         return told or TFConfigClusterResolver()
 
     def __str__(self) -> str:
         if self.winner is None:
             return f"{self.config}: nothing in its environment names a cluster"
-        return f"{self.config}, as told by {self.winner}"
+        return f"{self.config}, according to {self.winner}"
 
     def report(self) -> str:
-        """Returns all of it as lines of text."""
+        """Returns all of this as lines of text."""
         lines = [f"This process is {self}."]
         for candidate in self.candidates:
             mark = "won" if candidate.name == self.winner else "applies" if candidate.applies else "no"
@@ -97,15 +97,15 @@ def detect_cluster(environ: Environ | None = None) -> Detection:
     """Finds out from environment variables which cluster this process is in.
 
     The first source that applies wins: `REPLICAX_*`, `TF_CONFIG`, `JAX_*`, torchrun, Slurm (in a step of several
-    tasks), Open MPI, PMI, TPU, SageMaker. If none applies it is a program of a single process. Kubernetes is not
-    asked, since that goes over the network; its operators set `TF_CONFIG` or `JAX_*`.
+    tasks), Open MPI, PMI, TPU, SageMaker. If none applies, the program has a single process. Kubernetes is not
+    asked, since that needs the network; its operators set `TF_CONFIG` or `JAX_*`.
 
     Args:
         environ: The variables; by default `os.environ`.
 
     Raises:
-        ClusterError: What the winner reads is malformed (if it is another source, that is a conflict); or none applies,
-            and a variable tells of other processes, but one that belongs to it is not set.
+        ClusterError: The winner's variables are malformed (in another source, that is a conflict); or none applies, but
+            a variable shows that there are other processes, and one that belongs to it is not set.
     """
     variables: Environ = os.environ if environ is None else environ
     candidates: list[Candidate] = []
@@ -119,13 +119,13 @@ def detect_cluster(environ: Environ | None = None) -> Detection:
         candidates.append(candidate)
     if winner is None:
         for kind in PRECEDENCE:
-            kind.check_whole(variables)
+            kind.check_complete(variables)
     config = ClusterConfig() if winner is None or winner.config is None else winner.config
     return Detection(config, winner.name if winner else None, tuple(candidates), tuple(conflicts))
 
 
 def found_cluster() -> ClusterConfig:
-    """Returns who this process is, by the environment; warns of what contradicts it. For whoever starts a cluster.
+    """Returns the cluster that the environment describes, and warns of contradictions.
 
     Raises:
         ClusterError: As `detect_cluster`.
@@ -134,14 +134,14 @@ def found_cluster() -> ClusterConfig:
 
 
 def find_cluster() -> Detection:
-    """Does what `found_cluster` does; returns with who this process is also how that was found, and by which resolver.
+    """Does what `found_cluster` does, and returns also how the cluster was found and by which resolver.
 
     Raises:
         ClusterError: As `detect_cluster`.
     """
     found = detect_cluster()
     for conflict in found.conflicts:
-        _log.warning("The environment tells of more than one cluster. %s", conflict)
+        _log.warning("The environment describes more than one cluster. %s", conflict)
     return found
 
 
@@ -166,12 +166,12 @@ def _contradictions(winner: Candidate, other: Candidate) -> list[str]:
     counts = _processes(winner.config), _processes(other.config)
     if counts[0] != counts[1]:
         return [
-            f"{winner.name} tells of {counts[0]} processes, {other.name} of {counts[1]}. {winner.name} is used; unset "
-            "its variables if they are left over from elsewhere."
+            f"{winner.name} describes {counts[0]} processes, {other.name} {counts[1]}. {winner.name} is used; unset "
+            "its variables if they are left over from another job."
         ]
     return []
 
 
 def _processes(config: ClusterConfig) -> int:
-    """Returns how many processes the launcher has started: all, also those that do not train."""
+    """Returns how many processes the launcher has started, including those that do not train."""
     return config.processes or sum(config.spec.num_tasks(job) for job in config.spec.jobs) or 1

@@ -33,7 +33,7 @@ def to_number(value: str, field: str, least: int, below: int | None = None, cure
     """Returns a text as an int from `least` to `below - 1`.
 
     Raises:
-        ClusterError: It is no such number.
+        ClusterError: It is something else.
     """
     if not _NUMBER.fullmatch(value) or not least <= int(value) or (below is not None and int(value) >= below):
         allowed = f"of at least {least}" if below is None else f"from {least} to {below - 1}"
@@ -45,7 +45,7 @@ def number(environ: Environ, name: str, least: int = 0, below: int | None = None
     """Returns a variable that must be set, as an int from `least` to `below - 1`.
 
     Raises:
-        ClusterError: It is not set, or no such number.
+        ClusterError: It is not set, or is something else.
     """
     return to_number(required(environ, name, cure), name, least, below, cure)
 
@@ -61,22 +61,22 @@ def optional_number(environ: Environ, name: str, least: int = 0) -> int | None:
 
 
 def tells_of_others(environ: Environ, name: str, alone: int) -> bool:
-    """Returns whether a variable is a number greater than it would be for a process that is alone."""
+    """Returns whether a variable is a number greater than `alone`, its value for a single process."""
     value = text(environ, name)
     return value is not None and _NUMBER.fullmatch(value) is not None and int(value) > alone
 
 
-def check_whole(environ: Environ, counts: Sequence[str], ranks: Sequence[str], needed: Sequence[str]) -> None:
-    """Checks that none of `needed` is missing where another variable tells of other processes.
+def check_complete(environ: Environ, counts: Sequence[str], ranks: Sequence[str], needed: Sequence[str]) -> None:
+    """Checks that none of `needed` is missing if another variable shows that there are other processes.
 
     Args:
         environ: The variables.
-        counts: Names of those that count processes, 1 for one that is alone.
-        ranks: Names of those that number processes from 0 on.
-        needed: Names of those that must be set together.
+        counts: Names of the variables that count processes.
+        ranks: Names of the variables that hold the index of the process.
+        needed: Names of the variables that must be set together.
 
     Raises:
-        ClusterError: One is missing.
+        ClusterError: A variable is missing.
     """
     missing = [name for name in needed if text(environ, name) is None]
     named = [(name, 1) for name in counts if name] + [(name, 0) for name in ranks if name]

@@ -1,7 +1,7 @@
-"""What process 0 does until all processes of a job are connected: it serves whoever connects, all side by side.
+"""The server of the rendezvous: process 0 runs it until all processes of a job are connected.
 
-Anybody may connect: other programs, scanners, processes of another job. Whoever does not send a greeting of this job in
-time is dropped, and nobody waits for him meanwhile.
+It serves all connections at the same time. Anybody may connect: other programs, scanners, processes of another job. A
+connection that does not send a greeting of this job in time is closed, and delays no other.
 """
 
 from __future__ import annotations
@@ -13,31 +13,47 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypedDict, cast
 
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.lines import decoded, encoded, is_number
 from replicax.errors import ClusterError
 
 SECONDS_BETWEEN_QUESTIONS = 1.0
-SECONDS_OF_SILENCE = 5.0  # after which a process that has come is called silent
+SECONDS_OF_SILENCE = 5.0  # after which a process that has come counts as silent
 LONGEST_GREETING = 2**16
 _SECONDS_TO_GREET = 5.0
 _BACKLOG = 1024
 _SECONDS_TO_SEND = 5.0
 _SECONDS_TO_RECOVER = 0.05
-_MOST_STRANGERS = 256  # connected at once; the oldest has to go
+_MOST_STRANGERS = 256  # connected at once; then the oldest is closed
+
+
+class Greeting(TypedDict):
+    """The first message of a process.
+
+    Attributes:
+        process: Its index.
+        processes: The number of processes that it expects.
+        token: The job's secret.
+        info: What the others should know of it.
+    """
+
+    process: int
+    processes: int
+    token: str
+    info: dict[str, object]
 
 
 class Guest:
-    """A connection: a stranger's at first, a process's when it has greeted.
+    """A connection. It is a stranger's at first, and a process's after its greeting.
 
     Attributes:
         connection: The connection.
         since: When it was made (`time.monotonic`).
-        process: Number of the process; None for a stranger.
-        info: What the process has told.
-        heard_at: When it was heard of last.
+        process: Index of the process; None for a stranger.
+        info: The information in its greeting.
+        heard_at: When its last message came.
         answered: The last question that it has answered.
     """
 
@@ -45,7 +61,7 @@ class Guest:
         self.connection = connection
         self.since = self.heard_at = time.monotonic()
         self.process: int | None = None
-        self.info: dict[str, Any] = {}
+        self.info: dict[str, object] = {}
         self.answered = 0
         self._heard, self._unsent = bytearray(), b""
 
@@ -53,31 +69,31 @@ class Guest:
         """Yields the lines that have come.
 
         Raises:
-            OSError: It has hung up.
-            ValueError: What it sends is too long for a line.
+            OSError: The connection is closed.
+            ValueError: A line is too long.
         """
         with contextlib.suppress(BlockingIOError):
             received = self.connection.recv(LONGEST_GREETING)
             if not received:
-                raise ConnectionResetError("it has hung up")
+                raise ConnectionResetError("the connection is closed")
             self._heard += received
         while (end := self._heard.find(b"\n") + 1) > 0:
             line = bytes(self._heard[:end])
             del self._heard[:end]
             yield line
         if len(self._heard) > LONGEST_GREETING:
-            raise ValueError("a line without end")
+            raise ValueError("a line is too long")
 
     def ask(self, message: bytes) -> None:
-        """Sends a message unless the one before is still on its way: who is stopped reads none."""
+        """Sends a message, unless the previous one is still being sent, since a stopped process reads nothing."""
         if not self._unsent:
             self._unsent = message
         with contextlib.suppress(BlockingIOError):
             self._unsent = self._unsent[self.connection.send(self._unsent) :]
 
-    def say(self, message: Mapping[str, Any]) -> None:
-        """Sends a message that must arrive, and waits a while if that must be."""
-        with contextlib.suppress(OSError):  # It has gone again.
+    def say(self, message: Mapping[str, object]) -> None:
+        """Sends a message that must arrive, and waits a while if necessary."""
+        with contextlib.suppress(OSError):  # It is closed.
             self.connection.settimeout(_SECONDS_TO_SEND)
             self.connection.sendall(self._unsent + encoded(message))
             self._unsent = b""
@@ -88,18 +104,18 @@ class RendezvousServer:
     """The connections that process 0 serves.
 
     Args:
-        listener: Where they come in.
+        listener: The listening socket.
         mine: The greeting of process 0; see `rendezvous.meet`.
     """
 
-    def __init__(self, listener: socket.socket, mine: Mapping[str, Any]):
+    def __init__(self, listener: socket.socket, mine: Greeting):
         self._listener, self._mine = listener, mine
         self._selector = selectors.DefaultSelector()
         self._strangers: dict[socket.socket, Guest] = {}
         self.came: dict[int, Guest] = {}
-        self._through: set[int] = set()  # have said that they need nobody here any more
+        self._through: set[int] = set()  # processes that need process 0 no more
         self._asked, self._next_question = 0, 0.0
-        self._asked_all: int | None = None  # the first question that all were there to hear
+        self._asked_all: int | None = None  # the first question that reached all processes
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -112,44 +128,44 @@ class RendezvousServer:
             guest.connection.close()
 
     def missing(self) -> list[int]:
-        """Returns the numbers of the processes that have not come, or have hung up before they were through."""
+        """Returns the indices of the processes that have not come, or left before they were through."""
         here = self.came.keys() | self._through
         return [process for process in range(1, self._mine["processes"]) if process not in here]
 
     def silent(self) -> dict[int, float]:
-        """Returns the processes that have come and are not heard of any more, with for how many seconds."""
+        """Returns for each process that came and is silent now, how many seconds it has been so."""
         here = [(process, guest) for process, guest in sorted(self.came.items()) if process not in self._through]
         ages = {process: time.monotonic() - guest.heard_at for process, guest in here}
         return {process: age for process, age in ages.items() if age > SECONDS_OF_SILENCE}
 
     def complete(self) -> bool:
-        """Returns whether all are here, and have said so after the last had come."""
+        """Returns whether all are here and have answered a question that came after the last arrival."""
         first = self._asked_all
         return first is not None and all(guest.answered >= first for guest in self.came.values())
 
     def serve(self, until: float) -> None:
-        """Serves whoever is there, until something happens, at most until a time of `time.monotonic`."""
+        """Serves the connections until something happens, at most until `until` (`time.monotonic`)."""
         self._ask()
-        first = next(iter(self._strangers.values()), None)  # The one who has been there longest.
+        first = next(iter(self._strangers.values()), None)  # The oldest.
         until = min(until, self._next_question, first.since + _SECONDS_TO_GREET if first else until)
         for key, _ in self._selector.select(max(until - time.monotonic(), 0.001)):
             key.data()
         self._drop_the_slow()
 
     def shut(self) -> None:
-        """Lets nobody in any more, and frees the port; those who have come stay connected."""
+        """Accepts no more connections and frees the port. Processes that have come stay connected."""
         self._selector.unregister(self._listener)
         self._listener.close()
         for stranger in list(self._strangers.values()):
             self._drop(stranger)
 
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """Tells all that have come something."""
+    def tell(self, message: Mapping[str, object]) -> None:
+        """Sends a message to all processes that have come."""
         for guest in self.came.values():
             guest.say(message)
 
     def _ask(self) -> None:
-        """Asks those who have come whether they are still there, and tells them who is not."""
+        """Asks the processes that have come whether they are still there, and tells them which are not."""
         missing, now = self.missing(), time.monotonic()
         if missing:
             self._asked_all = None
@@ -166,12 +182,12 @@ class RendezvousServer:
                 self._drop(guest)
 
     def _accept(self) -> None:
-        for _ in range(_MOST_STRANGERS):  # Then those who are here have their turn.
+        for _ in range(_MOST_STRANGERS):  # Then the other connections have their turn.
             try:
                 connection = self._listener.accept()[0]
             except BlockingIOError:
                 return
-            except ConnectionError:  # It has gone again.
+            except ConnectionError:  # It was closed again.
                 continue
             except OSError:  # This process has too many files open.
                 time.sleep(_SECONDS_TO_RECOVER)
@@ -190,28 +206,30 @@ class RendezvousServer:
                     self._greet(guest, message)
                 else:
                     self._hear(guest, message)
-        except (OSError, ValueError):  # It has gone, or is not one of us.
+        except (OSError, ValueError):  # It was closed, or does not belong to the job.
             self._drop(guest)
 
-    def _greet(self, guest: Guest, greeting: Mapping[str, Any]) -> None:
-        refusal = refused(greeting, self._mine, self._is_taken)
+    def _greet(self, guest: Guest, message: Mapping[str, object]) -> None:
+        refusal = refused(message, self._mine, self._is_taken)
         if refusal is not None:
             guest.say({"no": refusal})
             raise ConnectionRefusedError(refusal)
+        greeting = cast(Greeting, message)  # `refused` has checked it.
         guest.process, guest.info, guest.heard_at = greeting["process"], greeting["info"], time.monotonic()
         del self._strangers[guest.connection]
         self.came[greeting["process"]] = guest
 
-    def _hear(self, guest: Guest, answer: Mapping[str, Any]) -> None:
+    def _hear(self, guest: Guest, answer: Mapping[str, object]) -> None:
         if answer.get("through") is True:
             self._through.update(number for number, other in self.came.items() if other is guest)
             return
-        if not is_number(answer.get("here"), 1, self._asked + 1):
+        answered = answer.get("here")
+        if not is_number(answered, 1, self._asked + 1):
             raise ValueError("an answer to no question")
-        guest.answered, guest.heard_at = answer["here"], time.monotonic()
+        guest.answered, guest.heard_at = answered, time.monotonic()
 
     def _is_taken(self, process: int) -> bool:
-        """Returns whether a process has come already; one that has hung up since is forgotten."""
+        """Returns whether a process has come already and has not left since."""
         if process in self.came:
             self._read(self.came[process])
         return process in self.came
@@ -238,7 +256,7 @@ class RendezvousServer:
 
 @contextlib.contextmanager
 def listening(address: str) -> Iterator[socket.socket]:
-    """Listens at an address: on loopback only if that is what it says, otherwise on all interfaces, as JAX will."""
+    """Listens at an address: a loopback address alone, or all interfaces for any other, as JAX will."""
     where = parse_address(address, "coordinator address")
     try:
         if where.is_loopback():
@@ -252,41 +270,40 @@ def listening(address: str) -> Iterator[socket.socket]:
     except OSError as error:
         raise ClusterError(
             "address of process 0", address, f"cannot be listened at: {error}",
-            "Choose a free port of this machine, and see that only one process is the first.",
+            "Choose a free port of this machine, and make sure that only one process is the first.",
         ) from error  # fmt: skip
     with listener:
         yield listener
 
 
-def refused(greeting: Mapping[str, Any], mine: Mapping[str, Any], is_taken: Callable[[int], bool]) -> str | None:
-    """Returns why a greeting is no one's of this job; None if it is.
+def refused(greeting: Mapping[str, object], mine: Greeting, is_taken: Callable[[int], bool]) -> str | None:
+    """Returns why a greeting does not belong to this job; None if it does.
 
     Args:
-        greeting: What came, a JSON object.
+        greeting: The received JSON object.
         mine: The greeting of process 0.
-        is_taken: Tells whether a process has come already.
+        is_taken: Returns whether a process has come already.
 
     Raises:
-        ValueError: It is no greeting at all, so that there is nobody to be told.
+        ValueError: It is not a greeting, so the sender needs no answer.
     """
     process, processes, token, info = (greeting.get(key) for key in ("process", "processes", "token", "info"))
     if not isinstance(token, str) or greeting.keys() != mine.keys():
-        raise ValueError("no greeting")
+        raise ValueError("not a greeting")
     if not hmac.compare_digest(token.encode(), str(mine["token"]).encode()):
         return "it does not know the job's token (REPLICAX_TOKEN)"
     if not is_number(processes, mine["processes"], mine["processes"] + 1):
-        return f"it was told of {processes!r:.100} processes, process 0 of {mine['processes']}"
+        return f"it expects {processes!r:.100} processes, process 0 expects {mine['processes']}"
     if not is_number(process, 1, mine["processes"]):
         return f"there is no process {process!r:.100}"
     if not isinstance(info, dict):
-        return f"it tells of itself {info!r:.100}, which is no JSON object"
-    assert process is not None
+        return f"its information is not a JSON object: {info!r:.100}"
     if is_taken(process):
-        return f"another process is number {process} already"
+        return f"another process has the index {process} already"
     return _difference(info, mine["info"])
 
 
-def _difference(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> str | None:
+def _difference(theirs: Mapping[str, object], mine: Mapping[str, object]) -> str | None:
     keys: Sequence[str] = [key for key in mine if key.startswith("same ") and theirs.get(key) != mine[key]]
     if not keys:
         return None

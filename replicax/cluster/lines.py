@@ -1,51 +1,52 @@
-"""Messages between processes: one JSON object in a line. Whoever can reach the port may send anything at all."""
+"""Messages between processes: one JSON object per line. Anybody who reaches the port can send anything."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn, TypeGuard
 
 _DEEPEST = 16
 
 
-def decoded(line: bytes | bytearray, longest: int) -> dict[str, Any]:
-    """Returns the JSON object that a line holds.
+def decoded(line: bytes | bytearray, longest: int) -> dict[str, object]:
+    """Returns the JSON object in a line.
 
     Args:
-        line: What came, from anybody.
-        longest: How many bytes it may have.
+        line: The line; anybody may have sent it.
+        longest: The largest number of bytes.
 
     Raises:
-        ValueError: It is too long, no UTF-8, no JSON, no object, nested too deeply, has a key twice, or holds what JSON
-            cannot: NaN, an infinity, half of a surrogate pair.
+        ValueError: It is too long, not UTF-8, not JSON, not an object, nested too deeply, has a key twice, or contains
+            something that JSON does not allow: NaN, an infinity, half of a surrogate pair.
     """
     if len(line) > longest:
-        raise ValueError(f"the message has {len(line)} bytes, and may have {longest}")
+        raise ValueError(f"the message has {len(line)} bytes; at most {longest} are allowed")
     text = bytes(line).decode()
     try:
         found = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number, parse_float=_finite)
     except RecursionError:
         raise ValueError("the message is nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError("the message is no JSON object")
+        raise ValueError("the message is not a JSON object")
     _check_depth(found)
     if "\\u" in text:
-        json.dumps(found, ensure_ascii=False).encode()  # Only so can a lone surrogate have come in.
+        # Only an escape can bring a lone surrogate, for which this raises an error.
+        json.dumps(found, ensure_ascii=False).encode()
     return found
 
 
-def encoded(message: Mapping[str, Any]) -> bytes:
+def encoded(message: Mapping[str, object]) -> bytes:
     """Returns a message as a line."""
     return json.dumps(message, allow_nan=False).encode() + b"\n"
 
 
-def is_number(value: Any, least: int, below: int) -> bool:
-    """Returns whether a value that came is an int from `least` to `below - 1`; a bool is none."""
+def is_number(value: object, least: int, below: int) -> TypeGuard[int]:
+    """Returns whether a received value is an int, not a bool, from `least` to `below - 1`."""
     return type(value) is int and least <= value < below
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("the message has a key twice in one object")
@@ -53,17 +54,17 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if number in (float("inf"), float("-inf")):
-        raise ValueError(f"{text} is no finite number")
+        raise ValueError(f"{text} is not a finite number")
     return number
 
 
-def _check_depth(found: Any) -> None:
+def _check_depth(found: object) -> None:
     layer = [found]
     for _ in range(_DEEPEST):
         items = [item.values() if isinstance(item, dict) else item for item in layer if isinstance(item, (dict, list))]

@@ -1,4 +1,4 @@
-"""Connections with JAX's coordination service that outlive an outage of the network."""
+"""Keeping connections with JAX's coordination service alive during an outage of the network."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _OPEN_FILES = "/proc/self/fd"
 
 
 def outlast_outages(port: int) -> None:
-    """Lets connections of this process's own service live on while nothing arrives from the other side.
+    """Keeps the connections of the service in this process open while nothing arrives from the other side.
 
-    gRPC, on the side of the server, gives up a connection over which nothing was acknowledged for 20 s, and JAX then
-    aborts the process on the other side, even if the network is back. How long a worker may be away is for
-    `stall_timeout` to say. From here on the system decides, after some 15 minutes.
+    A gRPC server closes a connection over which nothing was acknowledged for 20 s. JAX then aborts the process on the
+    other side, even if the network is back. But `stall_timeout` should decide how long a worker may be away. After this
+    call the system closes such a connection, after some 15 minutes.
 
     Args:
-        port: Where the service listens, in this process.
+        port: The port of the service in this process.
     """
     if not hasattr(socket, "TCP_USER_TIMEOUT"):  # Not Linux: gRPC has not set it either.
         return
     for number in _open_sockets():
-        with contextlib.suppress(OSError):  # It has been closed in between.
+        with contextlib.suppress(OSError):  # It was closed meanwhile.
             _outlast(number, port)
 
 
@@ -40,7 +40,7 @@ def _outlast(number: int, port: int) -> None:
 
 
 def _open_sockets() -> list[int]:
-    """Returns the numbers of this process's open sockets; none where the system does not show them."""
+    """Returns the file descriptors of this process's sockets; none if the system does not show them."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for number in os.listdir(_OPEN_FILES):

@@ -1,8 +1,8 @@
-"""This machine's own address: where a task listens, whatever the transport, and what it tells the other tasks.
+"""This machine's own address, at which a task listens and which it tells the other tasks.
 
-It is the one that the cluster gives for the task. XLA's collectives and Ray would take what the machine's *name* stands
-for, which on Debian and Ubuntu is a loopback address (`127.0.1.1 name` in the hosts file): other machines that are told
-it would connect with themselves.
+It is the address that the cluster gives for the task. XLA's collectives and Ray would take the address of the machine's
+*name*, which on Debian and Ubuntu is a loopback address (`127.0.1.1 name` in the hosts file). Other machines would then
+connect with themselves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def own_ip_of(config: ClusterConfig, timeout_s: float) -> str:
 
 def own_and_others(config: ClusterConfig) -> tuple[str, str, list[str]]:
     """Returns the name of this task, its address (empty if it is not known), and the known addresses of the others."""
-    assert config.task is not None  # A process of several has one.
+    assert config.task is not None  # One of several processes always has one.
     spec = config.spec
     addresses = {(job, index): spec.task_address(job, index) for job in spec.jobs for index in spec.task_indices(job)}
     own = addresses.pop((config.task.type, config.task.index), "")
@@ -46,22 +46,22 @@ def own_ip(
 ) -> str:
     """Returns the IP address of this machine at which the other tasks of its cluster reach it.
 
-    It is that of the task's own address. If the cluster tells none, or its name stands for a loopback address here
-    while other tasks are elsewhere, it is the one from which this machine reaches the others. `REPLICAX_HOST` names
-    another one, for where addresses are translated on the way.
+    It is that of the task's own address. If the cluster does not know it, or its name means a loopback address here
+    while other tasks are on other machines, it is the address from which this machine reaches the others.
+    `REPLICAX_HOST` overrides it, for networks that translate addresses.
 
-    A process may know no other address than that of process 0, as a name that stands for a loopback address here. Then
-    only processes on other machines, if there are any, can tell: the result is empty.
+    A process may know only the address of process 0, by a name that means a loopback address here. Then only processes
+    on other machines can know the address, and the result is empty.
 
     Args:
         task: Its name, for messages.
-        address: `"host:port"` of this task in the cluster; empty if the cluster does not tell.
-        others: Those of other tasks, as far as they are known.
-        timeout_s: For how many seconds to wait until the name service knows the names; a minute at most.
+        address: `"host:port"` of this task in the cluster; empty if it is not known.
+        others: The known addresses of other tasks.
+        timeout_s: How many seconds to wait until the name service knows the names; a minute at most.
         environ: The environment.
 
     Raises:
-        ClusterError: The address is not known, or not one of this machine's, or leads back to it alone.
+        ClusterError: The address is not known, is not one of this machine's, or is useless for other machines.
     """
     told = environ.get(HOST, "").strip()
     if told:
@@ -99,13 +99,13 @@ def is_loopback(ip: str) -> bool:
 
 
 def resolve(host: str) -> list[str]:
-    """Returns the IP addresses that a host's name stands for here, the preferred one first; none if nobody knows it."""
+    """Returns the IP addresses of a host's name, the preferred one first; none if the name is not known."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
     ips = dict.fromkeys(str(entry[4][0]) for entry in found)
-    return [ip for ip in ips if "%" not in ip]  # A link-local address means something in its own network only.
+    return [ip for ip in ips if "%" not in ip]  # A link-local address is valid in its own network only.
 
 
 def _look(task: str, address: str, others: Sequence[str]) -> str:
@@ -125,7 +125,7 @@ def _from_address(task: str, address: str, others: Sequence[str]) -> str:
         found = _source_towards(others, elsewhere=True)
         if found:
             return found
-        problem = f"{host!r} stands for {own} on this machine, {_this_machine()}, which knows no way to the others"
+        problem = f"{host!r} means {own} on this machine, {_this_machine()}, which has no route to the others"
     raise ClusterError(f"The address of {task}", address, f"cannot be used: {problem}", _cure(host, others))
 
 
@@ -135,27 +135,31 @@ def _from_others(task: str, others: Sequence[str]) -> str:
         raise ClusterError(
             f"The address of {task}",
             None,
-            f"is not told by the cluster, and this machine, {_this_machine()}, knows no way to {', '.join(others)}",
-            f"Look at the name service and the network, or set {HOST} to this machine's own address.",
+            f"is not known to the cluster, and this machine, {_this_machine()}, has no route to {', '.join(others)}",
+            f"Check the name service and the network, or set {HOST} to this machine's own address.",
         )
     return "" if is_loopback(found) and not any(_is_ip(_host(other)) for other in others) else found
 
 
 def _mine(host: str) -> tuple[str, str]:
-    """Returns the address of this machine that `host` stands for, a loopback one only if there is no other, and `""`.
+    """Returns the address of this machine for `host`, a loopback one only without another, and `""`.
 
-    If there is none: `""`, and what is wrong.
+    If there is none, it returns `""` and what is wrong.
     """
     ips = resolve(host)
     mine = sorted(filter(is_mine, ips), key=is_loopback)
     if mine:
         return mine[0], ""
-    stands = f"stands for {', '.join(ips)}, no address of this machine" if ips else "is a name that nobody knows here"
+    stands = (
+        f"means {', '.join(ips)}, which is not an address of this machine"
+        if ips
+        else "is a name that is not known here"
+    )
     return "", f"{host!r} {stands}, {_this_machine()}"
 
 
 def _source_towards(others: Sequence[str], elsewhere: bool = False) -> str:
-    """Returns the address from which this machine reaches the first of the others that it can reach, else `""`.
+    """Returns the address from which this machine reaches the first other one that it can reach, or `""`.
 
     Args:
         others: Addresses of other tasks.
@@ -166,7 +170,7 @@ def _source_towards(others: Sequence[str], elsewhere: bool = False) -> str:
 
 
 def _source(ip: str) -> str:
-    """Returns the address from which this machine reaches another, empty if it cannot; nothing is sent."""
+    """Returns the address from which this machine reaches another one; empty if it cannot. It sends nothing."""
     with socket.socket(family(ip), socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((ip, 9))
@@ -180,19 +184,19 @@ def _cure(host: str, others: Sequence[str]) -> str:
     reached = f"This machine reaches the others from {own}. " if own else ""
     line = "" if _is_ip(host) else f"Let the hosts file or the name service say '{own or 'ADDRESS'} {host}'. "
     return (
-        f"{reached}{line}See that each machine is told its own task. Where addresses are translated on the way, set "
+        f"{reached}{line}Make sure that each machine gets its own task. If the network translates addresses, set "
         f"{HOST} to {own or 'the address that this machine itself has'}."
     )
 
 
 def _this_machine() -> str:
-    """Returns this machine's own name, and what it stands for here."""
+    """Returns this machine's name and the addresses that it means here."""
     name = socket.gethostname()
-    return f"whose name {name!r} stands for {', '.join(resolve(name)) or 'nothing'}"
+    return f"whose name {name!r} means {', '.join(resolve(name)) or 'nothing'}"
 
 
 def _leads_back(address: str) -> bool:
-    """Returns whether an address leads from this machine back to it; of a name that is not known nobody can tell."""
+    """Returns whether an address leads back to this machine; False for a name that is not known."""
     ips = resolve(_host(address))
     return bool(ips) and all(map(is_loopback, ips))
 

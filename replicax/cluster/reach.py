@@ -1,7 +1,7 @@
-"""Whether every process can connect with every other one: asked once, before XLA's collectives try.
+"""Checks that every process can connect with every other one, before XLA's collectives try.
 
-They would fail in the midst of the first program, with an error that names no process, and only some of the processes
-would notice. Here all of them learn who cannot connect with whom, and end with the same error.
+The collectives would fail in the middle of the first program, with an error that names no process, and only some of the
+processes would notice. Here all processes learn which of them cannot connect, and end with the same error.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _T = TypeVar("_T")
 _PREFIX = "replicax/reach"
 _turns = itertools.count()
 _SECONDS_TO_CONNECT = 10.0
-_SECONDS_FOR_ALL = 60.0  # at least; for the slowest of them
+_SECONDS_FOR_ALL = 60.0  # at least, for the slowest of them
 _AT_ONCE = 64
-_STRANGERS = 512  # who may connect too, without being in the way
+_STRANGERS = 512  # that may connect too and cause no trouble
 _MOST_SHOWN = 5
 _CURE = (
-    "Open all ports above 1024 between these machines, and see that each name stands for the same machine everywhere; "
+    "Open all ports above 1024 between these machines, and make sure that each name means the same machine everywhere; "
     "`replicax doctor` on each of them shows more."
 )
 
@@ -47,22 +47,22 @@ def agree_on_addresses(
     store: Store | None = None,
     turn: int = -1,
 ) -> str:
-    """Returns this machine's own address, once every process has connected with all others as collectives will.
+    """Returns this machine's own address, after every process has connected with all others as collectives will.
 
-    All processes call it, after JAX has connected them. Those with GPUs or TPUs are only warned of what does not work:
-    their collectives may have a network of their own.
+    All processes call it, after JAX has connected them. Processes with GPUs or TPUs only log a warning if something
+    does not work, since their collectives may have a network of their own.
 
     Args:
         process: The index of this process.
         names: For each process how to call it in messages.
         first: `"host:port"` of process 0.
-        ip: This machine's own address; empty if the other processes must tell it, which know the machine as `first`.
+        ip: This machine's own address; empty if only the other processes know it, which call the machine `first`.
         timeout_s: How long to wait for the others at each stage, in seconds; a minute at least.
         store: Where the processes leave messages for each other; by default JAX's coordination service.
         turn: How often the processes have agreed before; by default it is counted here.
 
     Raises:
-        ClusterError: Some process cannot connect with another one. All processes raise it.
+        ClusterError: A process cannot connect with another one. All processes raise it.
         ClusterTimeoutError: Not all have answered in time.
     """
     prefix = f"{_PREFIX}/{next(_turns) if turn is None else turn}"
@@ -93,7 +93,7 @@ def agree_on_addresses(
 
 
 def _as_seen(told: Sequence[Sequence[str]]) -> str:
-    """Returns the address of this machine that other processes know it by; a loopback one only if there is no other."""
+    """Returns the address under which other processes know this machine; a loopback one only without another."""
     mine = sorted((ip for ips in told for ip in ips if is_mine(ip)), key=is_loopback)
     return mine[0] if mine else LOOPBACK
 
@@ -107,7 +107,7 @@ def _complain(problems: Sequence[str]) -> None:
 
 
 def _failures(process: int, addresses: Sequence[tuple[str, int]]) -> list[tuple[int, str]]:
-    """Returns with whom this process cannot connect, and why."""
+    """Returns the processes with which this one cannot connect, and why."""
     others = [i for i in range(len(addresses)) if i != process]
     with ThreadPoolExecutor(min(_AT_ONCE, len(others)), "replicax-reach") as pool:
         found = list(pool.map(lambda i: _failure(*addresses[i]), others))

@@ -1,12 +1,12 @@
-"""Finding each other: the processes of a job wait until all of them are there, before JAX connects them.
+"""The rendezvous: the processes of a job wait until all of them are there, before JAX connects them.
 
-JAX's own wait aborts the process when its time is up, without saying who was missing. So process 0 first listens at the
-address where JAX's coordination service will be. The others tell it who they are, in one line of JSON each. Each second
-it asks those who have come whether they are still there, and tells them who is not. When all are, it tells all of them
-about all. After that the port is JAX's.
+JAX's own wait aborts the process when its time is up, and does not say which process was missing. So process 0 first
+listens at the address where JAX's coordination service will be. Each other process sends it a greeting, a line of JSON.
+Once a second process 0 asks those that have come whether they are still there, and tells them which are not. When all
+are there, it sends the information of all to all. After that the port is free for JAX.
 
-The connections stay open while JAX connects, which nobody can interrupt: that is done in a thread, and the question
-goes on, so that a process that stops or dies in those moments is named too.
+The connections stay open while JAX connects. Nobody can interrupt JAX there, so it runs in a thread, and the questions
+go on: an error then names a process that stops or dies at that time too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from replicax.cluster.addresses import parse_address
-from replicax.cluster.answers import LONGEST_ANSWER, NOT_OURS, checked
-from replicax.cluster.gathering import SECONDS_BETWEEN_QUESTIONS, SECONDS_OF_SILENCE, RendezvousServer, listening
+from replicax.cluster.answers import LONGEST_ANSWER, NOT_OURS, Answer, checked
+from replicax.cluster.gathering import (
+    SECONDS_BETWEEN_QUESTIONS,
+    SECONDS_OF_SILENCE,
+    Greeting,
+    RendezvousServer,
+    listening,
+)
 from replicax.cluster.lines import encoded
 from replicax.cluster.work import Work
 from replicax.errors import ClusterError, ClusterTimeoutError
@@ -30,7 +35,7 @@ _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_TO_SEND = 5.0
 _SECONDS_FOR_THE_LAST_WORD = 2.0
 _SECONDS_BETWEEN_GLANCES = 0.05  # at the work
-SECONDS_TO_CONNECT = 60.0  # for the work at least, while all are there
+SECONDS_TO_CONNECT = 60.0  # at least, for the work while all are there
 _WHILE_CONNECTING = "; all had come, and JAX was connecting them"
 _FIRST_REPORT_AFTER, _SECONDS_BETWEEN_REPORTS = 3.0, 10.0
 
@@ -39,46 +44,46 @@ def meet(
     address: str,
     process: int,
     names: Sequence[str],
-    info: Mapping[str, Any],
+    info: Mapping[str, object],
     timeout_s: float,
     token: str = "",
     work: Callable[[], None] = lambda: None,
-) -> list[dict[str, Any]]:
-    """Returns when all processes have called it, and this one has done its work.
+) -> list[dict[str, object]]:
+    """Returns when all processes have called it and this one has done its work.
 
-    While it waits it logs, as a warning, who is missing.
+    While it waits, it logs a warning that names the missing processes.
 
     Args:
         address: `"host:port"` of process 0, which listens there until all have come.
-        process: Number of this process.
-        names: For each process how to call it in messages, such as `"worker:2 at 10.0.0.3:2222"`.
+        process: Index of this process.
+        names: The name of each process in messages, such as `"worker:2 at 10.0.0.3:2222"`.
         info: What the others should know of this process, as JSON can hold it.
         timeout_s: How long to wait, in seconds.
-        token: A secret of the job; who does not know it is not let in.
-        work: What to do once all are there, all at the same time, in a thread. If somebody is not there any more when
-            the time is up, it is left alone, and its thread goes on.
+        token: A secret of the job; a process that does not know it is refused.
+        work: What to do, in a thread, once all are there; all do it at the same time. If a process has gone when the
+            time is up, the thread of the others goes on by itself.
 
     Returns:
         The `info` of each process, in the order of `names`.
 
     Raises:
-        ClusterTimeoutError: Not all came in time, or the work of one took too long.
+        ClusterTimeoutError: Some processes did not come in time, or their work took too long.
         ClusterError: Process 0 cannot listen at its port, or this process does not fit the others.
         Exception: What `work` raises.
     """
     try:
         token.encode()
     except UnicodeEncodeError:
-        raise ClusterError("REPLICAX_TOKEN", None, "has bytes that are no UTF-8", "Take letters and digits.") from None
+        raise ClusterError("REPLICAX_TOKEN", None, "has bytes that are not UTF-8", "Take letters and digits.") from None
     waiting = _Waiting(address, process, list(names), timeout_s, work)
-    greeting = {"process": process, "processes": len(names), "token": token, "info": dict(info)}
+    greeting: Greeting = {"process": process, "processes": len(names), "token": token, "info": dict(info)}
     if process == 0:
         return _gather(waiting, greeting)
     return _join(waiting, greeting)
 
 
 class _Waiting:
-    """What a process waits for, until when, and the reports on it."""
+    """The wait of a process: its deadline, and the reports on it."""
 
     def __init__(self, address: str, process: int, names: list[str], timeout_s: float, work: Callable[[], None]):
         self.work = work
@@ -91,11 +96,11 @@ class _Waiting:
         return self._start + self.timeout_s
 
     def soon(self) -> float:
-        """Returns when to stop waiting on a socket: at the next report or the deadline."""
+        """Returns when to stop waiting for a socket: at the next report or the deadline."""
         return min(self.deadline, self._next_report)
 
     def report(self, missing: Sequence[int], note: str = "") -> None:
-        """Logs who is missing, now and then; without anybody known to be missing, the note alone."""
+        """Logs from time to time which processes are missing, or only the note if none is known to be."""
         now = time.monotonic()
         if now < self._next_report:
             return
@@ -108,13 +113,13 @@ class _Waiting:
         _log.warning("%d of %d processes here after %.0f s; missing %s%s", here, all_, now - self._start, absent, note)
 
     def over(self, missing: Sequence[int], note: str = "") -> ClusterTimeoutError:
-        """Returns the error for a wait that has ended in vain."""
+        """Returns the error for a wait that has failed."""
         return ClusterTimeoutError(
             self.names[self.process], self.timeout_s, [self.names[i] for i in missing], self.address, note
         )
 
 
-def _gather(waiting: _Waiting, mine: dict[str, Any]) -> list[dict[str, Any]]:
+def _gather(waiting: _Waiting, mine: Greeting) -> list[dict[str, object]]:
     with listening(waiting.address) as listener, RendezvousServer(listener, mine) as gathering:
         while not gathering.complete():
             missing, silent = gathering.missing(), gathering.silent()
@@ -126,14 +131,14 @@ def _gather(waiting: _Waiting, mine: dict[str, Any]) -> list[dict[str, Any]]:
             waiting.report(absent, note)
             gathering.serve(waiting.soon())
         infos = [mine["info"], *(gathering.came[i].info for i in range(1, len(waiting.names)))]
-        gathering.shut()  # The port must be free for JAX's service before the others try to connect to that.
+        gathering.shut()  # The port must be free for JAX's service before the others try to connect with it.
         gathering.tell({"go": infos})
         _accompany(waiting, gathering)
     return infos
 
 
 def _accompany(waiting: _Waiting, gathering: RendezvousServer) -> None:
-    """Does this process's work, while it looks whether the others are still there."""
+    """Does this process's work, and watches meanwhile whether the others are still there."""
     work, latest = Work(waiting.work), time.monotonic() + SECONDS_TO_CONNECT
     while not work.is_over():
         silent, gone = gathering.silent(), gathering.missing()
@@ -155,21 +160,21 @@ def _of_the_silent(names: Sequence[str]) -> str:
     return f"; came, but does not answer any more (stopped?): {', '.join(names)}" if names else ""
 
 
-def _join(waiting: _Waiting, greeting: dict[str, Any]) -> list[dict[str, Any]]:
+def _join(waiting: _Waiting, greeting: Greeting) -> list[dict[str, object]]:
     where = parse_address(waiting.address, "coordinator address")
     missing, note = [0], ""
     while time.monotonic() < waiting.deadline:
         try:
             with socket.create_connection((where.host, where.port), timeout=_remaining(waiting.soon())) as connection:
-                visit = _Visit(waiting, connection)
-                infos = visit.run(greeting)
-                work = visit.accompany() if infos is not None else None
+                client = _RendezvousClient(waiting, connection)
+                infos = client.run(greeting)
+                work = client.accompany() if infos is not None else None
             if infos is not None and work is not None:
                 break
-            missing, note = visit.missing, visit.note
+            missing, note = client.missing, client.note
         except ClusterTimeoutError:  # It is an OSError too.
             raise
-        except OSError as error:  # No name service, no route, nobody there yet.
+        except OSError as error:  # No name service, no route, or nobody is there yet.
             missing, note = [0], f" ({error})"
         waiting.report(missing, note)
         time.sleep(min(_SECONDS_BETWEEN_TRIES, _remaining(waiting.deadline)))
@@ -179,11 +184,11 @@ def _join(waiting: _Waiting, greeting: dict[str, Any]) -> list[dict[str, Any]]:
     return infos
 
 
-class _Visit:
-    """A connection with process 0, or with whoever listens at its address.
+class _RendezvousClient:
+    """A connection with process 0, or with another program that listens at its address.
 
     Attributes:
-        missing: The numbers of the processes that are not there, as far as it is known.
+        missing: The indices of the processes that are known to be missing.
         note: What else is known of them.
     """
 
@@ -195,8 +200,8 @@ class _Visit:
         self.missing: list[int] = [0]
         self.note = ""
 
-    def run(self, greeting: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        """Returns what all processes have told; None if the time is up or the other one hung up.
+    def run(self, greeting: Greeting) -> list[dict[str, object]] | None:
+        """Returns the information of all processes; None if the time is up.
 
         Raises:
             ClusterError: This process does not fit the others.
@@ -217,10 +222,10 @@ class _Visit:
         return None
 
     def accompany(self) -> Work:
-        """Does this process's work, while it goes on to answer process 0; returns it when it is over.
+        """Does this process's work, and answers process 0 meanwhile; returns the work when it is over.
 
         Raises:
-            ClusterTimeoutError: Process 0 has given up, or is not heard of, and the time is up.
+            ClusterTimeoutError: Process 0 has given up, or the time is up and nothing comes from it.
         """
         waiting, begun = self._waiting, time.monotonic()
         work, latest, lost = Work(waiting.work), begun + SECONDS_TO_CONNECT + _SECONDS_FOR_THE_LAST_WORD, ""
@@ -245,10 +250,10 @@ class _Visit:
         return work
 
     def _end(self) -> float:
-        """Returns when to give up: if process 0 is there, it may be the first to do so, and say who is missing."""
+        """Returns when to give up: after process 0, if it is there, since that knows which processes are missing."""
         return self._waiting.deadline + (_SECONDS_FOR_THE_LAST_WORD if self.missing != [0] else 0.0)
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _hear(self, message: Answer) -> None:
         names = self._waiting.names
         if "no" in message:
             raise ClusterError(
@@ -258,7 +263,7 @@ class _Visit:
         if "over" in message:
             raise self._waiting.over(message["over"], message["note"])
         self._heard_at = time.monotonic()
-        if "through" in message:  # It has done its own work.
+        if "through" in message:  # Process 0 has done its own work.
             self._alone, self.missing, self.note = True, [], ""
             return
         self.missing = sorted({*message["missing"], *message["silent"]})
@@ -268,26 +273,28 @@ class _Visit:
     def _notice_silence(self, begun: float) -> None:
         silence = time.monotonic() - (self._heard_at or begun)
         if silence > SECONDS_OF_SILENCE:
-            last = "has not answered yet" if self._heard_at is None else "was here, and has not been heard of since"
+            last = "has not answered yet" if self._heard_at is None else "was here, and has been silent since"
             self.missing = [0]
-            self.note = f"; its port is open, but it {last}, for {silence:.0f} s: it is stopped, or not of this job"
+            self.note = (
+                f"; its port is open, but it {last}, for {silence:.0f} s: it is stopped, or does not belong to this job"
+            )
 
-    def _say(self, message: Mapping[str, Any]) -> None:
+    def _say(self, message: Mapping[str, object]) -> None:
         self._connection.settimeout(_SECONDS_TO_SEND)
         self._connection.sendall(encoded(message))
 
     def _line(self, until: float) -> bytes | None:
-        """Returns the next line; None if it has not come by then."""
+        """Returns the next line; None if it has not come at `until`."""
         while (end := self._heard.find(b"\n") + 1) == 0:
             if len(self._heard) > LONGEST_ANSWER:
-                raise ConnectionError(f"{NOT_OURS}: it sends a line without end")
+                raise ConnectionError(f"{NOT_OURS}: it sends a line that is too long")
             self._connection.settimeout(_remaining(until))
             try:
                 received = self._connection.recv(2**16)
             except TimeoutError:
                 return None
             if not received:
-                raise ConnectionError("it has hung up")
+                raise ConnectionError("the connection was closed")
             self._heard += received
         line = bytes(self._heard[:end])
         del self._heard[:end]
@@ -295,4 +302,4 @@ class _Visit:
 
 
 def _remaining(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)  # 0 would mean: do not wait at all, not even for what is there.
+    return max(deadline - time.monotonic(), 0.001)  # 0 would make the socket non-blocking.

@@ -1,4 +1,4 @@
-"""Starting and stopping: connecting this process with the others of its cluster through `jax.distributed`."""
+"""Connecting this process with the others of its cluster through `jax.distributed`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 
+from replicax.checks import is_real
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.config import ClusterConfig, check_synchronous
 from replicax.cluster.outages import outlast_outages
@@ -28,9 +28,9 @@ from replicax.compat.jax_processes import (
 from replicax.errors import ClusterError, ClusterTimeoutError, ContextError
 
 TOKEN = "REPLICAX_TOKEN"
-# JAX aborts the process when its time to connect is up. Whoever waits for it gives up before that, and says why.
+# JAX aborts the process when its time to connect is up. The wait here ends earlier, with an error that says why.
 _SECONDS_MORE = 30.0
-# JAX aborts all processes when one has not been heard of for so long. It must not come before our own reports.
+# JAX aborts all processes when it has not heard of one for this long. Our own reports must come first.
 _HEARTBEAT_S = 24 * 60 * 60
 
 
@@ -40,42 +40,42 @@ class Member:
 
     Attributes:
         name: Its task, such as `"worker:2"`.
-        info: What it told the others when they met.
+        info: The information that it gave the others at the rendezvous.
     """
 
     name: str
-    info: Mapping[str, Any]
+    info: Mapping[str, object]
 
 
-def start(config: ClusterConfig, introduce: Callable[[str], Mapping[str, Any]], timeout_s: float) -> list[Member]:
+def start(config: ClusterConfig, introduce: Callable[[str], Mapping[str, object]], timeout_s: float) -> list[Member]:
     """Connects this process with the others; returns when all of them have called it.
 
     Args:
-        config: Who this process is.
-        introduce: Returns what the others should know of this process, as JSON can hold it; it is given this machine's
-            own address (empty if the others must tell). Keys that begin with `"same "` must have the same
-            value in all processes. It is not called if JAX is connected already.
+        config: The cluster and the place of this process in it.
+        introduce: Gets this machine's own address (empty if only the others know it), and returns what the others
+            should know of this process, as JSON can hold it. Keys that begin with `"same "` must have the same value in
+            all processes. It is not called if JAX is connected already.
         timeout_s: How long to wait for the others, in seconds.
 
     Returns:
         All processes in their order; an empty list if there is only this one.
 
     Raises:
-        ClusterError: The cluster cannot train in step, its coordinator is not known, or this process does not fit; this
-            task's address is of no use, or some process cannot connect with another.
-        ClusterTimeoutError: Not all came in time; it says which.
+        ClusterError: The cluster cannot train synchronously, its coordinator is not known, this process does not fit,
+            this task's address cannot be used, or some process cannot connect with another.
+        ClusterTimeoutError: Some processes did not come in time; it names them.
         ContextError: JAX has already started in this process, or cannot connect.
     """
     check_synchronous(config)
     if config.num_processes == 1:
         return []
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
-        raise ClusterError("start_timeout", timeout_s, "is no positive number of seconds", "Leave it out for 300.")
+    if not is_real(timeout_s) or not 0 < timeout_s < math.inf:
+        raise ClusterError("start_timeout", timeout_s, "must be a positive number of seconds", "Leave it out for 300.")
     if jax.distributed.is_initialized():
         return _already_connected(config, timeout_s)
     _check_not_started(config)
     address = config.coordinator_address
-    assert address is not None  # check_synchronous has seen to it
+    assert address is not None  # check_synchronous has checked it.
     names = [_name(config, i) for i in range(config.num_processes)]
     deadline = time.monotonic() + timeout_s
     ip = own_ip_of(config, timeout_s)
@@ -89,25 +89,25 @@ def connect(
     address: str,
     process: int,
     names: Sequence[str],
-    info: Mapping[str, Any],
+    info: Mapping[str, object],
     timeout_s: float,
     heartbeat_s: int,
     ip: str,
-) -> list[dict[str, Any]]:
-    """Waits for all processes, connects them through `jax.distributed`, and returns what each told the others.
+) -> list[dict[str, object]]:
+    """Waits for all processes, connects them through `jax.distributed`, and returns the information of each.
 
     Args:
-        address: `"host:port"` of process 0: there they meet, and JAX's coordination service is.
-        process: Number of this process.
-        names: For each process how to call it in messages.
+        address: `"host:port"` of process 0, where they meet and where JAX's coordination service will listen.
+        process: Index of this process.
+        names: The name of each process in messages.
         info: What the others should know of this process; see `start`.
         timeout_s: How long to wait for the others, in seconds.
-        heartbeat_s: After how many seconds without a sign of life of one process JAX aborts all.
-        ip: This machine's own address, where XLA's collectives will listen; empty if the others must tell.
+        heartbeat_s: JAX aborts all processes when one has been silent for so many seconds.
+        ip: This machine's own address, where XLA's collectives will listen; empty if only the others know it.
 
     Raises:
         ClusterError: This process does not fit the others, or some process cannot connect with another.
-        ClusterTimeoutError: Not all came in time.
+        ClusterTimeoutError: Some processes did not come in time.
         ContextError: JAX cannot connect them.
     """
     deadline = time.monotonic() + timeout_s
@@ -151,12 +151,12 @@ def _initialize(address: str, process: int, names: Sequence[str], timeout_s: flo
 
 
 def _already_connected(config: ClusterConfig, timeout_s: float) -> list[Member]:
-    """Takes part in a connection that was made before: by an earlier strategy, or by the user."""
+    """Uses a connection that an earlier strategy or the user has made."""
     found, wanted = connected_as(), (config.process_id, config.num_processes)
     if found != wanted:
         raise ContextError(
             f"jax.distributed is already initialised, as process {found[0]} of {found[1]}, but this process is "
-            f"{config}. Make the strategy first, or initialise JAX with the same numbers."
+            f"{config}. Make the strategy first, or initialise JAX with the same ids."
         )
     names = [_name(config, i) for i in range(config.num_processes)]
     if not backends_have_started() and config.coordinator_address is not None:
@@ -176,7 +176,7 @@ def _check_not_started(config: ClusterConfig) -> None:
 
 
 def _name(config: ClusterConfig, process: int) -> str:
-    """Returns how a process is called in messages: its task and, where it is known, its address."""
+    """Returns the name of a process in messages: its task and, if it is known, its address."""
     chiefs = config.spec.num_tasks("chief") if "chief" in config.spec.jobs else 0
     job, index = ("chief", process) if process < chiefs else ("worker", process - chiefs)
     address = f" at {config.spec.task_address(job, index)}" if config.spec.has_task(job, index) else ""

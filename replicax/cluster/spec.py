@@ -1,12 +1,12 @@
-"""Who takes part in a cluster: jobs, their tasks and addresses. A spec that exists is well-formed."""
+"""The jobs of a cluster, their tasks and addresses. A spec that exists is well-formed."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
+from replicax.checks import is_int
 from replicax.cluster.addresses import Address, parse_address
 from replicax.errors import ClusterError
 from replicax.migration import Advised, called_as
@@ -20,11 +20,11 @@ Tasks = tuple[tuple[int, str], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One process of a cluster: a job and a number in it.
+    """One process of a cluster: a job and an index in it.
 
     Attributes:
         type: The job, such as `"worker"`.
-        index: Number of the task within the job, from 0.
+        index: Index of the task within the job, from 0.
 
     Raises:
         ClusterError: `type` is not a name, or `index` is not an int of at least 0.
@@ -36,7 +36,7 @@ class Task:
     def __post_init__(self) -> None:
         if not isinstance(self.type, str) or not _JOB_NAME.fullmatch(self.type):
             raise ClusterError("task.type", self.type, "must be the name of a job", "Such as 'worker' or 'chief'.")
-        if isinstance(self.index, bool) or not isinstance(self.index, int) or self.index < 0:
+        if not is_int(self.index) or self.index < 0:
             raise ClusterError("task.index", self.index, "must be an int of at least 0", "Tasks are numbered from 0.")
 
     @property
@@ -54,11 +54,11 @@ class ClusterSpec(Advised):
     Args:
         cluster: For each job a list of addresses `"host:port"`, or a dict from the task's index (an int, or its
             digits) to the address, which may leave tasks out. Or another `ClusterSpec`.
-        field: What to call it in messages.
+        field: Its name in messages.
 
     Raises:
         ClusterError: It is not of that form, a job has no tasks, two tasks have one address, or some addresses are
-            loopback ones (such as `localhost`) and others not: nobody elsewhere could reach those.
+            loopback ones (such as `localhost`) and others not: other machines could not reach them.
 
     Example:
         >>> spec = ClusterSpec({"worker": ["host1:2222", "host2:2222"]})
@@ -71,10 +71,21 @@ class ClusterSpec(Advised):
 
     def __init__(
         self,
-        cluster: ClusterSpec | Mapping[str, Sequence[str] | Mapping[Any, str]] | None = None,
+        cluster: ClusterSpec | Mapping[str, Sequence[str] | Mapping[int, str] | Mapping[str, str]] | None = None,
         field: str = "cluster",
     ):
         object.__setattr__(self, "_jobs", cluster._jobs if isinstance(cluster, ClusterSpec) else _read(cluster, field))
+
+    @classmethod
+    def from_json(cls, document: object, field: str = "cluster") -> ClusterSpec:
+        """Returns the spec in a JSON document, in the form of the constructor's `cluster`.
+
+        Raises:
+            ClusterError: It is not of that form.
+        """
+        spec = cls()
+        object.__setattr__(spec, "_jobs", _read(document, field))
+        return spec
 
     @property
     def jobs(self) -> list[str]:
@@ -92,7 +103,7 @@ class ClusterSpec(Advised):
 
     @called_as("tf.train.ClusterSpec.task_indices")
     def task_indices(self, job: str) -> list[int]:
-        """Returns the numbers of the known tasks of a job, ascending."""
+        """Returns the indices of the known tasks of a job, ascending."""
         return [index for index, _ in self._tasks(job)]
 
     @called_as("tf.train.ClusterSpec.task_address")
@@ -113,7 +124,7 @@ class ClusterSpec(Advised):
 
     @called_as("tf.train.ClusterSpec.job_tasks")
     def job_tasks(self, job: str) -> list[str | None]:
-        """Returns the addresses of a job in the order of their indices; None stands for one that is not known."""
+        """Returns the addresses of a job in the order of their indices; None stands for an unknown one."""
         addresses = dict(self._tasks(job))
         return [addresses.get(index) for index in range(max(addresses) + 1)]
 
@@ -138,17 +149,17 @@ class ClusterSpec(Advised):
     def __hash__(self) -> int:
         return hash(tuple(self._jobs.items()))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}: a ClusterSpec does not change.")
 
     def __repr__(self) -> str:
         return f"ClusterSpec({self.as_dict()!r})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[ClusterSpec], tuple[dict[str, list[str] | dict[int, str]]]]:
         return type(self), (self.as_dict(),)
 
 
-def _read(cluster: Any, field: str) -> dict[str, Tasks]:
+def _read(cluster: object, field: str) -> dict[str, Tasks]:
     if cluster is None:
         return {}
     if not isinstance(cluster, Mapping):
@@ -161,7 +172,7 @@ def _read(cluster: Any, field: str) -> dict[str, Tasks]:
     return jobs
 
 
-def _read_job(tasks: Any, field: str) -> Iterator[tuple[int, str]]:
+def _read_job(tasks: object, field: str) -> Iterator[tuple[int, str]]:
     if isinstance(tasks, Mapping):
         numbered = [(_read_index(key, field), address) for key, address in tasks.items()]
         if len({index for index, _ in numbered}) < len(numbered):
@@ -175,8 +186,8 @@ def _read_job(tasks: Any, field: str) -> Iterator[tuple[int, str]]:
     yield from sorted(numbered, key=lambda task: task[0])
 
 
-def _read_index(key: Any, field: str) -> int:
-    if isinstance(key, int) and not isinstance(key, bool) and key >= 0:
+def _read_index(key: object, field: str) -> int:
+    if is_int(key) and key >= 0:
         return key
     if isinstance(key, str) and _INDEX.fullmatch(key):
         return int(key)
@@ -202,6 +213,6 @@ def _check_addresses(jobs: Mapping[str, Tasks], field: str) -> None:
         raise ClusterError(
             f"{field}.{loopback[0]}",
             dict(jobs[job])[int(number)],
-            "is a loopback address in a cluster of several machines: each of the others would look for it at itself",
+            "is a loopback address in a cluster of several machines: each of the others would look for it on itself",
             "Write the machine's name or address in the network, or loopback addresses only if all run on one machine.",
         )

@@ -1,4 +1,4 @@
-"""Work that cannot be interrupted, done in a thread so that whoever waits for it can give up."""
+"""Work that cannot be interrupted. It runs in a thread, so that the caller can stop waiting for it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Work:
-    """A call in a thread, which does not keep the process from ending.
+    """A call in a thread that does not prevent the process from ending.
 
     Args:
-        call: What to do.
+        call: The call.
     """
 
     def __init__(self, call: Callable[[], None]):
@@ -27,10 +27,10 @@ class Work:
             self._over.set()
 
     def is_over(self, wait_s: float = 0.0) -> bool:
-        """Returns whether it is over; waits for that for so many seconds."""
+        """Returns whether it is over, after waiting for at most `wait_s` seconds."""
         return self._over.wait(wait_s)
 
     def check(self) -> None:
-        """Raises what the call has raised."""
+        """Raises the error of the call, if it raised one."""
         if self._error is not None:
             raise self._error

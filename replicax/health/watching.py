@@ -96,9 +96,9 @@ def _watch(config: ClusterConfig, server: HealthServer, workers: Sequence[runtim
     peers = []
     for i, worker in enumerate(workers):
         if i != config.process_id:
-            host, port = worker.info[_ADDRESS]
+            host, port = _health_address(worker)
             history = History(worker.name, _address(config, worker.name), time.monotonic())
-            peers.append(Peer(i, Client(str(host), int(port), token), history))
+            peers.append(Peer(i, Client(host, port, token), history))
     name = workers[config.process_id].name
     traffic = Traffic(_busy_ports(config, workers))
     watching = monitor.Monitor(config.process_id, name, _address(config, name), peers, limits, traffic)
@@ -108,10 +108,18 @@ def _watch(config: ClusterConfig, server: HealthServer, workers: Sequence[runtim
     monitor.install(watching)
 
 
+def _health_address(worker: runtime.Member) -> tuple[str, int]:
+    """Returns host and port of a worker's health server, as it has told them."""
+    address = worker.info[_ADDRESS]
+    assert isinstance(address, list), address  # All workers run the same version of replicax.
+    host, port = address
+    return str(host), int(port)
+
+
 def _busy_ports(config: ClusterConfig, workers: Sequence[runtime.Member]) -> list[int]:
     """Returns the ports of the health servers and of JAX's coordination service."""
     assert config.coordinator_address is not None
-    ports = [int(worker.info[_ADDRESS][1]) for worker in workers]
+    ports = [_health_address(worker)[1] for worker in workers]
     return [*ports, parse_address(config.coordinator_address, "coordinator address").port]
 
 

@@ -27,7 +27,9 @@ class Deadline:
 
     def __init__(self, seconds: float):
         if not is_real(seconds) or not 0 < seconds < math.inf:
-            raise ClusterError("start_timeout", seconds, "is no positive number of seconds", "Leave it out for 120.")
+            raise ClusterError(
+                "start_timeout", seconds, "must be a positive number of seconds", "Leave it out for 120."
+            )
         self.seconds = seconds
         self._start = time.monotonic()
 

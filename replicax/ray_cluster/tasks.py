@@ -27,7 +27,7 @@ def check_cluster(spec: ClusterSpec, field: str = "cluster") -> None:
             raise ClusterError(field, spec.jobs, f"has no {name}", f"Add a job {job!r} with its addresses.")
         if spec.task_indices(job) != [*range(spec.num_tasks(job))]:
             raise ClusterError(
-                f"{field}.{job}", spec.task_indices(job), "must number its tasks from 0 on without holes", "Add them."
+                f"{field}.{job}", spec.task_indices(job), "must number its tasks from 0 without gaps", "Add them."
             )
 
 

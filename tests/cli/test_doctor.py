@@ -117,7 +117,7 @@ def test_a_conflict_is_a_warning():
     environ = tf_config(["a:1", "b:1"]) | {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     findings, _ = network.check_cluster(environ)
     assert [finding.status for finding in findings] == [Severity.OK, Severity.WARN]
-    assert "TF_CONFIG tells of 2 processes, torchrun of 4" in findings[1].text
+    assert "TF_CONFIG describes 2 processes, torchrun 4" in findings[1].text
 
 
 def test_names_ports_and_peers():
@@ -144,15 +144,15 @@ def test_names_that_nobody_knows(monkeypatch: pytest.MonkeyPatch):
     found = by_name(network.check_addresses(config))
     assert {finding.status for finding in found.values()} == {Severity.FAIL}
     assert found["names"].details["unresolved"] == ["worker:0", "worker:1"]
-    assert "'nowhere' is a name that nobody knows here" in found["own address"].text
+    assert "'nowhere' is a name that is not known here" in found["own address"].text
 
 
 def test_an_address_that_this_machine_does_not_have():
     environ = tf_config(["192.0.2.200:1", "192.0.2.201:1"])
     found = by_name(network.check_addresses(detect_cluster(environ).config, environ, timeout_s=0.1))
     assert found["own address"].status is Severity.FAIL
-    assert "The address of worker:0 cannot be used: '192.0.2.200' stands for" in found["own address"].text
-    assert "See that each machine is told its own task" in found["own address"].cure
+    assert "The address of worker:0 cannot be used: '192.0.2.200' means" in found["own address"].text
+    assert "Make sure that each machine gets its own task" in found["own address"].cure
     assert "port" not in found
     translated = {**environ, "REPLICAX_HOST": "127.0.0.1"}
     found = by_name(network.check_addresses(detect_cluster(environ).config, translated, timeout_s=0.1))
@@ -174,7 +174,7 @@ def test_a_name_that_leads_back_to_this_machine(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(own_address, "_source", lambda ip: "")
     found = by_name(network._check_own(detect_cluster(tf_config(["alpha:1", "beta:1"])).config, {}))
     assert found["own address"].status is Severity.FAIL
-    assert "knows no way to the others" in found["own address"].text
+    assert "has no route to the others" in found["own address"].text
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_contradicting_counts_are_a_conflict():
     found = detect_cluster({**SOURCES["torchrun"], **SOURCES["Open MPI"], "OMPI_COMM_WORLD_SIZE": "2"})
     assert found.winner == "torchrun"
     assert len(found.conflicts) == 1
-    for word in ("torchrun tells of 4", "Open MPI of 2", "unset"):
+    for word in ("torchrun describes 4", "Open MPI 2", "unset"):
         assert word in found.conflicts[0]
     assert f"Conflict: {found.conflicts[0]}" in found.report()
 
@@ -105,12 +105,12 @@ def test_a_malformed_winner_is_an_error_and_a_malformed_other_a_conflict():
         ({"WORLD_SIZE": "1"}, "torchrun", "RANK is not set"),
         ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, "torchrun", "RANK and WORLD_SIZE are not set"),
         ({"WORLD_SIZE": "a"}, "torchrun", "RANK is not set"),
-        ({"SLURM_STEP_NUM_TASKS": "1"}, "Slurm", "no step of srun"),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, "Slurm", "not a step of srun"),
         ({"OMPI_COMM_WORLD_SIZE": "1"}, "Open MPI", "OMPI_COMM_WORLD_RANK is not set"),
         ({"TPU_WORKER_ID": "0"}, "TPU", "is set"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "Slurm", "no step of srun"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "Slurm", "not a step of srun"),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, "Slurm", "a single task"),
-        ({"PMIX_RANK": "0"}, "PMI", "nothing tells the number"),
+        ({"PMIX_RANK": "0"}, "PMI", "number of processes is not known"),
         ({"TPU_WORKER_HOSTNAMES": "localhost"}, "TPU", "a single host"),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "Kubernetes", "never"),
     ],
@@ -173,7 +173,7 @@ def test_conflicts_are_warned_of_at_the_start(monkeypatch, caplog):
         monkeypatch.setenv(name, value)
     with caplog.at_level("WARNING"):
         assert found_cluster().num_processes == 4
-    assert "torchrun tells of 4 processes, Open MPI of 2" in caplog.text
+    assert "torchrun describes 4 processes, Open MPI 2" in caplog.text
 
 
 def test_a_detection_is_a_value():

@@ -31,7 +31,7 @@ def test_a_recorded_environment_tells_who_this_is(recording: Path):
 def test_every_recorded_cluster_can_train_or_says_why_not(recording: Path):
     config = detect_cluster(json.loads(recording.read_text())["environ"]).config
     if "ps" in config.spec.jobs or recording.stem == "mpich":
-        with pytest.raises(ClusterError, match=r"ps has no place in synchronous|Set JAX_COORDINATOR_ADDRESS"):
+        with pytest.raises(ClusterError, match=r"ps is not allowed in synchronous|Set JAX_COORDINATOR_ADDRESS"):
             check_synchronous(config)
     else:
         check_synchronous(config)

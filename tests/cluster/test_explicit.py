@@ -64,7 +64,7 @@ def test_union_appends_lists_and_takes_the_first_for_the_rest():
 def test_union_joins_numbered_tasks():
     found = UnionResolver(simple({"worker": {1: "b:1"}}), simple({"worker": ["a:1"]}))
     assert found.cluster_spec() == ClusterSpec({"worker": ["a:1", "b:1"]})
-    with pytest.raises(ClusterError, match=r"worker\[0\] is given by two"):
+    with pytest.raises(ClusterError, match=r"worker\[0\] comes from two"):
         UnionResolver(simple({"worker": {0: "a:1", 2: "c:1"}}), simple({"worker": ["b:1"]})).cluster_spec()
 
 

@@ -73,16 +73,21 @@ def test_where_only_the_others_can_tell(machine: Machine):
 def test_the_environment_decides_where_addresses_are_translated(machine: Machine):
     machine({"service": ["10.0.0.9"], "pod": ["10.73.0.1"]})
     assert found("service:1", "10.73.0.2:1", REPLICAX_HOST=" pod ") == ALPHA
-    with pytest.raises(ClusterError, match=r"REPLICAX_HOST cannot be used: 'service' stands for 10\.0\.0\.9"):
+    with pytest.raises(ClusterError, match=r"REPLICAX_HOST cannot be used: 'service' means 10\.0\.0\.9"):
         found("service:1", "10.73.0.2:1", REPLICAX_HOST="service")
 
 
 @pytest.mark.parametrize(
     ("address", "names", "problem", "cure"),
     [
-        ("alpha:1", {}, "'alpha' is a name that nobody knows here", "say '10.73.0.1 alpha'"),
-        ("alpha:1", {"alpha": ["10.0.0.9"]}, "'alpha' stands for 10.0.0.9, no address of", "say '10.73.0.1 alpha'"),
-        ("10.0.0.9:1", {}, "'10.0.0.9' stands for 10.0.0.9, no address of", "machine is told its own task"),
+        ("alpha:1", {}, "'alpha' is a name that is not known here", "say '10.73.0.1 alpha'"),
+        (
+            "alpha:1",
+            {"alpha": ["10.0.0.9"]},
+            "'alpha' means 10.0.0.9, which is not an address of",
+            "say '10.73.0.1 alpha'",
+        ),
+        ("10.0.0.9:1", {}, "'10.0.0.9' means 10.0.0.9, which is not an address of", "machine gets its own task"),
     ],
 )
 def test_an_address_that_cannot_be_used(
@@ -94,7 +99,7 @@ def test_an_address_that_cannot_be_used(
     assert error.value.field == "The address of worker:0"
     assert error.value.value == address
     assert problem in error.value.problem
-    assert "whose name 'alpha' stands for" in error.value.problem
+    assert "whose name 'alpha' means" in error.value.problem
     assert cure in error.value.cure
     assert "This machine reaches the others from 10.73.0.1" in error.value.cure
     assert "set REPLICAX_HOST to 10.73.0.1" in error.value.cure
@@ -102,9 +107,9 @@ def test_an_address_that_cannot_be_used(
 
 def test_no_way_to_the_others(machine: Machine):
     machine({"alpha": ["127.0.1.1"], "beta": ["10.73.0.2"]}, routes=False)
-    with pytest.raises(ClusterError, match=r"'alpha' stands for 127\.0\.1\.1 on this.*knows no way to the others"):
+    with pytest.raises(ClusterError, match=r"'alpha' means 127\.0\.1\.1 on this.*has no route to the others"):
         found("alpha:1", "beta:1")
-    with pytest.raises(ClusterError, match=r"worker:0 is not told by the cluster.*knows no way to beta:1"):
+    with pytest.raises(ClusterError, match=r"worker:0 is not known to the cluster.*has no route to beta:1"):
         found("", "beta:1")
 
 

@@ -110,7 +110,7 @@ def test_two_processes_with_one_number_are_told():
         assert soon(lambda: 1 in found or 1 in twin)
         error = found.get(1) or twin.get(1)
         assert isinstance(error, ClusterError)
-        assert "another process is number 1 already" in str(error)
+        assert "another process has the index 1 already" in str(error)
         meet(address, 2, number=2)
     assert isinstance(found[0], list)
 
@@ -118,7 +118,7 @@ def test_two_processes_with_one_number_are_told():
 @pytest.mark.parametrize(
     ("theirs", "says"),
     [
-        ({"count": 4}, "it was told of 4 processes, process 0 of 3"),
+        ({"count": 4}, "it expects 4 processes, process 0 expects 3"),
         ({"token": "guess"}, "does not know the job's token"),
         ({"same version of JAX": "0.9"}, "its version of JAX is '0.9', and that of process 0 '0.10'"),
     ],
@@ -167,12 +167,12 @@ HOSTILE = {
     "TLS": bytes.fromhex("16030100f5010000f10303") + bytes(200),
 }
 FORGED = {
-    "info is a list": ({"info": [1]}, "no JSON object"),
+    "info is a list": ({"info": [1]}, "not a JSON object"),
     "true for a number": ({"process": True}, "there is no process True"),
     "a float for a number": ({"process": 1.0}, "there is no process 1.0"),
     "process 0": ({"process": 0}, "there is no process 0"),
     "a number too large": ({"process": 10**400}, "there is no process"),
-    "processes is true": ({"processes": True}, "was told of True processes"),
+    "processes is true": ({"processes": True}, "it expects True processes"),
     "a list for a token": ({"token": ["secret"]}, None),
     "a key more": ({"more": 1}, None),
     "another token": ({"token": "Secret"}, "does not know the job's token"),
@@ -269,7 +269,7 @@ def test_process_0_that_is_stopped_is_named(monkeypatch, words):
         connection.close()
     assert found[1].missing == ("worker:0 at host0:1",)
     assert "its port is open, but it" in str(found[1])
-    assert ("was here, and has not been heard of since" if words else "has not answered yet") in str(found[1])
+    assert ("was here, and has been silent since" if words else "has not answered yet") in str(found[1])
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_who_else_listens_at_the_address_is_not_taken_for_process_0(answer):
 
 
 def test_a_token_that_is_no_text_is_told():
-    with pytest.raises(ClusterError, match="REPLICAX_TOKEN has bytes that are no UTF-8"):
+    with pytest.raises(ClusterError, match="REPLICAX_TOKEN has bytes that are not UTF-8"):
         meet(free_address(), 0, token="\udcff")
 
 
@@ -384,7 +384,7 @@ def test_process_0_that_is_stopped_while_all_work_is_named(monkeypatch):
         connection.close()
     never.set()
     assert found[1].missing == ("worker:0 at host0:1",)
-    assert "was here, and has not been heard of since" in str(found[1])
+    assert "was here, and has been silent since" in str(found[1])
 
 
 def test_while_all_are_there_the_work_may_take_longer(monkeypatch):

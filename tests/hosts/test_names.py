@@ -66,7 +66,7 @@ def test_a_name_that_nobody_knows(make_lan: MakeLan):
     assert worker.wait(SECONDS) == 1, worker.log
     for words in (
         "worker:1 waits for the name service",
-        "ClusterError: The address of worker:1 cannot be used: 'beta' is a name that nobody knows here",
+        "ClusterError: The address of worker:1 cannot be used: 'beta' is a name that is not known here",
         "whose name 'beta' stands for nothing, got 'beta:2222'",
         "This machine reaches the others from 10.73.0.2. Let the hosts file or the name service say '10.73.0.2 beta'.",
     ):
@@ -91,7 +91,7 @@ def test_the_task_of_another_machine(make_lan: MakeLan):
     worker = start_job(lan.hosts[1], "workers", tf_config(by_ip(lan), 0), steps=STEPS)  # It is told to be alpha.
     assert worker.wait(SECONDS) == 1, worker.log
     assert "The address of worker:0 cannot be used: '10.73.0.1' stands for 10.73.0.1, no address of" in worker.log
-    assert "See that each machine is told its own task" in worker.log
+    assert "Make sure that each machine gets its own task" in worker.log
 
 
 @pytest.mark.parametrize("stall_timeout", [None, 30])

@@ -11,7 +11,7 @@ from replicax.ray_cluster.deadline import Deadline, wait_for
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), True, "10", None])
 def test_what_is_no_time(seconds):
-    with pytest.raises(ClusterError, match="start_timeout is no positive number of seconds"):
+    with pytest.raises(ClusterError, match="start_timeout must be a positive number of seconds"):
         Deadline(seconds)
 
 

@@ -24,7 +24,7 @@ def test_a_good_cluster():
         ({"ps": ["a:1"]}, "cluster has no worker"),
         ({"ps": ["a:1"], "worker": ["b:1"], "helper": ["c:1"]}, "cluster.helper must be one of"),
         ({"ps": ["a:1"], "worker": ["b:1"], "chief": ["c:1", "d:1"]}, "cluster.chief must have one task only"),
-        ({"ps": ["a:1"], "worker": {"1": "b:1"}}, "cluster.worker must number its tasks from 0 on without holes"),
+        ({"ps": ["a:1"], "worker": {"1": "b:1"}}, "cluster.worker must number its tasks from 0 without gaps"),
     ],
 )
 def test_what_is_no_cluster(cluster, says):

@@ -1,4 +1,4 @@
-"""One resolver for each source that can tell a process who it is; one file each."""
+"""One resolver for each source that describes a cluster; one file each."""
 
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.resolvers.gce import GCEClusterResolver

@@ -1,11 +1,12 @@
-"""The contract of a cluster resolver: what it can be asked, whoever runs the cluster."""
+"""The contract of a cluster resolver: the questions that it answers, on any kind of cluster."""
 
 from __future__ import annotations
 
 import abc
 import os
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
+from replicax.checks import is_int
 from replicax.cluster.config import ClusterConfig
 from replicax.cluster.environment import Environ
 from replicax.cluster.spec import ClusterSpec, Task
@@ -14,7 +15,7 @@ from replicax.migration import AdvisedContract, called_as
 
 
 class Verdict(NamedTuple):
-    """Whether an environment is one that a resolver is for, and why."""
+    """Whether an environment belongs to a resolver, and why."""
 
     applies: bool
     because: str
@@ -23,27 +24,27 @@ class Verdict(NamedTuple):
 class ClusterResolver(AdvisedContract):
     """Tells where the tasks of a cluster are, and which of them this process is.
 
-    A resolver reads its source again on every access and remembers only what it was given. It starts nothing.
+    A resolver reads its source again on every access and stores only its arguments. It starts nothing.
 
     Args:
-        task_type: Job of this process, instead of what the source says.
-        task_id: Number of this process in its job, instead of what the source says.
+        task_type: Job of this process; by default what the source says.
+        task_id: Index of this process in its job; by default what the source says.
         rpc_layer: Prefix of addresses for `master`, such as `"grpc"`.
-        environment: A label for the environment, such as `"google"`; kept, not used.
+        environment: A label for the environment, such as `"google"`; it is not used.
         environ: The environment variables; by default `os.environ`.
     """
 
     name: ClassVar[str]
-    """What the source is called in messages: by default the name of the class."""
+    """The name of the source in messages; by default the name of the class."""
 
-    # For classes of users that have a constructor of their own and do not call this one.
+    # For users' classes whose constructor does not call this one.
     _given_type: str | None = None
     _given_id: int | None = None
     _given_rpc_layer: str | None = None
     _environment: str | None = None
     _environ: Environ = os.environ
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if not hasattr(cls, "name"):
             cls.name = cls.__name__
@@ -64,16 +65,16 @@ class ClusterResolver(AdvisedContract):
 
     @classmethod
     def applies(cls, environ: Environ) -> Verdict:
-        """Says whether `environ` is an environment that this resolver is for, without checking its details."""
-        return Verdict(False, "it is never looked for by itself: make the resolver and pass it")
+        """Returns whether `environ` belongs to this resolver, without checking the details."""
+        return Verdict(False, "it never applies by itself: make the resolver and pass it")
 
     @classmethod
-    def check_whole(cls, environ: Environ) -> None:
-        """Checks, where `applies` says no, that this is not because one of the variables was forgotten.
+    def check_complete(cls, environ: Environ) -> None:
+        """Checks, if `applies` says no, that nobody forgot one of the variables.
 
         Raises:
-            ClusterError: A variable tells of other processes, and one that belongs to it is missing: this process
-                would train alone, and so would they.
+            ClusterError: A variable shows that there are other processes, but one that belongs to it is missing. Every
+                process would train alone.
         """
 
     @abc.abstractmethod
@@ -86,7 +87,7 @@ class ClusterResolver(AdvisedContract):
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process; None if it is not known. May be assigned."""
+        """The job of this process; None if it is not known. It can be assigned."""
         return self._given_type if self._given_type is not None else self._told_type()
 
     @task_type.setter
@@ -95,7 +96,7 @@ class ClusterResolver(AdvisedContract):
 
     @property
     def task_id(self) -> int | None:
-        """The number of this process in its job; None if it is not known. May be assigned."""
+        """The index of this process in its job; None if it is not known. It can be assigned."""
         return self._given_id if self._given_id is not None else self._told_id()
 
     @task_id.setter
@@ -104,7 +105,7 @@ class ClusterResolver(AdvisedContract):
 
     @property
     def rpc_layer(self) -> str | None:
-        """Prefix of addresses for `master`; None if there is none. May be assigned."""
+        """Prefix of addresses for `master`; None if there is none. It can be assigned."""
         return self._given_rpc_layer if self._given_rpc_layer is not None else self._told_rpc_layer()
 
     @rpc_layer.setter
@@ -121,7 +122,7 @@ class ClusterResolver(AdvisedContract):
 
         Args:
             task_type: Job of the task; by default this process's own.
-            task_id: Number of the task in its job; by default this process's own.
+            task_id: Index of the task in its job; by default this process's own.
             rpc_layer: Prefix; by default the resolver's.
 
         Returns:
@@ -141,14 +142,14 @@ class ClusterResolver(AdvisedContract):
 
     @called_as("tf.distribute.cluster_resolver.ClusterResolver.num_accelerators")
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
-        """Returns how many accelerators a task has, by kind, as far as the source says; no device is asked."""
+        """Returns how many accelerators a task has, by kind, as far as the source says. It asks no device."""
         return {}
 
     def config(self) -> ClusterConfig:
-        """Returns all of it as one record, checked.
+        """Returns all of this as one checked record.
 
         Raises:
-            ClusterError: The source is malformed, or does not fit together.
+            ClusterError: The source is malformed or contradicts itself.
         """
         return ClusterConfig(
             spec=self.cluster_spec(),
@@ -160,11 +161,11 @@ class ClusterResolver(AdvisedContract):
         )
 
     def told_processes(self) -> int | None:
-        """Returns the number of processes if the source tells it beside (or instead of) their addresses."""
+        """Returns the number of processes if the source knows it besides, or instead of, their addresses."""
         return None
 
     def local_process_id(self) -> int | None:
-        """Returns the number of this process among those on its machine, or None if the source does not tell."""
+        """Returns the index of this process among those on its machine; None if the source does not know it."""
         return None
 
     def _told_type(self) -> str | None:
@@ -195,15 +196,15 @@ class ClusterResolver(AdvisedContract):
         return f"{type(self).__name__}()"
 
 
-def _check_text(argument: str, value: Any) -> str | None:
+def _check_text(argument: str, value: object) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise ArgumentError(f"`{argument}` is a string or None, got {value!r}.")
+        raise ArgumentError(f"`{argument}` must be a string or None, got {value!r}.")
     return value
 
 
-def _check_id(task_id: Any) -> int | None:
+def _check_id(task_id: object) -> int | None:
     if task_id is None:
         return None
-    if isinstance(task_id, bool) or not isinstance(task_id, int) or task_id < 0:
+    if not is_int(task_id) or task_id < 0:
         raise ClusterError("task_id", task_id, "must be an int of at least 0, or None", "Tasks are numbered from 0.")
     return task_id

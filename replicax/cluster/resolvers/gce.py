@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from replicax.cluster.addresses import join_address
 from replicax.cluster.resolvers.base import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ClusterError, ContextError
+
+if TYPE_CHECKING:
+    from google.auth.credentials import Credentials
+    from googleapiclient.discovery import Resource
 
 _NEEDS = "GCEClusterResolver needs the packages `google-api-python-client` and `google-auth`, or a `service`."
 
@@ -24,13 +28,13 @@ class GCEClusterResolver(ClusterResolver):
         instance_group: Its name.
         port: Port of every task.
         task_type: The job.
-        task_id: Number of this process. It differs from instance to instance; nothing else tells it.
+        task_id: Index of this process. It differs from instance to instance, and only the caller knows it.
         rpc_layer: Prefix of addresses for `master`.
         credentials: For the client; `"default"` takes those of the machine.
-        service: A client of the API "compute", version 1, instead of one that is made here.
+        service: A client of the API "compute", version 1, ; by default a new one.
 
     Raises:
-        ImportError: There is neither a service nor the packages.
+        ImportError: There is no service, and the packages are not installed.
     """
 
     name = "GCE"
@@ -44,8 +48,8 @@ class GCEClusterResolver(ClusterResolver):
         task_type: str = "worker",
         task_id: int = 0,
         rpc_layer: str | None = "grpc",
-        credentials: Any = "default",
-        service: Any = None,
+        credentials: Credentials | str = "default",
+        service: Resource | None = None,
     ):
         super().__init__(task_type, task_id, rpc_layer, environ={})
         self._job = task_type
@@ -91,7 +95,7 @@ class GCEClusterResolver(ClusterResolver):
         return request.execute()["networkInterfaces"][0]["networkIP"]
 
 
-def _service(credentials: Any) -> Any:
+def _service(credentials: Credentials | str) -> Resource:
     try:
         from googleapiclient import discovery
 

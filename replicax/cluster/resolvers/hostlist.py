@@ -21,7 +21,7 @@ def expand_hostlist(hostlist: str, field: str = "hostlist") -> list[str]:
 
     Args:
         hostlist: Such as `"n[08-10]x,login"`; zeros in front are kept.
-        field: What to call it in messages.
+        field: Its name in messages.
 
     Raises:
         ClusterError: It is not in that notation.
@@ -50,7 +50,9 @@ def expand_tasks_per_node(tasks_per_node: str, field: str = "tasks_per_node") ->
     for item in tasks_per_node.split(","):
         found = _TASKS.fullmatch(item.strip())
         if not found or len(counts) > _MOST_HOSTS:
-            raise ClusterError(field, tasks_per_node, f"has an entry that is no number of tasks: {item!r}", _TASKS_CURE)
+            raise ClusterError(
+                field, tasks_per_node, f"has an entry that is not a number of tasks: {item!r}", _TASKS_CURE
+            )
         counts += [int(found["tasks"])] * int(found["times"] or 1)
     return counts
 
@@ -71,7 +73,7 @@ def _expand(item: str, hostlist: str, field: str) -> Iterator[str]:
         end = part.end()
         choices.append([part["text"]] if part["text"] else [*_numbers(part["ranges"], hostlist, field)])
     if end != len(item):
-        raise ClusterError(field, hostlist, f"has an entry that is no host: {item!r}", _HOSTS_CURE)
+        raise ClusterError(field, hostlist, f"has an entry that is not a host: {item!r}", _HOSTS_CURE)
     return map("".join, itertools.islice(itertools.product(*choices), _MOST_HOSTS + 1))
 
 
@@ -79,7 +81,7 @@ def _numbers(ranges: str, hostlist: str, field: str) -> Iterator[str]:
     for text in ranges.split(","):
         found = _RANGE.fullmatch(text)
         if not found or int(found["last"] or found["first"]) - int(found["first"]) not in range(_MOST_HOSTS):
-            raise ClusterError(field, hostlist, f"has brackets that are no ranges of numbers: [{ranges}]", _HOSTS_CURE)
+            raise ClusterError(field, hostlist, f"has brackets that are not ranges of numbers: [{ranges}]", _HOSTS_CURE)
         width = len(found["first"])
         for value in range(int(found["first"]), int(found["last"] or found["first"]) + 1):
             yield f"{value:0{width}d}"

@@ -13,7 +13,7 @@ _COORDINATOR, _PORT = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"
 class JaxClusterResolver(RankClusterResolver):
     """Reads `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`.
 
-    The port may stand apart, in `JAX_COORDINATOR_PORT`.
+    The port may be in `JAX_COORDINATOR_PORT`.
     """
 
     name = "JAX_*"
@@ -21,7 +21,7 @@ class JaxClusterResolver(RankClusterResolver):
 
     @classmethod
     def applies(cls, environ: Environ) -> Verdict:
-        """The address alone does not make a cluster: people set it to help JAX where a scheduler tells the numbers."""
+        """The address alone is not enough: people set it too where a scheduler gives the ids."""
         found = [name for name in (cls.count, cls.rank) if text(environ, name)]
         return Verdict(bool(found), f"{' and '.join(found) or 'neither JAX_NUM_PROCESSES nor JAX_PROCESS_ID'} set")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Protocol, cast
 
 from replicax.cluster.addresses import join_address
 from replicax.cluster.environment import Environ, text
@@ -13,7 +13,31 @@ from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ArgumentError, ClusterError
 
 _DEFAULT_LABELS = {"worker": ["job-name=tensorflow"]}
-_GIVEN_UP = "Failed"  # The controller has started another pod in its place.
+_GIVEN_UP = "Failed"  # The controller has replaced the pod.
+
+
+class _Metadata(Protocol):
+    name: str
+
+
+class _Status(Protocol):
+    phase: str
+
+
+class _Pod(Protocol):
+    metadata: _Metadata
+    status: _Status
+
+
+class _Pods(Protocol):
+    items: list[_Pod]
+
+
+class PodClient(Protocol):
+    """What the resolver needs of a `kubernetes.client.CoreV1Api`."""
+
+    def list_pod_for_all_namespaces(self, *, label_selector: str) -> _Pods:
+        """Returns the pods with some labels, in all namespaces."""
 
 
 class KubernetesExecutableLocation(enum.Enum):
@@ -26,21 +50,21 @@ class KubernetesExecutableLocation(enum.Enum):
 class KubernetesClusterResolver(ClusterResolver):
     """Asks Kubernetes for the pods of each job; needs the package `kubernetes`.
 
-    Within a pod, this process is the pod of its name (`HOSTNAME`). Pods that failed are left out; all others must be
-    running, since a cluster that is not complete yet would number its tasks in another way a moment later.
+    Within a pod, this process is the pod with its host name (`HOSTNAME`). Pods that failed are left out. All others
+    must be running, since the indices of the tasks could change until the cluster is complete.
 
     Args:
         job_to_label_mapping: For each job the label selectors of its pods; by default
-            `{"worker": ["job-name=tensorflow"]}`. The pods of a selector are numbered in the order of their names.
+            `{"worker": ["job-name=tensorflow"]}`. The indices of a selector's pods follow the order of their names.
         tf_server_port: Port of every task.
         rpc_layer: Prefix of addresses for `master`.
-        override_client: A `kubernetes.client.CoreV1Api`, or what has its `list_pod_for_all_namespaces`.
-        executable_location: Where this program runs, which says how to log in.
+        override_client: A `kubernetes.client.CoreV1Api`, or another object with its `list_pod_for_all_namespaces`.
+        executable_location: Where this program runs, which determines how it logs in.
         environ: The environment variables; by default `os.environ`.
 
     Raises:
         ImportError: There is neither a client nor the package.
-        ArgumentError: `executable_location` is no `KubernetesExecutableLocation`.
+        ArgumentError: `executable_location` is not a `KubernetesExecutableLocation`.
     """
 
     name = "Kubernetes"
@@ -50,14 +74,14 @@ class KubernetesClusterResolver(ClusterResolver):
         job_to_label_mapping: Mapping[str, Sequence[str]] | None = None,
         tf_server_port: int = 8470,
         rpc_layer: str | None = "grpc",
-        override_client: Any = None,
+        override_client: PodClient | None = None,
         executable_location: KubernetesExecutableLocation = KubernetesExecutableLocation.WITHIN_CLUSTER,
         environ: Environ | None = None,
     ):
         super().__init__(rpc_layer=rpc_layer, environ=environ)
         if not isinstance(executable_location, KubernetesExecutableLocation):
             raise ArgumentError(
-                f"`executable_location` is one of {[*KubernetesExecutableLocation]}, got {executable_location!r}."
+                f"`executable_location` must be one of {[*KubernetesExecutableLocation]}, got {executable_location!r}."
             )
         self._labels = dict(job_to_label_mapping or _DEFAULT_LABELS)
         self._port = tf_server_port
@@ -83,7 +107,7 @@ class KubernetesClusterResolver(ClusterResolver):
                     return job, index
         return None, None
 
-    def _pods(self) -> dict[str, list[Any]]:
+    def _pods(self) -> dict[str, list[_Pod]]:
         jobs = {}
         for job, selectors in self._labels.items():
             found = [pod for selector in selectors for pod in self._select(selector)]
@@ -97,7 +121,7 @@ class KubernetesClusterResolver(ClusterResolver):
             jobs[job] = found
         return jobs
 
-    def _select(self, selector: str) -> list[Any]:
+    def _select(self, selector: str) -> list[_Pod]:
         listed = self._client.list_pod_for_all_namespaces(label_selector=selector).items
         pods = [pod for pod in listed if pod.status.phase != _GIVEN_UP]
         for pod in pods:
@@ -106,19 +130,19 @@ class KubernetesClusterResolver(ClusterResolver):
                     f"{self.name} pod {pod.metadata.name}",
                     pod.status.phase,
                     "must be running",
-                    "Wait until all pods of the job run; `kubectl describe pod` tells what keeps one back.",
+                    "Wait until all pods of the job run; `kubectl describe pod` shows why a pod waits.",
                 )
         return sorted(pods, key=lambda pod: pod.metadata.name)
 
-    def _address(self, pod: Any, job: str) -> str:
-        # TensorFlow takes the node's address; that holds for pods on the host's network, where the two are one.
+    def _address(self, pod: _Pod, job: str) -> str:
+        # TensorFlow takes the node's address. It is the pod's only on the host's network.
         ip = getattr(pod.status, "pod_ip", None) or getattr(pod.status, "host_ip", None)
         if not isinstance(ip, str):
             raise ClusterError(f"{self.name} cluster.{job}", pod.metadata.name, "has a pod without address", "Wait.")
         return join_address(ip, self._port)
 
 
-def _client(location: KubernetesExecutableLocation) -> Any:
+def _client(location: KubernetesExecutableLocation) -> PodClient:
     try:
         import kubernetes
     except ImportError as error:
@@ -130,4 +154,4 @@ def _client(location: KubernetesExecutableLocation) -> Any:
         kubernetes.config.load_incluster_config()
     else:
         kubernetes.config.load_kube_config()
-    return kubernetes.client.CoreV1Api()
+    return cast(PodClient, kubernetes.client.CoreV1Api())

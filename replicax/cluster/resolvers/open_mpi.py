@@ -9,7 +9,7 @@ from replicax.cluster.environment import text
 from replicax.cluster.resolvers.ranks import RankClusterResolver
 from replicax.errors import ClusterError
 
-ORTE_URI = "OMPI_MCA_orte_hnp_uri"  # Set only for processes that mpirun has started; Open MPI 5 has it no more.
+ORTE_URI = "OMPI_MCA_orte_hnp_uri"  # Only mpirun sets it, for its processes; Open MPI 5 does not.
 _URI = re.compile(r"(?P<job>[0-9]{1,18})\..*?(tcp://(?P<v4>[^,:\]]+)[,:]|tcp6://\[(?P<v6>[^,\]]+)[,\]])")
 _PORTS = 2**12
 
@@ -17,8 +17,8 @@ _PORTS = 2**12
 class OpenMPIClusterResolver(RankClusterResolver):
     """Reads `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` and `OMPI_COMM_WORLD_LOCAL_RANK`.
 
-    The coordinator's address is `coordinator_address`, or what JAX derives: the host where mpirun runs, which is
-    expected to run process 0 as well, with a port made of the number of the job. Without it (Open MPI 5) it is
+    The coordinator's address is `coordinator_address`, or what JAX derives: the host where mpirun runs, which should
+    run process 0 too, with a port that follows from the id of the job. Open MPI 5 has no such variable; then it is
     `JAX_COORDINATOR_ADDRESS`, or not known.
     """
 
@@ -38,6 +38,6 @@ class OpenMPIClusterResolver(RankClusterResolver):
                 "must look like '1531576320.0;tcp://10.96.0.1:34911'",
                 "Set JAX_COORDINATOR_ADDRESS to 'host:port' of process 0.",
             )
-        # Job numbers are multiples of 2^12; the port is among the highest 2^12, as in JAX.
+        # Ids of jobs are multiples of 2^12. The port is among the highest 2^12, as in JAX.
         port = int(found["job"]) // _PORTS % _PORTS + 2**16 - _PORTS
         return ORTE_URI, join_address(found["v4"] or found["v6"], port)

@@ -21,7 +21,7 @@ class ReplicaxClusterResolver(RankClusterResolver):
 
     @classmethod
     def applies(cls, environ: Environ) -> Verdict:
-        """One of the three is enough, since nothing but the wish to use them sets them: the others are then missed."""
+        """Applies if one of the three is set, since only somebody who wants to use them sets them."""
         found = [name for name in (_COORDINATOR, cls.count, cls.rank) if text(environ, name)]
         return Verdict(bool(found), f"{', '.join(found) or 'none of the variables'} set")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replicax.cluster.environment import Environ, check_whole, text
+from replicax.cluster.environment import Environ, check_complete, text
 from replicax.cluster.resolvers.base import Verdict
 from replicax.cluster.resolvers.ranks import RankClusterResolver
 
@@ -10,8 +10,8 @@ from replicax.cluster.resolvers.ranks import RankClusterResolver
 class PMIClusterResolver(RankClusterResolver):
     """Reads `PMI_RANK` and `PMI_SIZE`; with `MPI_LOCALRANKID` and `MPI_LOCALNRANKS`.
 
-    PMI does not tell where process 0 is: pass `coordinator_address`, or set `JAX_COORDINATOR_ADDRESS`. PMIx
-    (`PMIX_RANK`) does not tell the number of processes either, so it takes `PMI_SIZE` beside it.
+    PMI does not know where process 0 is: pass `coordinator_address`, or set `JAX_COORDINATOR_ADDRESS`. PMIx
+    (`PMIX_RANK`) does not know the number of processes either, so it needs `PMI_SIZE` too.
     """
 
     name = "PMI"
@@ -31,13 +31,13 @@ class PMIClusterResolver(RankClusterResolver):
         if verdict.applies or text(environ, "PMIX_RANK") is None:
             return verdict
         if text(environ, "PMI_SIZE") is None:
-            return Verdict(False, "PMIX_RANK is set, but nothing tells the number of processes (PMI_SIZE)")
+            return Verdict(False, "PMIX_RANK is set, but the number of processes is not known (PMI_SIZE)")
         return Verdict(True, "PMIX_RANK and PMI_SIZE are set")
 
     @classmethod
-    def check_whole(cls, environ: Environ) -> None:
+    def check_complete(cls, environ: Environ) -> None:
         rank = cls.rank if text(environ, "PMIX_RANK") is None else "PMIX_RANK"
-        check_whole(environ, (cls.count, cls.local_count), (rank, cls.local_rank), (rank, cls.count))
+        check_complete(environ, (cls.count, cls.local_count), (rank, cls.local_rank), (rank, cls.count))
 
     def _told_coordinator(self) -> tuple[str, str | None]:
         return "coordinator_address", None

@@ -1,4 +1,4 @@
-"""Sources that tell a process its number, how many there are, and where process 0 is; all are workers."""
+"""Sources that know the index of a process, the number of processes, and where process 0 is. All are workers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import abc
 from typing import ClassVar
 
 from replicax.cluster.addresses import parse_address
-from replicax.cluster.environment import Environ, check_whole, number, optional_number, text
+from replicax.cluster.environment import Environ, check_complete, number, optional_number, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ClusterError
 
-_ELSEWHERE = "JAX_COORDINATOR_ADDRESS"  # JAX takes it too, whatever tells it the numbers.
+_JAX_COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # JAX uses it with any source of the ids.
 
 
 class RankClusterResolver(ClusterResolver):
-    """A resolver for launchers that number the processes.
+    """A resolver for launchers that give each process an index.
 
     The spec holds the address of process 0, as `worker:0`, or nothing if that is not known.
 
     Args:
-        coordinator_address: `"host:port"` of process 0, instead of what the environment says.
+        coordinator_address: `"host:port"` of process 0; by default what the environment says.
         rpc_layer: Prefix of addresses for `master`.
         environ: The environment variables; by default `os.environ`.
     """
@@ -44,8 +44,8 @@ class RankClusterResolver(ClusterResolver):
         return Verdict(True, f"{cls.rank} and {cls.count} are set")
 
     @classmethod
-    def check_whole(cls, environ: Environ) -> None:
-        check_whole(environ, (cls.count, cls.local_count), (cls.rank, cls.local_rank), (cls.rank, cls.count))
+    def check_complete(cls, environ: Environ) -> None:
+        check_complete(environ, (cls.count, cls.local_count), (cls.rank, cls.local_rank), (cls.rank, cls.count))
 
     def cluster_spec(self) -> ClusterSpec:
         coordinator = self.coordinator_address()
@@ -67,20 +67,20 @@ class RankClusterResolver(ClusterResolver):
         if address is None:
             field, address = self._told_coordinator()
         if address is None:
-            field, address = _ELSEWHERE, text(self._environ, _ELSEWHERE)
+            field, address = _JAX_COORDINATOR, text(self._environ, _JAX_COORDINATOR)
         if address is not None and parse_address(address, field).is_loopback() and self._has_several_machines():
             raise ClusterError(
                 field,
                 address,
                 f"is a loopback address, but {self.local_count} is less than {self.count}: there are other machines, "
-                "and each would look for process 0 at itself",
+                "and each would look for process 0 on itself",
                 "Write the name or address that the machine of process 0 has in the network.",
             )
         return address
 
     @abc.abstractmethod
     def _told_coordinator(self) -> tuple[str, str | None]:
-        """Returns the name of what tells the coordinator's address, and the address."""
+        """Returns the name of the variable with the coordinator's address, and the address."""
 
     def _has_several_machines(self) -> bool:
         local = optional_number(self._environ, self.local_count, least=1) if self.local_count else None

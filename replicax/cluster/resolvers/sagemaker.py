@@ -14,12 +14,12 @@ _CURE = 'SageMaker sets it: SM_HOSTS=["algo-1", "algo-2"] and SM_CURRENT_HOST=al
 
 
 class SageMakerClusterResolver(ClusterResolver):
-    """Reads `SM_HOSTS` and `SM_CURRENT_HOST`. Every host is a worker, numbered in the order of the names.
+    """Reads `SM_HOSTS` and `SM_CURRENT_HOST`. Every host is a worker; the indices follow the order of the names.
 
     Args:
         port: Port of every task.
-        task_type: Job of this process, instead of `"worker"`.
-        task_id: Number of this process, instead of the position of its host.
+        task_type: Job of this process; by default `"worker"`.
+        task_id: Index of this process; by default the position of its host.
         rpc_layer: Prefix of addresses for `master`.
         environment: A label for the environment.
         environ: The environment variables; by default `os.environ`.
@@ -46,7 +46,7 @@ class SageMakerClusterResolver(ClusterResolver):
         return Verdict(True, f"{_HOSTS} is set")
 
     @classmethod
-    def check_whole(cls, environ: Environ) -> None:
+    def check_complete(cls, environ: Environ) -> None:
         if text(environ, _ME) is not None:
             required(environ, _HOSTS, f"{_ME} is set: this host is one of several, or of one. {_CURE}")
 

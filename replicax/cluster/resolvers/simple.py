@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from replicax.cluster.environment import Environ
 from replicax.cluster.resolvers.base import ClusterResolver
@@ -33,7 +32,7 @@ class SimpleClusterResolver(ClusterResolver):
 
     def __init__(
         self,
-        cluster_spec: ClusterSpec | Mapping[str, Any],
+        cluster_spec: ClusterSpec | Mapping[str, Sequence[str] | Mapping[int, str] | Mapping[str, str]],
         master: str = "",
         task_type: str | None = None,
         task_id: int | None = None,
@@ -41,12 +40,12 @@ class SimpleClusterResolver(ClusterResolver):
         num_accelerators: Mapping[str, int] | None = None,
         rpc_layer: str | None = None,
     ):
-        environ: Environ = {}  # It asks none.
+        environ: Environ = {}  # It reads no variables.
         super().__init__(task_type, task_id, rpc_layer, environment, environ)
         if not isinstance(cluster_spec, (ClusterSpec, Mapping)):
-            raise ArgumentError(f"`cluster_spec` is a ClusterSpec or a dict, got {cluster_spec!r}.")
+            raise ArgumentError(f"`cluster_spec` must be a ClusterSpec or a dict, got {cluster_spec!r}.")
         if not isinstance(master, str):
-            raise ArgumentError(f"`master` is a string, got {master!r}.")
+            raise ArgumentError(f"`master` must be a string, got {master!r}.")
         self._spec = ClusterSpec(cluster_spec, "cluster_spec")
         self._master = master
         self._num_accelerators = dict(num_accelerators or {})

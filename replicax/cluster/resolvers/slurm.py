@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from replicax.cluster.environment import Environ, check_whole, number, optional_number, required, text
+from replicax.checks import is_int
+from replicax.cluster.environment import Environ, check_complete, number, optional_number, required, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.resolvers.hostlist import expand_hostlist, expand_tasks_per_node
 from replicax.cluster.resolvers.open_mpi import ORTE_URI
@@ -21,8 +22,8 @@ class SlurmClusterResolver(ClusterResolver):
     """Reads the variables of a Slurm job step.
 
     The tasks on a host get consecutive ports from `port_base` on. Jobs take consecutive tasks, in the order of their
-    names. Hosts stay in Slurm's order, which is that of the ranks. (TensorFlow sorts them by name; then "n10" comes
-    before "n2", and ranks get other hosts' addresses.)
+    names. Hosts keep Slurm's order, which is that of the ranks. (TensorFlow sorts them by name, so that "n10"
+    comes before "n2", and ranks get the addresses of other hosts.)
 
     Args:
         jobs: How many tasks each job has; by default all are workers.
@@ -69,7 +70,7 @@ class SlurmClusterResolver(ClusterResolver):
     @classmethod
     def applies(cls, environ: Environ) -> Verdict:
         if text(environ, _RANK) is None or text(environ, _COUNT) is None:
-            return Verdict(False, f"{_RANK} and {_COUNT} are not both set: this is no step of srun")
+            return Verdict(False, f"{_RANK} and {_COUNT} are not both set: this is not a step of srun")
         if text(environ, _COUNT) == "1":
             return Verdict(False, f"{_COUNT} is 1: the step has a single task")
         if text(environ, ORTE_URI) is not None:
@@ -79,10 +80,10 @@ class SlurmClusterResolver(ClusterResolver):
         return Verdict(True, f"{_RANK} and {_COUNT} are set")
 
     @classmethod
-    def check_whole(cls, environ: Environ) -> None:
-        """In a batch script only the number of the process is set, 0."""
+    def check_complete(cls, environ: Environ) -> None:
+        """Checks the variables together; a batch script has only the index of the process, 0."""
         if text(environ, ORTE_URI) is None:
-            check_whole(environ, (_COUNT,), (_RANK,), (_RANK, _COUNT))
+            check_complete(environ, (_COUNT,), (_RANK,), (_RANK, _COUNT))
 
     def cluster_spec(self) -> ClusterSpec:
         addresses = [f"{host}:{self._port_base + local}" for host, local in self._places()]
@@ -93,7 +94,7 @@ class SlurmClusterResolver(ClusterResolver):
         return ClusterSpec(spec, f"{self.name} cluster")
 
     def get_task_info(self) -> tuple[str, int]:
-        """Returns job and number of this process.
+        """Returns job and index of this process.
 
         Raises:
             ClusterError: The environment is malformed, also in the methods below.
@@ -106,13 +107,13 @@ class SlurmClusterResolver(ClusterResolver):
         raise AssertionError("The sizes of the jobs add up to the number of tasks, which is greater than the rank.")
 
     def gpu_ids(self) -> tuple[int, ...]:
-        """Returns the numbers of the GPUs on this node that are for this task: consecutive ones for each task."""
+        """Returns the ids of this task's GPUs on its node; each task gets consecutive ones."""
         per_task = self._gpus_of_a_task()
         _, local = self._places()[self._rank()]
         return tuple(range(local * per_task, (local + 1) * per_task))
 
     def gpu_environment(self) -> dict[str, str]:
-        """Returns what to set before JAX starts so that it sees this task's GPUs only; `{}` without GPUs."""
+        """Returns the variables to set before JAX starts, so that it sees only this task's GPUs; `{}` without GPUs."""
         gpus = self.gpu_ids() if self._auto_set_gpu else ()
         return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
 
@@ -146,7 +147,7 @@ class SlurmClusterResolver(ClusterResolver):
         return dict(sorted(jobs.items()))
 
     def _places(self) -> list[tuple[str, int]]:
-        """Returns for each task its host and its number there."""
+        """Returns the host of each task and its index there."""
         hosts = expand_hostlist(required(self._environ, _HOSTS, _SRUN), _HOSTS)
         tasks = self._tasks_per_node(len(hosts))
         places = [(host, local) for host, there in zip(hosts, tasks, strict=True) for local in range(there)]
@@ -168,7 +169,7 @@ class SlurmClusterResolver(ClusterResolver):
         notation = required(self._environ, field, _SRUN) if given is None else given
         tasks = expand_tasks_per_node(notation, field)
         if len(tasks) != nodes:
-            raise ClusterError(field, notation, f"must tell the tasks of {nodes} nodes ({_HOSTS})", _SRUN)
+            raise ClusterError(field, notation, f"must give the tasks of {nodes} nodes ({_HOSTS})", _SRUN)
         return tasks
 
     def _gpus_of_a_task(self) -> int:
@@ -185,5 +186,5 @@ class SlurmClusterResolver(ClusterResolver):
 
 
 def _check_number(field: str, value: object, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+    if value is not None and (not is_int(value) or value < least):
         raise ClusterError(field, value, f"must be an int of at least {least}", "Pass another number.")

@@ -1,12 +1,12 @@
-"""TF_CONFIG: the JSON variable by which TensorFlow's clusters are told who is who."""
+"""TF_CONFIG: the JSON variable that describes TensorFlow's clusters."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import re
-from typing import Any
 
+from replicax.checks import is_int
 from replicax.cluster.config import ClusterConfig, check_roles
 from replicax.cluster.environment import Environ, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
@@ -22,12 +22,12 @@ _FORM = (
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """Reads `TF_CONFIG`, on every access anew.
+    """Reads `TF_CONFIG`, again on every access.
 
     Args:
-        task_type: Job of this process, instead of what TF_CONFIG says.
-        task_id: Number of this process in its job, instead of what TF_CONFIG says.
-        rpc_layer: Prefix of addresses, instead of what TF_CONFIG says.
+        task_type: Job of this process; by default what TF_CONFIG says.
+        task_id: Index of this process in its job; by default what TF_CONFIG says.
+        rpc_layer: Prefix of addresses; by default what TF_CONFIG says.
         environment: A label for the environment. (TF_CONFIG's own is not read, as in TensorFlow.)
         environ: The environment variables; by default `os.environ`.
     """
@@ -45,7 +45,7 @@ class TFConfigClusterResolver(ClusterResolver):
         return Verdict(True, f"{_NAME} is set") if config.spec else Verdict(False, f"{_NAME} names no cluster")
 
     def cluster_spec(self) -> ClusterSpec:
-        spec = ClusterSpec(self._section("cluster"), f"{_NAME} cluster")
+        spec = ClusterSpec.from_json(self._section("cluster"), f"{_NAME} cluster")
         check_roles(spec, f"{_NAME} cluster")
         return spec
 
@@ -74,10 +74,10 @@ class TFConfigClusterResolver(ClusterResolver):
     def _told_type(self) -> str | None:
         task = self._section("task")
         task_type = task.get("type")
-        if task and not isinstance(task_type, str):
-            shown = "null" if task_type is None and "type" in task else task_type
-            raise ClusterError(f"{_NAME} task.type", shown, "is missing or no string", _FORM)
-        return task_type
+        if not task or isinstance(task_type, str):
+            return task_type if isinstance(task_type, str) else None
+        shown = "null" if task_type is None and "type" in task else task_type
+        raise ClusterError(f"{_NAME} task.type", shown, "is missing or not a string", _FORM)
 
     def _told_id(self) -> int | None:
         task = self._section("task")
@@ -86,9 +86,9 @@ class TFConfigClusterResolver(ClusterResolver):
         index = task.get("index")
         if isinstance(index, str) and re.fullmatch(r"[0-9]{1,9}", index):
             return int(index)
-        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+        if not is_int(index) or index < 0:
             shown = "null" if index is None and "index" in task else index
-            raise ClusterError(f"{_NAME} task.index", shown, "is missing or no int of at least 0", _FORM)
+            raise ClusterError(f"{_NAME} task.index", shown, "is missing or not an int of at least 0", _FORM)
         return index
 
     def _told_rpc_layer(self) -> str | None:
@@ -97,27 +97,28 @@ class TFConfigClusterResolver(ClusterResolver):
             raise ClusterError(f"{_NAME} rpc_layer", layer, "must be a string", "Such as 'grpc', or leave it out.")
         return layer
 
-    def _section(self, key: str) -> dict[str, Any]:
+    def _section(self, key: str) -> dict[str, object]:
         section = self._document().get(key, {})
         if not isinstance(section, dict):
             raise ClusterError(f"{_NAME} {key}", "null" if section is None else section, "must be an object", _FORM)
         return section
 
-    def _document(self) -> dict[str, Any]:
+    def _document(self) -> dict[str, object]:
         written = text(self._environ, _NAME)
         document = {} if written is None else _parse(written)
         if not isinstance(document, dict):
             raise ClusterError(_NAME, written, "must be a JSON object", _FORM)
-        for key in document.keys() - set(_KEYS):  # Platforms add keys of their own; but a slip of the pen is none.
+        for key in document.keys() - set(_KEYS):
+            # Platforms add keys of their own, so only likely misspellings are errors.
             meant = difflib.get_close_matches(key.lower(), _KEYS, 1, 0.8)
             if meant and meant[0] not in document:
-                raise ClusterError(f"{_NAME} {key}", key, "is no key that is known", f"Write {meant[0]!r}.")
+                raise ClusterError(f"{_NAME} {key}", key, "is not a known key", f"Write {meant[0]!r}.")
         return document
 
 
-def _parse(written: str) -> Any:
+def _parse(written: str) -> object:
     try:
-        return json.loads(written, object_pairs_hook=_without_doubles)
+        return json.loads(written, object_pairs_hook=_without_repeated_keys)
     except json.JSONDecodeError as error:
         raise ClusterError(
             _NAME,
@@ -133,7 +134,7 @@ def _parse(written: str) -> Any:
         raise ClusterError(_NAME, written, f"cannot be read: {error}", _FORM) from None
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     section = dict(pairs)
     if len(section) < len(pairs):
         names = [key for key, _ in pairs]

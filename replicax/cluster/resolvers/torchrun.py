@@ -1,4 +1,4 @@
-"""The variables that torchrun (and what imitates it) sets for each process."""
+"""The variables that torchrun and similar launchers set for each process."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ class TorchrunClusterResolver(RankClusterResolver):
         host = required(self._environ, "MASTER_ADDR", "Set it to the name or address of the machine of process 0.")
         port = number(self._environ, "MASTER_PORT", least=1, below=2**16, cure="Set it to a free port there.")
         if text(self._environ, "TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # torchrun itself listens at MASTER_PORT, so JAX cannot: all processes take its neighbour.
+            # torchrun itself listens at MASTER_PORT, so all processes take the next port.
             port += 1 if port < 2**16 - 1 else -1
         return "MASTER_ADDR and MASTER_PORT", join_address(host, port)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replicax.cluster.addresses import join_address, parse_address
-from replicax.cluster.environment import Environ, check_whole, number, optional_number, text
+from replicax.cluster.environment import Environ, check_complete, number, optional_number, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ClusterError
@@ -17,16 +17,16 @@ _CURE = "On a Cloud TPU the platform sets it; elsewhere unset the TPU_* variable
 
 
 class TPUClusterResolver(ClusterResolver):
-    """Tells the names of the hosts of a TPU slice.
+    """Knows the names of the hosts of a TPU slice.
 
-    JAX finds the hosts of a TPU by itself; this says who they are. With several slices (`MEGASCALE_NUM_SLICES`) only
+    JAX finds the hosts of a TPU by itself; this resolver names them. With several slices (`MEGASCALE_NUM_SLICES`) only
     the coordinator's address is known, and the number of processes.
 
     Args:
         tpu: Hosts separated by commas, with or without ports; by default from the environment: the first that is set
             of `TPU_PROCESS_ADDRESSES`, `TPU_WORKER_HOSTNAMES`, `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS`. `"local"` or `""`
             is this machine alone.
-        job_name: What the hosts' job is called.
+        job_name: Name of the hosts' job.
         environ: The environment variables; by default `os.environ`.
     """
 
@@ -39,7 +39,7 @@ class TPUClusterResolver(ClusterResolver):
         self._job = job_name
 
     def __enter__(self) -> TPUClusterResolver:
-        """Returns the resolver: there is nothing to open or close; TensorFlow's is a context manager."""
+        """Returns the resolver. There is nothing to open or close, but TensorFlow's is a context manager."""
         return self
 
     def __exit__(self, *_: object) -> None: ...
@@ -54,9 +54,9 @@ class TPUClusterResolver(ClusterResolver):
         return Verdict(True, f"{source} is set")
 
     @classmethod
-    def check_whole(cls, environ: Environ) -> None:
+    def check_complete(cls, environ: Environ) -> None:
         hosts = next((name for name in _HOSTS if text(environ, name)), _HOSTS[1])
-        check_whole(environ, (_SLICES,), (_ID, _SLICE), (hosts,))
+        check_complete(environ, (_SLICES,), (_ID, _SLICE), (hosts,))
 
     def cluster_spec(self) -> ClusterSpec:
         hosts = self._hosts()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from replicax.cluster.resolvers.base import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
@@ -11,19 +11,19 @@ from replicax.migration import called_as
 
 
 class UnionResolver(ClusterResolver):
-    """Joins the clusters of several resolvers; the first one says who this process is.
+    """Joins the clusters of several resolvers. The first one says which task this process is.
 
-    Lists of addresses for the same job are appended. If one resolver numbers a job's tasks (leaving some out), all
-    must, and each number may come once.
+    Lists of addresses for the same job are joined. If one resolver gives the indices of a job's tasks, because it
+    leaves some out, all must, and each index may come only once.
 
     Args:
         *resolvers: At least one.
         rpc_layer: Prefix of addresses for `master`; by default the first resolver's.
         task_type: Job of this process; by default the first resolver's.
-        task_id: Number of this process; by default, or if it is 0, the first resolver's.
+        task_id: Index of this process; by default, or if it is 0, the first resolver's.
 
     Raises:
-        ArgumentError: There is no resolver, or one is something else.
+        ArgumentError: There is no resolver, or an argument is not one.
     """
 
     name = "UnionResolver"
@@ -35,7 +35,7 @@ class UnionResolver(ClusterResolver):
         task_type: str | None = None,
         task_id: int | None = None,
     ):
-        super().__init__(task_type, task_id or None, rpc_layer, environ={})  # As in TensorFlow, 0 is not given.
+        super().__init__(task_type, task_id or None, rpc_layer, environ={})  # As in TensorFlow, 0 counts as not given.
         if not resolvers:
             raise ArgumentError("UnionResolver takes at least one resolver, got none.")
         for resolver in resolvers:
@@ -69,7 +69,7 @@ class UnionResolver(ClusterResolver):
             raise ClusterError(
                 self.name,
                 [resolver.name for resolver in self._resolvers],
-                "cannot join clusters of which one does not list all its tasks",
+                "cannot join a cluster that does not list all its tasks",
                 "Join only resolvers that know every address.",
             )
         return told[0]
@@ -87,9 +87,10 @@ class UnionResolver(ClusterResolver):
         return self._resolvers[0].rpc_layer
 
 
-def _join(job: str, parts: list[Any]) -> list[str] | dict[int, str]:
-    if all(isinstance(part, list) for part in parts):
-        return [address for part in parts for address in part]
+def _join(job: str, parts: Sequence[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:
+    lists = [part for part in parts if isinstance(part, list)]
+    if len(lists) == len(parts):
+        return [address for part in lists for address in part]
     joined: dict[int, str] = {}
     for part in parts:
         numbered = dict(enumerate(part)) if isinstance(part, list) else part
@@ -97,8 +98,8 @@ def _join(job: str, parts: list[Any]) -> list[str] | dict[int, str]:
             raise ClusterError(
                 f"{UnionResolver.name} {job}[{index}]",
                 numbered[index],
-                f"is given by two resolvers, the other time as {joined[index]!r}",
-                "Number the tasks of each resolver apart.",
+                f"comes from two resolvers; the other one says {joined[index]!r}",
+                "Give the tasks of each resolver other indices.",
             )
         joined |= numbered
     return joined
