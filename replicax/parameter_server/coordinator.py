@@ -8,6 +8,7 @@ from typing import Protocol
 
 import jax
 
+from replicax.checks import checked_int
 from replicax.errors import ArgumentError
 from replicax.migration import called_as
 from replicax.parameter_server.actors.actor_errors import closed
@@ -87,8 +88,7 @@ class ClusterCoordinator:
         return strategy.coordinator
 
     def _start(self, strategy: CoordinatedStrategy, manager: CheckpointSource | None, max_queued: int) -> None:
-        if not isinstance(max_queued, int) or max_queued < 1:
-            raise ArgumentError(f"`max_queued` is a number of functions, at least 1, got {max_queued!r}.")
+        max_queued = checked_int("max_queued", max_queued, least=1)
         self.strategy, self._manager, self._is_closed = strategy, manager, False
         servers, limits = strategy.servers, Limits(strategy.stall_timeout, strategy.start_timeout)
         self._stats = StatsRecorder(strategy.cluster.workers, len(servers))

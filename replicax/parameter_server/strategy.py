@@ -169,7 +169,7 @@ class ParameterServerStrategy(Strategy):
     def send_changes(self, variables: Sequence[VariableLike]) -> None:
         """Gives servers the values that were assigned on the coordinator."""
         # If a server is lost, the values of a checkpoint have to be sent instead: so this looks again.
-        self.servers.surely(lambda: self._send_changes(variables))
+        self.servers.with_recovery(lambda: self._send_changes(variables))
 
     def _send_changes(self, variables: Sequence[VariableLike]) -> None:
         changed = [home for home in map(home_of, variables) if home.changed and home.servers]

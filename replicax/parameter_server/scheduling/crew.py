@@ -8,14 +8,14 @@ from concurrent.futures import Future
 
 from replicax.parameter_server.actors.messages import Done, Report
 from replicax.parameter_server.scheduling.closures import StepPrograms
+from replicax.parameter_server.scheduling.handles import ServerIdentity, WorkerAnswer
 from replicax.parameter_server.scheduling.host import CheckpointSource, ServedStrategy
 from replicax.parameter_server.scheduling.ledger import Attempt
 from replicax.parameter_server.scheduling.recovery import Recovery, no_checkpoint
-from replicax.parameter_server.scheduling.servers import ServerIdentity
 from replicax.parameter_server.scheduling.stats import StatsRecorder
 from replicax.parameter_server.scheduling.unused import UnusedObjects
 from replicax.parameter_server.scheduling.watch import WORKER, ActorId
-from replicax.parameter_server.scheduling.workers import WorkerAnswer, Workers
+from replicax.parameter_server.scheduling.workers import Workers
 
 _log = logging.getLogger(__name__)
 _VERSIONS_PER_WORKER = 2  # A worker that had a pause pulls anew; one that is busy uses what came with its last push.

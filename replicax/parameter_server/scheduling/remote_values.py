@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from replicax.errors import ArgumentError, ContextError
 from replicax.migration import called_as
-from replicax.parameter_server.compiling.traced_step import recorder
+from replicax.parameter_server.compiling.traced_step import PytreeSpec, recorder
 from replicax.parameter_server.scheduling.waiting import check_timeout
+from replicax.typing import PyTree
 
 _SECONDS_TO_LOOK_UP = 0.5  # so that Ctrl-C is heard
 
@@ -22,11 +22,11 @@ class RemoteValue:
 
     def __init__(self) -> None:
         self._there = threading.Event()
-        self._value: Any = None
-        self._arrays: Any = None
+        self._result: PyTree = None
+        self._arrays: PyTree = None
         self._error: BaseException | None = None
 
-    def fetch(self, timeout: float | None = None) -> Any:
+    def fetch(self, timeout: float | None = None) -> PyTree:
         """Waits for the function and returns its result, with NumPy arrays.
 
         Args:
@@ -47,9 +47,9 @@ class RemoteValue:
                     raise TimeoutError(f"The result of a scheduled function was not there after {timeout:g} s.")
         if self._error is not None:
             raise self._error
-        return self._value
+        return self._result
 
-    def get(self, timeout: float | None = None) -> Any:
+    def get(self, timeout: float | None = None) -> PyTree:
         """Waits for the function and returns its result, with JAX arrays; otherwise like `fetch`."""
         value = self.fetch(timeout)
         if self._arrays is None:
@@ -63,8 +63,8 @@ class RemoteValue:
         """Whether the function has run, failed or been cancelled."""
         return self._there.is_set()
 
-    def _set(self, value: Any) -> None:
-        self._value = value
+    def _set(self, value: PyTree) -> None:
+        self._result = value
         self._there.set()
 
     def _fail(self, error: BaseException) -> None:
@@ -83,11 +83,11 @@ class PerWorkerValues:
     """
 
     @called_as("tf.distribute.coordinator.PerWorkerValue")
-    def __init__(self, id: int, fetch_all: Callable[[int], Sequence[Any]]):
+    def __init__(self, id: int, fetch_all: Callable[[int], Sequence[PyTree]]):
         self._id, self._fetch_all = id, fetch_all
 
     @property
-    def value(self) -> Any:
+    def value(self) -> PyTree:
         """The value, inside a scheduled function."""
         current = recorder()
         if current is None:
@@ -97,7 +97,7 @@ class PerWorkerValues:
             )
         return current.resource(self._id)
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: PyTree) -> None:
         """Replaces the value of the worker that runs the scheduled function in which this is called.
 
         A worker that takes the place of a lost one begins with what its function returned.
@@ -115,7 +115,7 @@ class PerWorkerValues:
             )
         current.assign(self._id, value)
 
-    def fetch(self) -> tuple[Any, ...]:
+    def fetch(self) -> tuple[PyTree, ...]:
         """Returns all workers' values, with NumPy arrays."""
         return tuple(self._fetch_all(self._id))
 
@@ -140,20 +140,20 @@ class PerWorkerDataset:
 class PerWorkerIterator:
     """One pass over a dataset on each worker; `next()` of it, in a scheduled function, is the next batch there."""
 
-    def __init__(self, id: int, dataset: PerWorkerDataset, describe: Callable[[str, int], Any]):
+    def __init__(self, id: int, dataset: PerWorkerDataset, describe: Callable[[str, int], PytreeSpec]):
         self._id, self._describe = id, describe
         self._dataset = dataset  # The workers drop it when nobody refers to it here.
 
     @property
-    def element_spec(self) -> Any:
-        """The next batch as a nest of `jax.ShapeDtypeStruct`; asks a worker, who may have to read it first."""
+    def element_spec(self) -> PyTree:
+        """The next batch as a pytree of `jax.ShapeDtypeStruct`; asks a worker, who may have to read it first."""
         described = self._describe("batch", self._id)
         return described.rebuild(described.specs)
 
     def __iter__(self) -> PerWorkerIterator:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> PyTree:
         """Returns the next batch of the worker that runs the function.
 
         Raises:
@@ -168,13 +168,13 @@ class PerWorkerIterator:
         return current.batch(self._id)
 
 
-def check_arguments(nest: Any) -> None:
+def check_arguments(arguments: PyTree) -> None:
     """Refuses arguments that cannot be sent to a worker.
 
     Raises:
         ArgumentError: There is a `RemoteValue` among them, or a variable of which each worker has its own.
     """
-    for leaf in jax.tree_util.tree_leaves(nest):
+    for leaf in jax.tree_util.tree_leaves(arguments):
         if isinstance(leaf, RemoteValue):
             raise ArgumentError(
                 "The result of a scheduled function was passed to another one; it may not be there yet. Pass "

@@ -34,10 +34,9 @@ from replicax.parameter_server.scheduling.events import (
     WorkerGone,
     WorkerStarted,
 )
+from replicax.parameter_server.scheduling.handles import ServerIdentity, WorkerAnswer
 from replicax.parameter_server.scheduling.ledger import Attempt
-from replicax.parameter_server.scheduling.servers import ServerIdentity
 from replicax.parameter_server.scheduling.watch import SERVER, ActorId
-from replicax.parameter_server.scheduling.workers import WorkerAnswer
 
 #: Returns what has happened. The scheduler's thread calls it, since what it does may fail or take a moment.
 Observation: TypeAlias = Callable[[], Event]

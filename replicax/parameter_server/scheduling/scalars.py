@@ -6,11 +6,15 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
+from replicax.checks import checked_seconds
 from replicax.errors import ArgumentError
 from replicax.parameter_server.scheduling.periodic import Periodic
 from replicax.parameter_server.scheduling.stats import Stats
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
 
 # tensorboardX names a file by the second; a second one within the same second would overwrite the first.
 _file_numbers = itertools.count()
@@ -32,8 +36,7 @@ def written_scalars(
     Raises:
         ArgumentError: `every_s` is not positive, tensorboardX is not installed, or `directory` cannot be written to.
     """
-    if isinstance(every_s, bool) or not isinstance(every_s, (int, float)) or not every_s > 0:
-        raise ArgumentError(f"`every_s` is a number of seconds, got {every_s!r}.")
+    checked_seconds("every_s", every_s)
     writer = _writer(os.fspath(directory))
 
     def write() -> None:
@@ -46,7 +49,7 @@ def written_scalars(
         yield
 
 
-def _writer(directory: str) -> Any:
+def _writer(directory: str) -> SummaryWriter:
     try:
         from tensorboardX import SummaryWriter
     except ImportError as error:

@@ -7,7 +7,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,12 +16,13 @@ from replicax.errors import ParameterServerLost
 from replicax.parameter_server.actors.actor_errors import closed, is_actor_lost, own_error
 from replicax.parameter_server.actors.messages import ServerProgram, ShardId
 from replicax.parameter_server.actors.parameter_server import ParameterServer, settings_for
+from replicax.parameter_server.scheduling.handles import RemoteAnswer, ServerHandle, ServerIdentity, ray_handle
 from replicax.ray_cluster import RayCluster
 from replicax.ray_cluster.bounded import done_within
 from replicax.ray_cluster.ending_actors import end_actor
 
 T = TypeVar("T")
-ServerIdentity: TypeAlias = tuple[str, int]  # the Ray node and the process
+Asked = TypeVar("Asked")
 _TICK_S = 0.25
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_KILL = 5.0
@@ -45,8 +47,8 @@ class Servers:
 
     def __init__(self, cluster: RayCluster, timeout_s: float):
         self._cluster, self._timeout_s = cluster, timeout_s
-        self.handles: list[Any] = [None] * cluster.servers
-        self._identities: dict[int, tuple[str, int]] = {}
+        self.handles: list[ServerHandle] = []
+        self._identities: dict[int, ServerIdentity] = {}
         self._programs: dict[int, list[ServerProgram]] = {server: [] for server in range(cluster.servers)}
         self._restorer: int | None = None
         self._lives = [0] * cluster.servers
@@ -71,32 +73,35 @@ class Servers:
         import ray
 
         self.check()
+        made: dict[int, ServerHandle] = {}
 
-        made: dict[int, Any] = {}
-
-        def make() -> None:
+        def create() -> None:
             actor = ray.remote(ParameterServer)
             for server in servers:
                 options = self._cluster.actor_options("ps", server)
-                made[server] = actor.options(**options).remote(settings_for(self._cluster))
+                handle: Any = actor.options(**options).remote(settings_for(self._cluster))
+                made[server] = handle
 
-        if not done_within(self._timeout_s, make):
+        if not done_within(self._timeout_s, create):
             names = ", ".join(f"ps:{server}" for server in servers)
             raise ParameterServerLost(
                 f"Ray has not taken the order to start {names} within {self._timeout_s:g} s. The machine that it is "
                 "ruled from, that of ps:0, may be out of reach."
             )
+        handles = dict(enumerate(self.handles)) | made
+        self.handles = [handles[server] for server in sorted(handles)]
         for server in servers:
             self._identities.pop(server, None)
-            self.handles[server] = made[server]
             self._lives[server] += 1
             self.written[server] = 0
             starting(server)
         for server in servers:
-            self._identities[server] = self._wait(server, self.handles[server].identity.remote())
+            handle = self.handles[server]
+            self._identities.update(_answers({server: handle.identity.remote()}, self._timeout_s))
             with self._lock:
                 programs = list(self._programs[server])
-            self._wait(server, [self.handles[server].load.remote(program) for program in programs])
+            for loading in [handle.load.remote(program) for program in programs]:
+                _answers({server: loading}, self._timeout_s)
 
     def check(self) -> None:
         """Raises if variables have no values any more.
@@ -114,21 +119,20 @@ class Servers:
         """Lets servers forget which steps were applied: they count again, after a recovery."""
         self.era += 1
         self.age += 1  # What is being read at this moment is no more the newest.
-        self._call("begin_era", dict.fromkeys(range(len(self)), (self.era,)))
+        self._ask(dict.fromkeys(range(len(self)), self.era), lambda handle, era: handle.begin_era.remote(era))
 
-    def ping(self, server: int, life: int) -> concurrent.futures.Future[ServerIdentity] | None:
+    def ping(self, server: int, life: int) -> Future[ServerIdentity] | None:
         """Asks a server for a sign of life; returns None if this life of it is over."""
         if self._closed or self._lives[server] != life:
             return None
-        answer: concurrent.futures.Future[ServerIdentity] = self.handles[server].identity.remote().future()
-        return answer
+        return self.handles[server].identity.remote().future()
 
     def load(self, programs: Mapping[int, ServerProgram]) -> None:
         """Gives servers a program each."""
         with self._lock:
             for server, program in programs.items():
                 self._programs[server].append(program)
-        self.surely(lambda: self._call("load", {server: (program,) for server, program in programs.items()}))
+        self.with_recovery(lambda: self._ask(programs, lambda handle, program: handle.load.remote(program)))
 
     def forget(self, number: int, servers: Sequence[int]) -> None:
         """Lets servers drop a program that nobody will run any more."""
@@ -143,10 +147,9 @@ class Servers:
         """Sends variables to servers.
 
         Raises:
-            ParameterServerLost: One is lost. Use `surely`: after the recovery there are other values to send.
+            ParameterServerLost: One is lost. Use `with_recovery`: after it there are other values to send.
         """
-        versions = self._call("put", {server: (dict(each),) for server, each in values.items()})
-        for server, version in versions.items():
+        for server, version in self._ask(values, lambda handle, pieces: handle.put.remote(dict(pieces))).items():
             self.written[server] = version
 
     def fetch(self, wanted: Sequence[tuple[int, ShardId]]) -> list[np.ndarray]:
@@ -154,25 +157,26 @@ class Servers:
         pieces: dict[int, list[ShardId]] = {}
         for server, piece in wanted:
             pieces.setdefault(server, []).append(piece)
-        replies = self.surely(lambda: self._call("get", {server: (asked,) for server, asked in pieces.items()}))
-        return [replies[server].values[piece] for server, piece in wanted]
+        replies = self.with_recovery(lambda: self._ask(pieces, lambda handle, asked: handle.get.remote(asked)))
+        values = {server: reply.values or {} for server, reply in replies.items()}
+        return [values[server][piece] for server, piece in wanted]
 
     def fetch_rows(self, wanted: Sequence[tuple[int, ShardId, np.ndarray]]) -> list[np.ndarray]:
         """Returns rows of pieces from the servers that have them."""
         pieces: dict[int, list[int]] = {}
         for i, (server, _, _) in enumerate(wanted):
             pieces.setdefault(server, []).append(i)
-        asked = {server: ((), -1, [wanted[i][1:] for i in numbers]) for server, numbers in pieces.items()}
-        replies = self.surely(lambda: self._call("get", asked))
+        rows = {server: [wanted[i][1:] for i in ids] for server, ids in pieces.items()}
+        replies = self.with_recovery(lambda: self._ask(rows, lambda handle, asked: handle.get.remote((), -1, asked)))
         found = {i: row for server, ids in pieces.items() for i, row in zip(ids, replies[server].rows, strict=True)}
         return [found[i] for i in range(len(wanted))]
 
-    def _call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+    def _ask(self, asked: Mapping[int, Asked], call: Callable[[ServerHandle, Asked], RemoteAnswer[T]]) -> dict[int, T]:
+        """Returns what each of these servers answers to what it is asked."""
         self.check()
-        calls = {server: getattr(self.handles[server], method).remote(*args) for server, args in arguments.items()}
-        return {server: self._wait(server, call) for server, call in calls.items()}
+        return _answers({server: call(self.handles[server], each) for server, each in asked.items()}, self._timeout_s)
 
-    def surely(self, call: Callable[[], T]) -> T:
+    def with_recovery(self, call: Callable[[], T]) -> T:
         """Returns what servers answer, after they have been replaced if one was lost.
 
         Args:
@@ -224,7 +228,7 @@ class Servers:
         """Kills the processes of servers, also stopped ones, as far as Ray can be reached."""
         for server in [] if self._closed else servers:
             identity = self._identities.get(server)
-            if end_actor(self.handles[server]) and identity is not None:
+            if end_actor(ray_handle(self.handles[server])) and identity is not None:
                 self._cluster.end_process(*identity)
 
     def end_life(self, server: int, life: int) -> None:
@@ -241,26 +245,29 @@ class Servers:
         import ray
 
         self._closed = True
-        done_within(_SECONDS_TO_KILL, lambda: [ray.kill(handle) for handle in self.handles])
-
-    def _wait(self, server: int, call: Any) -> Any:
-        """Returns what a server answers to a call, or to each of several."""
-        calls = call if isinstance(call, list) else [call]
-        futures = [each.future() for each in calls]
-        if not _wait_for(futures, self._timeout_s):
-            raise ParameterServerLost(f"ps:{server} has not answered for {self._timeout_s:g} s.")
-        for error in filter(None, (future.exception() for future in futures)):
-            if not is_actor_lost(error):
-                raise own_error(error)
-            raise ParameterServerLost(
-                f"ps:{server} has gone, and with it the variables that it had. Give the coordinator a "
-                f"CheckpointManager, so that training goes on from the newest checkpoint. Ray said: {error}"
-            ) from error
-        results = [future.result() for future in futures]
-        return results if isinstance(call, list) else results[0]
+        done_within(_SECONDS_TO_KILL, lambda: [ray.kill(ray_handle(handle)) for handle in self.handles])
 
 
-def _wait_for(futures: Iterable[concurrent.futures.Future[Any]], timeout_s: float) -> bool:
+def _answers(calls: Mapping[int, RemoteAnswer[T]], timeout_s: float) -> dict[int, T]:
+    """Returns what servers answer to calls that have been sent."""
+    return {server: _answer(server, call.future(), timeout_s) for server, call in calls.items()}
+
+
+def _answer(server: int, future: Future[T], timeout_s: float) -> T:
+    if not _wait_for([future], timeout_s):
+        raise ParameterServerLost(f"ps:{server} has not answered for {timeout_s:g} s.")
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if not is_actor_lost(error):
+        raise own_error(error)
+    raise ParameterServerLost(
+        f"ps:{server} has gone, and with it the variables that it had. Give the coordinator a "
+        f"CheckpointManager, so that training goes on from the newest checkpoint. Ray said: {error}"
+    ) from error
+
+
+def _wait_for(futures: Iterable[Future[T]], timeout_s: float) -> bool:
     """Waits for all of these; returns whether they have come. Unlike `ray.get`, it hears Ctrl-C whatever Ray does."""
     deadline = time.monotonic() + timeout_s
     left = set(futures)

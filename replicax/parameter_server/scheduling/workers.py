@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeAlias
+from concurrent.futures import Future
+from typing import TypeVar
+
+import numpy as np
 
 from replicax.errors import ClusterTimeoutError, WorkerLostError
 from replicax.parameter_server.actors.actor_errors import Raised, closed, is_actor_lost, own_error
-from replicax.parameter_server.actors.messages import Done, Report, ServerLost, SetUp, StepCall, UnexpectedBatch
+from replicax.parameter_server.actors.messages import Report, SetUp, StepCall
 from replicax.parameter_server.actors.parameter_server import settings_for
 from replicax.parameter_server.actors.remote_worker import CALLS_AT_ONCE, SET_UP, THREADS, WATCH, RemoteWorker
+from replicax.parameter_server.scheduling.handles import (
+    RemoteAnswer,
+    RemoteStructure,
+    ServerHandle,
+    WorkerAnswer,
+    WorkerHandle,
+    ray_handle,
+)
 from replicax.parameter_server.scheduling.watch import longest_wait
 from replicax.ray_cluster import RayCluster
 from replicax.ray_cluster.bounded import done_within
@@ -24,7 +35,7 @@ _MOST_ASKED = 10  # Of these, some may be lost; and some may hang.
 _SECONDS_BETWEEN_LOOKS = 0.005
 
 
-WorkerAnswer: TypeAlias = Done | UnexpectedBatch | ServerLost | Raised
+T = TypeVar("T")
 
 
 class _AskedInVainError(WorkerLostError):
@@ -45,11 +56,13 @@ class Workers:
         told_of_servers: How many things steps must wait for, so that they go to the servers that there are.
     """
 
-    def __init__(self, cluster: RayCluster, servers: Sequence[Any], start_timeout: float, stall_timeout: float):
+    def __init__(
+        self, cluster: RayCluster, servers: Sequence[ServerHandle], start_timeout: float, stall_timeout: float
+    ):
         self._cluster, self._servers, self._era = cluster, list(servers), 0
         self._start_timeout, self._stall_timeout = start_timeout, stall_timeout
         self.platforms: set[str] = set()
-        self._handles: dict[int, Any] = {}
+        self._handles: dict[int, WorkerHandle] = {}
         self._lives: dict[int, int] = {}
         self._reports: dict[int, Report] = {}
         self._tasks: list[SetUp] = []
@@ -74,27 +87,30 @@ class Workers:
             self._starts_under_way += 1
         try:
             # Without the lock: while Ray's head is out of reach this does not return.
-            handle = self._made(worker, servers, era)
+            handle = self._create(worker, servers, era)
             with self._lock:
                 is_late = self._closed or self._lives.get(worker, 0) > life
                 over = handle if is_late else self._handles.get(worker)
                 told = 0 if is_late else self._introduce(worker, life, handle)
             if over is not None:
-                end_actor(over)  # It may be alive: nobody may have heard of it for a reason of the network's.
+                end_actor(
+                    ray_handle(over)
+                )  # It may be alive: nobody may have heard of it for a reason of the network's.
         finally:
             with self._lock:
                 self._starts_under_way -= 1
         return told
 
-    def _made(self, worker: int, servers: Sequence[Any], era: int) -> Any:
+    def _create(self, worker: int, servers: Sequence[ServerHandle], era: int) -> WorkerHandle:
         import ray
 
         options = self._cluster.actor_options("worker", worker)
-        actor: Any = ray.remote(concurrency_groups=THREADS)(RemoteWorker)  # type: ignore[call-overload]
+        actor = ray.remote(concurrency_groups=THREADS)(RemoteWorker)  # type: ignore[call-overload]
         actor = actor.options(max_concurrency=CALLS_AT_ONCE, **options)
-        return actor.remote(worker, servers, settings_for(self._cluster), era)
+        handle: WorkerHandle = actor.remote(worker, servers, settings_for(self._cluster), era)
+        return handle
 
-    def _introduce(self, worker: int, life: int, handle: Any) -> int:
+    def _introduce(self, worker: int, life: int, handle: WorkerHandle) -> int:
         """Tells a new worker what the others were told, newer servers among it; returns how many things those are."""
         self._handles[worker], self._lives[worker] = handle, life
         self._reports.pop(worker, None)
@@ -102,21 +118,20 @@ class Workers:
             _set_up(handle, number, task)
         return len(self._tasks)
 
-    def ping(self, worker: int, life: int) -> concurrent.futures.Future[Any] | None:
+    def ping(self, worker: int, life: int) -> Future[Report] | None:
         """Asks a worker for its report; returns None if this life of it is over."""
         with self._lock:
             if self._closed or self._lives.get(worker) != life:
                 return None
             handle = self._handles[worker]
-        future: concurrent.futures.Future[Any] = handle.report.options(concurrency_group=WATCH).remote().future()
-        return future
+        return handle.report.options(concurrency_group=WATCH).remote().future()
 
     def heard(self, worker: int, report: Report) -> None:
         """Takes a worker's report."""
         self.platforms.add(report.platform)
         self._reports[worker] = report
 
-    def use_servers(self, servers: Sequence[Any], era: int) -> None:
+    def use_servers(self, servers: Sequence[ServerHandle], era: int) -> None:
         """Lets workers use these servers from now on."""
         with self._lock:
             self._servers, self._era = list(servers), era
@@ -132,50 +147,61 @@ class Workers:
             self._tasks = [task if task.provides != provided else SetUp("drop", ()) for task in self._tasks]
         self.tell(SetUp("drop", (provided,)))
 
-    def structure(self, kind: str, number: int, worker: int | None = None) -> Any:
+    def structure(self, kind: str, id: int, worker: int | None = None) -> RemoteStructure:
         """Asks a worker (any by default) for the structure of the next batch of an iterator, or of a resource.
 
         Raises:
             WorkerLostError: It is lost, or hangs; if it may be any, so were all that were asked.
         """
+
+        def call(handle: WorkerHandle) -> RemoteAnswer[RemoteStructure | Raised]:
+            return handle.structure.remote(kind, id, self.told)
+
         if worker is not None:
-            return self._ask(worker, "structure", kind, number)
-        return self._ask_again(range(len(self)), "structure", kind, number)
+            return self._ask(worker, "structure", call)
+        return self._ask_any(range(len(self)), "structure", call)
 
-    def resources(self, number: int) -> list[Any]:
+    def resources(self, id: int) -> list[list[np.ndarray]]:
         """Returns the arrays of a resource of each worker."""
-        return [self._ask_again([worker], "resource", number) for worker in range(len(self))]
 
-    def _ask_again(self, workers: Sequence[int], method: str, *args: Any) -> Any:
-        for tries_left in reversed(range(_MOST_ASKED)):
-            try:
-                return self._ask(self._someone(workers), method, *args)
-            except _AskedInVainError:
-                if not tries_left:
-                    raise
+        def call(handle: WorkerHandle) -> RemoteAnswer[list[np.ndarray] | Raised]:
+            return handle.resource.remote(id, self.told)
 
-    def _ask(self, worker: int, method: str, *args: Any) -> Any:
+        return [self._ask_any([worker], "resource", call) for worker in range(len(self))]
+
+    def _ask_any(
+        self, workers: Sequence[int], what: str, call: Callable[[WorkerHandle], RemoteAnswer[T | Raised]]
+    ) -> T:
+        for _ in range(_MOST_ASKED - 1):
+            with contextlib.suppress(_AskedInVainError):
+                return self._ask(self._someone(workers), what, call)
+        return self._ask(self._someone(workers), what, call)
+
+    def _ask(self, worker: int, what: str, call: Callable[[WorkerHandle], RemoteAnswer[T | Raised]]) -> T:
         with self._lock:
             if self._closed:
                 raise closed()
             handle, life = self._handles[worker], self._lives[worker]
-        future = getattr(handle, method).remote(*args, self.told).future()
+        future = call(handle).future()
         longest = 2 * self._stall_timeout  # to be set up, and to answer
         if not _wait_for(future.done, longest):
             self.end(worker, life)
             raise _AskedInVainError(
-                f"worker:{worker} was asked for its {method}, and has not answered for {longest:g} s. Its dataset may "
+                f"worker:{worker} was asked for its {what}, and has not answered for {longest:g} s. Its dataset may "
                 "hang; if it is only slow, give the strategy a longer `stall_timeout`."
             )
         error = future.exception()
         if error is None:
-            return _checked(future.result())
+            answer = future.result()
+            if isinstance(answer, Raised):
+                raise answer.error()
+            return answer
         if not is_actor_lost(error):
             raise own_error(error)
         with self._lock:
             if self._lives[worker] == life:
                 self._reports.pop(worker, None)
-        raise _AskedInVainError(f"worker:{worker} was asked for its {method}, and has gone. {error}")
+        raise _AskedInVainError(f"worker:{worker} was asked for its {what}, and has gone. {error}")
 
     def _someone(self, workers: Sequence[int]) -> int:
         """Returns one of these workers that is there."""
@@ -211,10 +237,9 @@ class Workers:
         """How many things workers have been told to do."""
         return len(self._tasks)
 
-    def run(self, worker: int, step: StepCall) -> concurrent.futures.Future[WorkerAnswer]:
+    def run(self, worker: int, step: StepCall) -> Future[WorkerAnswer]:
         """Sends a step to a worker; returns a future of its answer."""
-        answer: concurrent.futures.Future[WorkerAnswer] = self._handles[worker].run.remote(step).future()
-        return answer
+        return self._handles[worker].run.remote(step).future()
 
     def end(self, worker: int, life: int) -> None:
         """Kills a worker's process, also a stopped one, as far as Ray can be reached."""
@@ -222,7 +247,7 @@ class Workers:
             if self._closed or self._lives.get(worker) != life:
                 return
             handle, report = self._handles.get(worker), self._reports.pop(worker, None)
-        if handle is not None and end_actor(handle) and report is not None:
+        if handle is not None and end_actor(ray_handle(handle)) and report is not None:
             self._cluster.end_process(report.node, report.pid)
 
     def pids(self) -> dict[int, int]:
@@ -240,11 +265,11 @@ class Workers:
         _wait_for(lambda: not self._starts_under_way, _SECONDS_TO_KILL)  # Ray must be there as long as they go on.
         with self._lock:
             handles = list(self._handles.values())
-        done_within(_SECONDS_TO_KILL, lambda: [ray.kill(handle) for handle in handles])
+        done_within(_SECONDS_TO_KILL, lambda: [ray.kill(ray_handle(handle)) for handle in handles])
         self._ended = True
 
 
-def _set_up(handle: Any, number: int, task: Any) -> None:
+def _set_up(handle: WorkerHandle, number: int, task: object) -> None:
     handle.set_up.options(concurrency_group=SET_UP).remote(number, task)
 
 
@@ -255,9 +280,3 @@ def _wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
             return False
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     return True
-
-
-def _checked(answer: Any) -> Any:
-    if isinstance(answer, Raised):
-        raise answer.error()
-    return answer

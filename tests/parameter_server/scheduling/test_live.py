@@ -164,7 +164,7 @@ def test_a_short_training_is_written_once(tmp_path):
 @pytest.mark.parametrize("every_s", [0, -1, "1", True, float("nan")])
 def test_a_senseless_interval_is_refused(tmp_path, every_s):
     with (
-        pytest.raises(ArgumentError, match="`every_s` is a number of seconds"),
+        pytest.raises(ArgumentError, match="`every_s` must be a positive number of seconds"),
         written_scalars(figures, tmp_path, every_s),
     ):
         pass
