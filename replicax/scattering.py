@@ -69,6 +69,8 @@ class Scattered:
 
     __slots__ = ()
     name: str
+    _shape: tuple[int, ...]
+    _dtype: jax.typing.DTypeLike
 
     def _scatter(self, op: str, entries: Entries) -> jax.Array:
         raise NotImplementedError
@@ -150,7 +152,7 @@ class Scattered:
         indices = self._checked(indices)
         if not batched:
             return self._entries(indices[..., None], updates)
-        shape: tuple[int, ...] = tuple(self._shape)  # type: ignore[attr-defined]
+        shape = tuple(self._shape)
         batch = indices.shape[:-1]
         if shape[: len(batch)] != batch:
             raise self._unfit(
@@ -160,8 +162,8 @@ class Scattered:
         return self._entries(jnp.stack([*places, indices], axis=-1), updates)
 
     def _entries(self, indices: Leaf, updates: Leaf) -> Entries:
-        shape: tuple[int, ...] = tuple(self._shape)  # type: ignore[attr-defined]
-        indices, dtype = self._checked(indices), self._dtype  # type: ignore[attr-defined]
+        shape = tuple(self._shape)
+        indices, dtype = self._checked(indices), self._dtype
         if not indices.ndim or not 0 < indices.shape[-1] <= len(shape):
             raise self._unfit("indices", indices.shape, f"at most {len(shape)} index(es) in their last dimension")
         dimensions = indices.shape[-1]
@@ -191,7 +193,7 @@ class Scattered:
             )
 
     def _unfit(self, what: str, shape: tuple[int, ...], wanted: str) -> VariableError:
-        own = tuple(self._shape)  # type: ignore[attr-defined]
+        own = tuple(self._shape)
         return VariableError(f"The {what} for variable {self.name!r} of shape {own} have {wanted}; got shape {shape}.")
 
 

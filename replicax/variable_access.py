@@ -25,7 +25,11 @@ class VariableLike(Protocol):
     def value(self) -> jax.Array:
         """What user code reads: inside a traced function the value there."""
 
-    def assign(self, value: object) -> object:
+
+class AssignableLike(VariableLike, Protocol):
+    """A variable that user code can assign."""
+
+    def assign(self, value: jax.Array) -> object:
         """Gives it a new value: inside a traced function when that returns."""
 
 

@@ -17,7 +17,7 @@ import jax
 from replicax.program.handover import store_values
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, array_of
+from replicax.variable_access import AssignableLike, array_of
 
 if TYPE_CHECKING:
     import keras
@@ -42,14 +42,14 @@ class KerasStep:
     def __init__(
         self,
         step: FunctionalStep,
-        groups: Sequence[Sequence[VariableLike]],
+        groups: Sequence[Sequence[AssignableLike]],
         optimizer: keras.optimizers.Optimizer | None = None,
     ):
         self._step, self.groups, self.optimizer = step, [list(group) for group in groups], optimizer
         self.__name__ = self.__qualname__ = getattr(step, "__name__", "step")
 
     @property
-    def variables(self) -> list[VariableLike]:
+    def variables(self) -> list[AssignableLike]:
         """The variables of all groups."""
         return list(itertools.chain(*self.groups))
 
@@ -71,7 +71,7 @@ class KerasStep:
         store_values([variable for variable, _ in changed], [value for _, value in changed])
         return outputs
 
-    def _made(self, state: State, data: PyTree) -> tuple[PyTree, list[tuple[VariableLike, jax.Array]]]:
+    def _made(self, state: State, data: PyTree) -> tuple[PyTree, list[tuple[AssignableLike, jax.Array]]]:
         """Makes a step; returns its outputs, and the variables that it changes with their new values."""
         before = list(itertools.chain(*state))
         outputs, new_state = self._step(state, data)
@@ -111,7 +111,7 @@ class KerasSteps:
 
         return KerasStep(predict_step, self._layers_variables())
 
-    def _layers_variables(self) -> list[list[VariableLike]]:
+    def _layers_variables(self) -> list[list[AssignableLike]]:
         return [self._model.trainable_variables, self._model.non_trainable_variables]
 
 

@@ -29,7 +29,15 @@ from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.tracebacks import entry_point
 from replicax.typing import PyTree, PyTreeFunction
-from replicax.variable_access import VariableLike, array_of, dtype_of, is_per_replica_variable, layout_of, name_of
+from replicax.variable_access import (
+    AssignableLike,
+    VariableLike,
+    array_of,
+    dtype_of,
+    is_per_replica_variable,
+    layout_of,
+    name_of,
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -271,7 +279,7 @@ def _store(variable: VariableLike, value: jax.Array, frame: StateFrame | None) -
     elif hasattr(variable, "_store"):
         variable._store(value)
     else:
-        variable.assign(value)
+        cast(AssignableLike, variable).assign(value)
 
 
 def _checked_pair(result: PyTree) -> tuple[PyTree, PyTree]:
