@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 # Before anything imports Keras or touches a device. Subprocesses of a test inherit these.
@@ -18,6 +19,9 @@ os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).with_name("children")), os.environ.get("PYTHONPATH")])
+)
 # Compiling is half of what the tests do, and without optimizations takes a fifth of the time. `make test-all` sets an
 # empty XLA_FLAGS, so that it runs what users run.
 os.environ.setdefault(
