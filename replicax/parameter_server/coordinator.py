@@ -12,8 +12,8 @@ from replicax.checks import checked_int
 from replicax.errors import ArgumentError
 from replicax.migration import called_as
 from replicax.parameter_server.actors.actor_errors import closed
+from replicax.parameter_server.scheduling.actor_group import RayActorGroup
 from replicax.parameter_server.scheduling.closures import StepPrograms
-from replicax.parameter_server.scheduling.crew import ActorCrew
 from replicax.parameter_server.scheduling.host import CheckpointSource, ServedStrategy
 from replicax.parameter_server.scheduling.ledger import Ledger
 from replicax.parameter_server.scheduling.remote_values import PerWorkerDataset, PerWorkerValues, RemoteValue
@@ -22,9 +22,9 @@ from replicax.parameter_server.scheduling.state import SchedulerState
 from replicax.parameter_server.scheduling.stats import Stats, StatsRecorder
 from replicax.parameter_server.scheduling.unused import UnusedObjects
 from replicax.parameter_server.scheduling.waiting import check_timeout
-from replicax.parameter_server.scheduling.watch import Limits
+from replicax.parameter_server.scheduling.watch import Timeouts
+from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
-from replicax.parameter_server.scheduling.workers import Workers
 from replicax.typing import PyTree, PyTreeFunction
 
 _MAX_QUEUED = 10_000
@@ -90,15 +90,15 @@ class ClusterCoordinator:
     def _start(self, strategy: CoordinatedStrategy, manager: CheckpointSource | None, max_queued: int) -> None:
         max_queued = checked_int("max_queued", max_queued, least=1)
         self.strategy, self._manager, self._is_closed = strategy, manager, False
-        servers, limits = strategy.servers, Limits(strategy.stall_timeout, strategy.start_timeout)
+        servers, timeouts = strategy.servers, Timeouts(strategy.stall_timeout, strategy.start_timeout)
         self._stats = StatsRecorder(strategy.cluster.workers, len(servers))
-        self._workers = Workers(strategy.cluster, servers.handles, strategy.start_timeout, strategy.stall_timeout)
+        self._workers = WorkerActors(strategy.cluster, servers.handles, strategy.start_timeout, strategy.stall_timeout)
         unused = UnusedObjects()
         self._objects = WorkerObjects(self._workers, unused)
         self._programs = StepPrograms(strategy, self._workers, self._objects, unused)
-        crew = ActorCrew(strategy, self._workers, self._programs, self._stats, unused, manager)
+        actors = RayActorGroup(strategy, self._workers, self._programs, self._stats, unused, manager)
         ledger = Ledger.of(strategy.cluster.workers, max_staleness=strategy.max_staleness)
-        self._scheduler = Scheduler(crew, SchedulerState.of(ledger, len(servers), limits), max_queued)
+        self._scheduler = Scheduler(actors, SchedulerState.of(ledger, len(servers), timeouts), max_queued)
         if manager is not None:
             servers.recover = self._scheduler.recover_servers
         self._scheduler.start()

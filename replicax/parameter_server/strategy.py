@@ -29,7 +29,7 @@ from replicax.parameter_server.compiling.placing import Choice, VariablePlacer
 from replicax.parameter_server.compiling.traced_step import recorder
 from replicax.parameter_server.keras.loops import KerasLoops
 from replicax.parameter_server.per_worker import PerWorkerVariable, keep_on_each_worker
-from replicax.parameter_server.scheduling.servers import Servers
+from replicax.parameter_server.scheduling.server_actors import ServerActors
 from replicax.parameter_server.variables.partition import count_shards
 from replicax.parameter_server.variables.remote import Home, RemoteVariable, home_of, move_to_servers, variable_bytes
 from replicax.parameter_server.variables.sharded import ShardedVariable
@@ -132,7 +132,7 @@ class ParameterServerStrategy(Strategy):
         # Before the connection is: a thread that goes on would have Ray start another cluster.
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)
-        self.servers = Servers(self.cluster, timeout_s=max(stall_timeout, start_timeout))
+        self.servers = ServerActors(self.cluster, timeout_s=max(stall_timeout, start_timeout))
         self._ending.callback(self.servers.close)
         self.placer = VariablePlacer(len(self.servers), variable_placement)
         self.placement = _ServerPlacement(self)

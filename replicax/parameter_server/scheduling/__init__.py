@@ -15,9 +15,9 @@ One step, through the files:
 2. `scheduler.py`: `Scheduler.add` makes it the event `Scheduled` (`events.py`).
 3. `machine.py`: `next_state` puts it into the `ledger.py`, which knows who is free; the action is `SendStep`
    (`actions.py`).
-4. `runner.py`: the thread carries that out; `crew.py` sends the program's id, the arguments, and how new the variables
-   must be to the actor.
-5. The worker's answer is the event `StepAnswered`, and `next_state` decides for `KeepResult`: the `RemoteValue`
+4. `runner.py`: the thread carries that out; `actor_group.py` sends the actor the program's id, the arguments, and
+   how new the variables must be.
+5. The worker's answer is the event `StepAnswered`, and `next_state` decides for `SetResult`: the `RemoteValue`
    (`remote_values.py`) that the user holds gets its result.
 
 If the worker is killed meanwhile, Ray says so, or a ping has no answer and `watch.py` finds that the worker hangs:
@@ -27,9 +27,9 @@ If the worker is killed meanwhile, Ray says so, or a ping has no answer and `wat
     >>> from replicax.parameter_server.scheduling.ledger import Ledger
     >>> from replicax.parameter_server.scheduling.machine import next_state
     >>> from replicax.parameter_server.scheduling.state import SchedulerState
-    >>> from replicax.parameter_server.scheduling.watch import ActorId, Limits
+    >>> from replicax.parameter_server.scheduling.watch import ActorId, Timeouts
     >>> from replicax.parameter_server.actors.messages import Report
-    >>> state = SchedulerState.of(Ledger.of(workers=2), servers=0, limits=Limits(300, 120))
+    >>> state = SchedulerState.of(Ledger.of(workers=2), servers=0, timeouts=Timeouts(300, 120))
     >>> state, actions = next_state(state, Tick(1.0))
     >>> [str(action.actor) for action in actions if isinstance(action, StartWorker)]
     ['worker:0', 'worker:1']
@@ -47,6 +47,6 @@ If the worker is killed meanwhile, Ray says so, or a ping has no answer and `wat
     StartWorker(actor=ActorId(job='worker', index=0), life=2)
 
 A lost server takes variables with it. Then the state drains (nothing new begins), and `recovery.py` replaces the server
-and restores the newest checkpoint. `workers.py` and `servers.py` hold the actors' handles. Besides, for those who look:
-`stats.py` counts, `live.py` shows a table, `scalars.py` writes for TensorBoard.
+and restores the newest checkpoint. `worker_actors.py` and `server_actors.py` hold the actors' handles. For those who
+look on, `stats.py` counts, `live.py` shows a table, and `scalars.py` writes for TensorBoard.
 """

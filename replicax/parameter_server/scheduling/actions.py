@@ -67,14 +67,14 @@ class NoteReport(NamedTuple):
     report: Report
 
 
-class KeepResult(NamedTuple):
+class SetResult(NamedTuple):
     """Make what a worker has answered the result of the closure."""
 
     attempt: Attempt
     done: Done
 
 
-class KeepError(NamedTuple):
+class SetError(NamedTuple):
     """Make an error the result of a closure."""
 
     closure: Closure
@@ -82,5 +82,5 @@ class KeepError(NamedTuple):
 
 
 Call: TypeAlias = SendStep | RetraceStep | PingActor | StartWorker | EndActor | RecoverServers
-Note: TypeAlias = NoteIdle | NoteReport | KeepResult | KeepError
+Note: TypeAlias = NoteIdle | NoteReport | SetResult | SetError
 Action: TypeAlias = Call | Note

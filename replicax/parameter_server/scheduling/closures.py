@@ -16,8 +16,8 @@ from replicax.parameter_server.compiling.traced_step import PytreeSpec, Recorder
 from replicax.parameter_server.scheduling.host import ServedStrategy
 from replicax.parameter_server.scheduling.remote_values import RemoteValue, check_arguments
 from replicax.parameter_server.scheduling.unused import UnusedObjects
+from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
-from replicax.parameter_server.scheduling.workers import Workers
 from replicax.parameter_server.variables.remote import home_of
 from replicax.program.function import Function, WeakProgramCaches, signature
 from replicax.program.pytrees import Structure, flatten_inputs
@@ -64,10 +64,10 @@ class Closure:
         set_up = max(program.set_up, set_up)
         return StepCall(self.id, program.id, tuple(self.arrays), at_least, exact, not exact, set_up)
 
-    def keep_result(self, done: Done) -> None:
+    def set_result(self, done: Done) -> None:
         """Makes what a worker has answered the result."""
         assert self.program is not None
-        self.value._set(self.program.traced.result.rebuild(done.results))
+        self.value._set_result(self.program.traced.result.rebuild(done.results))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class StepPrograms:
         unused: Takes the notes of what workers and servers may drop.
     """
 
-    def __init__(self, strategy: ServedStrategy, workers: Workers, objects: WorkerObjects, unused: UnusedObjects):
+    def __init__(self, strategy: ServedStrategy, workers: WorkerActors, objects: WorkerObjects, unused: UnusedObjects):
         self._strategy, self._workers, self._objects, self._unused = strategy, workers, objects, unused
         self._caches = WeakProgramCaches[dict[Hashable, LoadedStep]]()
         self._ids, self._closure_ids = itertools.count(), itertools.count()
@@ -145,7 +145,7 @@ class StepPrograms:
             try:
                 with self._lock:
                     return self._cached(closure, batches)
-            except _ToCopyError as error:
+            except _NeedsCopyError as error:
                 # Without the lock: what is under way may need a program before it can end.
                 self._strategy.copy_to_all_servers(error.variables)
 
@@ -174,21 +174,21 @@ class StepPrograms:
 
         traced = TracedStep(closure.fn, closure.structure, closure.arrays, self._strategy, Recorder(describe))
         if to_copy := self._strategy.placer.to_copy(traced):
-            raise _ToCopyError(to_copy)
+            raise _NeedsCopyError(to_copy)
         self._strategy.placer.place_for(traced)
         specs = {id: tuple((s.shape, s.dtype) for s in described.specs) for id, described in used.items()}
         platforms = sorted(self._workers.platforms)
         programs = export_programs(next(self._ids), traced, specs, platforms, self._strategy.lazy_rows)
         self._strategy.servers.load(programs.servers)
         id = programs.worker.number
-        told = self._workers.tell(SetUp("program", (programs.worker,), provides=("program", id)))
+        told = self._workers.add_set_up(SetUp("program", (programs.worker,), provides=("program", id)))
         variables = {home_of(v).number: v for v in [*traced.variables, *traced.written]}
         step = LoadedStep(id, traced, told, tuple(variables.values()))
         self._unused.watch(step, ("program", id), tuple(programs.servers))
         return step
 
 
-class _ToCopyError(Exception):
+class _NeedsCopyError(Exception):
     """Variables have to be copied to all servers before a step can be made; never reaches the user."""
 
     def __init__(self, variables: Sequence[VariableLike]):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from replicax.parameter_server.compiling.placing import VariablePlacer
-from replicax.parameter_server.scheduling.servers import Servers
+from replicax.parameter_server.scheduling.server_actors import ServerActors
 from replicax.ray_cluster import RayCluster
 from replicax.variable_access import VariableLike
 
@@ -25,7 +25,7 @@ class ServedStrategy(Protocol):
     """
 
     cluster: RayCluster
-    servers: Servers
+    servers: ServerActors
     placer: VariablePlacer
     lazy_rows: bool
     max_staleness: int | None

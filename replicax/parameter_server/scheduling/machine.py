@@ -24,14 +24,14 @@ from replicax.parameter_server.actors.messages import Done, ServerLost, Unexpect
 from replicax.parameter_server.scheduling.actions import (
     Action,
     EndActor,
-    KeepError,
-    KeepResult,
     NoteIdle,
     NoteReport,
     PingActor,
     RecoverServers,
     RetraceStep,
     SendStep,
+    SetError,
+    SetResult,
     StartWorker,
 )
 from replicax.parameter_server.scheduling.closures import Closure
@@ -74,8 +74,8 @@ def next_state(state: SchedulerState, event: Event) -> tuple[SchedulerState, tup
     Example:
         >>> from replicax.parameter_server.actors.messages import Report
         >>> from replicax.parameter_server.scheduling.ledger import Ledger
-        >>> from replicax.parameter_server.scheduling.watch import Limits
-        >>> state = SchedulerState.of(Ledger.of(workers=1), servers=0, limits=Limits(300, 120))
+        >>> from replicax.parameter_server.scheduling.watch import Timeouts
+        >>> state = SchedulerState.of(Ledger.of(workers=1), servers=0, timeouts=Timeouts(300, 120))
         >>> state, actions = next_state(state, Tick(1.0))
         >>> actions
         (StartWorker(actor=ActorId(job='worker', index=0), life=1),)
@@ -86,13 +86,13 @@ def next_state(state: SchedulerState, event: Event) -> tuple[SchedulerState, tup
         >>> actions[-1]
         SendStep(attempt=Attempt(id=0, worker=0, closure='a step'))
     """
-    turn = _Turn(state)
-    turn.take(event)
-    turn.go_on()
-    return turn.state, tuple(turn.actions)
+    transition = _Transition(state)
+    transition.take(event)
+    transition.go_on()
+    return transition.state, tuple(transition.actions)
 
 
-class _Turn:
+class _Transition:
     """The working copy of one transition.
 
     Args:
@@ -237,7 +237,7 @@ class _Turn:
 
     def _scheduled(self, closure: Closure) -> None:
         if isinstance(self.state.phase, (Broken, Ended)):
-            self.actions.append(KeepError(closure, _cancelled_by(self.state.phase.error or closed())))
+            self.actions.append(SetError(closure, _cancelled_by(self.state.phase.error or closed())))
             return
         if self.state.is_idle:
             self.actions.append(NoteIdle())
@@ -268,7 +268,7 @@ class _Turn:
                 self._fail(attempt.closure, error)
             case Done():
                 self.state = self.state.with_finished(attempt)
-                self.actions.append(KeepResult(attempt, answer))
+                self.actions.append(SetResult(attempt, answer))
 
     def _retraced(self, attempt: Attempt, error: BaseException | None) -> None:
         if isinstance(error, ParameterServerLost):
@@ -289,7 +289,7 @@ class _Turn:
 
     def _fail(self, closure: Closure, error: BaseException) -> None:
         """Notes the error of a closure; what is queued is cancelled, and the first error is kept."""
-        self.actions.append(KeepError(closure, error))
+        self.actions.append(SetError(closure, error))
         self.state = replace(self.state, error=self.state.error or error)
         self._cancel_queue(error)
 
@@ -297,11 +297,11 @@ class _Turn:
         if not self.state.ledger.queued:
             return
         cancelled = CancelledError(f"This function was not run, because another one failed before it: {error!r}")
-        self.actions += [KeepError(each.closure, cancelled) for each in self.state.ledger.queue]
+        self.actions += [SetError(each.closure, cancelled) for each in self.state.ledger.queue]
         self.state = replace(self.state, ledger=self.state.ledger.without_queue())
 
     def _cancel_all(self, error: CancelledError) -> None:
-        self.actions += [KeepError(closure, error) for closure in self.state.ledger.closures()]
+        self.actions += [SetError(closure, error) for closure in self.state.ledger.closures()]
         self.state = replace(self.state, ledger=self.state.ledger.without_closures())
 
     def _break(self, error: BaseException) -> None:

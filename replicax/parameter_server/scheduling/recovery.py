@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from replicax.errors import CheckpointError, ParameterServerLost
 from replicax.parameter_server.scheduling.host import CheckpointSource, ServedStrategy
 from replicax.parameter_server.scheduling.watch import longest_wait
-from replicax.parameter_server.scheduling.workers import Workers
+from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.variables.remote import home_of
 from replicax.variable_access import VariableLike, name_of
 
@@ -31,7 +31,7 @@ class Recovery:
     def __init__(
         self,
         strategy: ServedStrategy,
-        workers: Workers,
+        workers: WorkerActors,
         manager: CheckpointSource,
         starting: Callable[[int], None],
         replaced: Callable[[Sequence[int]], None],

@@ -63,11 +63,11 @@ class RemoteValue:
         """Whether the function has run, failed or been cancelled."""
         return self._there.is_set()
 
-    def _set(self, value: PyTree) -> None:
+    def _set_result(self, value: PyTree) -> None:
         self._result = value
         self._there.set()
 
-    def _fail(self, error: BaseException) -> None:
+    def _set_error(self, error: BaseException) -> None:
         self._error = error
         self._there.set()
 

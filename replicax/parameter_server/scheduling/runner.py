@@ -42,9 +42,12 @@ from replicax.parameter_server.scheduling.watch import SERVER, ActorId
 Observation: TypeAlias = Callable[[], Event]
 
 
-class Crew(Protocol):
-    """The actors of a training. `send`, `ping` and `tidy` are called in the scheduler's own thread, and return at once;
-    what may wait is called in another one. The notes are taken while the scheduler's state is locked."""
+class ActorGroup(Protocol):
+    """The actors of a training.
+
+    `send`, `ping` and `drop_unused` are called in the scheduler's own thread, and return at once; what may wait is
+    called in another one. The notes are taken while the scheduler's state is locked.
+    """
 
     # Calls.
 
@@ -66,8 +69,8 @@ class Crew(Protocol):
     def recover(self, reason: str, starting: Callable[[int], None]) -> None:
         """Replaces lost servers while nothing is under way, or raises; tells of each that is being started."""
 
-    def tidy(self) -> None:
-        """Does what is to be done now and then."""
+    def drop_unused(self) -> None:
+        """Lets workers and servers drop what nobody refers to any more."""
 
     # Notes.
 
@@ -77,7 +80,7 @@ class Crew(Protocol):
     def note_report(self, worker: int, report: Report) -> None:
         """Notes what a worker says of itself."""
 
-    def keep_result(self, attempt: Attempt, done: Done) -> None:
+    def set_result(self, attempt: Attempt, done: Done) -> None:
         """Makes what a worker has answered the result of the closure."""
 
 
@@ -86,12 +89,12 @@ class CallRunner:
     a thread of its own.
 
     Args:
-        crew: The actors.
+        actors: The actors.
         observe: Takes what has happened, in any thread.
     """
 
-    def __init__(self, crew: Crew, observe: Callable[[Observation], None]):
-        self._crew, self._observe = crew, observe
+    def __init__(self, actors: ActorGroup, observe: Callable[[Observation], None]):
+        self._actors, self._observe = actors, observe
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._helper = threading.Thread(target=self._help, name="replicax-scheduler-helper", daemon=True)
 
@@ -125,11 +128,11 @@ class CallRunner:
                 self._tasks.put(functools.partial(self._recover, reason))
 
     def _send(self, attempt: Attempt) -> None:
-        future = self._crew.send(attempt)
+        future = self._actors.send(attempt)
         future.add_done_callback(lambda future: self._observe(lambda: StepAnswered(attempt, _answer(future))))
 
     def _ping(self, actor: ActorId, life: int) -> None:
-        future = self._crew.ping(actor, life)
+        future = self._actors.ping(actor, life)
         if future is not None:
             future.add_done_callback(lambda future: self._observe(lambda: _pinged(actor, life, future)))
 
@@ -145,12 +148,12 @@ class CallRunner:
 
     def _start(self, actor: ActorId, life: int) -> Event:
         try:
-            return WorkerStarted(actor, life, self._crew.start(actor, life))
+            return WorkerStarted(actor, life, self._actors.start(actor, life))
         except Exception as error:
             return ActorGone(actor, life, f"It cannot be started: {error}")
 
     def _end(self, actor: ActorId, life: int, why: str) -> Event:
-        self._crew.end(actor, life, why)
+        self._actors.end(actor, life, why)
         return ActorGone(actor, life, why)
 
     # In the helper thread.
@@ -160,11 +163,11 @@ class CallRunner:
             task()
 
     def _retrace(self, attempt: Attempt, iterator: int) -> None:
-        error = _error_of(functools.partial(self._crew.retrace, attempt, iterator))
+        error = _error_of(functools.partial(self._actors.retrace, attempt, iterator))
         self._observe(lambda: Retraced(attempt, error))
 
     def _recover(self, reason: str) -> None:
-        error = _error_of(functools.partial(self._crew.recover, reason, self._server_starting))
+        error = _error_of(functools.partial(self._actors.recover, reason, self._server_starting))
         self._observe(lambda: Recovered(error))
 
     def _server_starting(self, server: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from replicax.errors import ClusterTimeoutError, ParameterServerLost
 from replicax.parameter_server.actors.actor_errors import closed
-from replicax.parameter_server.scheduling.actions import Call, KeepError, KeepResult, Note, NoteIdle, NoteReport
+from replicax.parameter_server.scheduling.actions import Call, Note, NoteIdle, NoteReport, SetError, SetResult
 from replicax.parameter_server.scheduling.closures import Closure
 from replicax.parameter_server.scheduling.events import (
     Closed,
@@ -25,7 +25,7 @@ from replicax.parameter_server.scheduling.events import (
     Tick,
 )
 from replicax.parameter_server.scheduling.machine import next_state
-from replicax.parameter_server.scheduling.runner import CallRunner, Crew, Observation
+from replicax.parameter_server.scheduling.runner import ActorGroup, CallRunner, Observation
 from replicax.parameter_server.scheduling.state import SchedulerState
 from replicax.parameter_server.scheduling.stats import Queue
 
@@ -43,18 +43,18 @@ class Scheduler:
     own thread, without the lock: if Ray does not answer, those who wait must be able to hear Ctrl-C.
 
     Args:
-        crew: The workers and servers.
+        actors: The workers and servers.
         state: The state at the beginning.
         max_queued: How many closures may wait.
     """
 
-    def __init__(self, crew: Crew, state: SchedulerState, max_queued: int = 1000):
-        self._crew, self._state, self._max_queued = crew, state, max_queued
-        self._tick_s = min(_TICK_S, state.watch.limits.stall_timeout / 4)
+    def __init__(self, actors: ActorGroup, state: SchedulerState, max_queued: int = 1000):
+        self._actors, self._state, self._max_queued = actors, state, max_queued
+        self._tick_s = min(_TICK_S, state.watch.timeouts.stall_timeout / 4)
         self._changed = threading.Condition()
         self._calls: list[Call] = []
         self._observations: queue.SimpleQueue[Observation | None] = queue.SimpleQueue()
-        self._runner = CallRunner(crew, self._observations.put)
+        self._runner = CallRunner(actors, self._observations.put)
         self._beat = self._last_tick = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="replicax-scheduler", daemon=True)
 
@@ -167,7 +167,7 @@ class Scheduler:
     def _apply(self, event: Event) -> None:
         self._state, actions = next_state(self._state, event)
         for action in actions:
-            if isinstance(action, (KeepResult, KeepError, NoteIdle, NoteReport)):
+            if isinstance(action, (SetResult, SetError, NoteIdle, NoteReport)):
                 self._take_note(action)
             else:
                 self._calls.append(action)
@@ -177,18 +177,18 @@ class Scheduler:
 
     def _take_note(self, note: Note) -> None:
         match note:
-            case KeepResult(attempt, done):
+            case SetResult(attempt, done):
                 try:
-                    self._crew.keep_result(attempt, done)
+                    self._actors.set_result(attempt, done)
                 except BaseException as error:
-                    attempt.closure.value._fail(error)
+                    attempt.closure.value._set_error(error)
                     raise
-            case KeepError(closure, error):
-                closure.value._fail(error)
+            case SetError(closure, error):
+                closure.value._set_error(error)
             case NoteIdle():
-                self._crew.note_idle()
+                self._actors.note_idle()
             case NoteReport(worker, report):
-                self._crew.note_report(worker, report)
+                self._actors.note_report(worker, report)
 
     # The thread.
 
@@ -221,5 +221,5 @@ class Scheduler:
                 self._last_tick = now
                 self._apply(Tick(self._state.now + min(passed, _MOST_PER_TICK_S)))
             calls, self._calls = self._calls, []
-        self._crew.tidy()
+        self._actors.drop_unused()
         return calls

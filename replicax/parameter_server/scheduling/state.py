@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from replicax.parameter_server.scheduling.ledger import Attempt, Ledger
-from replicax.parameter_server.scheduling.watch import WORKER, ActorId, Limits, Watch, longest_wait
+from replicax.parameter_server.scheduling.watch import WORKER, ActorId, Timeouts, Watch, longest_wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +81,9 @@ class SchedulerState:
     workers_seen_at: float = 0.0
 
     @classmethod
-    def of(cls, ledger: Ledger, servers: int, limits: Limits) -> SchedulerState:
+    def of(cls, ledger: Ledger, servers: int, timeouts: Timeouts) -> SchedulerState:
         """Returns the state at the beginning: the servers are started already, and the workers are not."""
-        watch = Watch.of(ledger.workers, servers, limits)
+        watch = Watch.of(ledger.workers, servers, timeouts)
         for actor in watch.lost_servers():
             watch = watch.starts(actor, 0.0)
         return cls(ledger, watch)
@@ -116,7 +116,7 @@ class SchedulerState:
     @property
     def longest_wait(self) -> float:
         """How many seconds closures wait while no worker is up, before that is an error."""
-        return longest_wait(self.watch.limits.start_timeout, self.watch.limits.stall_timeout)
+        return longest_wait(self.watch.timeouts.start_timeout, self.watch.timeouts.stall_timeout)
 
     # What concerns several parts at once: each returns the state afterwards.
 

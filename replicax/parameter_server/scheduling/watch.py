@@ -51,7 +51,7 @@ class Stage(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class Timeouts:
     """How patient the watch is.
 
     Attributes:
@@ -111,7 +111,7 @@ class ActorRecord:
         """Returns the record after the actor has entered a stage."""
         return dataclasses.replace(self, stage=stage, since=now, pinged_at=None)
 
-    def answers(self, set_up_done: int, now: float, limits: Limits) -> ActorRecord:
+    def answers(self, set_up_done: int, now: float, timeouts: Timeouts) -> ActorRecord:
         """Returns the record after an answer to a ping."""
         it = dataclasses.replace(self, pinged_at=None, heard_at=now)
         if it.stage is Stage.STARTING:
@@ -120,7 +120,7 @@ class ActorRecord:
             it = dataclasses.replace(it, set_up_done=set_up_done, progress_at=now)
         if it.stage is Stage.SETTING_UP and it.set_up_goal is not None and it.set_up_done >= it.set_up_goal:
             return it.enters(Stage.UP, now)
-        if it.stage is Stage.UP and it.hangs and now - it.since > 2 * limits.stall_timeout and not it.is_busy:
+        if it.stage is Stage.UP and it.hangs and now - it.since > 2 * timeouts.stall_timeout and not it.is_busy:
             it = dataclasses.replace(it, hangs=0)
         return it
 
@@ -130,25 +130,25 @@ class ActorRecord:
         gone, start_at = self.enters(Stage.GONE, now), now + (0.0 if came_up else _BETWEEN_STARTS_S)
         return dataclasses.replace(gone, start_at=start_at, why=why or self.why, is_busy=False)
 
-    def wants_ping(self, now: float, limits: Limits) -> bool:
+    def wants_ping(self, now: float, timeouts: Timeouts) -> bool:
         """Returns whether the actor is to be asked for a sign of life."""
         if self.stage in (Stage.GONE, Stage.ENDING) or self.set_up_goal is None or self.pinged_at is not None:
             return False
-        return now - self.heard_at >= limits.ping_interval(self.stage)
+        return now - self.heard_at >= timeouts.ping_interval(self.stage)
 
     def is_silent(self, now: float, seconds: float) -> bool:
         """Returns whether a ping has had no answer for longer than so many seconds."""
         return self.pinged_at is not None and now - self.pinged_at > seconds
 
-    def hang(self, actor: ActorId, now: float, limits: Limits, is_server_suspect: bool) -> str:
+    def hang(self, actor: ActorId, now: float, timeouts: Timeouts, is_server_suspect: bool) -> str:
         """Returns how it shows that the actor hangs; "" if it does not."""
         patience = min(2.0**self.hangs, _MOST_PATIENCE)
         if self.stage is Stage.STARTING:
-            limit = patience * limits.start_timeout
+            limit = patience * timeouts.start_timeout
             return f"{actor} has not come up within {limit:g} s" if now - self.since > limit else ""
         if self.stage not in (Stage.SETTING_UP, Stage.UP):
             return ""
-        limit = patience * limits.stall_timeout
+        limit = patience * timeouts.stall_timeout
         if self.is_silent(now, limit):
             return f"{actor} has not answered for {limit:g} s"
         if actor.job == WORKER and (self.is_busy or self.stage is Stage.SETTING_UP):
@@ -173,11 +173,11 @@ class Watch:
     life, up to eight times. A worker is not blamed while a server may be what it waits for.
 
     Attributes:
-        limits: How patient the watch is.
+        timeouts: How patient the watch is.
         actors: The record of each actor.
 
     Example:
-        >>> watch = Watch.of(workers=1, servers=0, limits=Limits(stall_timeout=10, start_timeout=60))
+        >>> watch = Watch.of(workers=1, servers=0, timeouts=Timeouts(stall_timeout=10, start_timeout=60))
         >>> worker = ActorId("worker", 0)
         >>> starting = watch.starts(worker, now=0.0)
         >>> watch[worker].stage.value, starting[worker].stage.value
@@ -186,14 +186,14 @@ class Watch:
         {ActorId(job='worker', index=0): 'worker:0 has not come up within 60 s'}
     """
 
-    limits: Limits
+    timeouts: Timeouts
     actors: Mapping[ActorId, ActorRecord]
 
     @classmethod
-    def of(cls, workers: int, servers: int, limits: Limits) -> Watch:
+    def of(cls, workers: int, servers: int, timeouts: Timeouts) -> Watch:
         """Returns a watch of so many workers and servers, none of which has been started."""
         everybody = [ActorId(WORKER, i) for i in range(workers)] + [ActorId(SERVER, i) for i in range(servers)]
-        return cls(limits, dict.fromkeys(everybody, ActorRecord()))
+        return cls(timeouts, dict.fromkeys(everybody, ActorRecord()))
 
     def __getitem__(self, actor: ActorId) -> ActorRecord:
         return self.actors[actor]
@@ -228,7 +228,7 @@ class Watch:
         it = self.actors[actor]
         if not self.is_current(actor, life) or it.stage is Stage.ENDING:
             return self
-        return self._with(actor, it.answers(set_up_done, now, self.limits))
+        return self._with(actor, it.answers(set_up_done, now, self.timeouts))
 
     def goes(self, actor: ActorId, life: int, why: str, now: float) -> Watch:
         """Notes that an actor has gone; the same watch if that is not new."""
@@ -250,13 +250,13 @@ class Watch:
         return self._with(actor, it)
 
     def _with(self, actor: ActorId, record: ActorRecord) -> Watch:
-        return Watch(self.limits, {**self.actors, actor: record})
+        return Watch(self.timeouts, {**self.actors, actor: record})
 
     # What to do.
 
     def to_ping(self, now: float) -> list[ActorId]:
         """Returns the actors to ask for a sign of life."""
-        return self._those(lambda actor, it: it.wants_ping(now, self.limits))
+        return self._those(lambda actor, it: it.wants_ping(now, self.timeouts))
 
     def to_start(self, now: float) -> list[ActorId]:
         """Returns the workers to start. Servers are not among them: their variables have to be restored with them."""
@@ -264,9 +264,9 @@ class Watch:
 
     def hung(self, now: float) -> dict[ActorId, str]:
         """Returns the actors that hang, and how that shows."""
-        found = {actor: it.hang(actor, now, self.limits, False) for actor, it in self.actors.items()}
+        found = {actor: it.hang(actor, now, self.timeouts, False) for actor, it in self.actors.items()}
         if any(found.values()) and self._is_a_server_suspect(now):
-            found = {actor: it.hang(actor, now, self.limits, True) for actor, it in self.actors.items()}
+            found = {actor: it.hang(actor, now, self.timeouts, True) for actor, it in self.actors.items()}
         return {actor: why for actor, why in found.items() if why}
 
     def never_ended(self, now: float) -> list[ActorId]:
@@ -278,7 +278,7 @@ class Watch:
         return self._those(lambda actor, it: actor.job == SERVER and it.stage is Stage.GONE)
 
     def _is_a_server_suspect(self, now: float) -> bool:
-        suspect_after = min(_SUSPECT_AFTER_S, self.limits.stall_timeout / 2)
+        suspect_after = min(_SUSPECT_AFTER_S, self.timeouts.stall_timeout / 2)
         return any(
             it.stage is not Stage.UP or it.is_silent(now, suspect_after)
             for actor, it in self.actors.items()

@@ -12,7 +12,7 @@ from replicax.parameter_server.actors.messages import SetUp
 from replicax.parameter_server.compiling.traced_step import PytreeSpec
 from replicax.parameter_server.scheduling.remote_values import PerWorkerDataset, PerWorkerIterator, PerWorkerValues
 from replicax.parameter_server.scheduling.unused import UnusedObjects
-from replicax.parameter_server.scheduling.workers import Workers
+from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.typing import PyTree
 
 
@@ -24,7 +24,7 @@ class WorkerObjects:
         unused: Takes the notes of what they may drop.
     """
 
-    def __init__(self, workers: Workers, unused: UnusedObjects):
+    def __init__(self, workers: WorkerActors, unused: UnusedObjects):
         self._workers, self._unused = workers, unused
         self._ids = itertools.count()
 
@@ -55,7 +55,7 @@ class WorkerObjects:
         return iterator
 
     def _provide(self, owner: object, id: int, kind: str, arg: bytes | int) -> None:
-        self._workers.tell(SetUp(kind, (id, arg), provides=id))
+        self._workers.add_set_up(SetUp(kind, (id, arg), provides=id))
         self._unused.watch(owner, id)
 
     def describe(self, kind: str, id: int, worker: int | None = None) -> PytreeSpec:

@@ -15,14 +15,14 @@ from replicax.parameter_server.actors.messages import Done, Report, ServerLost, 
 from replicax.parameter_server.scheduling.actions import (
     Action,
     EndActor,
-    KeepError,
-    KeepResult,
     NoteIdle,
     NoteReport,
     PingActor,
     RecoverServers,
     RetraceStep,
     SendStep,
+    SetError,
+    SetResult,
     StartWorker,
 )
 from replicax.parameter_server.scheduling.events import (
@@ -56,11 +56,11 @@ from replicax.parameter_server.scheduling.state import (
     SchedulerState,
     Serving,
 )
-from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId, Limits, Stage
+from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId, Stage, Timeouts
 
 DONE = Done([], {}, {}, {}, 0, 0)
 REPORT = Report("node", 7, "cpu", set_up=0)
-LIMITS = Limits(stall_timeout=10.0, start_timeout=60.0)
+TIMEOUTS = Timeouts(stall_timeout=10.0, start_timeout=60.0)
 WORKERS = [ActorId(WORKER, 0), ActorId(WORKER, 1)]
 PS = ActorId(SERVER, 0)
 MINE = ValueError("mine")
@@ -88,7 +88,7 @@ def after(state: SchedulerState, *events: Event) -> SchedulerState:
 
 def fresh(workers: int = 2, servers: int = 1, max_staleness: int | None = None, depth: int = 1) -> SchedulerState:
     """The state at the beginning: workers have not been started."""
-    return SchedulerState.of(Ledger.of(workers, depth, max_staleness), servers, LIMITS)
+    return SchedulerState.of(Ledger.of(workers, depth, max_staleness), servers, TIMEOUTS)
 
 
 def all_up(**options: Any) -> SchedulerState:
@@ -127,7 +127,7 @@ TRANSITIONS: list[tuple[str, SchedulerState, Event, list[Action], dict[str, Any]
     ("a step waits where all workers are busy", after(UP, Scheduled(A), Scheduled(B)), Scheduled(C),
      [], {"under_way": 2, "queued": 1}),
     ("a result is kept, and the worker gets the next step", BUSY, StepAnswered(ON_1, DONE),
-     [KeepResult(ON_1, DONE), SendStep(attempt(2, 1, C))], {"under_way": 2, "queued": 0}),
+     [SetResult(ON_1, DONE), SendStep(attempt(2, 1, C))], {"under_way": 2, "queued": 0}),
     ("an answer that comes twice is ignored", after(BUSY, StepAnswered(ON_1, DONE)), StepAnswered(ON_1, DONE),
      [], {"under_way": 2}),
     ("the steps of a worker that has gone are run by another one, first", BUSY, ActorGone(WORKERS[0], 1, "dead"),
@@ -140,7 +140,7 @@ TRANSITIONS: list[tuple[str, SchedulerState, Event, list[Action], dict[str, Any]
     ("another batch needs another program", BUSY, StepAnswered(ON_0, UnexpectedBatch(5)),
      [RetraceStep(ON_0, 5)], {"under_way": 2}),
     ("the worker then tries again", RETRACING, Retraced(ON_0, None), [SendStep(attempt(2, 0, A))], {"under_way": 2}),
-    ("compiling fails", RETRACING, Retraced(ON_0, MINE), [KeepError(A, MINE), KeepError(C, MINE)],
+    ("compiling fails", RETRACING, Retraced(ON_0, MINE), [SetError(A, MINE), SetError(C, MINE)],
      {"under_way": 1, "queued": 0, "error": MINE}),
     ("a server is lost while a step is compiled", RETRACING, Retraced(ON_0, ParameterServerLost("gone")),
      [], {"under_way": 1, "queued": 2, "phase": Draining("gone")}),
@@ -153,7 +153,7 @@ TRANSITIONS: list[tuple[str, SchedulerState, Event, list[Action], dict[str, Any]
     ("a lost server is recovered at once when all is idle", UP, ActorGone(PS, 1, "dead"),
      [RecoverServers("ps:0 has gone. dead")], {"phase": Recovering()}),
     ("a lost server is recovered when nothing is under way", DRAINING, StepAnswered(ON_0, DONE),
-     [KeepResult(ON_0, DONE)], {"phase": Draining("ps:0 has gone. dead"), "queued": 1}),
+     [SetResult(ON_0, DONE)], {"phase": Draining("ps:0 has gone. dead"), "queued": 1}),
     ("the last one to be through begins the recovery", after(DRAINING, StepAnswered(ON_0, DONE)),
      StepAnswered(ON_1, ServerLost("gone")), [RecoverServers("ps:0 has gone. dead")],
      {"phase": Recovering(), "queued": 2}),
@@ -163,7 +163,7 @@ TRANSITIONS: list[tuple[str, SchedulerState, Event, list[Action], dict[str, Any]
      [SendStep(ON_0)], {"phase": Serving(), "under_way": 1}),
     ("a server that was lost meanwhile is recovered, too", RECOVERING, Recovered(None),
      [RecoverServers("ps:0 has gone.")], {"phase": Recovering()}),
-    ("a recovery that fails ends the training", after(RECOVERING, Scheduled(A)), Recovered(MINE), [KeepError(A, MINE)],
+    ("a recovery that fails ends the training", after(RECOVERING, Scheduled(A)), Recovered(MINE), [SetError(A, MINE)],
      {"phase": Broken(MINE), "queued": 0}),
     ("whoever wants quiet is not disturbed by a recovery", QUIET, ActorGone(PS, 1, "dead"), [],
      {"phase": Draining("ps:0 has gone. dead")}),
@@ -173,25 +173,25 @@ TRANSITIONS: list[tuple[str, SchedulerState, Event, list[Action], dict[str, Any]
     ("after it all begins", after(QUIET, Scheduled(A)), QuietEnded(1), [SendStep(ON_0)], {"under_way": 1}),
     ("quiet lasts until its last end", after(QUIET, QuietBegan(1), Scheduled(A)), QuietEnded(1), [], {"queued": 1}),
     ("an error cancels what is queued", BUSY, StepAnswered(ON_0, StepFailed(MINE)),
-     [KeepError(A, MINE), KeepError(C, MINE)], {"under_way": 1, "queued": 0, "error": MINE}),
-    ("the first error is kept", FAILED, StepAnswered(ON_1, StepFailed(KeyError())), [KeepError(B, KeyError())],
+     [SetError(A, MINE), SetError(C, MINE)], {"under_way": 1, "queued": 0, "error": MINE}),
+    ("the first error is kept", FAILED, StepAnswered(ON_1, StepFailed(KeyError())), [SetError(B, KeyError())],
      {"under_way": 0, "error": MINE}),
-    ("after an error a lost worker's step is cancelled", FAILED, ActorGone(WORKERS[1], 1, "dead"), [KeepError(B, MINE)],
+    ("after an error a lost worker's step is cancelled", FAILED, ActorGone(WORKERS[1], 1, "dead"), [SetError(B, MINE)],
      {"under_way": 0, "queued": 0}),
     ("an error that was raised is forgotten", FAILED, ErrorRaised(), [], {"error": None}),
-    ("a failure of the scheduler ends all", BUSY, SchedulerFailed(MINE), [KeepError(s, MINE) for s in (C, A, B)],
+    ("a failure of the scheduler ends all", BUSY, SchedulerFailed(MINE), [SetError(s, MINE) for s in (C, A, B)],
      {"phase": Broken(MINE), "under_way": 0, "queued": 0}),
     ("nothing is begun any more", BROKEN, Tick(100.0), [], {"phase": Broken(MINE)}),
-    ("what is scheduled then is cancelled", BROKEN, Scheduled(A), [KeepError(A, MINE)], {"queued": 0}),
+    ("what is scheduled then is cancelled", BROKEN, Scheduled(A), [SetError(A, MINE)], {"queued": 0}),
     ("an answer then is ignored", BROKEN, StepAnswered(ON_0, DONE), [], {}),
     ("the first failure is kept", BROKEN, SchedulerFailed(KeyError()), [], {"phase": Broken(MINE)}),
-    ("the end cancels what is left", BUSY, Closed(), [KeepError(s, CancelledError()) for s in (C, A, B)],
+    ("the end cancels what is left", BUSY, Closed(), [SetError(s, CancelledError()) for s in (C, A, B)],
      {"under_way": 0, "queued": 0}),
     ("the end of an idle training has no error", UP, Closed(), [], {"phase": Ended(None)}),
     ("the end after a failure has that", BROKEN, Closed(), [], {"phase": Ended(MINE)}),
     ("after the end nothing happens", after(UP, Closed()), Tick(100.0), [], {"phase": Ended(None)}),
     ("what is scheduled after the end is cancelled", after(UP, Closed()), Scheduled(A),
-     [KeepError(A, CancelledError())], {"queued": 0}),
+     [SetError(A, CancelledError())], {"queued": 0}),
 ]  # fmt: skip
 
 
@@ -206,14 +206,14 @@ def shown(state: SchedulerState) -> dict[str, Any]:
 
 def comparable(action: Action) -> Any:
     """An action with its error by class: a closure that is cancelled because of an error gets one of its own."""
-    if isinstance(action, KeepError):
+    if isinstance(action, SetError):
         is_cancelled = isinstance(action.error, CancelledError)
-        return KeepError, action.closure, "cancelled" if is_cancelled else type(action.error)
+        return SetError, action.closure, "cancelled" if is_cancelled else type(action.error)
     return action
 
 
 def is_as_expected(found: Action, expected: Action) -> bool:
-    if isinstance(found, KeepError) and isinstance(expected, KeepError) and isinstance(found.error, CancelledError):
+    if isinstance(found, SetError) and isinstance(expected, SetError) and isinstance(found.error, CancelledError):
         told = isinstance(expected.error, CancelledError) or repr(expected.error) in str(found.error)
         return found.closure is expected.closure and told
     return comparable(found) == comparable(expected)
@@ -240,7 +240,7 @@ def test_a_step_that_kills_ten_workers_is_given_to_no_other_one():
         state = after(state, Tick(state.now + 5), WorkerStarted(WORKERS[0], life + 1, 0))
         state = after(state, PingAnswered(WORKERS[0], life + 1, REPORT))
     (action,) = found
-    assert isinstance(action, KeepError)
+    assert isinstance(action, SetError)
     with pytest.raises(WorkerLostError, match=r"a was given to 10 workers, and each of them was lost .* it died"):
         raise action.error
     assert state.error is action.error
@@ -249,7 +249,7 @@ def test_a_step_that_kills_ten_workers_is_given_to_no_other_one():
 
 def test_steps_that_no_worker_comes_for_are_an_error_in_the_end():
     state = after(fresh(), Scheduled(A))
-    (cancelled,) = [action for action in ticks(state, until=500)[1] if isinstance(action, KeepError)]
+    (cancelled,) = [action for action in ticks(state, until=500)[1] if isinstance(action, SetError)]
     assert isinstance(cancelled.error, CancelledError)
     with pytest.raises(ClusterTimeoutError, match=r"worker:0, worker:1.*worker:0 is starting"):
         raise ticks(state, until=500)[0].error or AssertionError
@@ -348,9 +348,9 @@ class Training(RuleBasedStateMachine):
                 assert isinstance(self.state.phase, Recovering)
                 assert self.recoveries == 0, "Two recoveries at once."
                 self.recoveries += 1
-            case KeepResult(attempt, _):
+            case SetResult(attempt, _):
                 self.settled.setdefault(attempt.closure, []).append(action)
-            case KeepError(closure, _):
+            case SetError(closure, _):
                 self.settled.setdefault(closure, []).append(action)
 
     # What users do.

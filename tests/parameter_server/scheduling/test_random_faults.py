@@ -15,14 +15,14 @@ from replicax.errors import ParameterServerLost, WorkerLostError
 from replicax.parameter_server.actors.messages import Done, Report, ServerLost, UnexpectedBatch
 from replicax.parameter_server.scheduling.actions import (
     EndActor,
-    KeepError,
-    KeepResult,
     NoteIdle,
     NoteReport,
     PingActor,
     RecoverServers,
     RetraceStep,
     SendStep,
+    SetError,
+    SetResult,
     StartWorker,
 )
 from replicax.parameter_server.scheduling.events import (
@@ -47,7 +47,7 @@ from replicax.parameter_server.scheduling.events import (
 from replicax.parameter_server.scheduling.ledger import Attempt, Ledger
 from replicax.parameter_server.scheduling.machine import next_state
 from replicax.parameter_server.scheduling.state import SchedulerState
-from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId, Limits
+from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId, Timeouts
 
 STALL, START, TICK = 4.0, 30.0, 0.25
 LONGEST = 2000.0  # simulated seconds: then it hangs
@@ -95,7 +95,7 @@ class World:
         self.closures: list[Closure] = []
         self.recoveries = 0
         self.is_recovering = False
-        self.state = SchedulerState.of(Ledger.of(workers, max_staleness=max_staleness), servers, Limits(STALL, START))
+        self.state = SchedulerState.of(Ledger.of(workers, max_staleness=max_staleness), servers, Timeouts(STALL, START))
 
     def after(self, seconds: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.time + seconds, next(self._order), event))
@@ -110,7 +110,7 @@ class World:
                 self.time = next_tick
                 self.tell(Tick(self.time))
                 next_tick += TICK
-                assert self.time < LONGEST, self.told()
+                assert self.time < LONGEST, self.set_ups()
             else:
                 self.time, _, event = heapq.heappop(self._events)
                 event()
@@ -122,7 +122,7 @@ class World:
     def run_all(self) -> None:
         self.run(lambda: self.state.is_idle or self.state.error is not None)
 
-    def told(self) -> str:
+    def set_ups(self) -> str:
         ledger = self.state.ledger
         return (
             f"queued {ledger.queued}, under way {ledger.under_way}, ready {ledger.ready}, phase "
@@ -148,9 +148,9 @@ class World:
                 self.recover(reason)
             case RetraceStep(attempt, _):
                 self.retrace(attempt)
-            case KeepResult(attempt, _):
+            case SetResult(attempt, _):
                 attempt.closure.done += 1
-            case KeepError(closure, error):
+            case SetError(closure, error):
                 closure.errors.append(error)
             case NoteReport() | NoteIdle():
                 pass

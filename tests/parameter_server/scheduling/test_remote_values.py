@@ -23,7 +23,7 @@ def test_a_value_is_waited_for():
     value = RemoteValue()
     assert not value.is_ready
     assert repr(value) == "<RemoteValue waiting>"
-    timer = threading.Timer(0.05, value._set, [{"a": np.float32(3), "b": None}])
+    timer = threading.Timer(0.05, value._set_result, [{"a": np.float32(3), "b": None}])
     timer.start()
     assert value.fetch() == {"a": 3.0, "b": None}
     assert value.is_ready
@@ -33,7 +33,7 @@ def test_a_value_is_waited_for():
 
 def test_get_gives_jax_arrays_once():
     value = RemoteValue()
-    value._set({"a": np.arange(2), "b": "text"})
+    value._set_result({"a": np.arange(2), "b": "text"})
     found = value.get()
     assert isinstance(found["a"], jax.Array)
     assert found["b"] == "text"
@@ -48,7 +48,7 @@ def test_waiting_can_have_an_end(timeout):
 
 def test_an_error_is_raised_each_time():
     value = RemoteValue()
-    value._fail(ValueError("no"))
+    value._set_error(ValueError("no"))
     for method in (value.fetch, value.get, value.fetch):
         with pytest.raises(ValueError, match="no"):
             method()

@@ -21,7 +21,7 @@ from replicax.parameter_server.scheduling.ledger import Attempt, Ledger
 from replicax.parameter_server.scheduling.recovery import no_checkpoint
 from replicax.parameter_server.scheduling.scheduler import Scheduler
 from replicax.parameter_server.scheduling.state import SchedulerState
-from replicax.parameter_server.scheduling.watch import SERVER, ActorId, Limits
+from replicax.parameter_server.scheduling.watch import SERVER, ActorId, Timeouts
 from replicax.program.pytrees import Structure
 
 SOON = 10.0
@@ -72,14 +72,14 @@ class Party:
         self.given: list[Closure] = []
         self.on_retrace: Callable[[int, Closure, int], None] = lambda worker, closure, iterator: None
         self.on_recover: Callable[[str], None] = lambda reason: None
-        self.on_done: Callable[[int, Closure, Done], None] = lambda worker, closure, done: closure.value._set(
+        self.on_done: Callable[[int, Closure, Done], None] = lambda worker, closure, done: closure.value._set_result(
             (worker, closure.name)
         )
         self.server_starts: Callable[[int], None] = lambda server: None
         self.silent: set[ActorId] = set()
         self.replaces = True
-        self.tidy: Callable[[], None] = lambda: None
-        state = SchedulerState.of(Ledger.of(workers, **options), servers, Limits(stall_timeout, start_timeout))
+        self.drop_unused: Callable[[], None] = lambda: None
+        state = SchedulerState.of(Ledger.of(workers, **options), servers, Timeouts(stall_timeout, start_timeout))
         self.scheduler = Scheduler(self, state, max_queued)
         self.scheduler.start()
         eventually(lambda: self.scheduler.queue().ready_workers == workers)
@@ -124,7 +124,7 @@ class Party:
             self.sent.remove(sent)
             sent[2].set_exception(LOST)
 
-    def keep_result(self, attempt: Attempt, done: Done) -> None:
+    def set_result(self, attempt: Attempt, done: Done) -> None:
         self.on_done(attempt.worker, attempt.closure, done)
 
     def add(self, count: int = 1) -> list[Closure]:
@@ -527,7 +527,7 @@ def test_a_server_lost_while_a_step_is_compiled_is_recovered(party):
 def test_those_who_wait_are_told_when_calls_of_ray_do_not_return(party):
     it = party(workers=1, stall_timeout=0.2, start_timeout=0.2)
     go_on = threading.Event()
-    it.tidy = lambda: go_on.wait(SOON)
+    it.drop_unused = lambda: go_on.wait(SOON)
     it.add()
     with pytest.raises(ClusterTimeoutError, match="whose calls do not return"):
         it.scheduler.join(None)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId, Limits, Stage, Watch
+from replicax.parameter_server.scheduling.watch import SERVER, WORKER, ActorId, Stage, Timeouts, Watch
 
 A, B, PS = ActorId(WORKER, 0), ActorId(WORKER, 1), ActorId(SERVER, 0)
-LIMITS = Limits(stall_timeout=10.0, start_timeout=60.0)
+TIMEOUTS = Timeouts(stall_timeout=10.0, start_timeout=60.0)
 
 
 @pytest.fixture
 def watch() -> Watch:
     """Two workers and a server, all up at time 0."""
-    watch = Watch.of(2, 1, LIMITS)
+    watch = Watch.of(2, 1, TIMEOUTS)
     for actor in (A, B, PS):
         watch = comes_up(watch, actor, 0.0)
     return watch

@@ -38,11 +38,11 @@ _SECONDS_BETWEEN_LOOKS = 0.005
 T = TypeVar("T")
 
 
-class _AskedInVainError(WorkerLostError):
+class _NoAnswerError(WorkerLostError):
     """A worker that was asked something is lost."""
 
 
-class Workers:
+class WorkerActors:
     """The workers' actors.
 
     Args:
@@ -53,7 +53,7 @@ class Workers:
 
     Attributes:
         platforms: The kinds of devices that workers compute on.
-        told_of_servers: How many things steps must wait for, so that they go to the servers that there are.
+        set_ups_for_servers: How many things steps must wait for, so that they go to the servers that there are.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Workers:
         self._reports: dict[int, Report] = {}
         self._tasks: list[SetUp] = []
         self._lock = threading.RLock()
-        self.told_of_servers = 0
+        self.set_ups_for_servers = 0
         self._closed = self._ended = False
         self._starts_under_way = 0
 
@@ -126,7 +126,7 @@ class Workers:
             handle = self._handles[worker]
         return handle.report.options(concurrency_group=WATCH).remote().future()
 
-    def heard(self, worker: int, report: Report) -> None:
+    def note_report(self, worker: int, report: Report) -> None:
         """Takes a worker's report."""
         self.platforms.add(report.platform)
         self._reports[worker] = report
@@ -136,7 +136,7 @@ class Workers:
         with self._lock:
             self._servers, self._era = list(servers), era
             self._tasks = [task if task.kind != "servers" else SetUp("drop", ()) for task in self._tasks]
-            self.told_of_servers = self.tell(SetUp("servers", (self._servers, era)))
+            self.set_ups_for_servers = self.add_set_up(SetUp("servers", (self._servers, era)))
 
     def forget(self, provided: Hashable) -> None:
         """Lets workers drop a dataset, iterator, resource or program that nobody refers to any more."""
@@ -145,7 +145,7 @@ class Workers:
                 return
             # A worker that is started later need not make it, but counts it.
             self._tasks = [task if task.provides != provided else SetUp("drop", ()) for task in self._tasks]
-        self.tell(SetUp("drop", (provided,)))
+        self.add_set_up(SetUp("drop", (provided,)))
 
     def structure(self, kind: str, id: int, worker: int | None = None) -> RemoteStructure:
         """Asks a worker (any by default) for the structure of the next batch of an iterator, or of a resource.
@@ -155,7 +155,7 @@ class Workers:
         """
 
         def call(handle: WorkerHandle) -> RemoteAnswer[RemoteStructure | Raised]:
-            return handle.structure.remote(kind, id, self.told)
+            return handle.structure.remote(kind, id, self.set_ups)
 
         if worker is not None:
             return self._ask(worker, "structure", call)
@@ -165,7 +165,7 @@ class Workers:
         """Returns the arrays of a resource of each worker."""
 
         def call(handle: WorkerHandle) -> RemoteAnswer[list[np.ndarray] | Raised]:
-            return handle.resource.remote(id, self.told)
+            return handle.resource.remote(id, self.set_ups)
 
         return [self._ask_any([worker], "resource", call) for worker in range(len(self))]
 
@@ -173,7 +173,7 @@ class Workers:
         self, workers: Sequence[int], what: str, call: Callable[[WorkerHandle], RemoteAnswer[T | Raised]]
     ) -> T:
         for _ in range(_MOST_ASKED - 1):
-            with contextlib.suppress(_AskedInVainError):
+            with contextlib.suppress(_NoAnswerError):
                 return self._ask(self._someone(workers), what, call)
         return self._ask(self._someone(workers), what, call)
 
@@ -186,7 +186,7 @@ class Workers:
         longest = 2 * self._stall_timeout  # to be set up, and to answer
         if not _wait_for(future.done, longest):
             self.end(worker, life)
-            raise _AskedInVainError(
+            raise _NoAnswerError(
                 f"worker:{worker} was asked for its {what}, and has not answered for {longest:g} s. Its dataset may "
                 "hang; if it is only slow, give the strategy a longer `stall_timeout`."
             )
@@ -201,7 +201,7 @@ class Workers:
         with self._lock:
             if self._lives[worker] == life:
                 self._reports.pop(worker, None)
-        raise _AskedInVainError(f"worker:{worker} was asked for its {what}, and has gone. {error}")
+        raise _NoAnswerError(f"worker:{worker} was asked for its {what}, and has gone. {error}")
 
     def _someone(self, workers: Sequence[int]) -> int:
         """Returns one of these workers that is there."""
@@ -214,7 +214,7 @@ class Workers:
         set_up = {worker: report.set_up for worker, report in list(self._reports.items()) if worker in workers}
         return min(set_up, key=lambda worker: (-set_up[worker], worker), default=workers[0])
 
-    def tell(self, task: SetUp) -> int:
+    def add_set_up(self, task: SetUp) -> int:
         """Lets all workers, also later ones, do something before later steps; returns how many things there are.
 
         Raises:
@@ -233,7 +233,7 @@ class Workers:
         return number + 1
 
     @property
-    def told(self) -> int:
+    def set_ups(self) -> int:
         """How many things workers have been told to do."""
         return len(self._tasks)
 

@@ -15,13 +15,13 @@ from replicax.parameter_server.scheduling.recovery import Recovery, no_checkpoin
 from replicax.parameter_server.scheduling.stats import StatsRecorder
 from replicax.parameter_server.scheduling.unused import UnusedObjects
 from replicax.parameter_server.scheduling.watch import WORKER, ActorId
-from replicax.parameter_server.scheduling.workers import Workers
+from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 
 _log = logging.getLogger(__name__)
 _VERSIONS_PER_WORKER = 2  # A worker that had a pause pulls anew; one that is busy uses what came with its last push.
 
 
-class ActorCrew:
+class RayActorGroup:
     """Workers and servers, with what they have done so far.
 
     Args:
@@ -36,7 +36,7 @@ class ActorCrew:
     def __init__(
         self,
         strategy: ServedStrategy,
-        workers: Workers,
+        workers: WorkerActors,
         programs: StepPrograms,
         stats: StatsRecorder,
         unused: UnusedObjects,
@@ -54,17 +54,19 @@ class ActorCrew:
         known = zip(self._servers.written, self._complete, versions, strict=True)
         at_least = tuple(max(written, complete, version - slack) for written, complete, version in known)
         exact = self._strategy.max_staleness is not None
-        return self._workers.run(attempt.worker, attempt.closure.step(at_least, exact, self._workers.told_of_servers))
+        return self._workers.run(
+            attempt.worker, attempt.closure.step(at_least, exact, self._workers.set_ups_for_servers)
+        )
 
     def retrace(self, attempt: Attempt, iterator: int) -> None:
         """Compiles a closure for the batch that a worker has: the last one of a pass is smaller, for example."""
         self._programs.retrace(attempt.closure, iterator, attempt.worker)
 
-    def keep_result(self, attempt: Attempt, done: Done) -> None:
+    def set_result(self, attempt: Attempt, done: Done) -> None:
         """Makes what a worker has answered the result of the closure."""
         self._servers.age += 1
         self._stats.note(attempt.worker, done)
-        attempt.closure.keep_result(done)
+        attempt.closure.set_result(done)
 
     def note_idle(self) -> None:
         """Notes that all updates so far have been applied: what is scheduled from here on computes from them."""
@@ -80,7 +82,7 @@ class ActorCrew:
 
     def note_report(self, worker: int, report: Report) -> None:
         """Notes what a worker says of itself."""
-        self._workers.heard(worker, report)
+        self._workers.note_report(worker, report)
 
     def start(self, actor: ActorId, life: int) -> int:
         """Starts a worker, in the place of one that there may be; returns how much it has to do before it is up."""
@@ -114,7 +116,7 @@ class ActorCrew:
         for server in servers:
             self._complete[server] = 0
 
-    def tidy(self) -> None:
+    def drop_unused(self) -> None:
         """Lets workers and servers drop what nobody refers to any more."""
         for provided, servers in self._unused.take():
             self._workers.forget(provided)

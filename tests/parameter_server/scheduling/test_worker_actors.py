@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-import replicax.parameter_server.scheduling.workers as workers_module
+import replicax.parameter_server.scheduling.worker_actors as workers_module
 from replicax.parameter_server.actors.messages import Report
-from replicax.parameter_server.scheduling.workers import Workers
+from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.ray_cluster import ending_actors as processes
 from tests.parameter_server.fakes import FakeCluster
 
@@ -29,7 +29,7 @@ class Door:
 
 
 def test_a_start_that_does_not_return_holds_nobody_up_and_comes_too_late(fake_ray, monkeypatch):
-    workers = Workers(FakeCluster(1, 1), [], start_timeout=60, stall_timeout=60)
+    workers = WorkerActors(FakeCluster(1, 1), [], start_timeout=60, stall_timeout=60)
     door, settings_for = Door(), workers_module.settings_for
     monkeypatch.setattr(workers_module, "settings_for", door)
     late = threading.Thread(target=workers.start, args=(0, 1), daemon=True)
@@ -54,11 +54,11 @@ def test_a_start_that_does_not_return_holds_nobody_up_and_comes_too_late(fake_ra
 
 def test_ending_a_worker_does_not_wait_for_a_ray_that_does_not_answer(fake_ray, monkeypatch):
     cluster = FakeCluster(1, 1)
-    workers = Workers(cluster, [], start_timeout=60, stall_timeout=60)
+    workers = WorkerActors(cluster, [], start_timeout=60, stall_timeout=60)
     workers.start(0, 1)
     ping = workers.ping(0, 1)
     assert ping is not None
-    workers.heard(0, ping.result(SOON))
+    workers.note_report(0, ping.result(SOON))
     door = Door()
     monkeypatch.setattr("ray.kill", door)
     monkeypatch.setattr(processes, "_SECONDS_TO_ORDER", 0.2)

@@ -29,7 +29,7 @@ _SECONDS_TO_KILL = 5.0
 _MOST_RECOVERIES = 10  # Servers may be lost while they are being replaced, but not for ever.
 
 
-class Servers:
+class ServerActors:
     """The servers' actors.
 
     Args:
