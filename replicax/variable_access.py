@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import jax
 from jax.sharding import NamedSharding
@@ -65,6 +65,11 @@ def layout_of(variable: VariableLike) -> NamedSharding | None:
     """
     layout = getattr(variable, "_layout", None)
     return getattr(layout, "backend_layout", layout)
+
+
+def is_variable(value: object) -> TypeGuard[VariableLike]:
+    """Returns whether `value` is a variable of Keras or of replicax, and not just something that can be assigned."""
+    return hasattr(value, "assign") and hasattr(value, "_value")
 
 
 def is_per_replica_variable(variable: VariableLike) -> bool:

@@ -28,7 +28,7 @@ from replicax.checkpoint.variable_names import (
 )
 from replicax.errors import CheckpointError
 from replicax.program.keras_state import give_value
-from replicax.variable_access import shape_of
+from replicax.variable_access import dtype_of, shape_of
 
 _WAITING = "_replicax_waiting"  # what a `build` that gives out values has of them
 
@@ -156,7 +156,7 @@ class Deferred:
                 f"or restore with partial=True what both have.{self._layers_left()}"
             )
         common = {name: variable for name, variable in own.items() if name in self._found}
-        wanted = {name: jax.ShapeDtypeStruct(shape_of(v), v._dtype) for name, v in common.items()}
+        wanted = {name: jax.ShapeDtypeStruct(shape_of(v), dtype_of(v)) for name, v in common.items()}
         check_wanted(self.directory, self._found, wanted)
         for name, variable in common.items():
             give_value(variable, self.values[name])

@@ -15,7 +15,7 @@ from replicax.checkpoint.reading import checked_metadata, read_arrays
 from replicax.checkpoint.writing import Directory, write_arrays
 from replicax.compat.jax import is_random_key
 from replicax.errors import CheckpointError
-from replicax.variable_access import is_per_replica_variable, shape_of
+from replicax.variable_access import array_of, is_per_replica_variable, shape_of
 
 _log = logging.getLogger(__name__)
 
@@ -105,14 +105,14 @@ def saved_value(variable: Any) -> jax.Array:
 
 def wanted_value(variable: Any) -> jax.ShapeDtypeStruct:
     """Returns how the stored value of a variable is to be read."""
-    placed = variable._value.committed and not is_per_replica_variable(variable)
-    return _wanted(variable._value, shape_of(variable), placed)
+    placed = array_of(variable).committed and not is_per_replica_variable(variable)
+    return _wanted(array_of(variable), shape_of(variable), placed)
 
 
 def restored_value(value: Any, variable: Any) -> Any:
     """Returns what to assign to a variable for a value that was read."""
-    if is_random_key(variable._value):
-        return _key_like(variable._value, value)
+    if is_random_key(array_of(variable)):
+        return _key_like(array_of(variable), value)
     return value if isinstance(value, jax.Array) else np.asarray(value)
 
 

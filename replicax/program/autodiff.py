@@ -35,6 +35,7 @@ from replicax.variable_access import (
     array_of,
     dtype_of,
     is_per_replica_variable,
+    is_variable,
     layout_of,
     name_of,
 )
@@ -313,7 +314,7 @@ def _checked_loss(loss: PyTree) -> jax.Array:
 
 def _check_variables(variables: list[VariableLike]) -> None:
     for variable in variables:
-        if not hasattr(variable, "assign") or not hasattr(variable, "_value"):
+        if not is_variable(variable):
             raise ArgumentError(
                 "rx.value_and_grad differentiates with respect to variables (rx.Variable or keras.Variable), got "
                 f"{type(variable).__name__}. For arrays use jax.value_and_grad."

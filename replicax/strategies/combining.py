@@ -18,7 +18,7 @@ from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
 from replicax.typing import Leaf, PyTree
 from replicax.values import EqualPerReplica, ManualPerReplica, Mirrored, PerReplica, is_per_replica, normalize_axes
-from replicax.variable_access import is_per_replica_variable, name_of
+from replicax.variable_access import is_per_replica_variable, is_variable, name_of
 
 
 class Components(Protocol):
@@ -94,13 +94,13 @@ def one_per_replica(leaf: Leaf, refused_if_equal: bool = False) -> Components | 
 
 def value_of(leaf: Leaf) -> Leaf:
     """Returns the value that a variable has now, and anything else as it is."""
-    return leaf.value if _is_variable(leaf) else leaf
+    return leaf.value if is_variable(leaf) else leaf
 
 
 def values_of(tree: PyTree) -> PyTree:
     """Returns `tree` with the values that its variables have now."""
     leaves, treedef = jax.tree_util.tree_flatten(tree, is_leaf=is_per_replica)
-    return jax.tree_util.tree_unflatten(treedef, map(value_of, leaves)) if any(map(_is_variable, leaves)) else tree
+    return jax.tree_util.tree_unflatten(treedef, map(value_of, leaves)) if any(map(is_variable, leaves)) else tree
 
 
 def reduced_plain(op: ReduceOp, leaf: Leaf, axis: int | Sequence[int] | None, replicas: int) -> Leaf:
@@ -127,7 +127,7 @@ def _is_for_all(value: Leaf) -> bool:
 
 
 def _no_sum(leaf: Leaf, value: Leaf, replicas: int) -> str:
-    if _is_variable(leaf):
+    if is_variable(leaf):
         what = f"variable {name_of(leaf)!r}"
     else:
         what = "an array" if isinstance(value, jax.Array) else f"{type(value).__name__}: {value!r:.60}"
@@ -141,7 +141,3 @@ def _no_sum(leaf: Leaf, value: Leaf, replicas: int) -> str:
         f"Only per-replica values can be summed over replicas, got {what}. {why}: a sum would multiply it by "
         f"{replicas}."
     )
-
-
-def _is_variable(leaf: Leaf) -> bool:
-    return hasattr(leaf, "assign") and hasattr(leaf, "_value")

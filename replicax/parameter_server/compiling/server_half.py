@@ -17,7 +17,7 @@ from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import Home, home_of
 from replicax.program.jaxprs import evaluate, read
 from replicax.program.split import Part
-from replicax.variable_access import name_of
+from replicax.variable_access import dtype_of, name_of, shape_of
 
 
 class ServerHalf:
@@ -69,7 +69,7 @@ class ServerHalf:
 
     def _sent_for(self, result: int, output: int, shard: ShardId) -> SentValue:
         variable = self._step.written[output]
-        bounds, rows = home_of(variable).bounds[shard.number], tuple(variable._shape[:1])
+        bounds, rows = home_of(variable).bounds[shard.number], shape_of(variable)[:1]
         if result in self._tables:
             return SentValue(result, (0, rows[0]) if bounds is None else bounds, self._tables[result])
         has_rows = bounds is not None and self._step.split.sent[result].aval.shape[:1] == rows
@@ -88,7 +88,7 @@ class ServerHalf:
 
     def _new_value(self, output: int, shard: ShardId, state: dict[ShardId, Any], arrived: dict[SentValue, Any]) -> Any:
         part, variable = self._parts[output], self._step.written[output]
-        bounds, full = home_of(variable).bounds[shard.number], tuple(variable._shape[:1])
+        bounds, full = home_of(variable).bounds[shard.number], shape_of(variable)[:1]
         values, by_row = self._known(output, shard, state)
         rows = None if bounds is None else bounds[1] - bounds[0]
         looked_up = None
@@ -116,7 +116,7 @@ class ServerHalf:
 
     def _known(self, output: int, shard: ShardId, state: dict[ShardId, Any]) -> tuple[dict[Any, Any], set[Any]]:
         """Returns the values of the state that an update reads, and which of them have the variable's rows."""
-        part, shape = self._parts[output], tuple(self._step.written[output]._shape)
+        part, shape = self._parts[output], shape_of(self._step.written[output])
         values, by_row = dict(part.consts), set()
         for j, var in part.inputs.items():
             values[var] = state[self._needed_shard(j, output, shard)]
@@ -129,7 +129,7 @@ class ServerHalf:
     ) -> Any:
         variable = self._step.written[output]
         try:
-            evaluate_rows(part.equations, values, by_row, variable._shape[0], rows, first)
+            evaluate_rows(part.equations, values, by_row, shape_of(variable)[0], rows, first)
         except NotByRowsError as error:
             raise _not_by_rows(variable, str(error)) from error
         new = read(part.outvar, values)
@@ -161,7 +161,7 @@ class ServerHalf:
         state = list(part.inputs.values())
         (leaf,) = [self._step.split.sent[result] for result in part.sent if result in self._tables]
         others = [var for result, var in part.sent.items() if result not in self._tables]
-        rows = tuple(written._shape[:1])
+        rows = shape_of(written)[:1]
 
         def two_rows(var: Any) -> jax.ShapeDtypeStruct:
             has_rows = tuple(var.aval.shape[:1]) == rows
@@ -193,9 +193,9 @@ class ServerHalf:
     def _shard_shape(self, shard: ShardId) -> jax.ShapeDtypeStruct:
         everything = {home_of(v).number: v for v in [*self._step.variables, *self._step.written]}
         variable = everything[shard.variable]
-        bounds, shape = home_of(variable).bounds[shard.number], tuple(variable._shape)
+        bounds, shape = home_of(variable).bounds[shard.number], shape_of(variable)
         shape = shape if bounds is None else (bounds[1] - bounds[0], *shape[1:])
-        return jax.ShapeDtypeStruct(shape, jnp.dtype(variable._dtype))
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype_of(variable)))
 
     def _sent_shapes(self) -> list[Any]:
         tables = [sent for sent in self.sent if sent.table is not None]

@@ -20,7 +20,7 @@ from replicax.program.jaxprs import inlined
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure
 from replicax.program.split import Assigned, Split
-from replicax.variable_access import name_of
+from replicax.variable_access import array_of, name_of
 
 Specs = dict[int, tuple[Any, ...]]  # for each iterator, the ShapeDtypeStructs of a batch's arrays
 
@@ -220,7 +220,7 @@ def _lifted(fn: Callable[..., Any], *arguments: list[Any]) -> Program:
 
 
 def _spec(variable: Any) -> jax.ShapeDtypeStruct:
-    value = variable._value
+    value = array_of(variable)
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         raise VariableError(
             f"Variable {name_of(variable)!r} holds random keys, which servers cannot keep. Keep jax.random."

@@ -13,6 +13,7 @@ from replicax.parameter_server.compiling.tables import Table, evaluate_with_tabl
 from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import home_of
 from replicax.program.jaxprs import is_literal
+from replicax.variable_access import dtype_of, shape_of
 
 
 class WorkerHalf:
@@ -60,12 +61,12 @@ class WorkerHalf:
         leaves: set[int] = set()
         for j, written in enumerate(self._step.written):
             if written is variable:
-                leaves |= {i for i, leaf in split.part(j).sent.items() if leaf.aval.shape == tuple(variable._shape)}
+                leaves |= {i for i, leaf in split.part(j).sent.items() if leaf.aval.shape == shape_of(variable)}
         if len(leaves) != 1:
             return not leaves, None
         (leaf,) = leaves
         for j, written in enumerate(self._step.written):
-            if leaf in split.part(j).sent and tuple(written._shape) != tuple(variable._shape):
+            if leaf in split.part(j).sent and shape_of(written) != shape_of(variable):
                 return False, None
         return True, split.sent[leaf]
 
@@ -108,12 +109,12 @@ class WorkerHalf:
         found = []
         for i, table in self.tables.items():
             variable = self._step.variables[i]
-            home, shape = home_of(variable), tuple(variable._shape)
+            home, shape = home_of(variable), shape_of(variable)
             bounds = tuple((0, shape[0]) if bounds is None else bounds for bounds in home.bounds)
             numbers = tuple(self._index_vars.index(var) for var in table.indices)
             found.append(
                 PulledTable(
-                    home.servers, home.shards, bounds, shape, jnp.dtype(variable._dtype), table.capacity, numbers,
+                    home.servers, home.shards, bounds, shape, jnp.dtype(dtype_of(variable)), table.capacity, numbers,
                     tuple(table.indices.values()),
                 )
             )  # fmt: skip
