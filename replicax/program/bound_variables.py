@@ -1,0 +1,163 @@
+"""The variables of one program: what it does with each of them, and where their values are when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
+
+from replicax.errors import LayoutError
+from replicax.host import Host
+from replicax.program.buffers import own
+from replicax.program.global_view import GlobalView
+from replicax.program.handover import store_values
+from replicax.runtime.transfer import put
+from replicax.variable_access import VariableLike, array_of, layout_of, name_of
+from replicax.variables import lives_elsewhere
+
+
+class BoundVariables:
+    """The variables that a program reads and assigns, in the order in which it takes and returns their values.
+
+    Args:
+        read: Those that it reads.
+        written: Those that it assigns.
+        host: Runs the program.
+        replicas: How many replicas take part.
+        view: See `Program`.
+
+    Attributes:
+        updated: Those that it reads and overwrites: their buffers are given to the program.
+        constant: The others that it reads.
+        written: Those that it assigns, the updated ones first.
+
+    Raises:
+        LayoutError: Variables prescribe layouts over different devices.
+    """
+
+    def __init__(
+        self,
+        read: Sequence[VariableLike],
+        written: Sequence[VariableLike],
+        host: Host,
+        replicas: int,
+        view: GlobalView | None,
+    ):
+        self._host, self._replicas, self._view = host, replicas, view
+        self._is_partial = replicas != host.num_replicas_in_sync
+        assigned = {id(variable) for variable in written}
+        # On a sub-mesh the inputs are views of buffers that other replicas keep: those are not ours to give away.
+        self.updated = [variable for variable in read if not self._is_partial and id(variable) in assigned]
+        updated = {id(variable) for variable in self.updated}
+        # JAX gives the first result of a shape the first donated buffer of that shape. In this order each variable
+        # gets its own back; in any other XLA would have to copy.
+        self.written = [*self.updated, *(variable for variable in written if id(variable) not in updated)]
+        self.constant = [variable for variable in read if id(variable) not in updated]
+        self._elsewhere = [variable for variable in read if lives_elsewhere(variable)]
+        self._here = [variable for variable in self.updated if not lives_elsewhere(variable)]
+        self._mesh = _mesh_of_layouts(read)
+        # Empty where nothing places values: variables are left where they are.
+        shardings = [(variable, self.sharding(variable)) for variable in read]
+        self._placements = [(variable, sharding) for variable, sharding in shardings if sharding is not None]
+
+    def sharding(self, variable: VariableLike) -> Sharding | None:
+        """Returns where a variable's value is at the beginning and the end of the program; None leaves it to JAX."""
+        layout = layout_of(variable)
+        if layout is not None:
+            return layout
+        sharding = self._sharding_by_host(variable)
+        if sharding is None and self._mesh is not None:
+            return _sharding_beside_layouts(array_of(variable), self._mesh)
+        return sharding
+
+    def _sharding_by_host(self, variable: VariableLike) -> Sharding | None:
+        if self._view is not None:
+            return self._view.sharding_of(variable)
+        return self._host.placement.program_sharding(variable, self._replicas)
+
+    def fetched(self) -> dict[int, jax.Array]:
+        """Returns the values of the variables that live elsewhere, by `id`; the program may overwrite its own."""
+        if not self._elsewhere:
+            return {}
+        updated = set(map(id, self.updated))
+        arrays = {id(each): array_of(each) for each in self._elsewhere}
+        return {key: jnp.copy(array) if key in updated else array for key, array in arrays.items()}
+
+    def inputs(self, fetched: Mapping[int, jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Returns the values of the updated variables, which the program may overwrite, and of the constant ones.
+
+        Args:
+            fetched: What `fetched` has returned.
+        """
+        if self._is_partial:
+            return [], self._loaded(self._placements)
+        self._place()
+        own(self._here)
+        return _values(self.updated, fetched), _values(self.constant, fetched)
+
+    def _place(self) -> None:
+        """Moves variables onto the mesh that are not there yet: they are new, or were assigned outside of a program."""
+        new: list[tuple[VariableLike, Sharding]] = []
+        for placement in self._placements:
+            value, sharding = array_of(placement[0]), placement[1]
+            if (value.sharding is not sharding and value.sharding != sharding) or not value.committed:
+                new.append(placement)
+        if new:
+            # Also where a function is being traced: a variable outlives the trace.
+            with jax.ensure_compile_time_eval():
+                values = self._loaded(new)
+            store_values([variable for variable, _ in new], values)
+
+    def _loaded(self, placements: Sequence[tuple[VariableLike, Sharding]]) -> list[jax.Array]:
+        """Returns the values of variables at their shardings, those that the host places all at once."""
+        hosts = [variable for variable, _ in placements if self._is_placed_by_host(variable)]
+        homes = None if self._view is None else list(map(self._view.sharding_of, hosts))
+        values = iter(self._host.placement.load(hosts, self._replicas, homes))
+        return [
+            next(values) if self._is_placed_by_host(variable) else put(array_of(variable), sharding)
+            for variable, sharding in placements
+        ]
+
+    def _is_placed_by_host(self, variable: VariableLike) -> bool:
+        return layout_of(variable) is None and self._sharding_by_host(variable) is not None
+
+
+def _sharding_beside_layouts(value: jax.Array, mesh: Mesh | AbstractMesh) -> Sharding | None:
+    """Returns where a variable without a layout lives in a program that has variables over a mesh.
+
+    One that lives nowhere in particular (a step counter) is copied to all of it; one that is there already stays as
+    it is. Left alone, XLA would choose, and the program (and others) would be compiled once more.
+    """
+    if not value.committed:
+        return NamedSharding(mesh, PartitionSpec())
+    return value.sharding if value.sharding.device_set == set(mesh.devices.flat) else None
+
+
+def _mesh_of_layouts(variables: Sequence[VariableLike]) -> Mesh | AbstractMesh | None:
+    """Returns the mesh of the variables that have a layout, None if there are none.
+
+    Raises:
+        LayoutError: They live over different devices: no one program can use them.
+    """
+    first: tuple[VariableLike, Mesh | AbstractMesh] | None = None
+    for variable in variables:
+        layout = layout_of(variable)
+        if layout is None:
+            continue
+        if first is None:
+            first = variable, layout.mesh
+        elif layout.mesh.devices.flatten().tolist() != first[1].devices.flatten().tolist():
+            raise LayoutError(
+                f"A function uses variables of different devices: {name_of(first[0])!r} lives over {first[1]!r}, "
+                f"{name_of(variable)!r} over {layout.mesh!r}. One program runs on one set of devices."
+            )
+    return None if first is None else first[1]
+
+
+def _values(variables: Sequence[VariableLike], fetched: Mapping[int, jax.Array]) -> list[jax.Array]:
+    if not fetched:
+        return [array_of(variable) for variable in variables]
+    known = map(fetched.get, map(id, variables))
+    return [array_of(variable) if value is None else value for variable, value in zip(variables, known, strict=True)]

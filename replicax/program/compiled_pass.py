@@ -1,0 +1,232 @@
+"""One traced pass of a function as a compiled program, and its calls.
+
+A call places the variables, gives the compiled function their values, and stores what it returns. A step on fewer
+replicas than the strategy has runs in the processes that have these replicas; its results are sent to the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import jax
+import numpy as np
+
+import replicax.health as health
+from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
+from replicax.errors import ProgramError
+from replicax.host import CompiledStep, host_of
+from replicax.program.bound_variables import BoundVariables
+from replicax.program.captured import captured_error
+from replicax.program.global_view import GlobalView
+from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
+from replicax.program.host_calls import HostCalls
+from replicax.program.pytrees import Structure
+from replicax.program.results import mark, marked_with
+from replicax.program.tracing import Pass
+from replicax.runtime import turns
+from replicax.typing import PyTree
+
+Arrays: TypeAlias = Sequence[jax.Array]
+#: Values of the updated variables, values of the others, donated arguments, other arguments.
+Inputs: TypeAlias = tuple[list[jax.Array], list[jax.Array], list[jax.Array], Arrays]
+#: New values of the variables, and the result's arrays.
+Outputs: TypeAlias = tuple[list[jax.Array], list[jax.Array]]
+
+
+@dataclasses.dataclass
+class Returned:
+    """What is known of the result of a traced function.
+
+    Attributes:
+        structure: How it is rebuilt from arrays.
+        counted: Which of the arrays are results of a `run`: pairs of position and replicas.
+        passed: Which of them are arguments: pairs of the two positions.
+        asked: Arguments of which it matters how many replicas returned them, and the number that the pass is for.
+    """
+
+    structure: Structure
+    counted: list[tuple[int, int]]
+    passed: list[tuple[int, int]]
+    asked: dict[int, int | None]
+
+
+class CompiledPass:
+    """A traced pass as a compiled program.
+
+    Args:
+        name: The function's name.
+        traced: The pass.
+        donate: Which of the arguments the caller gives away.
+        view: See `Program`.
+
+    Attributes:
+        traced: The pass.
+        returned: What is known of the result.
+        strategy: The strategy that the program runs under, None without one.
+        variables: The variables.
+        compiled: The function of `Inputs` that returns `Outputs`.
+    """
+
+    def __init__(self, name: str, traced: Pass, donate: Sequence[bool], view: GlobalView | None):
+        assert traced.function is not None
+        self._name, self._function, self._donate, self._view = name, traced.function, list(donate), view
+        self._any_donated = any(donate)
+        frame = traced.frame
+        self.traced = traced
+        self.returned: Returned = frame.returned
+        self.strategy, self._host = frame.strategy, host_of(frame.strategy)
+        all_replicas = self._host.num_replicas_in_sync
+        self._replicas = (frame.replicas or all_replicas) if frame.strategy is not None else all_replicas
+        self._is_partial = self._replicas != all_replicas
+        placement = self._host.placement
+        #: Whether a device of this process is among those that the program runs on.
+        self._takes_part = not self._is_partial or placement.takes_part(self._replicas)
+        self._host_calls = HostCalls(name, self._function.program)
+        self.variables = BoundVariables(
+            self._function.read, self._function.written, self._host, self._replicas, self._view
+        )
+        self.compiled = self._jit()
+        self._calls = health.Calls(name, placement.spans_processes)
+
+    def _jit(self) -> CompiledStep:
+        variables = self.variables
+
+        def pure(
+            updated: list[jax.Array], constant: list[jax.Array], donated: list[jax.Array], kept: list[jax.Array]
+        ) -> Outputs:
+            values = dict(zip(map(id, variables.updated), updated, strict=True))
+            values |= zip(map(id, variables.constant), constant, strict=True)
+            new_values, leaves = self._function(values, self._merged(donated, kept))
+            return [new_values[id(variable)] for variable in variables.written], leaves
+
+        pure.__name__ = pure.__qualname__ = self._name
+        if self._host.cuts_steps:
+            taken = [*variables.updated, *variables.constant]
+            return self._host.compile_cut(pure, taken, variables.written, self._replicas)
+        # Where some devices belong to other processes, each of these must be able to read the results.
+        is_read_everywhere = self._is_partial or self._view is not None
+        results = self._host.placement.result_sharding(self._replicas) if is_read_everywhere else None
+        out_shardings = ([variables.sharding(variable) for variable in variables.written], results)
+        # A function of the host may fail when the program has begun: the old values are kept until it has ended.
+        donate = () if self._is_partial else (2,) if self._host_calls else (0, 2)
+        return jax.jit(pure, donate_argnums=donate, out_shardings=out_shardings)
+
+    def __call__(self, arrays: Arrays) -> PyTree:
+        """Runs the program, updates the variables and returns the result."""
+        self._check_caller(arrays)
+        with self._calls.one() as call:
+            fetched = self.variables.fetched()
+            if self._host_calls:
+                with turns.of_thread(), self._host_calls.watched(): return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
+            with turns.of_thread(), turns.DISPATCH: return self._run(arrays, fetched, call)  # noqa: E701  # fmt: skip
+
+    def lower(self, arrays: Arrays) -> jax.stages.Lowered:
+        """Returns the program as JAX lowers it."""
+        return self.compiled.lower(*self._inputs(arrays, self.variables.fetched()))
+
+    def _check_caller(self, arrays: Arrays) -> None:
+        if self.variables.written and (is_tracing() or any(isinstance(array, jax.core.Tracer) for array in arrays)):
+            raise ProgramError(
+                "A function that assigns variables was called inside a function that JAX traces (jax.jit, jax.grad, "
+                "...). Decorate the outer function with @rx.function instead."
+            )
+        if self.variables.constant and is_tracing() and is_kept_by_jax():
+            raise ProgramError(
+                f"{self._name!r} reads variables ({shown_names(self.variables.constant)}) and was called inside a "
+                "function that JAX compiles (jax.jit, or the body of jax.lax.scan, cond, ...), which would keep the "
+                "values that they have now for ever. Decorate the outer function with @rx.function instead of jax.jit, "
+                "or pass the values in as arguments."
+            )
+
+    def _run(self, arrays: Arrays, fetched: Mapping[int, jax.Array], call: health.Call | None) -> PyTree:
+        with turns.DISPATCH: inputs = self._inputs(arrays, fetched)  # noqa: E701  # fmt: skip
+        try:
+            if call is not None:
+                call.prepare((lambda: self.compiled.lower(*inputs)) if self._takes_part else None)
+            new_values, leaves = self._called(inputs)
+        except BaseException as error:
+            explain_loss(error, self.variables.updated, inputs[0])
+            explain_devices(error, self._name)
+            told = captured_error(error)
+            if told is not None:
+                raise told from None
+            raise
+        if call is not None:
+            call.sent(next(iter([*new_values[:1], *leaves[:1]]), None))
+        if self._is_partial:
+            return self._store_partial(leaves, new_values, arrays)
+        if self.returned.counted or self.returned.passed:
+            self._mark(leaves, arrays)
+        return self.returned.structure.rebuild(leaves)
+
+    def _inputs(self, arrays: Arrays, fetched: Mapping[int, jax.Array]) -> Inputs:
+        if self._is_partial:
+            arrays = [self._host.placement.shrunk(array, self._replicas) for array in arrays]
+        donated: list[jax.Array] = []
+        kept = arrays
+        if self._any_donated:
+            donated = [array for array, flag in zip(arrays, self._donate, strict=True) if flag]
+            kept = [array for array, flag in zip(arrays, self._donate, strict=True) if not flag]
+        updated, constant = self.variables.inputs(fetched)
+        return updated, constant, donated, kept
+
+    def _merged(self, donated: Arrays, kept: Arrays) -> list[jax.Array]:
+        given, others = iter(donated), iter(kept)
+        return [next(given) if flag else next(others) for flag in self._donate]
+
+    def _called(self, inputs: Inputs) -> Outputs:
+        """Runs the program and stores the new values, unless they have to be sent to other devices first."""
+        if not self._takes_part:
+            return self._placeholders(inputs)
+        if self._is_partial:
+            with turns.DISPATCH: return self.compiled(*inputs)  # type: ignore[no-any-return]  # noqa: E701  # fmt: skip
+        with turns.DISPATCH: program, given, results_of = staged(self.compiled, inputs)  # noqa: E701  # fmt: skip
+
+        def keep(returned: PyTree) -> Outputs:
+            new_values, leaves = results_of(returned)
+            if self._host_calls:
+                self._host_calls.wait((new_values, leaves))
+            store_values(self.variables.written, new_values)
+            return new_values, leaves
+
+        outputs: Outputs = run_and_keep(_in_turn(program) if self._host_calls else program, given, keep)
+        return outputs
+
+    def _placeholders(self, inputs: Inputs) -> Outputs:
+        """Returns what the program returns elsewhere, with other numbers; its real results are sent here."""
+        outputs: Outputs = jax.tree_util.tree_map(
+            lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(self.compiled, *inputs)
+        )
+        return outputs
+
+    def _store_partial(self, leaves: list[jax.Array], new_values: list[jax.Array], arrays: Arrays) -> PyTree:
+        if self._host_calls:
+            self._host_calls.wait((new_values, leaves))
+        with turns.DISPATCH: return self._stored_partial(leaves, new_values, arrays)  # noqa: E701  # fmt: skip
+
+    def _stored_partial(self, leaves: list[jax.Array], new_values: list[jax.Array], arrays: Arrays) -> PyTree:
+        placement = self._host.placement
+        stored = placement.stored(self.variables.written, new_values)
+        leaves = list(placement.spread(leaves))
+        self._mark(leaves, arrays)
+        result = placement.rejoined(self.returned.structure.rebuild(leaves), self._replicas)
+        store_values(self.variables.written, stored)
+        return result
+
+    def _mark(self, leaves: Arrays, arrays: Arrays) -> None:
+        """Notes on the results which of them are those of a `run`, in the program or before it."""
+        for i, replicas in self.returned.counted:
+            mark(leaves[i], replicas)
+        for i, argument in self.returned.passed:
+            mark(leaves[i], marked_with(arrays[argument]))
+
+
+def _in_turn(program: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Returns the call of a program that is waited for afterwards, without its turn."""
+
+    def call(*inputs: PyTree) -> PyTree:
+        with turns.DISPATCH: return program(*inputs)  # noqa: E701  # fmt: skip
+
+    return call
