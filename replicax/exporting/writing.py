@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -109,7 +109,8 @@ class _ExportedFunction:
         self._arguments, leaves = flattened((list(self.args), self.kwargs), is_value)
         self._inputs = [_abstract(leaf) for leaf in leaves]
         program = _program(fn, self._arguments, self._inputs)
-        self._jitted, self._assigned, self._read = program.parts()
+        compiled, self._assigned, self._read = program.parts()
+        self._jitted = cast(jax.stages.Wrapped, compiled)  # No strategy has cut it.
         self._variables = [*self._assigned, *self._read]
         _check_updated(program, self._assigned)
         results = program.result

@@ -181,7 +181,8 @@ class CompiledPass:
         if not self._takes_part:
             return self._placeholders(inputs)
         if self._is_partial:
-            with turns.DISPATCH: return self.compiled(*inputs)  # type: ignore[no-any-return]  # noqa: E701  # fmt: skip
+            with turns.DISPATCH: outputs: Outputs = self.compiled(*inputs)  # noqa: E701  # fmt: skip
+            return outputs
         with turns.DISPATCH: program, given, results_of = staged(self.compiled, inputs)  # noqa: E701  # fmt: skip
 
         def keep(returned: PyTree) -> Outputs:
@@ -191,7 +192,7 @@ class CompiledPass:
             store_values(self.variables.written, new_values)
             return new_values, leaves
 
-        outputs: Outputs = run_and_keep(_in_turn(program) if self._host_calls else program, given, keep)
+        outputs = run_and_keep(_in_turn(program) if self._host_calls else program, given, keep)
         return outputs
 
     def _placeholders(self, inputs: Inputs) -> Outputs:

@@ -60,7 +60,7 @@ class Program:
         self,
         get_fn: Callable[[], PyTreeFunction],
         structure: Structure,
-        arrays: Arrays,
+        arrays: Sequence[jax.Array | jax.ShapeDtypeStruct],
         donate: Sequence[bool],
         replicas: int | None,
         view: GlobalView | None = None,
@@ -79,7 +79,7 @@ class Program:
     def _name(self) -> str:
         return getattr(self._get_fn(), "__name__", "program")
 
-    def _trace(self, name: str, arrays: Arrays, replicas: int | None) -> list[Pass]:
+    def _trace(self, name: str, arrays: Sequence[jax.Array | jax.ShapeDtypeStruct], replicas: int | None) -> list[Pass]:
         argument_counts = [marked_with(array) for array in arrays]
 
         def new_frame(outside: object, arrays: Arrays) -> ProgramFrame:

@@ -79,7 +79,7 @@ class Pass:
 def trace_function(
     name: str,
     call: Callable[[ProgramFrame, Sequence[jax.Array]], list[jax.Array]],
-    arrays: Sequence[jax.Array],
+    arrays: Sequence[jax.Array | jax.ShapeDtypeStruct],
     new_frame: Callable[[object, Sequence[jax.Array]], ProgramFrame],
 ) -> list[Pass]:
     """Traces a function; again if variables were created on the way, for then it may do something else next time.
