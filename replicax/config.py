@@ -1,6 +1,6 @@
 """Settings of the process: virtual devices and eager execution."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from replicax.context import run_eagerly, runs_eagerly
 from replicax.migration import not_found
@@ -10,5 +10,5 @@ __all__ = ["run_eagerly", "runs_eagerly", "set_virtual_devices"]
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         raise not_found(__name__, name)

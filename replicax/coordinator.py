@@ -1,6 +1,6 @@
 """`rx.coordinator`: scheduling functions on the workers of a `ParameterServerStrategy`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from replicax.migration import not_found
 from replicax.parameter_server.compiling.traced_step import current_worker_index as get_current_worker_index
@@ -25,5 +25,5 @@ __all__ = [
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         raise not_found(__name__, name)

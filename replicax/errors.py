@@ -3,13 +3,12 @@
 Each class derives from `ReplicaxError` and from the built-in exception that a caller would expect (`ValueError` for
 a bad value, `RuntimeError` for a call in the wrong place, ...), so both `except rx.ReplicaxError` and ordinary
 handlers work. A message states the rule, shows the offending value and names the way out. Exceptions survive
-pickling, because they travel between processes.
+pickling, since they travel between processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 
 class ReplicaxError(Exception):
@@ -17,7 +16,7 @@ class ReplicaxError(Exception):
 
 
 class DeviceError(ReplicaxError, ValueError):
-    """A device was asked for that does not exist, is named twice, or cannot be configured any more."""
+    """A device does not exist, is named twice, or cannot be configured any more."""
 
 
 class ContextError(ReplicaxError, RuntimeError):
@@ -33,10 +32,10 @@ class ArgumentError(ReplicaxError, TypeError, ValueError):
 
 
 class AbsentNameError(ReplicaxError, AttributeError):
-    """An attribute was asked for that TensorFlow has and replicax has under another name, or not at all.
+    """An attribute exists in TensorFlow, and in replicax under another name or not at all.
 
     Attributes:
-        owner: What was asked, such as `"module 'replicax'"`.
+        owner: The object that lacks it, such as `"module 'replicax'"`.
         name: The attribute.
         advice: What to use instead.
     """
@@ -45,12 +44,12 @@ class AbsentNameError(ReplicaxError, AttributeError):
         self.owner, self.advice = owner, advice
         super().__init__(f"{owner} has no attribute {name!r}. {advice}".rstrip(), name=name)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.owner, self.name, self.advice)
 
 
 class ReduceError(ReplicaxError, ValueError):
-    """A reduction was asked for that has no meaning: unknown op, bad axis, or a value that is already reduced."""
+    """A reduction has no meaning: the op is unknown, the axis is wrong, or the value is reduced already."""
 
 
 class ReplicaShapeError(ReplicaxError, ValueError):
@@ -58,7 +57,7 @@ class ReplicaShapeError(ReplicaxError, ValueError):
 
 
 class BatchError(ReplicaxError, ValueError):
-    """A global batch cannot be split: it has no rows, its leaves disagree, or it changed its structure."""
+    """A global batch cannot be split: it has no rows, its leaves disagree, or its structure has changed."""
 
 
 class VariableError(ReplicaxError, ValueError):
@@ -66,54 +65,54 @@ class VariableError(ReplicaxError, ValueError):
 
 
 class LayoutError(ReplicaxError, ValueError):
-    """A layout names an axis that does not exist, does not fit its variable, or fits none at all."""
+    """A layout names an axis that does not exist, or does not fit its variable."""
 
 
 class MeshError(ReplicaxError, ValueError):
-    """A mesh's dimensions are not well-formed, do not multiply to its devices, or do not have the name asked for."""
+    """A mesh's dimensions are malformed, do not multiply to its number of devices, or lack the requested name."""
 
 
 class TensorError(ReplicaxError, TypeError, ValueError):
-    """A tensor cannot be packed, unpacked or laid out as asked: wrong kind, number, shape or dtype of components."""
+    """A tensor cannot be packed, unpacked or laid out: its components have a wrong kind, number, shape or dtype."""
 
 
 class CheckpointError(ReplicaxError, ValueError):
-    """A checkpoint cannot be written, is not there, is incomplete, or does not match the objects it is for."""
+    """A checkpoint cannot be written, does not exist, is incomplete, or does not match its objects."""
 
 
 class UnmatchedError(CheckpointError, AssertionError):
-    """A restore left out, or left waiting, what its status was asked to vouch for."""
+    """A restore has not restored everything that its status must guarantee."""
 
 
 class ExportError(ReplicaxError, ValueError):
-    """A function cannot be exported, or what was exported cannot be loaded."""
+    """A function cannot be exported, or an exported function cannot be loaded."""
 
 
 class ClusterError(ReplicaxError, ValueError):
-    """The description of a cluster is malformed, contradicts itself, or does not fit what it is used for.
+    """The description of a cluster is malformed, contradicts itself, or does not fit its use.
 
     Attributes:
         field: What is wrong, such as `"TF_CONFIG task.index"` or the name of an environment variable.
-        value: What it holds; None if it is missing. Anything but plain data is kept as its `repr`.
+        value: Its value; None if it is missing. Anything but plain data is stored as its `repr`.
         problem: The rule that it breaks.
         cure: What to do.
     """
 
-    def __init__(self, field: str, value: Any = None, problem: str = "is malformed", cure: str = ""):
+    def __init__(self, field: str, value: object = None, problem: str = "is malformed", cure: str = ""):
         self.field = field
         plain = value is None or isinstance(value, (bool, int, float, str))
-        self.value = value if plain else repr(value)
+        self.value: object = value if plain else repr(value)
         self.problem = problem
         self.cure = cure
-        shown = repr(self.value) if plain else self.value
+        shown = repr(value)
         got = "" if value is None else f", got {shown if len(shown) <= 200 else shown[:200] + '...'}"
         super().__init__(f"{field} {problem}{got}. {cure}".rstrip())
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self)._again, (str(self), vars(self))
 
     @classmethod
-    def _again(cls, message: str, attributes: dict[str, Any]) -> ClusterError:
+    def _again(cls, message: str, attributes: dict[str, object]) -> ClusterError:
         error = cls.__new__(cls)
         error.args = (message,)
         vars(error).update(attributes)
@@ -121,17 +120,17 @@ class ClusterError(ReplicaxError, ValueError):
 
 
 class LaunchError(ReplicaxError, ValueError):
-    """A local cluster cannot be started as asked, or a manifest for a real one cannot be written."""
+    """A local cluster cannot be started, or a manifest for a real one cannot be written."""
 
 
 class WorkersFailedError(ReplicaxError, AssertionError):
-    """A function that `rx.testing` ran in several processes failed in one of them, or was not done in time.
+    """A function that `rx.testing` ran in several processes failed in one of them, or took too long.
 
     Attributes:
         function: Its name.
         problem: What happened.
-        logs: By worker, the end of what it printed; if the time was up, its stacks among it.
-        timed_out: Whether the time was up.
+        logs: For each worker the end of its output; after a timeout it contains the stacks.
+        timed_out: Whether it took too long.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class WorkersFailedError(ReplicaxError, AssertionError):
         shown = [f"\n\n----- {worker} -----\n{log or '(it printed nothing)'}" for worker, log in self.logs.items()]
         super().__init__(f"{function} {problem}.{''.join(shown)}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.function, self.problem, self.logs, self.timed_out)
 
 
@@ -150,12 +149,12 @@ class ProgramError(ReplicaxError, RuntimeError):
 
 
 class ProgramMismatchError(ProgramError):
-    """Two workers were about to run different programs, and would have waited in them for each other for ever.
+    """Two workers were about to run different programs, and would have waited for each other for ever.
 
     Attributes:
-        exit_code: How a process ends that nobody catches it in: 72, `rx.exit_codes.ExitCode.DIVERGED`.
+        exit_code: The exit code of a process that does not catch it: 72, `rx.exit_codes.ExitCode.DIVERGED`.
         worker: Name of this worker.
-        function: Name of the function that it was about to run.
+        function: Name of its function.
         fingerprint: Hash of the program.
         other_worker: Name of the other worker.
         other_function: Name of its function.
@@ -182,11 +181,11 @@ class ProgramMismatchError(ProgramError):
             f"The workers' programs differ, at number {index + 1}: {worker} is about to run {function!r} (fingerprint "
             f"{fingerprint or 'none'}), {other_worker} {other_function!r} ({other_fingerprint or 'none'}). All workers "
             "must call the same functions in the same order, with arguments of the same shapes, and close over the "
-            "same arrays. Look for what depends on the worker: its index, its data, random choices, different versions "
-            "of the script. (JAX_LOG_COMPILES=1 shows the programs.)"
+            "same arrays. Look for code that depends on the worker: its index, its data, random choices, different "
+            "versions of the script. (JAX_LOG_COMPILES=1 shows the programs.)"
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         mine, theirs = (self.worker, self.function, self.fingerprint), (self.other_worker, self.other_function)
         return type(self), (*mine, *theirs, self.other_fingerprint, self.index)
 
@@ -195,12 +194,12 @@ class ValuesMismatchError(ProgramMismatchError):
     """Two workers were about to exchange values that do not belong together, such as those of different variables.
 
     Attributes:
-        what: What the values are.
+        what: The kind of values.
         worker: Name of a worker.
         value: Name, shape and dtype of its value; empty if it has no more.
         other_worker: Name of another worker.
-        other_value: The same of its value.
-        index: How many values before it belong together.
+        other_value: Name, shape and dtype of that worker's value.
+        index: How many values before this one belong together.
     """
 
     def __init__(
@@ -216,18 +215,18 @@ class ValuesMismatchError(ProgramMismatchError):
         self.what, self.value, self.other_value = what, value, other_value
         self.args = (
             f"The workers have different {what}, at number {index + 1}: {worker} has {value or 'no more'}, "
-            f"{other_worker} has {other_value or 'no more'}. They are matched by their order, so each worker must have "
-            "the same ones, of the same names, shapes and dtypes, in the same order; otherwise one would get the value "
-            "of another. Look for what depends on the worker: iteration over a set, its index, its data, code behind "
+            f"{other_worker} has {other_value or 'no more'}. Their order matches them, so each worker must have "
+            "the same names, shapes and dtypes in the same order; otherwise one would get the value of another. Look "
+            "for code that depends on the worker: iteration over a set, its index, its data, code behind "
             "`if strategy.is_chief`, different versions of the script.",
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.what, self.worker, self.value, self.other_worker, self.other_value, self.index)
 
 
 class TracedValueError(ProgramError):
-    """Python asked for the number in an array while the function was being traced, when there is none yet."""
+    """Python needs the value of an array while the function is being traced, when there is none yet."""
 
 
 class ReplicaDivergenceError(ReplicaxError, ValueError):
@@ -235,7 +234,7 @@ class ReplicaDivergenceError(ReplicaxError, ValueError):
 
     Attributes:
         variable: Name (or Keras path) of the variable.
-        reason: Why the value may differ, where that is not simply because of this replica's data; None otherwise.
+        reason: Why the value may differ; None if it simply depends on this replica's data.
     """
 
     def __init__(self, variable: str, reason: str | None = None):
@@ -249,17 +248,17 @@ class ReplicaDivergenceError(ReplicaxError, ValueError):
             "('sum', 'mean' or 'only_first_replica') that says how to combine the replicas' values."
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.variable, self.reason)
 
 
 class WorkersDisagreeError(ReplicaxError, ValueError):
-    """Workers that train in step do something different.
+    """Workers that train synchronously do different things.
 
     Attributes:
-        exit_code: How a process ends that nobody catches it in: 72, `rx.exit_codes.ExitCode.DIVERGED`.
+        exit_code: The exit code of a process that does not catch it: 72, `rx.exit_codes.ExitCode.DIVERGED`.
         what: What differs, such as `"logs"`.
-        found: By worker, what it has and others lack.
+        found: For each worker what it has and others lack.
     """
 
     exit_code = 72
@@ -268,11 +267,12 @@ class WorkersDisagreeError(ReplicaxError, ValueError):
         self.what, self.found = what, dict(found or {})
         told = "; ".join(f"{worker} alone or with some others: {', '.join(own)}" for worker, own in self.found.items())
         super().__init__(
-            f"All workers must have the same {what}, but they differ. {told}. Every worker runs the same program: look "
-            "for code that runs on some of them only, such as a callback or a metric behind `if strategy.is_chief`."
+            f"All workers must have the same {what}, but they differ. {told}. Every worker must run the same program: "
+            "look for code that runs on only some of them, such as a callback or a metric behind `if "
+            "strategy.is_chief`."
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.what, self.found)
 
 
@@ -280,10 +280,10 @@ class ClusterTimeoutError(ReplicaxError, TimeoutError):
     """The processes of a cluster did not find each other in time at its start.
 
     Attributes:
-        process: What this process is called, such as `"worker:1 at 10.0.0.2:2222"`.
+        process: Name of this process, such as `"worker:1 at 10.0.0.2:2222"`.
         timeout_s: How long it waited, in seconds.
-        missing: What those are called that did not come, as far as they are known here.
-        address: Where they meet: the address of process 0.
+        missing: Names of the processes that are known to be missing.
+        address: The address of process 0, where they meet.
         note: What else is known.
     """
 
@@ -299,7 +299,7 @@ class ClusterTimeoutError(ReplicaxError, TimeoutError):
             "wait longer (a strategy's `start_timeout`)."
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.process, self.timeout_s, self.missing, self.address, self.note)
 
 
@@ -309,9 +309,9 @@ class BarrierTimeoutError(ReplicaxError, TimeoutError):
     Attributes:
         barrier: Name of the barrier.
         timeout_ms: How long it waits, in milliseconds.
-        client: Number of the client that waited.
-        missing: Numbers of the clients that had not come, as far as they are known here.
-        late: Whether it was this client that came after the others had given up.
+        client: Id of the client that waited.
+        missing: Ids of the clients that are known to be missing.
+        late: Whether this client came after the others had given up.
     """
 
     def __init__(
@@ -326,23 +326,25 @@ class BarrierTimeoutError(ReplicaxError, TimeoutError):
             happened = f"Client {client} came to barrier {barrier!r} after the others had given up waiting there."
         else:
             absent = f"client(s) {', '.join(map(str, missing))}" if missing else "the others"
-            happened = f"Client {client} waited {timeout_ms} ms at barrier {barrier!r} for {absent}, in vain."
+            happened = (
+                f"Client {client} waited {timeout_ms} ms at barrier {barrier!r} for {absent}, which did not come."
+            )
         super().__init__(
             f"{happened} All clients of the mesh must call the same barriers in the same order: look at the log of "
             "those that did not come. If they are only slow, give all of them a longer `timeout_in_ms`. After this "
             "error the name cannot be used again."
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.barrier, self.timeout_ms, self.client, self.missing, self.late)
 
 
 class EndOfDataError(BatchError):
-    """A batch was asked for where there was none any more: by a scheduled step, or of an `Optional` without a value."""
+    """There is no batch any more, for a scheduled step or in an `Optional` without a value."""
 
 
 class CancelledError(ReplicaxError, RuntimeError):
-    """A scheduled function was not run, because another one failed before its turn came; schedule it again."""
+    """A scheduled function did not run, because another one failed before. Schedule it again."""
 
 
 class WorkerLostError(ReplicaxError, RuntimeError):
@@ -366,5 +368,5 @@ class RemoteError(ReplicaxError, RuntimeError):
         self.name, self.words = name, words
         super().__init__(f"On another process, {name} was raised:\n\n{words}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.name, self.words)

@@ -1,19 +1,19 @@
-"""The exit codes of a worker, of `replicax run`, and what each asks of whoever started the process.
+"""The exit codes of a worker and of `replicax run`, and what each means for a restart.
 
-| Code | Name | Who ends so | Is a restart of use? |
+| Code | Name | Who ends so | Does a restart help? |
 | --- | --- | --- | --- |
 | 0 | `OK` | the job did what it should | no |
 | 1 | `FAILED` | the script raised | yes |
 | 2 | `USAGE` | wrong options or settings | no: they would be wrong again |
-| 70 | `STALLED` | the watchdog: a worker made no progress for too long | yes |
-| 71 | `PEER_LOST` | a worker that cannot go on because another one is gone | yes |
+| 70 | `STALLED` | all workers, when one made no progress for too long | yes |
+| 71 | `PEER_LOST` | a worker that cannot go on because another one has gone | yes |
 | 72 | `DIVERGED` | workers that were about to run different programs | no: the script is wrong |
-| 75 | `RESUME` | a worker that was told to go (SIGTERM), saved, and wants to be resumed | yes; it is no failure |
+| 75 | `RESUME` | a worker that was preempted (SIGTERM), saved, and wants to be resumed | yes; it is not a failure |
 | 128 + n | | a process that signal n ended: 130 Ctrl-C, 134 abort, 137 kill, 139 segfault, 143 SIGTERM | yes |
 
-75 is `EX_TEMPFAIL` of the BSD system, which schedulers know as "try again later". The other numbers lie among the same
-system's, where shells and test tools put nothing. They are part of the public interface: batch scripts and Kubernetes
-policies name them (`replicax template`).
+75 is `EX_TEMPFAIL` of BSD, which schedulers know as "try again later". The other numbers are in the same range, which
+shells and test tools do not use. They are part of the public interface: batch scripts and Kubernetes policies name them
+(`replicax template`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from __future__ import annotations
 import enum
 import signal
 
-_SIGNALS = 128  # A shell reports a process that signal n ended as 128 + n.
+_SIGNALS = 128  # A shell reports 128 + n for a process that signal n ended.
 
 
 class ExitCode(enum.IntEnum):
-    """How a process of a job ends on purpose; `replicax.exit_codes` explains each."""
+    """The exit codes that a process of a job chooses; `replicax.exit_codes` explains each."""
 
     OK = 0
     FAILED = 1
@@ -54,17 +54,17 @@ def from_signal(number: int) -> int:
 
 
 def from_returncode(returncode: int) -> int:
-    """Returns the exit code for what `subprocess` reports, where -n means signal n."""
+    """Returns the exit code for a return code of `subprocess`, where -n means signal n."""
     return from_signal(-returncode) if returncode < 0 else returncode
 
 
 def is_restartable(code: int) -> bool:
-    """Returns whether the same job, started again, may end better."""
+    """Returns whether the same job may succeed when it is started again."""
     return code not in _FINAL
 
 
 def describe(code: int) -> str:
-    """Returns what an exit code means, in a few words.
+    """Returns the meaning of an exit code in a few words.
 
     >>> describe(75), describe(137), describe(3)
     ('exit code 75: saved, to be resumed', 'exit code 137: ended by SIGKILL', 'exit code 3')

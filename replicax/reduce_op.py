@@ -1,12 +1,12 @@
-"""The two ways to combine values of several replicas, and the way back from a sum to its terms."""
+"""The two ways to combine values of several replicas, and the split of a sum into terms."""
 
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax.errors import ReduceError
 
@@ -14,7 +14,7 @@ from replicax.errors import ReduceError
 class ReduceOp(enum.Enum):
     """How to combine one value per replica: `SUM` or `MEAN`.
 
-    Wherever an op is expected its name works too, in any case: `"sum"`, `"MEAN"`.
+    An op can be given by its name too, in any case: `"sum"`, `"MEAN"`.
     """
 
     SUM = "sum"
@@ -37,27 +37,27 @@ class ReduceOp(enum.Enum):
             return cls(op.lower())  # type: ignore[union-attr]
         except (AttributeError, ValueError):
             raise ReduceError(
-                f"A reduce op is rx.ReduceOp.SUM ('sum') or rx.ReduceOp.MEAN ('mean'), got {op!r}."
+                f"A reduce op must be rx.ReduceOp.SUM ('sum') or rx.ReduceOp.MEAN ('mean'), got {op!r}."
             ) from None
 
     @classmethod
-    def from_variable_aggregation(cls, aggregation: Any) -> ReduceOp:
+    def from_variable_aggregation(cls, aggregation: enum.Enum | str) -> ReduceOp:
         """Returns the op that combines values as a variable does.
 
         Args:
             aggregation: `rx.VariableAggregation.SUM` or `MEAN`, or their names.
 
         Raises:
-            ReduceError: Any other aggregation: it combines nothing.
+            ReduceError: It is another aggregation, which combines nothing.
         """
-        return cls.of(getattr(aggregation, "value", aggregation))
+        return cls.of(aggregation.value if isinstance(aggregation, enum.Enum) else aggregation)
 
 
-def in_which_means_add_up(dtype: Any) -> Any:
-    """Returns the dtype in which the terms of a mean are added: one that holds their sum where the mean exists.
+def in_which_means_add_up(dtype: np.dtype) -> np.dtype:
+    """Returns the dtype in which the terms of a mean are added, so that their sum does not overflow.
 
-    Integers take the float dtype of their mean, and floats of a smaller range than float32 (float16) take float32;
-    others are wide enough. It is the rule of `jnp.mean`.
+    It is the float dtype of their mean for integers, and float32 for floats with a smaller range (float16). Other
+    dtypes stay. This is the rule of `jnp.mean`.
     """
     if not jnp.issubdtype(dtype, jnp.inexact):
         return jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), dtype)).dtype
@@ -72,7 +72,7 @@ def mean_over(axis_name: str, value: jax.Array) -> jax.Array:
 
 
 def terms_of(total: jax.Array, number: int) -> jax.Array:
-    """Splits a total into terms that are about equal, and whose sum in any order is exactly the total.
+    """Splits a total into about equal terms, whose sum in any order is exactly the total.
 
     Args:
         total: Numbers of any shape.
@@ -92,7 +92,7 @@ def terms_of(total: jax.Array, number: int) -> jax.Array:
         quotient, remainder = jnp.divmod(wide, jnp.asarray(number, wide.dtype))
         order = jnp.arange(number, dtype=wide.dtype).reshape(-1, *(1,) * total.ndim)
         return (quotient + (order < remainder)).astype(total.dtype)
-    # With this many bits left free every partial sum is a multiple of the total's last bit, so nothing is rounded.
+    # With so many free bits, every partial sum is a multiple of the total's last bit, so nothing is rounded.
     kind, spare = jnp.finfo(total.dtype), number.bit_length()
     share = jnp.zeros_like(total)
     if kind.nmant > spare:

@@ -1,8 +1,8 @@
-"""What a user sees of an error: the own code, not that of replicax, JAX and Keras between.
+"""Short tracebacks: an error shows the user's own code, and not the frames of replicax, JAX and Keras in between.
 
-A step passes through some seventy frames before it reaches the user's function again. Public entry points are
-decorated with `entry_point`, which takes those frames out of the traceback; `REPLICAX_TRACEBACK=full` leaves them in.
-Type, message and cause of the error stay.
+A step passes through some seventy frames before it reaches the user's function. The decorator `entry_point` of public
+functions removes those frames from the traceback; `REPLICAX_TRACEBACK=full` keeps them. Type, message and cause of the
+error stay.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOTE_OF_JAX = "JAX has removed its internal frames"
 
 
 def entry_point(fn: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorates a public function: an error that leaves it shows the user's frames, and leaves no context behind."""
+    """Decorates a public function: its errors show only the user's frames, and it leaves no context behind."""
 
     @functools.wraps(fn)
     def entry(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -41,7 +41,7 @@ def entry_point(fn: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return fn(*args, **kwargs)
         except BaseException as error:
-            context.replace(before)  # An interrupt may have come while one was being entered or left.
+            context.replace(before)  # An interrupt may have come while a context was being entered or left.
             if isinstance(error, Exception) and not shows_all:
                 _simplify(error)
             raise
@@ -60,7 +60,7 @@ def _shows_all() -> bool:
 
 
 def _simplify(error: Exception) -> None:
-    """Takes hidden frames out of the tracebacks of an error and of those that it follows from."""
+    """Removes hidden frames from the tracebacks of an error and of its causes."""
     removed = 0
     for each in _chain(error):
         shown = list(_shown_frames(each))
@@ -84,7 +84,7 @@ def _shown_frames(error: BaseException) -> Iterator[types.TracebackType]:
     found = error.__traceback__
     while found is not None:
         file = found.tb_frame.f_code.co_filename
-        # Where replicax itself fails, or calls what cannot be called so, its line says where to look.
+        # If replicax itself fails, or makes a wrong call, its line shows where.
         is_last = found.tb_next is None and not own and file.startswith(_OWN) and file != __file__
         if is_last or not file.startswith(hidden):
             yield found
@@ -100,10 +100,10 @@ def _linked(shown: list[types.TracebackType]) -> types.TracebackType | None:
 
 @functools.cache
 def _hidden_folders() -> tuple[str, ...]:
-    """Returns how the names of files begin whose frames are nobody's business."""
+    """Returns the beginnings of the names of files whose frames are hidden."""
     found = [_OWN, contextlib.__file__, functools.__file__]
     for package in ("jax", "jaxlib", "keras"):
-        specification = importlib.util.find_spec(package)  # Nothing is imported by asking.
+        specification = importlib.util.find_spec(package)  # It imports nothing.
         if specification is not None:
             found += [folder + os.sep for folder in specification.submodule_search_locations or ()]
     return tuple(found)

@@ -1,11 +1,11 @@
-"""`replicax ckpt`: what is in a checkpoint, whether it is undamaged, and what differs between two."""
+"""`replicax ckpt`: the contents of a checkpoint, damage to it, and differences between two."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @ckpt.command()
 def inspect(path: _WhereTo, as_json: _Json = False) -> None:
-    """List the arrays of a checkpoint: name, shape, dtype, bytes. Reads none of their numbers."""
+    """List the arrays of a checkpoint: name, shape, dtype, bytes. It does not read their values."""
     path, metadata = _opened(path)
     arrays = {
         name: {"shape": list(entry.shape), "dtype": entry.dtype.name, "bytes": entry.nbytes}
@@ -92,7 +92,7 @@ def diff(path: _WhereTo, other: _WhereTo, as_json: _Json = False) -> None:
 
 
 def _differences(path: Path, first: Metadata, other: Path, second: Metadata) -> Iterator[tuple[str, float | str]]:
-    """Yields, for each name in one of them, the largest absolute difference, or in words why there is none."""
+    """Yields, for each name in one of them, the largest absolute difference or a text why there is none."""
     for name in dict.fromkeys([*first.arrays, *second.arrays]):
         if name not in second.arrays:
             yield name, f"only in {path}"
@@ -112,7 +112,7 @@ def _largest_difference(a: np.ndarray, b: np.ndarray) -> float | str:
     kind = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
     with np.errstate(invalid="ignore"):
         difference = np.abs(a.astype(kind) - b.astype(kind))
-    both = (a != a) & (b != b)  # not-a-numbers on both sides are no difference
+    both = (a != a) & (b != b)  # NaN on both sides is not a difference.
     difference = np.where(both | (a == b), 0, difference)
     if np.isnan(difference).any():
         return "not a number on one side"
@@ -137,7 +137,7 @@ def _opened(path: Path) -> tuple[Path, Metadata]:
         _fail(error)
 
 
-def _read_state(path: Path) -> list[dict[str, Any]]:
+def _read_state(path: Path) -> list[dict[str, object]]:
     try:
         return read_state(path)
     except CheckpointError as error:
@@ -149,7 +149,7 @@ def _fail(error: CheckpointError) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _print_json(**values: Any) -> None:
+def _print_json(**values: object) -> None:
     typer.echo(json.dumps(values, indent=1))
 
 

@@ -18,14 +18,14 @@ PICTURE = "curves.png"
 
 
 class Dtype(enum.StrEnum):
-    """What the network computes in."""
+    """The dtype of the network."""
 
     FLOAT32 = "float32"
     FLOAT64 = "float64"
 
 
 class Data(enum.StrEnum):
-    """What the demo can train on."""
+    """The demo's datasets."""
 
     DIGITS = "digits"
     MNIST = "mnist"
@@ -59,7 +59,7 @@ def demo(
     ] = None,
     devices: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Virtual CPU devices. Where there are GPUs or TPUs, all these are used."),
+        typer.Option(min=1, metavar="N", help="Virtual CPU devices. If there are GPUs or TPUs, all of them are used."),
     ] = 8,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Decides the initial weights.")] = 0,
     dtype: Annotated[
@@ -83,7 +83,9 @@ def demo(
     rate = _LEARNING_RATES[data] if learning_rate is None else learning_rate
     settings = Settings(epochs, batch_size, rate, seed, dtype.value)
 
-    from replicax.cli.comparison import compare  # Only now: a mistake in the options is told without waiting for Keras.
+    from replicax.cli.comparison import (
+        compare,  # Only now, so that a mistake in the options is reported without waiting for Keras.
+    )
 
     compare(dataset, settings, output / PICTURE, results)
 
@@ -102,7 +104,7 @@ def _load(data: Data, data_dir: Path | None) -> Dataset:
 
 
 def _prepare(devices: int, output: Path) -> None:
-    """Makes devices, output folder and environment ready, or says what is wrong before anything is trained."""
+    """Prepares devices, output folder and environment; reports what is wrong before the training."""
     backend = os.environ.setdefault("KERAS_BACKEND", "jax")
     if backend != "jax":
         raise typer.BadParameter(f"It is {backend!r}, but must be 'jax' or not set.", param_hint="KERAS_BACKEND")

@@ -1,4 +1,4 @@
-"""What the demo shows: a progress bar, a line for each epoch, a table and a picture."""
+"""The demo's output: a progress bar, a line for each epoch, a table and a picture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 from rich import box
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TOLERANCE = 1e-5  # how far the losses of two trainings may lie apart
+TOLERANCE = 1e-5  # the largest difference between the losses of two trainings that agree
 PHASES = ("training", "testing")  # of an epoch
 
 _COLORS = ("#2f6db3", "#e0752d")  # of the phases
@@ -38,7 +38,7 @@ _RING: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def progress_bar(console: Console, title: str, steps: int) -> Iterator[Callable[[Any], None]]:
+def progress_bar(console: Console, title: str, steps: int) -> Iterator[Callable[[SupportsFloat], None]]:
     """Shows a progress bar while the `with` block runs.
 
     Yields:
@@ -62,7 +62,7 @@ def count_devices(devices: int) -> str:
 
 
 def epoch_line(epoch: Epoch, epochs: int) -> str:
-    """Returns the line that tells what an epoch came to."""
+    """Returns the line with the scores of an epoch."""
     parts = [f"epoch {epoch.number:>{len(str(epochs))}}/{epochs}"]
     for phase in PHASES:
         loss, accuracy = getattr(epoch, phase)
@@ -71,7 +71,7 @@ def epoch_line(epoch: Epoch, epochs: int) -> str:
 
 
 def max_loss_difference(distributed: Sequence[Epoch], single: Sequence[Epoch]) -> float:
-    """Returns how far the losses of two trainings lie apart in any epoch; NaN if one of them is NaN."""
+    """Returns the largest difference between the losses of two trainings in any epoch; NaN if a loss is NaN."""
     many, one = (
         [getattr(epoch, phase).loss for epoch in epochs for phase in PHASES] for epochs in (distributed, single)
     )
@@ -94,15 +94,15 @@ def comparison_table(distributed: Sequence[Epoch], single: Sequence[Epoch], devi
 
 
 def verdict(difference: float) -> str:
-    """Returns the sentences that sum the comparison up."""
+    """Returns a summary of the comparison."""
     if difference <= TOLERANCE:
         return f"[green]✓[/] The losses agree: they differ by {difference:.1e} at most."
     if math.isnan(difference):
-        return "[red]✗[/] The losses are no numbers any more: the training has diverged."
+        return "[red]✗[/] The losses are NaN: the training has diverged."
     return (
         f"[yellow]![/] The losses differ by up to {difference:.1e}. Devices that share a batch add in another order "
-        "than one that has all of it, and round differently. Once that switches a unit of the network on here and off "
-        "there, the trainings drift apart; the more steps, the likelier. With --dtype float64 they agree."
+        "than one device with the whole batch, and round differently. Over many steps this can switch a unit of the "
+        "network on in one training and off in the other; then they drift apart. With --dtype float64 they agree."
     )
 
 
@@ -151,7 +151,7 @@ def _draw_panel(axes: Axes, measure: str, distributed: Sequence[Epoch], single: 
 
 
 def _draw_legend(figure: Figure, devices: str) -> None:
-    """Colours tell the phases, shapes the number of devices: one entry each."""
+    """Draws an entry for each phase, by its colour, and for each number of devices, by its shape."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

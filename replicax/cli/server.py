@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from replicax.cluster import TFConfigClusterResolver
+from replicax.cluster import ClusterSpec, TFConfigClusterResolver
 from replicax.errors import ClusterError, ClusterTimeoutError
 from replicax.exit_codes import ExitCode
 from replicax.ray_cluster import Server
@@ -20,7 +20,7 @@ def server(
     ] = None,
     job: Annotated[str | None, typer.Option(metavar="JOB", help="ps or worker.", show_default="TF_CONFIG")] = None,
     index: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of the task in its job.", show_default="TF_CONFIG")
+        int | None, typer.Option(metavar="N", help="Index of the task in its job.", show_default="TF_CONFIG")
     ] = None,
     dashboard: Annotated[bool, typer.Option(help="Whether ps 0 shows Ray's dashboard, at 127.0.0.1:8265.")] = True,
 ) -> None:
@@ -38,12 +38,13 @@ def server(
     task.join()
 
 
-def _read(cluster: str | None) -> Any:
+def _read(cluster: str | None) -> TFConfigClusterResolver | ClusterSpec:
     if cluster is None:
         return TFConfigClusterResolver()
     try:
-        return json.loads(cluster)
+        document = json.loads(cluster)
     except ValueError as error:
         raise ClusterError(
-            "--cluster", cluster, f"is no JSON: {error}", 'Write {"worker": [...], "ps": [...]}.'
+            "--cluster", cluster, f"is not JSON: {error}", 'Write {"worker": [...], "ps": [...]}.'
         ) from None
+    return ClusterSpec.from_json(document)

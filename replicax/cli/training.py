@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import jax
 
 import replicax as rx
 from replicax.cli.datasets import NUM_CLASSES, Dataset, Rows
+from replicax.typing import PyTree
 
 HIDDEN_UNITS = (700, 500)
 
@@ -19,7 +22,7 @@ class Settings(NamedTuple):
         epochs: Passes over the training rows, each followed by one over the test rows.
         batch_size: Rows in a global batch; the last one of a pass has what is left.
         learning_rate: Adam's.
-        seed: Decides the initial weights, which are the same under every strategy.
+        seed: Determines the initial weights, which are the same under every strategy.
         dtype: What the network computes in, "float32" or "float64" (which needs JAX's `enable_x64`).
     """
 
@@ -35,7 +38,7 @@ class Score(NamedTuple):
 
     Attributes:
         loss: Mean cross-entropy over all rows.
-        accuracy: Fraction of the rows that were told right.
+        accuracy: Fraction of the rows that were classified correctly.
     """
 
     loss: float
@@ -43,7 +46,7 @@ class Score(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """What one epoch came to.
+    """The scores of one epoch.
 
     Attributes:
         number: Counts from 1.
@@ -92,8 +95,8 @@ class Training:
             self._loss = keras.metrics.Mean(dtype=dtype)
             self._accuracy = keras.metrics.SparseCategoricalAccuracy()
 
-    def epochs(self, data: Dataset, on_step: Callable[[Any], None]) -> Iterator[Epoch]:
-        """Trains, and yields what each epoch came to.
+    def epochs(self, data: Dataset, on_step: Callable[[jax.Array], None]) -> Iterator[Epoch]:
+        """Trains, and yields the scores of each epoch.
 
         Args:
             data: The rows.
@@ -106,7 +109,9 @@ class Training:
             training = self._pass(self._distributed_train_step, train, on_step)
             yield Epoch(number, training, self._pass(self._distributed_test_step, test, on_step))
 
-    def _pass(self, step: Callable[[Any], Any], batches: Any, on_step: Callable[[Any], None]) -> Score:
+    def _pass(
+        self, step: Callable[[PyTree], jax.Array], batches: Iterable[PyTree], on_step: Callable[[jax.Array], None]
+    ) -> Score:
         self._loss.reset_state()
         self._accuracy.reset_state()
         for batch in batches:
@@ -114,19 +119,19 @@ class Training:
         return Score(float(self._loss.result()), float(self._accuracy.result()))
 
     @rx.function
-    def _distributed_train_step(self, batch: Any) -> Any:
+    def _distributed_train_step(self, batch: PyTree) -> jax.Array:
         return self._strategy.reduce("sum", self._strategy.run(self._train_step, args=(batch,)), axis=None)
 
     @rx.function
-    def _distributed_test_step(self, batch: Any) -> Any:
+    def _distributed_test_step(self, batch: PyTree) -> jax.Array:
         return self._strategy.reduce("sum", self._strategy.run(self._test_step, args=(batch,)), axis=None)
 
-    # What one replica does with its part of a batch.
+    # What one replica does with its shard of a batch.
 
-    def _train_step(self, batch: Any) -> Any:
+    def _train_step(self, batch: PyTree) -> jax.Array:
         images, labels = batch
 
-        def average_loss() -> Any:
+        def average_loss() -> jax.Array:
             return self._average_loss(labels, self._model(images, training=True))
 
         variables = self._model.trainable_variables
@@ -134,11 +139,11 @@ class Training:
         self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
-    def _test_step(self, batch: Any) -> Any:
+    def _test_step(self, batch: PyTree) -> jax.Array:
         images, labels = batch
         return self._average_loss(labels, self._model(images, training=False))
 
-    def _average_loss(self, labels: Any, logits: Any) -> Any:
+    def _average_loss(self, labels: jax.Array, logits: jax.Array) -> jax.Array:
         """Returns the replica's share of the batch's mean loss, and counts its rows in the metrics."""
         losses = self._per_example_loss(labels, logits)
         self._loss.update_state(losses)

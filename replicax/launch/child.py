@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import io
@@ -22,7 +23,6 @@ import signal
 import sys
 import time
 import types
-from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _FAILED = 1
@@ -139,7 +139,7 @@ def _search_first(folder: str) -> None:
         sys.path[0] = folder
 
 
-def _become_main(path: str, loader: Any) -> types.ModuleType:
+def _become_main(path: str, loader: importlib.abc.Loader | None) -> types.ModuleType:
     """Makes a new module `__main__`. `runpy` takes its own away again when the script ends, before its threads do."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=path, __loader__=loader, __builtins__=__builtins__)

@@ -1,4 +1,4 @@
-"""Where TensorFlow's names have gone: the data, and what is said to someone who asks for one of them."""
+"""TensorFlow's names and what has become of them: the table, and the advice in errors."""
 
 from replicax.migration.asking import (
     Advised,

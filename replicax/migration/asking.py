@@ -1,4 +1,4 @@
-"""What is said to someone who asks for a name that TensorFlow has and replicax has not."""
+"""The advice in the error for a name that TensorFlow has and replicax does not."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import functools
 import inspect
 import operator
 import sys
+import types
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from replicax.errors import AbsentNameError
 from replicax.migration.names import NAMES
 from replicax.migration.rows import Row
 
-# TensorFlow's modules, and where their names stand below `replicax`. The longest that fits counts.
+# TensorFlow's modules, and where their names are below `replicax`. The longest match counts.
 MODULES = {
     "tf.distribute.experimental.coordinator": "coordinator",
     "tf.distribute.coordinator": "coordinator",
@@ -32,7 +33,7 @@ MODULES = {
     "tf.train": "",
     "tf": "",
 }
-# Objects whose names are asked of another one here.
+# TensorFlow's classes whose attributes belong to another class here.
 OWNERS = {
     "StrategyExtended": "Strategy",
     "function": "Function",
@@ -42,7 +43,7 @@ OWNERS = {
 
 
 def asked_as(tf_name: str) -> str:
-    """Returns where a name of TensorFlow is looked for below `replicax`, such as `"Strategy.extended"`."""
+    """Returns where a user looks for a name of TensorFlow below `replicax`, such as `"Strategy.extended"`."""
     module = next((known for known in _LONGEST_FIRST if tf_name.startswith(known + ".")), "")
     rest = tf_name.removeprefix(module + ".")
     owner, dot, member = rest.partition(".")
@@ -54,7 +55,8 @@ _LONGEST_FIRST = sorted(MODULES, key=len, reverse=True)
 
 @functools.cache
 def _asked() -> Mapping[str, tuple[str, Row]]:
-    """By what is asked for: TensorFlow's name and its row. Of a member of a class without the module of the class."""
+    """Returns TensorFlow's name and its row by the name below `replicax`; for a member of a class also without "
+    "module."""
     found: dict[str, tuple[str, Row]] = {}
     for tf_name, row in NAMES.items():
         asked = asked_as(tf_name)
@@ -66,7 +68,7 @@ def _asked() -> Mapping[str, tuple[str, Row]]:
 
 
 def advice_for(owner: str, name: str) -> str | None:
-    """Returns what to say to someone who asks `owner` for a name that it has not; None if it is no name of TensorFlow.
+    """Returns the advice for a name that `owner` does not have; None if it is not a name of TensorFlow.
 
     Args:
         owner: A class (`"Strategy"`) or a module below `replicax` (`"dtensor"`; empty for `replicax` itself).
@@ -78,14 +80,14 @@ def advice_for(owner: str, name: str) -> str | None:
         return None
     tf_name, row = found
     if row.here == asked:
-        return None  # It is here; what was asked has it not, as a class has not what its objects have.
+        return None  # It exists, but not on this object: for instance only instances have it.
     if row.here:
         return f"TensorFlow's {tf_name} is rx.{row.here} here. {row.note}".rstrip()
     return f"TensorFlow's {tf_name} is not in replicax. {row.note}".rstrip()
 
 
 def not_found(module: str, name: str) -> AttributeError:
-    """Returns the error for a name that a module has not; for use in a module's `__getattr__`.
+    """Returns the error for a name that a module does not have, for the module's `__getattr__`.
 
     Args:
         module: The module's `__name__`.
@@ -97,8 +99,8 @@ def not_found(module: str, name: str) -> AttributeError:
     return AbsentNameError(f"module {module!r}", name, advice)
 
 
-def resolved(root: Any, row: Row) -> Any:
-    """Returns what a row's name below `replicax` stands for.
+def resolved(root: types.ModuleType, row: Row) -> object:
+    """Returns the object that a row names below `replicax`.
 
     Args:
         root: The module `replicax`.
@@ -108,8 +110,10 @@ def resolved(root: Any, row: Row) -> Any:
     owner = operator.attrgetter(".".join(path))(root) if path else root
     for base in getattr(owner, "__mro__", ()):
         annotations = inspect.get_annotations(base)
-        if last in annotations:  # Instances have it.
+        if last in annotations:  # Only instances have it.
             return annotations[last]
+        if last in vars(base):
+            break
     return getattr(owner, last)
 
 
@@ -123,29 +127,29 @@ def _raise_advice(cls: type, name: str, owner: str) -> None:
 
 
 class AdvisedType(type):
-    """The type of classes that answer with advice themselves, as in `rx.Variable.scatter_add`."""
+    """The type of classes that give advice for their own attributes, as in `rx.Variable.scatter_add`."""
 
     if not TYPE_CHECKING:  # For a type checker every attribute would exist.
 
-        def __getattr__(cls, name: str) -> Any:
+        def __getattr__(cls, name: str) -> object:
             _raise_advice(cls, name, f"type object {cls.__name__!r}")
             return super().__getattribute__(name)
 
 
 class AdvisedContractType(AdvisedType, abc.ABCMeta):
-    """The same for abstract classes. (`isinstance` takes its time there, so the other ones are not of this type.)"""
+    """The same for abstract classes. (`isinstance` is slow there, so other classes do not use it.)"""
 
 
 class Advised(metaclass=AdvisedType):
-    """A class that answers with advice, as its objects do, where TensorFlow's class of this name has an attribute."""
+    """A class that gives advice, like its objects, for an attribute that only TensorFlow's class of this name has."""
 
     __slots__ = ()
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             _raise_advice(type(self), name, f"{type(self).__name__!r} object")
-            return object.__getattribute__(self, name)  # Again, for Python's own error, or that of a property.
+            return object.__getattribute__(self, name)  # Once more, for Python's own error or that of a property.
 
 
 class AdvisedContract(Advised, metaclass=AdvisedContractType):

@@ -1,4 +1,4 @@
-"""TensorFlow's names beside tf.distribute that scripts use in their steps, and those of older versions."""
+"""TensorFlow's names outside of tf.distribute that scripts use in their steps, and names of older versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls with TensorFlow's parameters: what has another name here is passed on, what is not here is refused."""
+"""Calls with TensorFlow's parameters: renamed ones are translated, missing ones are refused."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import enum
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from replicax.errors import ArgumentError
 from replicax.migration.names import NAMES
 from replicax.migration.rows import Keyword
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_F = TypeVar("_F", bound=Callable[..., object])
 
 
 def called_as(*tf_names: str) -> Callable[[_F], _F]:
-    """Lets a function, or a class, be called with the parameters in the rows of TensorFlow's names.
+    """Decorates a function or a class so that it accepts the parameters in the rows of TensorFlow's names.
 
-    Its own signature stays what it is for an editor and a type checker. Where a call has more arguments without a name
-    than there are places for, which would be an error, they are read in TensorFlow's order. Any other call costs one
-    look at the keywords.
+    Editors and type checkers see its own signature. If a call has too many positional arguments, which would be an
+    error, they are read in TensorFlow's order. Any other call costs one look at the keywords.
 
     Args:
         *tf_names: The names whose rows have the keywords.
@@ -36,7 +35,7 @@ def called_as(*tf_names: str) -> Callable[[_F], _F]:
         places, owners = _places(fn)
 
         @functools.wraps(fn)
-        def called(*args: Any, **given: Any) -> Any:
+        def called(*args: object, **given: object) -> object:
             if len(args) > places and order:
                 args, given = args[:owners], _named(tf_names[0], order, args[owners:], given)
             if given and not keywords.keys().isdisjoint(given):
@@ -49,18 +48,20 @@ def called_as(*tf_names: str) -> Callable[[_F], _F]:
     return decorate
 
 
-def _places(fn: Callable[..., Any]) -> tuple[int, int]:
-    """Returns how many arguments without a name a function takes, and how many of them are its owner (`self`)."""
+def _places(fn: Callable[..., object]) -> tuple[int, int]:
+    """Returns how many positional arguments a function takes, and how many of them are its owner (`self`)."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     found = [each.name for each in inspect.signature(fn).parameters.values() if each.kind in kinds]
     return len(found), int(found[:1] in (["self"], ["cls"]))
 
 
-def _named(tf_name: str, order: Sequence[str], args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments without names as keywords of TensorFlow's, beside those that were given.
+def _named(
+    tf_name: str, order: Sequence[str], args: Sequence[object], given: Mapping[str, object]
+) -> dict[str, object]:
+    """Returns positional arguments as TensorFlow's keywords, together with the given keywords.
 
     Raises:
-        ArgumentError: There are more than TensorFlow has, or one is given as a keyword too.
+        ArgumentError: There are more than TensorFlow has, or one is also given as a keyword.
     """
     if len(args) > len(order):
         raise ArgumentError(f"{tf_name} takes at most {len(order)} arguments ({', '.join(order)}), got {len(args)}.")
@@ -71,13 +72,13 @@ def _named(tf_name: str, order: Sequence[str], args: Sequence[Any], given: Mappi
     return {**named, **given}
 
 
-def _translated(tf_name: str, keywords: Mapping[str, Keyword], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keywords of a call as they are called here.
+def _translated(tf_name: str, keywords: Mapping[str, Keyword], given: Mapping[str, object]) -> dict[str, object]:
+    """Returns the keywords of a call under their names here.
 
     Raises:
-        ArgumentError: One is refused, or is given under both names.
+        ArgumentError: A keyword is refused, or is given under both names.
     """
-    passed: dict[str, Any] = {}
+    passed: dict[str, object] = {}
     for name, value in given.items():
         keyword = keywords.get(name)
         if keyword is None:
@@ -93,8 +94,8 @@ def _translated(tf_name: str, keywords: Mapping[str, Keyword], given: Mapping[st
     return passed
 
 
-def _is_same(value: Any, known: Any) -> bool:
-    """Compares without asking an array whether it is true; a member of an enumeration is its value."""
+def _is_same(value: object, known: object) -> bool:
+    """Compares two values without the truth value of an array; a member of an enumeration counts as its value."""
     if isinstance(value, enum.Enum):
         value = value.value
     return value is known or (type(value) is type(known) and bool(value == known))

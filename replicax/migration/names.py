@@ -1,7 +1,7 @@
-"""What each public name of TensorFlow has become: one row a name. Data, no logic.
+"""What each public name of TensorFlow has become: data without logic, one row for each name.
 
-The guide `docs/guides/from-tf-distribute.md` shows these rows, an `AttributeError` for a name that is not here gives
-the advice of its row, and so does the error for a keyword.
+The guide `docs/guides/from-tf-distribute.md` shows these rows. An `AttributeError` for a name that does not exist here
+gives the advice of its row, and so does the error for a keyword.
 """
 
 from __future__ import annotations

@@ -1,37 +1,37 @@
-"""What a row of the table of TensorFlow's names is made of."""
+"""The rows of the table of TensorFlow's names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 Kind = Literal["same", "renamed", "differs", "absent"]
 
 
 class Keyword(NamedTuple):
-    """What one keyword of TensorFlow's has become, where it is not a parameter of the same name here.
+    """What a keyword of TensorFlow has become, if it is not a parameter of the same name here.
 
     Attributes:
-        here: The parameter that takes its value; empty for one that is not here.
-        note: Why it is not here, and what to do instead: a sentence with a full stop.
-        accepted: Values without effect, such as TensorFlow's default; any other is refused. None: any value is taken.
+        here: The parameter that takes its value; empty if there is none.
+        note: Why there is none, and what to do instead: a sentence with a full stop.
+        accepted: Values without effect, such as TensorFlow's default; any other is refused. None accepts any value.
     """
 
     here: str = ""
     note: str = ""
-    accepted: tuple[Any, ...] | None = ()
+    accepted: tuple[object, ...] | None = ()
 
 
 class Row(NamedTuple):
-    """What one name of TensorFlow has become.
+    """What a name of TensorFlow has become.
 
     Attributes:
-        kind: `"same"`: same name and meaning. `"renamed"`: another name, same meaning. `"differs"`: it is here, and
-            behaves otherwise in what `note` says. `"absent"`: it is not here; `note` says why and what to do instead.
-        here: Its name below `replicax`, such as `"Strategy.run"`; empty for what is absent.
-        note: A sentence or two in Markdown, with a full stop; may be empty for `"same"` and `"renamed"`.
+        kind: `"same"`: same name and meaning. `"renamed"`: another name, same meaning. `"differs"`: it exists and
+            behaves differently, as `note` says. `"absent"`: it does not exist; `note` says why and what to do instead.
+        here: Its name below `replicax`, such as `"Strategy.run"`; empty if it is absent.
+        note: A sentence or two in Markdown, with a full stop; it may be empty for `"same"` and `"renamed"`.
         keywords: TensorFlow's keywords that are not parameters of that name.
-        order: TensorFlow's parameters in their order, where it is not the order here; empty where it is.
+        order: TensorFlow's parameters in their order, if that differs from the order here; otherwise empty.
     """
 
     kind: Kind
@@ -49,37 +49,37 @@ Rows = Mapping[str, Row]
 
 
 def same(here: str, note: str = "", **keywords: Keyword) -> Row:
-    """Returns the row of a name that means here what it means there."""
+    """Returns the row of a name with the same meaning."""
     return Row("same", here, note, keywords)
 
 
 def renamed(here: str, note: str = "", **keywords: Keyword) -> Row:
-    """Returns the row of what has another name here."""
+    """Returns the row of something that has another name here."""
     return Row("renamed", here, note, keywords)
 
 
 def differs(here: str, note: str, **keywords: Keyword) -> Row:
-    """Returns the row of what behaves otherwise here."""
+    """Returns the row of something that behaves differently here."""
     return Row("differs", here, note, keywords)
 
 
 def absent(note: str) -> Row:
-    """Returns the row of what is not here."""
+    """Returns the row of something that does not exist here."""
     return Row("absent", "", note)
 
 
 def to(here: str) -> Keyword:
-    """Returns what a keyword with another name here has become."""
+    """Returns the entry of a keyword that has another name here."""
     return Keyword(here, f"It is `{here}` here.")
 
 
-def refused(note: str, *accepted: Any) -> Keyword:
-    """Returns what a keyword has become that is not here, with the values of it that change nothing."""
+def refused(note: str, *accepted: object) -> Keyword:
+    """Returns the entry of a keyword that does not exist here, with its values that have no effect."""
     return Keyword("", note, accepted)
 
 
 def unused(note: str) -> Keyword:
-    """Returns what a keyword has become that is accepted and changes nothing."""
+    """Returns the entry of a keyword that is accepted and has no effect."""
     return Keyword("", note, None)
 
 
@@ -95,10 +95,10 @@ def members(here: str, names: str, prefix: str) -> dict[str, Row]:
 
 
 def differing(here: str, names: str, prefix: str, note: str) -> dict[str, Row]:
-    """Returns rows of names that behave otherwise, all in one way; the arguments as for `members`."""
+    """Returns rows of names that all behave differently in the same way; the arguments are those of `members`."""
     return {f"{prefix}.{name}": differs(f"{here}.{name}", note) for name in names.split()}
 
 
 def absent_members(names: str, prefix: str, note: str) -> dict[str, Row]:
-    """Returns rows of names that are not here, all for one reason; `names` as for `members`."""
+    """Returns rows of names that do not exist here, all for one reason; `names` are those of `members`."""
     return {f"{prefix}.{name}": absent(note) for name in names.split()}

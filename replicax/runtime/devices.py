@@ -1,4 +1,4 @@
-"""Devices: how they are named, found and, on a CPU, multiplied."""
+"""Devices: their names, how they are found, and virtual ones on a CPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import jax
 
+from replicax.checks import is_int
 from replicax.errors import DeviceError
 
 # "cpu:0", "/gpu:1", "GPU:0", "/device:TPU:3", "/job:localhost/replica:0/task:0/device:GPU:1"
@@ -21,17 +22,17 @@ _THREADS_PER_DEVICE = 2
 def set_virtual_devices(count: int) -> None:
     """Splits this machine's CPU into `count` virtual devices, so that strategies can be tried without accelerators.
 
-    Call it before anything touches a device. It also sizes XLA's thread pool: by default that has one thread a core,
-    and with more virtual devices than cores the threads of a collective wait for others that can never run, until XLA
-    aborts the process. The environment variable `NPROC`, read when the CPU client starts, gives it enough.
+    Call it before anything uses a device. It also sizes XLA's thread pool, by the environment variable `NPROC`, which
+    XLA reads when the CPU client starts. By default the pool has one thread per core. With more virtual devices than
+    cores, the threads of a collective would wait for others that never get to run, until XLA aborts the process.
 
     Args:
-        count: Number of virtual CPU devices, at least 1. Asking again for the number that is set does nothing.
+        count: Number of virtual CPU devices, at least 1. A second call with the same number does nothing.
 
     Raises:
         DeviceError: `count` is below 1, or JAX has already started with another number of CPU devices.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if not is_int(count) or count < 1:
         raise DeviceError(f"The number of virtual devices must be an int of at least 1, got {count!r}.")
     previous = os.environ.get("NPROC", "")
     threads = max(_THREADS_PER_DEVICE * count, os.cpu_count() or 1, int(previous) if previous.isdigit() else 1)
@@ -57,19 +58,18 @@ def _restore(name: str, value: str) -> None:
 
 
 def default_devices() -> list[jax.Device]:
-    """Returns every device of this process: all its accelerators, or all its (virtual) CPUs where there are none."""
+    """Returns all devices of this process: its accelerators, or without any its (virtual) CPUs."""
     return jax.local_devices()
 
 
 def chosen_devices(devices: int | Sequence[str | jax.Device] | None) -> list[jax.Device]:
-    """Returns the devices that a strategy is asked to train on.
+    """Returns the devices that a strategy trains on.
 
     Args:
-        devices: Names or JAX devices; a number for the first so many of the default ones; None or an empty list for
-            all of these.
+        devices: Names or JAX devices; an int for so many of the default ones; None or an empty list for all of these.
 
     Raises:
-        DeviceError: There are not so many, or one of them cannot be had (see `parse_devices`).
+        DeviceError: There are fewer devices, or one of them does not exist (see `parse_devices`).
     """
     if isinstance(devices, int):
         return _first(devices)
@@ -80,8 +80,8 @@ def _first(count: int) -> list[jax.Device]:
     found = default_devices()
     if isinstance(count, bool) or not 1 <= count <= len(found):
         raise DeviceError(
-            f"The number of devices must be an int from 1 to {len(found)}, got {count!r}. {_existing()} Virtual CPU "
-            "devices are made by rx.config.set_virtual_devices(n) at the top of the program."
+            f"The number of devices must be an int from 1 to {len(found)}, got {count!r}. {_existing()} "
+            "rx.config.set_virtual_devices(n) at the top of the program makes virtual CPU devices."
         )
     return found[:count]
 
@@ -121,8 +121,8 @@ def _parse(device: str | jax.Device) -> jax.Device:
         candidates = []
     if index >= len(candidates):
         raise DeviceError(
-            f"Device {device!r} does not exist. {_existing()} Virtual CPU devices are made by "
-            "rx.config.set_virtual_devices(n) at the top of the program."
+            f"Device {device!r} does not exist. {_existing()} rx.config.set_virtual_devices(n) at the top "
+            "of the program makes virtual CPU devices."
         )
     return candidates[index]
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector, while much is made that stays."""
+"""Delays Python's garbage collector while many objects are made that stay."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collected_later() -> Iterator[None]:
-    """Lets the collector wait until the block has ended.
+    """Delays the collector until the end of the block.
 
-    Tracing and lowering make some hundred thousand objects, which are all in use. The collector would go through them,
-    and through everything that Keras and JAX have made before, again and again and for nothing: a tenth of a second
-    each time.
+    Tracing and lowering make some hundred thousand objects, which all stay in use. The collector would look through
+    them and everything else again and again, for nothing: a tenth of a second each time.
     """
     runs = gc.isenabled()
     gc.disable()

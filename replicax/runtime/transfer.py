@@ -1,13 +1,13 @@
-"""Putting values on devices, also on those of several processes that run the same program.
+"""Putting values on devices, of one process or of several that run the same program.
 
-Where a mesh spans processes, each of them puts the parts of its own devices there. What a caller passes must be the
-same in every process, or is the chief's by definition (`from_chief`).
+If a mesh spans processes, each of them puts the shards of its own devices there. Callers must pass the same value in
+every process, or take the chief's (`from_chief`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +17,21 @@ from jax.sharding import Sharding
 
 from replicax.compat.jax import is_random_key
 
+#: What can be put on devices: an array of JAX or NumPy, or a number.
+HostOrDeviceArray: TypeAlias = jax.typing.ArrayLike
+
 
 def spans_processes(sharding: Sharding) -> bool:
     """Returns whether some device of `sharding` belongs to another process."""
     return not sharding.is_fully_addressable
 
 
-def put(value: Any, sharding: Sharding) -> jax.Array:
+def put(value: HostOrDeviceArray, sharding: Sharding) -> jax.Array:
     """Returns `value` with a sharding; it may share buffers with `value`.
 
     Args:
-        value: Array that every process holds, equal in all of them; or a global array.
-        sharding: Where to, over devices of any processes.
+        value: An equal array in every process, or a global array.
+        sharding: The new sharding, over devices of any processes.
     """
     if _stays_here(value, sharding):
         return jax.device_put(value, sharding)
@@ -44,31 +47,31 @@ def put(value: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index].astype(dtype), dtype=dtype)
 
 
-def put_all(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[jax.Array]:
-    """Does the same for many values: what needs no other process is handed to JAX at once, which is twice as fast."""
+def put_all(values: Sequence[HostOrDeviceArray], shardings: Sequence[Sharding]) -> list[jax.Array]:
+    """Does the same for many values. It passes those that need no other process to JAX together: twice as fast."""
     here = [i for i, pair in enumerate(zip(values, shardings, strict=True)) if _stays_here(*pair)]
     placed = dict(zip(here, jax.device_put([values[i] for i in here], [shardings[i] for i in here]), strict=True))
     return [placed[i] if i in placed else put(value, shardings[i]) for i, value in enumerate(values)]
 
 
-def _stays_here(value: Any, sharding: Sharding) -> bool:
+def _stays_here(value: HostOrDeviceArray, sharding: Sharding) -> bool:
     return not spans_processes(sharding) and (not isinstance(value, jax.Array) or value.is_fully_addressable)
 
 
 def is_in_host_memory(value: jax.Array) -> bool:
-    """Returns whether an array is whole on one device that is the host itself, and has a NumPy dtype."""
-    devices: list[Any] = list(value.sharding.device_set)
+    """Returns whether an array lives on one device, which is the host itself, and has a NumPy dtype."""
+    devices: list[jax.Device] = list(value.sharding.device_set)
     return len(devices) == 1 and devices[0].platform == "cpu" and not is_random_key(value)
 
 
-def local(value: Any) -> Any:
-    """Returns a value that every process holds as an array of this process."""
+def local(value: HostOrDeviceArray) -> HostOrDeviceArray:
+    """Returns this process's copy of a value that every process holds."""
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return value.addressable_data(0)
     return value
 
 
-def from_chief(values: Sequence[Any]) -> list[Any]:
+def from_chief(values: Sequence[HostOrDeviceArray]) -> list[HostOrDeviceArray]:
     """Returns process 0's `values` in every process; all processes must call this together.
 
     Args:
@@ -85,7 +88,7 @@ def from_chief(values: Sequence[Any]) -> list[Any]:
     ]
 
 
-def from_all(values: Sequence[Any]) -> list[np.ndarray]:
+def from_all(values: Sequence[HostOrDeviceArray]) -> list[np.ndarray]:
     """Returns the `values` of all processes, stacked in their order; all processes must call this together.
 
     Args:

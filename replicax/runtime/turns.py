@@ -1,21 +1,23 @@
-"""Turns: threads that use the same devices and variables do so one after the other.
+"""Turns: threads that use the same devices and variables take turns.
 
-A program overwrites the buffers of the variables that it assigns, so nobody may look at a variable between its start
-and the moment at which its new values are stored. And devices that run one program together must all be given their
-programs in one order. So only one thread at a time dispatches; what it has dispatched runs while others go on.
+A program overwrites the buffers of the variables that it assigns, so no thread may read a variable between the start of
+the program and the moment at which its new values are stored. Devices that run programs together must all get them in
+the same order. So only one thread at a time dispatches; its programs run while other threads go on.
 
 There are two locks, always taken in this order:
 
-- `of_thread()`, for a program from its start until its results are stored. A program that calls functions of the host
-  is waited for in between: the threads in which XLA calls these functions pass by, as they would wait for themselves.
-- `DISPATCH`, for what must not be torn apart. It is never held while a program that calls the host runs elsewhere, and
-  a thread that holds it calls no user's function.
+- `of_thread()`, for a program from its start until its results are stored. If the program calls functions of the host,
+  its thread waits for them meanwhile. XLA's threads that call these functions take no lock: they would wait for the
+  program that waits for them.
+- `DISPATCH`, for steps that belong together. No thread holds it while a program that calls the host runs in another
+  one, and a thread that holds it calls no user's function.
 
-Neither is taken while a function is being traced, which holds the lock of its own programs; and nobody who has one
-reads a variable that lives on servers: the recovery of a lost server, which that may wait for, needs turns itself.
+A thread takes neither while it traces a function, since it holds the lock of that function's programs then. A thread
+that holds one reads no variable on a parameter server: the read may wait for the recovery of a lost server, which needs
+turns itself.
 
-The `with` statements that take them stand on one line with their bodies: Python takes and releases a lock without
-looking for signals in between, but a debugger or tracer could raise at the line on which a longer block ends.
+The `with` statements stand on one line with their bodies. Python takes and releases a lock without looking for signals
+in between, but a debugger or tracer could raise an error at the last line of a longer block.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from contextlib import AbstractContextManager
-from typing import Any
 
 DISPATCH = threading.RLock()
 _THREADS = threading.RLock()
-_PASSING: AbstractContextManager[Any] = contextlib.nullcontext()
+_PASSING: AbstractContextManager[object] = contextlib.nullcontext()
 
 
-def of_thread() -> AbstractContextManager[Any]:
-    """Returns the lock of the threads that run programs; in one that Python has not started, what locks nothing."""
+def of_thread() -> AbstractContextManager[object]:
+    """Returns the lock of the threads that run programs; a thread that Python has not started gets one that locks "
+    "nothing."""
     return _PASSING if isinstance(threading.current_thread(), threading._DummyThread) else _THREADS

@@ -1,20 +1,19 @@
-"""What goes from a test to its workers: plain data, written as JSON. No pickle: nothing that is read can run."""
+"""Arguments from a test to its workers: plain data as JSON. There is no pickle, so reading them runs no code."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from replicax.errors import ArgumentError
 
 _PATH, _TUPLE = "__path__", "__tuple__"
 
 
-def encoded(name: str, value: Any) -> Any:
-    """Returns a value in a form that JSON can hold: paths and tuples come back as such.
+def encoded(name: str, value: object) -> object:
+    """Returns a value in a form that JSON can hold; `decoded` restores paths and tuples too.
 
     Args:
-        name: What to call it in messages.
+        name: Its name in messages.
         value: A number, string, path, None, or lists, tuples and dicts (with strings as keys) of these.
 
     Raises:
@@ -37,8 +36,8 @@ def encoded(name: str, value: Any) -> Any:
     )
 
 
-def decoded(value: Any) -> Any:
-    """Returns what `encoded` was given."""
+def decoded(value: object) -> object:
+    """Returns the value that `encoded` has encoded."""
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if not isinstance(value, dict):

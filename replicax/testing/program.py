@@ -1,6 +1,6 @@
-"""What a worker of a test runs: one function of the test's module.
+"""The script of a test's worker: it runs one function of the test's module.
 
-It is started by its path and sets the search path for modules before it imports anything of replicax or the user.
+It is started by its path, and sets the search path for modules before it imports anything of replicax or the user.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import json
 import os
 import signal
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
+
+PlainFunction: TypeAlias = Callable[..., object]
 
 
 def main(request_path: str) -> None:
-    """Calls the function that a request names, and writes what it returns beside the request.
+    """Calls the function that a request names, and writes its result to a file beside the request.
 
     Args:
         request_path: A JSON file, written by `replicax.testing.workers`.
@@ -32,20 +35,22 @@ def main(request_path: str) -> None:
     from replicax.testing.arguments import decoded
 
     set_virtual_devices(request["devices"])
-    result = function(**decoded(request["arguments"]))
+    arguments = decoded(request["arguments"])
+    assert isinstance(arguments, dict)
+    result = function(**arguments)
     if request["wants_result"]:
         worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
         Path(request_path).with_name(f"{worker}.json").write_text(json.dumps(result))
 
 
-def _module(name: str, file: str) -> Any:
-    """Imports the test's module under its own name; if it has none that can be imported, by its file."""
+def _module(name: str, file: str) -> types.ModuleType:
+    """Imports the test's module by its name or, if that is not possible, by its file."""
     if name != "__main__":
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if not f"{name}.".startswith(f"{error.name}."):
-                raise  # It is found, but what it imports is not.
+                raise  # The module exists, but something that it imports does not.
         else:
             if os.path.realpath(module.__file__ or "") == os.path.realpath(file):
                 return module
@@ -58,13 +63,15 @@ def _module(name: str, file: str) -> Any:
     return module
 
 
-def _function(module: Any, name: str) -> Callable[..., Any]:
-    """Returns the function itself, without the decorator that would start workers again."""
-    owner, found = None, module
+def _function(module: types.ModuleType, name: str) -> PlainFunction:
+    """Returns the function without the decorator, which would start workers again."""
+    owner: object = None
+    found: object = module
     for part in name.split("."):
         owner, found = found, inspect.getattr_static(found, part)
-    function = inspect.unwrap(found)
-    return function.__get__(owner()) if inspect.isclass(owner) else function
+    assert callable(found), name
+    function: PlainFunction = inspect.unwrap(found)
+    return types.MethodType(function, owner()) if inspect.isclass(owner) else function
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import math
 import os
 import re
 import socket
@@ -13,16 +12,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
+from replicax.checks import checked_seconds
 from replicax.errors import ArgumentError, WorkersFailedError
 from replicax.exit_codes import describe
 from replicax.launch.options import Options
 from replicax.launch.timed import Outcome, run_in_time
 from replicax.testing import program
 from replicax.testing.arguments import encoded
+from replicax.typing import PyTree
 
-# Where the logs of all tests shall be kept; the plugin's option --replicax-logs sets it.
+# The folder for the logs of all tests; the plugin's option --replicax-logs sets it.
 LOGS_VARIABLE = "REPLICAX_TEST_LOGS"
 _LINES_SHOWN = 80
 _SECONDS_TO_END = 2.0
@@ -31,34 +31,34 @@ _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of 127.0.0.1 that are free now. Nothing keeps others from taking them."""
+    """Returns ports of 127.0.0.1 that are free now. Other processes may take them."""
     with contextlib.ExitStack() as sockets:
         opened = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in opened]
 
 
 def run_workers(
-    function: Callable[..., Any], workers: int = 2, devices: int = 1, timeout: float = 120, **arguments: Any
-) -> list[Any]:
+    function: Callable[..., object], workers: int = 2, devices: int = 1, timeout: float = 120, **arguments: object
+) -> list[PyTree]:
     """Calls a function in several processes, which are the workers of a cluster on this machine.
 
-    Each has a TF_CONFIG (and JAX's variables) of its own, ports that nobody else uses, and virtual CPU devices. In the
-    function `rx.MultiWorkerMirroredStrategy()` joins them.
+    Each has its own TF_CONFIG (and JAX's variables), ports that no other process uses, and virtual CPU devices. In the
+    function, `rx.MultiWorkerMirroredStrategy()` joins them.
 
     Args:
-        function: A function at the top of a module. What it returns must be plain data that JSON can hold.
+        function: A function at the top of a module. Its result must be plain data that JSON can hold.
         workers: Number of processes.
         devices: Virtual devices of each.
         timeout: Seconds until all are ended.
-        **arguments: Given to the function: numbers, strings, paths, and lists, tuples and dicts of these.
+        **arguments: Arguments of the function: numbers, strings, paths, and lists, tuples and dicts of these.
 
     Returns:
-        What each worker returned, in order.
+        The result of each worker, in order.
 
     Raises:
-        WorkersFailedError: A worker failed, or the time was up; it shows what each printed last, and in the second case
-            the stacks of all. It is an AssertionError too.
-        ArgumentError: The function or an argument cannot be given to another process.
+        WorkersFailedError: A worker failed, or they took too long. The error shows the last output of each, and after a
+            timeout all stacks. It is an AssertionError too.
+        ArgumentError: The function or an argument cannot go to another process.
     """
     return Cluster().run(function, workers, devices, timeout, **arguments)
 
@@ -67,31 +67,35 @@ class Cluster:
     """Runs functions in several processes, as `run_workers` does; the fixture `cluster` is one.
 
     Args:
-        log_dir: Where to keep what the workers print, in a folder for each call; None for nowhere.
+        log_dir: The folder for the workers' output, with a subfolder for each call; None for no logs.
     """
 
     def __init__(self, log_dir: Path | None = None):
         self._log_dir = log_dir
 
     def run(
-        self, function: Callable[..., Any], workers: int = 2, devices: int = 1, timeout: float = 120, **arguments: Any
-    ) -> list[Any]:
+        self,
+        function: Callable[..., object],
+        workers: int = 2,
+        devices: int = 1,
+        timeout: float = 120,
+        **arguments: object,
+    ) -> list[PyTree]:
         """Calls a function in several processes; see `run_workers`."""
         return call(function, workers, devices, timeout, arguments, log_dir=self._log_dir)
 
 
 def call(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     workers: int,
     devices: int,
     timeout: float,
-    arguments: dict[str, Any],
+    arguments: dict[str, object],
     wants_result: bool = True,
     log_dir: Path | None = None,
-) -> list[Any]:
-    """Does what `run_workers` does; without wanting results it returns a None for each worker."""
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
-        raise ArgumentError(f"`timeout` is a positive number of seconds, got {timeout!r}.")
+) -> list[PyTree]:
+    """Does what `run_workers` does. Without `wants_result` it returns None for each worker."""
+    timeout = checked_seconds("timeout", timeout)
     request = {
         **_named(function),
         "path": [os.path.abspath(folder) for folder in sys.path],
@@ -121,8 +125,8 @@ def flags_for_workers(flags: str) -> str:
     return " ".join(flag for flag in flags.split() if not flag.startswith(_DEVICE_COUNT))
 
 
-def _named(function: Callable[..., Any]) -> dict[str, str]:
-    """Returns how a worker finds the function again."""
+def _named(function: Callable[..., object]) -> dict[str, str]:
+    """Returns what a worker needs to find the function."""
     plain = inspect.unwrap(function)
     if not inspect.isfunction(plain) or "<" in plain.__qualname__ or inspect.iscoroutinefunction(plain):
         raise ArgumentError(
@@ -134,8 +138,8 @@ def _named(function: Callable[..., Any]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _logs(function: Callable[..., Any], log_dir: Path | None, folder: str) -> Iterator[Path]:
-    """Yields an existing folder for the logs: a new one where they are kept, else the one that is deleted."""
+def _logs(function: Callable[..., object], log_dir: Path | None, folder: str) -> Iterator[Path]:
+    """Yields a folder for the logs: a new one if they are kept, otherwise the temporary one."""
     kept = os.environ.get(LOGS_VARIABLE)
     base = log_dir or (Path(kept) if kept else None)
     if base is None:
@@ -148,7 +152,7 @@ def _logs(function: Callable[..., Any], log_dir: Path | None, folder: str) -> It
 def _failure(name: str, outcome: Outcome, timeout: float) -> WorkersFailedError:
     logs = {task: path.read_text(errors="replace") if path.exists() else "" for task, path in outcome.logs.items()}
     if outcome.timed_out:
-        problem = f"was not done after {timeout:g} s; where each worker was stands at the end of its log"
+        problem = f"was not done after {timeout:g} s; the end of each log shows where its worker was"
     else:
         problem = f"failed first in {outcome.failed}: {describe(outcome.code)}"
     return WorkersFailedError(name, problem, {task: _end(log) for task, log in logs.items()}, outcome.timed_out)

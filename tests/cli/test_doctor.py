@@ -168,7 +168,7 @@ def test_a_name_that_leads_back_to_this_machine(monkeypatch: pytest.MonkeyPatch)
     found = by_name(network._check_own(detect_cluster(tf_config(["alpha:1", "beta:1"])).config, {}))
     assert found["own address"].status is Severity.OK
     assert found["own address"].details == {"address": "192.0.2.7", "resolved": ["127.0.1.1"]}
-    assert "stands for 127.0.1.1 on this machine" in found["own address"].text
+    assert "means 127.0.1.1 on this machine" in found["own address"].text
     found = by_name(network._check_own(detect_cluster(tf_config(["alpha:1", "alpha:2"])).config, {}))
     assert found["own address"].text == "worker:0 listens at 127.0.1.1"
     monkeypatch.setattr(own_address, "_source", lambda ip: "")

@@ -67,7 +67,7 @@ def test_a_name_that_nobody_knows(make_lan: MakeLan):
     for words in (
         "worker:1 waits for the name service",
         "ClusterError: The address of worker:1 cannot be used: 'beta' is a name that is not known here",
-        "whose name 'beta' stands for nothing, got 'beta:2222'",
+        "whose name 'beta' means nothing, got 'beta:2222'",
         "This machine reaches the others from 10.73.0.2. Let the hosts file or the name service say '10.73.0.2 beta'.",
     ):
         assert words in worker.log, worker.log
@@ -77,7 +77,7 @@ def test_a_name_that_stands_for_another_address(make_lan: MakeLan):
     lan = make_lan("alpha", "beta", line="10.73.0.77 {name}")
     worker = start_job(lan.hosts[1], "workers", tf_config(by_name(lan), 1), steps=STEPS, start_timeout=1)
     assert worker.wait(SECONDS) == 1, worker.log
-    assert "cannot be used: 'beta' stands for 10.73.0.77, no address of this machine" in worker.log
+    assert "cannot be used: 'beta' means 10.73.0.77, which is not an address of this machine" in worker.log
     assert "'10.73.0.2 beta'" in worker.log
     doctor = lan.hosts[1].start(
         "python", "-m", "replicax", "doctor", "--quick", **ENVIRONMENT, **tf_config(by_name(lan), 1)
@@ -90,7 +90,9 @@ def test_the_task_of_another_machine(make_lan: MakeLan):
     lan = make_lan("alpha", "beta")
     worker = start_job(lan.hosts[1], "workers", tf_config(by_ip(lan), 0), steps=STEPS)  # It is told to be alpha.
     assert worker.wait(SECONDS) == 1, worker.log
-    assert "The address of worker:0 cannot be used: '10.73.0.1' stands for 10.73.0.1, no address of" in worker.log
+    assert (
+        "The address of worker:0 cannot be used: '10.73.0.1' means 10.73.0.1, which is not an address of" in worker.log
+    )
     assert "Make sure that each machine gets its own task" in worker.log
 
 

@@ -289,7 +289,7 @@ def test_distributed_datasets(call, two):
     assert call(of, rx.ReduceOp.from_variable_aggregation, aggregation=rx.VariableAggregation.SUM) is rx.ReduceOp.SUM
     assert call(of, rx.ReduceOp.from_variable_aggregation, aggregation="mean") is rx.ReduceOp.MEAN
     for other in (rx.VariableAggregation.NONE, rx.VariableAggregation.ONLY_FIRST_REPLICA):
-        with pytest.raises(ValueError, match="A reduce op is"):
+        with pytest.raises(ValueError, match="A reduce op must be"):
             rx.ReduceOp.from_variable_aggregation(other)
     dataset = two.experimental_distribute_dataset([np.arange(4.0), np.arange(4.0, 8.0)])
     assert isinstance(dataset, rx.data.DistributedDataset)

@@ -47,7 +47,7 @@ def test_a_node_listens_where_the_cluster_says_and_others_can_connect(alpha_is: 
     spec = ClusterSpec({"ps": [f"{alpha_is}:1"], "worker": [f"{alpha_is}:2", "beta:1"]})
     assert node_ip(spec, Task("ps", 0), 0.0) == node_ip(spec, Task("worker", 0), 0.0) == head_ip(spec) == "10.0.0.1"
     assert task_arguments(spec, Task("worker", 0), dashboard=False)[1] == "10.0.0.1:1"
-    with pytest.raises(ClusterError, match=r"The address of worker:1 cannot be used: 'beta' stands for 10\.0\.0\.2"):
+    with pytest.raises(ClusterError, match=r"The address of worker:1 cannot be used: 'beta' means 10\.0\.0\.2"):
         node_ip(spec, Task("worker", 1), 0.0)
 
 

@@ -7,8 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TypedDict
 
 from replicax.cluster.environment import Environ
 from replicax.launch.doctor.findings import Finding, fail, ok, warn
@@ -29,6 +29,20 @@ print({_MARK!r} + json.dumps(found))
 """
 
 
+class FoundDevice(TypedDict):
+    """A device that JAX finds.
+
+    Attributes:
+        platform: Its platform, such as `"gpu"`.
+        kind: Its model.
+        memory: Its memory in bytes; None if JAX does not know it.
+    """
+
+    platform: str
+    kind: str
+    memory: int | None
+
+
 def check_devices(environ: Environ) -> Iterator[Finding]:
     """Checks which devices JAX finds, and that its thread pool is large enough for virtual ones."""
     found = find_devices(environ)
@@ -40,7 +54,7 @@ def check_devices(environ: Environ) -> Iterator[Finding]:
     yield check_threads(environ, cpus, os.cpu_count() or 1)
 
 
-def find_devices(environ: Environ, timeout_s: float = _SECONDS) -> list[dict[str, Any]] | Finding:
+def find_devices(environ: Environ, timeout_s: float = _SECONDS) -> list[FoundDevice] | Finding:
     """Returns the devices that JAX finds in a new process, or what went wrong."""
     command = [sys.executable, "-c", _PROGRAM]
     try:
@@ -61,7 +75,7 @@ def find_devices(environ: Environ, timeout_s: float = _SECONDS) -> list[dict[str
     return json.loads(lines[-1].removeprefix(_MARK))
 
 
-def describe_devices(found: Sequence[Mapping[str, Any]]) -> Finding:
+def describe_devices(found: Sequence[FoundDevice]) -> Finding:
     """Returns how many devices of which kind there are."""
     kinds = collections.Counter((device["platform"], device["kind"], device["memory"]) for device in found)
     texts = []

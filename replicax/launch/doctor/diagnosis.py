@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from replicax.cluster import ClusterConfig, Detection
 from replicax.cluster.environment import Environ
@@ -44,7 +43,7 @@ class DoctorReport:
         """1 if anything fails, else 0."""
         return ExitCode.FAILED if self.status is Severity.FAIL else ExitCode.OK
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Returns it as JSON can hold it.
 
         `{"schema": 1, "status": S, "findings": [{"name", "status": S, "text", "cure", "details"}, ...]}` with S one of

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
-from typing import Any
 
 SCHEMA_VERSION = 1
 
@@ -34,9 +33,9 @@ class Finding:
     status: Severity
     text: str
     cure: str = ""
-    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    details: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Returns it as JSON can hold it."""
         return {
             "name": self.name,
@@ -47,16 +46,16 @@ class Finding:
         }
 
 
-def ok(name: str, text: str, **details: Any) -> Finding:
+def ok(name: str, text: str, **details: object) -> Finding:
     """Returns a finding that all is well."""
     return Finding(name, Severity.OK, text, "", details)
 
 
-def warn(name: str, text: str, cure: str, **details: Any) -> Finding:
+def warn(name: str, text: str, cure: str, **details: object) -> Finding:
     """Returns a finding that somebody should look at."""
     return Finding(name, Severity.WARN, text, cure, details)
 
 
-def fail(name: str, text: str, cure: str, **details: Any) -> Finding:
+def fail(name: str, text: str, cure: str, **details: object) -> Finding:
     """Returns a finding that something will not work."""
     return Finding(name, Severity.FAIL, text, cure, details)

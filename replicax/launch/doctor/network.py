@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from replicax.cluster import ClusterConfig, Detection, detect_cluster, parse_address
 from replicax.cluster.environment import Environ
@@ -22,7 +21,7 @@ _NO_PROXIES = ("no_grpc_proxy", "no_proxy")
 
 
 def check_cluster(environ: Environ) -> tuple[list[Finding], Detection | None]:
-    """Checks what the environment says of the cluster; returns the findings and, if it can be read, the cluster."""
+    """Checks the cluster that the environment describes; returns the findings and, if it can be read, the cluster."""
     try:
         detection = detect_cluster(environ)
     except ClusterError as error:
@@ -69,7 +68,7 @@ def check_addresses(
 
 
 def _check_own(config: ClusterConfig, environ: Environ) -> Iterator[Finding]:
-    """Checks that this task's address is of use to the others, and that its port is free."""
+    """Checks that the others can use this task's address, and that its port is free."""
     task, address, others = own_and_others(config)
     try:
         ip = own_ip(task, address, others, 0.0, environ)
@@ -78,9 +77,9 @@ def _check_own(config: ClusterConfig, environ: Environ) -> Iterator[Finding]:
         return
     host = parse_address(address, "address").host if address else ""
     stands_for = resolve(host) if host else []
-    text = f"{task} listens at {ip}" if ip else f"{task} will be told by the others where they reach it"
+    text = f"{task} listens at {ip}" if ip else f"{task} will learn from the others where they reach it"
     if ip not in stands_for and host:
-        text += f"; {host!r}, its name in the cluster, stands for {', '.join(stands_for)} on this machine"
+        text += f"; {host!r}, its name in the cluster, means {', '.join(stands_for)} on this machine"
     yield ok("own address", text, address=ip, resolved=stands_for)
     if address:
         yield check_port(task, address, ip or stands_for[0])
@@ -148,7 +147,7 @@ def _asked(address: str, timeout_s: float) -> str:
 
 
 def _together(calls: Mapping[str, Callable[[], str]], timeout_s: float) -> dict[str, str]:
-    """Makes calls at the same time; a name service that does not answer cannot be interrupted, only left behind."""
+    """Makes calls at the same time. Nobody can interrupt a name service that does not answer, so its thread stays."""
     answers: dict[str, str] = {}
 
     def answer(name: str, call: Callable[[], str]) -> None:
@@ -164,7 +163,7 @@ def _together(calls: Mapping[str, Callable[[], str]], timeout_s: float) -> dict[
 
 def check_proxies(environ: Environ, config: ClusterConfig | None = None) -> Finding:
     """Checks that no proxy stands between the workers: JAX's coordination service talks gRPC, which obeys these."""
-    lower: dict[str, Any] = {name.lower(): value for name, value in environ.items() if value}
+    lower: dict[str, str] = {name.lower(): value for name, value in environ.items() if value}
     proxies = [name for name in _PROXIES if name in lower]
     if not proxies:
         exceptions = ", ".join(name for name in environ if name.lower() in _NO_PROXIES)
