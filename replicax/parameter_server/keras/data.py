@@ -67,8 +67,8 @@ def for_workers(given: DataArguments, shuffle: bool | str, workers: int) -> Trai
     if callable(given.x):
         if given.steps is None:
             raise ArgumentError(
-                "Each worker makes its own dataset, so the end of an epoch is unknown: give "
-                f"`steps_per_epoch` with a {type(given.x).__name__}."
+                "Each worker makes its own dataset, so the end of an epoch is unknown: "
+                f"`steps_per_epoch` has to be given with a {type(given.x).__name__}."
             )
         return TrainingData(RepeatedDataset(given.x, workers), given.steps)
     if isinstance(given.x, Iterator):
