@@ -10,7 +10,7 @@ import numpy as np
 
 from replicax.compat.keras import change_class
 from replicax.errors import ContextError
-from replicax.parameter_server.compiling.traced_step import recorder
+from replicax.parameter_server.compiling.recording import recorder
 from replicax.parameter_server.scheduling.remote_values import PerWorkerValues
 from replicax.variable_access import VariableLike, name_of
 from replicax.variables import Variable

@@ -26,7 +26,7 @@ from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.actors.workers_dataset import WorkersDataset
 from replicax.parameter_server.compiling.placing import Choice, VariablePlacer
-from replicax.parameter_server.compiling.traced_step import recorder
+from replicax.parameter_server.compiling.recording import recorder
 from replicax.parameter_server.keras.loops import KerasLoops
 from replicax.parameter_server.per_worker import PerWorkerVariable, keep_on_each_worker
 from replicax.parameter_server.scheduling.server_actors import ServerActors

@@ -1,29 +1,29 @@
-"""From a traced step to the programs of workers and servers, as StableHLO."""
+"""`export_programs`: compiles a traced step into the programs of workers and servers, as StableHLO."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.export
 
 from replicax.errors import ProgramError
-from replicax.parameter_server.actors.messages import ServerProgram, WorkerProgram
+from replicax.parameter_server.actors.messages import ArraySpecs, ServerProgram, WorkerProgram
 from replicax.parameter_server.compiling.server_half import ServerHalf
-from replicax.parameter_server.compiling.traced_step import Specs, TracedStep
+from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.compiling.worker_half import WorkerHalf
 from replicax.parameter_server.variables.remote import home_of
+from replicax.typing import PyTree, PyTreeFunction
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportedPrograms:
-    """A step, ready to be loaded.
+    """A step as programs that workers and servers can load.
 
     Attributes:
-        worker: For every worker.
-        servers: For each server that has to do with it.
+        worker: The program of every worker.
+        servers: The programs of the servers that take part.
     """
 
     worker: WorkerProgram
@@ -31,29 +31,29 @@ class ExportedPrograms:
 
 
 def export_programs(
-    number: int, step: TracedStep, specs: Specs, platforms: Sequence[str], lazy_rows: bool = False
+    number: int, step: TracedStep, specs: Mapping[int, ArraySpecs], platforms: Sequence[str], lazy_rows: bool = False
 ) -> ExportedPrograms:
     """Returns the programs of a step all of whose variables are placed.
 
     Args:
-        number: Their number.
+        number: Their id.
         step: The step.
         specs: For each iterator, the shapes and dtypes of its batches.
-        platforms: What kinds of devices the workers have.
-        lazy_rows: Whether updates leave alone the rows of a table that a step has not looked up.
+        platforms: The platforms of the workers' devices.
+        lazy_rows: Whether updates leave the rows of a table unchanged that a step has not looked up.
 
     Raises:
-        ProgramError: The step cannot be sent to other processes, or a cut variable cannot be updated part by part.
+        ProgramError: The step cannot be sent to other processes, or a sharded variable cannot be updated by shards.
     """
     worker = WorkerHalf(step)
     servers = sorted({server for variable in step.written for server in home_of(variable).servers})
     halves = {server: ServerHalf(step, server, worker.tables, lazy_rows) for server in servers}
-    made = {}
+    programs = {}
     for server, half in halves.items():
         code = _exported(step.name, half, ["cpu"], half.shapes())
-        made[server] = ServerProgram(number, code, tuple(half.updated), tuple(half.others))
+        programs[server] = ServerProgram(number, code, tuple(half.updated), tuple(half.others))
     index_code = None
-    if worker.tables:
+    if worker.indices is not None and worker.tables:
         index_code = _exported(step.name, worker.indices, platforms, [worker.input_shapes])
     program = WorkerProgram(
         number=number,
@@ -67,10 +67,10 @@ def export_programs(
         sends={server: tuple(half.sent) for server, half in halves.items()},
         keeps=tuple(step.keeps),
     )
-    return ExportedPrograms(program, made)
+    return ExportedPrograms(program, programs)
 
 
-def _exported(name: str, half: Callable[..., Any], platforms: Sequence[str], shapes: Sequence[Any]) -> bytes:
+def _exported(name: str, half: PyTreeFunction, platforms: Sequence[str], shapes: Sequence[PyTree]) -> bytes:
     try:
         exported = jax.export.export(jax.jit(lambda *args: half(*args), keep_unused=True), platforms=list(platforms))
         return bytes(exported(*shapes).serialize())

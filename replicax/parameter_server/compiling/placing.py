@@ -1,32 +1,31 @@
-"""Which variable goes to which server. Nothing here talks to one.
+"""`VariablePlacer`: decides which variable goes to which server. It talks to none.
 
-Variables whose updates need each other (a weight and its moments) live on the same server, so that a server can apply a
-push without asking another one. What every update needs and none changes by data (an optimizer's step counter, its
-learning rate) has a copy on each server. Everything else goes, largest first, where there is least so far.
+Variables whose updates read each other (a weight and its moments) go to the same server, so that a server can apply a
+push without asking another one. Small variables that all updates read and no data changes (an optimizer's step counter,
+its learning rate) have a copy on each server. All others go, largest first, to the server with the fewest bytes.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
+from replicax.checks import is_int
 from replicax.errors import ArgumentError, ProgramError
 from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import home_of, variable_bytes
-from replicax.variable_access import name_of
+from replicax.variable_access import VariableLike, name_of
 
 _SMALL_BYTES = 1 << 16
 
-Choice = Callable[[Any], int | None]
+Choice = Callable[[VariableLike], int | None]
 
 
 class VariablePlacer:
-    """The servers' loads, and where new variables go.
+    """Decides where new variables go, by the bytes that each server has.
 
     Args:
         servers: How many servers there are.
-        choose: Returns the server for a variable, or None to leave it to the loads.
+        choose: Returns the server for a variable, or None to let the number of bytes decide.
 
     Attributes:
         bytes: For each server, the bytes of the variables placed there.
@@ -35,9 +34,9 @@ class VariablePlacer:
     def __init__(self, servers: int, choose: Choice | None = None):
         self.bytes = [0] * servers
         self._choose = choose
-        self._written: set[int] = set()  # numbers of the variables that steps update
+        self._written: set[int] = set()  # ids of the variables that steps update
 
-    def to_copy(self, step: TracedStep) -> list[Any]:
+    def to_copy(self, step: TracedStep) -> list[VariableLike]:
         """Returns the variables of a step that every server needs a copy of, and that are on one server only.
 
         Raises:
@@ -53,7 +52,7 @@ class VariablePlacer:
             )
         return found
 
-    def copy(self, variable: Any) -> None:
+    def copy(self, variable: VariableLike) -> None:
         """Gives a variable a copy on each server."""
         home = home_of(variable)
         for server in range(len(self.bytes)):
@@ -75,16 +74,16 @@ class VariablePlacer:
             self._place_group(group)
         self._written |= {home_of(variable).number for variable in step.written}
 
-    def place(self, variables: Iterable[Any]) -> None:
+    def place(self, variables: Iterable[VariableLike]) -> None:
         """Places variables that no step updates so far."""
         for variable in variables:
             self._place_group([variable])
 
-    def _place_group(self, group: Sequence[Any]) -> None:
+    def _place_group(self, group: Sequence[VariableLike]) -> None:
         homes = [home_of(variable) for variable in group]
         parts = max(len(home.bounds) for home in homes)
         if parts > 1:
-            self._check_cut_alike(group)
+            self._check_sharded_alike(group)
         found = {home.servers for home in homes if home.servers}
         if len(found) > 1:
             raise ProgramError(
@@ -99,20 +98,20 @@ class VariablePlacer:
                 for server in servers:
                     self.bytes[server] += variable_bytes(variable) // parts
 
-    def _check_cut_alike(self, group: Sequence[Any]) -> None:
+    def _check_sharded_alike(self, group: Sequence[VariableLike]) -> None:
         cuts = {home_of(variable).bounds: name_of(variable) for variable in group}
         if len(cuts) > 1:
             parts = ", ".join(f"{name!r} in {len(bounds)}" for bounds, name in cuts.items())
             raise ProgramError(
-                f"The updates of some variables need each other, but they are cut into different parts over the "
-                f"servers: {parts}. A server updates its own rows of a variable from the same rows of the others: make "
-                "a `variable_partitioner` that cuts all of them alike, or returns 1 for them, or choose another "
-                "optimizer."
+                f"The updates of some variables need each other, but they are sharded differently: {parts}. A server "
+                "updates its own rows of a variable from the same rows of the others: make a `variable_partitioner` "
+                "that shards all of them alike, or returns 1 for them, or choose another optimizer."
             )
 
-    def _chosen(self, group: Sequence[Any], parts: int) -> tuple[int, ...]:
-        for variable in group if self._choose is not None else ():
-            server = self._choose(variable)  # type: ignore[misc]
+    def _chosen(self, group: Sequence[VariableLike], parts: int) -> tuple[int, ...]:
+        choose = self._choose
+        for variable in group if choose is not None else ():
+            server = None if choose is None else choose(variable)
             if server is not None:
                 if not _is_index(server, len(self.bytes)):
                     raise ArgumentError(
@@ -124,17 +123,14 @@ class VariablePlacer:
         return tuple((first + i) % len(self.bytes) for i in range(parts))
 
 
-def _is_index(value: Any, count: int) -> bool:
-    try:
-        return not isinstance(value, bool) and 0 <= operator.index(value) < count
-    except TypeError:
-        return False
+def _is_index(value: object, count: int) -> bool:
+    return is_int(value) and 0 <= value < count
 
 
-def _copied(step: TracedStep) -> dict[int, Any]:
+def _copied(step: TracedStep) -> dict[int, VariableLike]:
     """Returns the small variables that updates on several servers read, and that need no data to be updated."""
     served = {id(variable): i for i, variable in enumerate(step.written)}
-    own: dict[int, Any] = {}
+    own: dict[int, tuple[VariableLike, list[VariableLike]]] = {}
     read_by_others: set[int] = set()
     for i, variable in enumerate(step.written):
         part = step.split.part(i)
@@ -142,25 +138,27 @@ def _copied(step: TracedStep) -> dict[int, Any]:
         read_by_others |= {id(read) for read in reads if read is not variable}
         if not part.sent and _may_be_copied(variable):
             own[id(variable)] = (variable, reads)
-    clocks = {key: variable for key, (variable, _) in own.items()}
+    counters = {key: variable for key, (variable, _) in own.items()}
     for read in (step.variables[i] for i in step.split.server_inputs):
         if id(read) not in served and _may_be_copied(read):
-            clocks[id(read)] = read
+            counters[id(read)] = read
     changed = True
-    while changed:  # A clock goes by other clocks only.
-        stuck = [key for key, (_, reads) in own.items() if key in clocks and any(id(r) not in clocks for r in reads)]
+    while changed:  # A counter may be updated from other counters only.
+        stuck = [
+            key for key, (_, reads) in own.items() if key in counters and any(id(r) not in counters for r in reads)
+        ]
         for key in stuck:
-            del clocks[key]
+            del counters[key]
         changed = bool(stuck)
-    return {key: variable for key, variable in clocks.items() if key in read_by_others}
+    return {key: variable for key, variable in counters.items() if key in read_by_others}
 
 
-def _may_be_copied(variable: Any) -> bool:
+def _may_be_copied(variable: VariableLike) -> bool:
     return variable_bytes(variable) <= _SMALL_BYTES and len(home_of(variable).bounds) == 1
 
 
-def _groups(step: TracedStep, copied: dict[int, Any]) -> list[list[Any]]:
-    """Returns all variables of a step that are no copies, those together whose updates need each other."""
+def _groups(step: TracedStep, copied: dict[int, VariableLike]) -> list[list[VariableLike]]:
+    """Returns the variables of a step that have no copies, in groups whose updates read each other."""
     used = [v for v in [*step.variables, *step.written] if id(v) not in copied and not home_of(v).copies]
     everything = {id(v): v for v in used}
     leader = {key: key for key in everything}
@@ -175,11 +173,11 @@ def _groups(step: TracedStep, copied: dict[int, Any]) -> list[list[Any]]:
             for j in step.split.part(i).inputs:
                 if id(step.variables[j]) in everything:
                     leader[find(id(step.variables[j]))] = find(id(variable))
-    groups: dict[int, list[Any]] = {}
+    groups: dict[int, list[VariableLike]] = {}
     for key, variable in everything.items():
         groups.setdefault(find(key), []).append(variable)
     return list(groups.values())
 
 
-def _group_bytes(group: Sequence[Any]) -> int:
+def _group_bytes(group: Sequence[VariableLike]) -> int:
     return sum(map(variable_bytes, group))

@@ -1,13 +1,14 @@
-"""A server's half of a step, as a function that can be exported."""
+"""`ServerHalf`: one server's half of a step, as a function that can be exported."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 import jax.export
 import jax.numpy as jnp
+from jax.extend.core import Var
 
 from replicax.errors import ProgramError
 from replicax.parameter_server.actors.messages import SentValue, ShardId
@@ -15,9 +16,32 @@ from replicax.parameter_server.compiling.row_wise import NotByRowsError, evaluat
 from replicax.parameter_server.compiling.tables import Table, moves_untouched_rows
 from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import Home, home_of
-from replicax.program.jaxprs import evaluate, read
+from replicax.program.jaxprs import Values, aval_of, evaluate, read
 from replicax.program.split import Part
-from replicax.variable_access import dtype_of, name_of, shape_of
+from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
+
+#: A value that a worker has sent: an array, or some rows of a table, after their indices.
+_Arrived: TypeAlias = jax.Array | tuple[jax.Array, jax.Array]
+_SentSpec: TypeAlias = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]
+
+
+class _LookedUp(NamedTuple):
+    """The gradient of a table's rows that a step has looked up.
+
+    Attributes:
+        leaf: The value of the program that it is a part of.
+        numbers: The indices of the rows; those past the end are padding.
+        rows: The rows.
+    """
+
+    leaf: Var
+    numbers: jax.Array
+    rows: jax.Array
+
+    def scattered(self, count: int) -> jax.Array:
+        """Returns all `count` rows, zeros where none was looked up."""
+        zeros = jnp.zeros((count, *self.rows.shape[1:]), self.rows.dtype)
+        return zeros.at[self.numbers].add(self.rows, mode="drop")
 
 
 class ServerHalf:
@@ -25,17 +49,17 @@ class ServerHalf:
 
     Args:
         step: The step; its variables are placed.
-        server: Number of the server.
-        tables: The step's tables, by their numbers among its variables.
-        lazy_rows: Whether updates leave alone the rows of a table that a step has not looked up.
+        server: Index of the server.
+        tables: The step's tables, by their indices among its variables.
+        lazy_rows: Whether updates leave the rows of a table unchanged that a step has not looked up.
 
     Attributes:
-        updated: The pieces that it updates.
-        others: The pieces that it reads only.
-        sent: What it takes from a worker, in order; the rows of a table are two arrays, their numbers and they.
+        updated: The shards that it updates.
+        others: The shards that it reads only.
+        sent: What it takes from a worker, in order; the rows of a table are two arrays, their indices and the rows.
 
     Raises:
-        ProgramError: A cut variable cannot be updated part by part.
+        ProgramError: A sharded variable cannot be updated shard by shard.
     """
 
     def __init__(self, step: TracedStep, server: int, tables: Mapping[int, Table], lazy_rows: bool):
@@ -46,7 +70,7 @@ class ServerHalf:
         self._parts = {i: step.split.part(i) for i, _ in self._outputs}
         self._tables = _gradients_of(step, tables)
         self.updated = [shard for _, shard in self._outputs]
-        self.others: dict[ShardId, Any] = {}
+        self.others: dict[ShardId, VariableLike] = {}
         self.sent: list[SentValue] = []
         for i, shard in self._outputs:
             for j in self._parts[i].inputs:
@@ -59,12 +83,12 @@ class ServerHalf:
                     self.sent.append(sent)
 
     def _needed_shard(self, variable: int, output: int, shard: ShardId) -> ShardId:
-        """Returns which part of a variable the update of another one's part reads."""
+        """Returns which shard of a variable the update of another variable's shard reads."""
         home, written = home_of(self._step.variables[variable]), self._step.written[output]
         if len(home.bounds) == 1:
             return ShardId(home.number, 0)
         if home.bounds != home_of(written).bounds:
-            raise _not_by_rows(written, "reads a variable that is cut otherwise")
+            raise _not_by_rows(written, "reads a variable that is sharded differently")
         return ShardId(home.number, shard.number)
 
     def _sent_for(self, result: int, output: int, shard: ShardId) -> SentValue:
@@ -72,7 +96,7 @@ class ServerHalf:
         bounds, rows = home_of(variable).bounds[shard.number], shape_of(variable)[:1]
         if result in self._tables:
             return SentValue(result, (0, rows[0]) if bounds is None else bounds, self._tables[result])
-        has_rows = bounds is not None and self._step.split.sent[result].aval.shape[:1] == rows
+        has_rows = bounds is not None and aval_of(self._step.split.sent[result]).shape[:1] == rows
         part = self._parts[output]
         if has_rows and has_entries_of_its_own(part.equations, part.sent[result]):
             has_rows = False
@@ -80,74 +104,77 @@ class ServerHalf:
 
     # Computing.
 
-    def __call__(self, updated: list[Any], others: list[Any], sent: list[Any]) -> list[Any]:
+    def __call__(self, updated: list[jax.Array], others: list[jax.Array], sent: list[_Arrived]) -> list[jax.Array]:
         """Returns the new values."""
         state = dict(zip([*self.updated, *self.others], [*updated, *others], strict=True))
         arrived = dict(zip(self.sent, sent, strict=True))
         return [self._new_value(i, shard, state, arrived) for i, shard in self._outputs]
 
-    def _new_value(self, output: int, shard: ShardId, state: dict[ShardId, Any], arrived: dict[SentValue, Any]) -> Any:
+    def _new_value(
+        self, output: int, shard: ShardId, state: dict[ShardId, jax.Array], arrived: dict[SentValue, _Arrived]
+    ) -> jax.Array:
         part, variable = self._parts[output], self._step.written[output]
         bounds, full = home_of(variable).bounds[shard.number], shape_of(variable)[:1]
         values, by_row = self._known(output, shard, state)
         rows = None if bounds is None else bounds[1] - bounds[0]
-        looked_up = None
+        looked_up: _LookedUp | None = None
         for result, leaf in part.sent.items():
             sent = self._sent_for(result, output, shard)
-            values[leaf] = arrived[sent]
-            if sent.table is not None:
-                looked_up = leaf
-            elif sent.bounds is not None:
+            value = arrived[sent]
+            if isinstance(value, tuple):
+                looked_up = _LookedUp(leaf, *value)
+                continue
+            values[leaf] = value
+            if sent.bounds is not None:
                 by_row.add(leaf)
         if looked_up is not None:
-            numbers, gradient = values[looked_up]
-            count = full[0] if rows is None else rows
             if self._by_touched_rows(output, part):
                 return self._update_rows(output, part, values, by_row, looked_up)
-            values[looked_up] = (
-                jnp.zeros((count, *gradient.shape[1:]), gradient.dtype).at[numbers].add(gradient, mode="drop")
-            )
-            by_row.add(looked_up)
+            values[looked_up.leaf] = looked_up.scattered(full[0] if rows is None else rows)
+            by_row.add(looked_up.leaf)
         if rows is None:
             evaluate(part.equations, values, in_place=False)
             return read(part.outvar, values)
         assert bounds is not None
         return self._by_rows(output, part, values, by_row, rows, bounds[0])
 
-    def _known(self, output: int, shard: ShardId, state: dict[ShardId, Any]) -> tuple[dict[Any, Any], set[Any]]:
-        """Returns the values of the state that an update reads, and which of them have the variable's rows."""
+    def _known(self, output: int, shard: ShardId, state: dict[ShardId, jax.Array]) -> tuple[Values, set[Var]]:
+        """Returns the values that an update reads, and which of them have the rows of the variable."""
         part, shape = self._parts[output], shape_of(self._step.written[output])
-        values, by_row = dict(part.consts), set()
+        values: Values = dict(part.consts)
+        by_row: set[Var] = set()
         for j, var in part.inputs.items():
             values[var] = state[self._needed_shard(j, output, shard)]
-            if shape and tuple(var.aval.shape[:1]) == shape[:1]:
+            if shape and aval_of(var).shape[:1] == shape[:1]:
                 by_row.add(var)
         return values, by_row
 
     def _by_rows(
-        self, output: int, part: Part, values: dict[Any, Any], by_row: set[Any], rows: Any, first: int | None = None
-    ) -> Any:
+        self, output: int, part: Part, values: Values, by_row: set[Var], rows: int, first: int | None = None
+    ) -> jax.Array:
         variable = self._step.written[output]
         try:
             evaluate_rows(part.equations, values, by_row, shape_of(variable)[0], rows, first)
         except NotByRowsError as error:
             raise _not_by_rows(variable, str(error)) from error
         new = read(part.outvar, values)
-        if part.outvar in by_row:
+        if isinstance(part.outvar, Var) and part.outvar in by_row:
             return new
         if first is None:
             raise _not_by_rows(variable, "computes the new value from no rows at all")
         return new[first : first + rows]
 
-    def _update_rows(self, output: int, part: Part, values: dict[Any, Any], by_row: set[Any], looked_up: Any) -> Any:
+    def _update_rows(
+        self, output: int, part: Part, values: Values, by_row: set[Var], looked_up: _LookedUp
+    ) -> jax.Array:
         """Updates the rows that were looked up, and no others."""
-        numbers, gradient = values[looked_up]
+        numbers, gradient = looked_up.numbers, looked_up.rows
         (own,) = [var for j, var in part.inputs.items() if self._step.variables[j] is self._step.written[output]]
         table = values[own]
         for var in by_row:
-            values[var] = values[var].at[numbers].get(mode="fill", fill_value=1)  # Numbers past the end fill up.
-        values[looked_up] = gradient
-        new = self._by_rows(output, part, values, {*by_row, looked_up}, gradient.shape[0])
+            values[var] = values[var].at[numbers].get(mode="fill", fill_value=1)  # Indices past the end are padding.
+        values[looked_up.leaf] = gradient
+        new = self._by_rows(output, part, values, {*by_row, looked_up.leaf}, gradient.shape[0])
         return table.at[numbers].set(new.astype(table.dtype), mode="drop")
 
     def _by_touched_rows(self, output: int, part: Part) -> bool:
@@ -163,14 +190,14 @@ class ServerHalf:
         others = [var for result, var in part.sent.items() if result not in self._tables]
         rows = shape_of(written)[:1]
 
-        def two_rows(var: Any) -> jax.ShapeDtypeStruct:
-            has_rows = tuple(var.aval.shape[:1]) == rows
-            shape = (2, *var.aval.shape[1:]) if has_rows else var.aval.shape
-            return jax.ShapeDtypeStruct(shape, var.aval.dtype)
+        def two_rows(var: Var) -> jax.ShapeDtypeStruct:
+            aval = aval_of(var)
+            shape = (2, *aval.shape[1:]) if aval.shape[:1] == rows else aval.shape
+            return jax.ShapeDtypeStruct(shape, aval.dtype)
 
-        def update(tried: Sequence[Any], gradient: Any) -> list[Any]:
-            values = dict(part.consts) | dict(zip([*state, *others], tried, strict=True)) | {leaf: gradient}
-            by_row = {var for var in [*state, leaf] if tuple(var.aval.shape[:1]) == rows}
+        def update(tried: Sequence[jax.Array], gradient: jax.Array) -> list[jax.Array]:
+            values: Values = dict(part.consts) | dict(zip([*state, *others], tried, strict=True)) | {leaf: gradient}
+            by_row = {var for var in [*state, leaf] if aval_of(var).shape[:1] == rows}
             new = self._by_rows(output, part, values, by_row, 2)
             return [new if var in own else values[var] for var in [*state, *others]]
 
@@ -182,13 +209,13 @@ class ServerHalf:
 
     # Shapes.
 
-    def shapes(self) -> Sequence[Any]:
-        """Returns the shapes of its arguments; how many rows of a table come is left open."""
-        return [
+    def shapes(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct], list[_SentSpec]]:
+        """Returns the shapes of its arguments; the number of rows of a table is symbolic."""
+        return (
             [self._shard_shape(shard) for shard in self.updated],
             [self._shard_shape(shard) for shard in self.others],
             self._sent_shapes(),
-        ]
+        )
 
     def _shard_shape(self, shard: ShardId) -> jax.ShapeDtypeStruct:
         everything = {home_of(v).number: v for v in [*self._step.variables, *self._step.written]}
@@ -197,14 +224,14 @@ class ServerHalf:
         shape = shape if bounds is None else (bounds[1] - bounds[0], *shape[1:])
         return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype_of(variable)))
 
-    def _sent_shapes(self) -> list[Any]:
+    def _sent_shapes(self) -> list[_SentSpec]:
         tables = [sent for sent in self.sent if sent.table is not None]
         symbols = jax.export.symbolic_shape(", ".join(f"k{i}" for i in range(len(tables)))) if tables else ()
-        lengths = dict(zip(tables, symbols, strict=True))
+        lengths = dict(zip(tables, cast("Sequence[int]", symbols), strict=True))  # JAX takes symbols for ints.
         return [self._sent_shape(sent, lengths.get(sent)) for sent in self.sent]
 
-    def _sent_shape(self, sent: SentValue, length: Any) -> Any:
-        aval = self._step.split.sent[sent.result].aval
+    def _sent_shape(self, sent: SentValue, length: int | None) -> _SentSpec:
+        aval = aval_of(self._step.split.sent[sent.result])
         if sent.table is not None:
             rows = jax.ShapeDtypeStruct((length, *aval.shape[1:]), aval.dtype)
             return jax.ShapeDtypeStruct((length,), jnp.int32), rows
@@ -213,7 +240,7 @@ class ServerHalf:
 
 
 def _gradients_of(step: TracedStep, tables: Mapping[int, Table]) -> dict[int, int]:
-    """Returns which of the sent values have the rows of which table, the tables counted from 0."""
+    """Returns the index of the table for each of the sent values that have the rows of a table."""
     found = {}
     for number, table in enumerate(tables.values()):
         for result, leaf in enumerate(step.split.sent):
@@ -228,10 +255,10 @@ def _shards_on(home: Home, server: int) -> list[ShardId]:
     return [shard for shard, where in zip(home.shards, home.servers, strict=True) if where == server]
 
 
-def _not_by_rows(variable: Any, why: str) -> ProgramError:
+def _not_by_rows(variable: VariableLike, why: str) -> ProgramError:
     return ProgramError(
-        f"Variable {name_of(variable)!r} is cut over servers, and each of them updates its own rows, but its "
+        f"Variable {name_of(variable)!r} is sharded over servers, and each of them updates its own rows, but its "
         f"update {why}. Updates like LAMB's, which need the norm of a whole variable, are possible for variables that "
-        "are not cut: make a `variable_partitioner` that returns 1 for this one, or choose another optimizer. "
+        "are not sharded: make a `variable_partitioner` that returns 1 for this one, or choose another optimizer. "
         "(Clipping by the global norm is no problem: workers do that.)"
     )

@@ -1,23 +1,23 @@
-"""Tables: large variables of which a step reads, and changes, a few rows only, such as embeddings.
+"""Tables: large variables of which a step reads and changes only a few rows, such as embeddings.
 
-If all that a worker's half does with a variable is look up rows, the worker gets those rows and nothing else: the
-look-ups are rewritten to a small table of the rows that the batch needs. Going backward JAX adds the rows' gradients
-into a table of zeros; that becomes a small one too, and only it is sent. What may happen to it on the way (scaling,
-clipping, also by a norm) must leave zeros zero. A variable that is used in another way is pulled whole.
+If a worker's half only looks rows up in a variable, the worker pulls those rows and no others: the look-ups are
+rewritten to a small table of the rows that the batch needs. In the backward pass JAX adds the rows' gradients to zeros
+of the variable's shape; they become a small table too, and only that is sent. What happens to it in between (scaling,
+clipping, also by a norm) must map zeros to zeros. A variable that is used in another way is pulled completely.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
+from jax.extend.core import JaxprEqn, Literal, Var
 
 from replicax.compat.jax_names import BY_ELEMENT, KEEP_ZEROS
-from replicax.program.jaxprs import Atom, aval_of, bind, evaluate, is_literal, leading_to, read
+from replicax.program.jaxprs import Atom, Values, aval_of, bind, evaluate, is_literal, leading_to, read
 
-MIN_BYTES = 1 << 16  # Below that it costs less to send all of it.
+MIN_BYTES = 1 << 16  # A smaller variable is cheaper to send completely.
 
 
 class Table:
@@ -31,20 +31,21 @@ class Table:
 
     Attributes:
         rows: Number of rows of the variable.
-        by_row: Values of the program that have a row for each row of the variable.
-        indices: The look-ups' index arrays, of shape `(..., 1)`; for each whether it is clipped to the rows there are,
-            otherwise what is looked up outside of them is dropped, or not a number.
-        capacity: At most so many different rows are looked up.
+        by_row: The values of the program that have a row for each row of the variable; for each whether rows that are
+            not looked up are zero.
+        indices: The look-ups' index arrays, of shape `(..., 1)`; for each whether indices out of range are clipped.
+            Otherwise look-ups out of range are dropped, or give NaN.
+        capacity: The largest number of different rows that are looked up.
 
     Raises:
         NotATableError: The step does something else with the variable.
     """
 
-    def __init__(self, equations: Sequence[Any], outvars: set[Any], variable: Any, gradient: Any):
-        self.rows = variable.aval.shape[0]
-        self.by_row: dict[Any, bool] = {}  # and whether rows that are not looked up are zero
-        self.indices: dict[Any, bool] = {}
-        self._equations, self._shape = equations, variable.aval.shape
+    def __init__(self, equations: Sequence[JaxprEqn], outvars: set[Var], variable: Var, gradient: Var | None):
+        self._equations, self._shape = equations, aval_of(variable).shape
+        self.rows: int = self._shape[0]
+        self.by_row: dict[Var, bool] = {}
+        self.indices: dict[Var, bool] = {}
         self._producer = {out: equation for equation in equations for out in equation.outvars}
         self._outvars = outvars
         self._follow(variable)
@@ -55,7 +56,7 @@ class Table:
         if any(value in outvars and value is not gradient for value in self.by_row):
             raise NotATableError
 
-    def _follow(self, variable: Any) -> None:
+    def _follow(self, variable: Var) -> None:
         """Follows the variable to its look-ups."""
         self.by_row[variable] = False
         for equation in self._equations:
@@ -71,9 +72,9 @@ class Table:
             else:
                 raise NotATableError
 
-    def _look_up(self, equation: Any) -> None:
+    def _look_up(self, equation: JaxprEqn) -> None:
         index = equation.invars[1]
-        if is_literal(index):
+        if isinstance(index, Literal):
             raise NotATableError
         clips = "FILL_OR_DROP" not in str(equation.params["mode"])
         if self.indices.setdefault(index, clips) != clips:
@@ -81,14 +82,15 @@ class Table:
 
     @property
     def capacity(self) -> int:
-        return min(self.rows, sum(math.prod(index.aval.shape[:-1]) for index in self.indices))
+        return min(self.rows, sum(math.prod(aval_of(index).shape[:-1]) for index in self.indices))
 
-    def _trace_back(self, gradient: Any) -> None:
+    def _trace_back(self, gradient: Var) -> None:
         """Goes back from the gradient to where rows were added up, and forward to everything made of them."""
-        found, todo = set(), [gradient]
+        found: set[Var] = set()
+        todo = [gradient]
         while todo:
             value = todo.pop()
-            if value in found or value.aval.shape[:1] != self._shape[:1]:
+            if value in found or aval_of(value).shape[:1] != self._shape[:1]:
                 continue
             found.add(value)
             equation = self._producer.get(value)
@@ -96,16 +98,16 @@ class Table:
                 raise NotATableError
             if equation.primitive.name == "scatter-add":
                 self._look_up(equation)
-                todo.append(equation.invars[0])
+                todo += [atom for atom in equation.invars[:1] if isinstance(atom, Var)]
             else:
                 todo += _values(equation)
-        side: set[Any] = set()
+        side: set[Var] = set()
         for equation in self._equations:
             if any(out in found for out in equation.outvars) or any(atom in side for atom in _values(equation)):
                 self._classify(equation, found, side)
                 side.update(out for out in equation.outvars if out in self.by_row)
 
-    def _classify(self, equation: Any, found: set[Any], side: set[Any]) -> None:
+    def _classify(self, equation: JaxprEqn, found: set[Var], side: set[Var]) -> None:
         name, (out, *_) = equation.primitive.name, equation.outvars
         operands = [atom for atom in _values(equation) if atom in side]
         if name == "broadcast_in_dim" and out in found and is_literal(equation.invars[0]):
@@ -114,7 +116,7 @@ class Table:
             if not _by_rows(equation, "inserted_window_dims", "scatter_dims_to_operand_dims"):
                 raise NotATableError
             self.by_row[out] = self.by_row[operands[0]]
-        elif name in BY_ELEMENT and operands and all(a in side or not a.aval.shape for a in _values(equation)):
+        elif name in BY_ELEMENT and operands and all(a in side or not aval_of(a).shape for a in _values(equation)):
             self.by_row[out] = self._keeps_zeros(equation)
         elif name == "reduce_sum" and operands and all(self.by_row[atom] for atom in operands):
             if 0 not in equation.params["axes"]:
@@ -122,33 +124,32 @@ class Table:
         else:
             raise NotATableError
 
-    def _keeps_zeros(self, equation: Any) -> bool:
+    def _keeps_zeros(self, equation: JaxprEqn) -> bool:
         name = equation.primitive.name
-        zero = [_is_zero(a) if is_literal(a) else self.by_row.get(a, False) for a in equation.invars]
+        zero = [self.by_row.get(a, False) if isinstance(a, Var) else _is_zero(a) for a in equation.invars]
         if name in ("mul", "and"):
             return any(zero)
         if name == "div":
             return zero[0]
         if name == "integer_pow":
-            return zero[0] and equation.params["y"] > 0
+            return bool(zero[0] and equation.params["y"] > 0)
         if name == "select_n":
             return all(zero[1:])
         if name == "clamp":
-            return (
-                zero[1]
-                and all(is_literal(a) for a in (equation.invars[0], equation.invars[2]))
-                and (equation.invars[0].val <= 0 <= equation.invars[2].val)
-            )
+            least, _, most = equation.invars
+            return zero[1] and is_literal(least) and is_literal(most) and bool(least.val <= 0 <= most.val)
         return name in KEEP_ZEROS and all(zero)
 
 
 class NotATableError(Exception):
-    """A variable is not used as a table; never reaches the user."""
+    """A variable is not used as a table; users never see this error."""
 
 
-def find_table(step_equations: Sequence[Any], outvars: set[Any], variable: Any, gradient: Any) -> Table | None:
+def find_table(
+    step_equations: Sequence[JaxprEqn], outvars: set[Var], variable: Var, gradient: Var | None
+) -> Table | None:
     """Returns how a step uses a variable as a table; None if it is small, or used otherwise."""
-    aval = variable.aval
+    aval = aval_of(variable)
     if len(aval.shape) < 2 or math.prod(aval.shape) * aval.dtype.itemsize < MIN_BYTES:
         return None
     try:
@@ -159,38 +160,40 @@ def find_table(step_equations: Sequence[Any], outvars: set[Any], variable: Any, 
 
 
 def evaluate_with_tables(
-    equations: Sequence[Any],
-    values: dict[Any, Any],
+    equations: Sequence[JaxprEqn],
+    values: Values,
     tables: Sequence[Table],
     capacities: Sequence[int],
-    positions: Sequence[dict[Any, Any]],
+    positions: Sequence[Mapping[Var, jax.Array]],
 ) -> None:
-    """Evaluates the worker's half with small tables instead of the whole ones.
+    """Evaluates the worker's half with small tables in the place of the variables.
 
     Args:
         equations: Its equations.
-        values: What is known, for the tables their rows. Results are added.
+        values: The known values; of tables their rows. Results are added.
         tables: How the tables are used.
         capacities: For each table, how many rows the small one has.
-        positions: For each table and index array, where in the small table each row is that is looked up.
+        positions: For each table and index array, the positions in the small table of the rows that are looked up.
     """
     owner = {value: i for i, table in enumerate(tables) for value in table.by_row}
     for equation in equations:
-        inputs, changes = [read(atom, values) for atom in equation.invars], {}
+        inputs, changes = [read(atom, values) for atom in equation.invars], dict[str, object]()
         touched = [owner[a] for a in [*_values(equation), *equation.outvars] if a in owner]
         if touched:
             name = equation.primitive.name
             if name in ("gather", "scatter-add") and equation.invars[0] in owner:
-                inputs[1] = positions[touched[0]][equation.invars[1]]
+                index = equation.invars[1]
+                assert isinstance(index, Var)  # As `Table` has seen to.
+                inputs[1] = positions[touched[0]][index]
             elif name == "broadcast_in_dim":
                 changes["shape"] = (capacities[touched[0]], *equation.params["shape"][1:])
         values.update(zip(equation.outvars, bind(equation, inputs, **changes), strict=True))
 
 
 def index_program(
-    equations: Sequence[Any], wanted: Sequence[Any], invars: Sequence[Any], consts: dict[Any, Any]
-) -> Any:
-    """Returns a function of the step's own inputs that computes index arrays, None if these need variables too.
+    equations: Sequence[JaxprEqn], wanted: Sequence[Var], invars: Sequence[Var], consts: Values
+) -> Callable[[list[jax.Array]], list[jax.Array]] | None:
+    """Returns a function of the step's own inputs that computes index arrays; None if they depend on variables.
 
     Args:
         equations: The equations of the worker's half.
@@ -203,7 +206,7 @@ def index_program(
     if needed - made - set(invars) - consts.keys():
         return None
 
-    def indices(inputs: list[Any]) -> list[jax.Array]:
+    def indices(inputs: list[jax.Array]) -> list[jax.Array]:
         values = dict(zip(invars, inputs, strict=True)) | consts
         evaluate(chosen, values)
         return [values[each] for each in wanted]
@@ -212,7 +215,9 @@ def index_program(
 
 
 def moves_untouched_rows(
-    update: Callable[[Sequence[Any], Any], Sequence[Any]], state: Sequence[Any], gradient: Any
+    update: Callable[[Sequence[jax.Array], jax.Array], Sequence[jax.Array]],
+    state: Sequence[jax.ShapeDtypeStruct],
+    gradient: jax.ShapeDtypeStruct,
 ) -> bool:
     """Returns whether an update changes rows whose gradient is zero, as Adam's momentum does; found out by trying.
 
@@ -230,20 +235,20 @@ def moves_untouched_rows(
     return any(bool((a != b).any()) for a, b in zip(new, tried, strict=True))
 
 
-def _values(equation: Any) -> list[Any]:
-    return [atom for atom in equation.invars if not is_literal(atom)]
+def _values(equation: JaxprEqn) -> list[Var]:
+    return [atom for atom in equation.invars if isinstance(atom, Var)]
 
 
-def _is_alone(equation: Any) -> bool:
+def _is_alone(equation: JaxprEqn) -> bool:
     """Returns whether all other operands are scalars."""
-    return sum(bool(atom.aval.shape) for atom in equation.invars) == 1
+    return sum(bool(aval_of(atom).shape) for atom in equation.invars) == 1
 
 
 def _is_zero(atom: Atom) -> bool:
     return is_literal(atom) and not aval_of(atom).shape and float(atom.val) == 0.0
 
 
-def _by_rows(equation: Any, collapsed: str, mapped: str) -> bool:
+def _by_rows(equation: JaxprEqn, collapsed: str, mapped: str) -> bool:
     numbers = equation.params["dimension_numbers"]
     return (
         getattr(numbers, collapsed) == (0,) and getattr(numbers, mapped) == (0,) and not numbers.operand_batching_dims

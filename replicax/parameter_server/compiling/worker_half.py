@@ -1,19 +1,21 @@
-"""The worker's half of a step, as a function that can be exported."""
+"""`WorkerHalf`: the worker's half of a step, as a function that can be exported."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Var
 
 from replicax.parameter_server.actors.messages import PulledTable, PulledVariable
 from replicax.parameter_server.compiling.tables import Table, evaluate_with_tables, find_table, index_program
 from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import home_of
-from replicax.program.jaxprs import is_literal
+from replicax.program.jaxprs import aval_of
 from replicax.variable_access import dtype_of, shape_of
+
+_Spec: TypeAlias = jax.ShapeDtypeStruct
 
 
 class WorkerHalf:
@@ -23,8 +25,8 @@ class WorkerHalf:
         step: The step; its variables are placed.
 
     Attributes:
-        tables: The variables of which only rows are read, by their numbers among the step's variables.
-        indices: Computes, of the inputs, the index arrays with which rows are looked up.
+        tables: The variables of which only rows are read, by their indices among the step's variables.
+        indices: Computes, from the inputs, the index arrays with which rows are looked up; None without tables.
         input_shapes: Shapes of the inputs.
     """
 
@@ -44,8 +46,8 @@ class WorkerHalf:
 
     def _find_tables(self) -> dict[int, Table]:
         split = self._step.split
-        outvars = {atom for atom in split.program.jaxpr.outvars if not is_literal(atom)} | set(split.sent)
-        found = {}
+        outvars = {atom for atom in split.program.jaxpr.outvars if isinstance(atom, Var)} | set(split.sent)
+        found: dict[int, Table] = {}
         for i in split.worker_inputs:
             if i < self._count and not home_of(self._step.variables[i]).copies:
                 is_table, gradient = self._gradient_of(i)
@@ -55,13 +57,16 @@ class WorkerHalf:
                     found[i] = table
         return found
 
-    def _gradient_of(self, number: int) -> tuple[bool, Any]:
-        """Returns what is sent for a variable's rows, and whether it is for variables like it alone."""
+    def _gradient_of(self, number: int) -> tuple[bool, Var | None]:
+        """Returns whether a variable may be a table, and what is sent for the update of its rows, if anything.
+
+        It may be one if what is sent for it is sent for variables of its shape only.
+        """
         split, variable = self._step.split, self._step.variables[number]
         leaves: set[int] = set()
         for j, written in enumerate(self._step.written):
             if written is variable:
-                leaves |= {i for i, leaf in split.part(j).sent.items() if leaf.aval.shape == shape_of(variable)}
+                leaves |= {i for i, leaf in split.part(j).sent.items() if aval_of(leaf).shape == shape_of(variable)}
         if len(leaves) != 1:
             return not leaves, None
         (leaf,) = leaves
@@ -70,34 +75,48 @@ class WorkerHalf:
                 return False, None
         return True, split.sent[leaf]
 
-    def __call__(self, variables: list[Any], rows: list[Any], positions: list[list[Any]], inputs: list[Any]) -> Any:
-        """Computes the results and what is sent; `positions` has for each table an array for each of its look-ups."""
+    def __call__(
+        self,
+        variables: list[jax.Array],
+        rows: list[jax.Array],
+        positions: list[list[jax.Array]],
+        inputs: list[jax.Array],
+    ) -> tuple[list[jax.Array | None], list[jax.Array]]:
+        """Returns the results and what is sent.
+
+        Args:
+            variables: The values of the variables that it pulls completely.
+            rows: For each table, the rows that the batch needs.
+            positions: For each table and look-up, the positions of the rows in `rows`.
+            inputs: The batches, arguments and resources.
+        """
         split, invars = self._step.split, self._step.split.program.jaxpr.invars
         values = dict(zip([invars[i] for i in self._read], variables, strict=True))
         values |= dict(zip([invars[i] for i in self.tables], rows, strict=True))
         values |= dict(zip(self._own, inputs, strict=True))
         values |= dict(zip(split.program.jaxpr.constvars, split.program.consts, strict=True))
         tables = list(self.tables.values())
-        where = [dict(zip(table.indices, given, strict=True)) for table, given in zip(tables, positions, strict=True)]
-        evaluate_with_tables(split.worker_equations, values, tables, [t.capacity for t in tables], where)
+        found = [dict(zip(table.indices, given, strict=True)) for table, given in zip(tables, positions, strict=True)]
+        evaluate_with_tables(split.worker_equations, values, tables, [t.capacity for t in tables], found)
         outputs, sent = split.worker_results(values)
         return outputs[len(self._step.written) :], sent
 
-    def shapes(self) -> Sequence[Any]:
+    def shapes(
+        self,
+    ) -> tuple[list[_Spec], list[_Spec], list[list[_Spec]], list[_Spec]]:
         """Returns the shapes of its arguments."""
         invars = self._step.split.program.jaxpr.invars
         rows = [
-            jax.ShapeDtypeStruct((table.capacity, *invars[i].aval.shape[1:]), invars[i].aval.dtype)
+            _Spec((table.capacity, *aval_of(invars[i]).shape[1:]), aval_of(invars[i]).dtype)
             for i, table in self.tables.items()
         ]
         positions = [
-            [jax.ShapeDtypeStruct(index.aval.shape, jnp.int32) for index in table.indices]
-            for table in self.tables.values()
+            [_Spec(aval_of(index).shape, jnp.int32) for index in table.indices] for table in self.tables.values()
         ]
         return [_shape(invars[i]) for i in self._read], rows, positions, self.input_shapes
 
     def pulled(self) -> tuple[PulledVariable, ...]:
-        """Returns where the variables are that are read whole."""
+        """Returns the variables that are pulled completely, with their servers."""
         found = []
         for i in self._read:
             home = home_of(self._step.variables[i])
@@ -105,7 +124,7 @@ class WorkerHalf:
         return tuple(found)
 
     def pulled_rows(self) -> tuple[PulledTable, ...]:
-        """Returns where the tables are."""
+        """Returns the tables of which rows are pulled, with their servers."""
         found = []
         for i, table in self.tables.items():
             variable = self._step.variables[i]
@@ -121,5 +140,6 @@ class WorkerHalf:
         return tuple(found)
 
 
-def _shape(var: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
+def _shape(var: Var) -> _Spec:
+    aval = aval_of(var)
+    return _Spec(aval.shape, aval.dtype)

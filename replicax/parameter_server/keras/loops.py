@@ -10,7 +10,7 @@ import collections
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import numpy as np
@@ -31,13 +31,6 @@ Logs: TypeAlias = dict[str, PyTree]  # numbers, or whatever else a metric of the
 NextCall: TypeAlias = Callable[[], tuple[PyTree, ...]]  # returns a step to schedule, and its arguments
 
 
-class FitStrategy(CoordinatedStrategy, Protocol):
-    """A strategy under which these loops run: `ParameterServerStrategy`."""
-
-    def scope(self) -> contextlib.AbstractContextManager[object]:
-        """Makes the strategy the current one in a `with` block."""
-
-
 class KerasLoops:
     """The loops of one model, by their names in Keras.
 
@@ -55,7 +48,7 @@ class KerasLoops:
         steps: Makes the functions that are scheduled; they are stored in `model.train_function` and the like.
     """
 
-    def __init__(self, model: keras.Model, strategy: FitStrategy):
+    def __init__(self, model: keras.Model, strategy: CoordinatedStrategy):
         self._model, self._strategy = model, strategy
         self.steps = KerasSteps(model)
 

@@ -12,7 +12,8 @@ import numpy as np
 from replicax.errors import ArgumentError, ContextError
 from replicax.parameter_server.actors.messages import Done, SetUp, StepCall
 from replicax.parameter_server.compiling.exported_programs import export_programs
-from replicax.parameter_server.compiling.traced_step import PytreeSpec, Recorder, TracedStep
+from replicax.parameter_server.compiling.recording import PytreeSpec, Recorder
+from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.scheduling.host import ServedStrategy
 from replicax.parameter_server.scheduling.remote_values import RemoteValue, check_arguments
 from replicax.parameter_server.scheduling.unused import UnusedObjects

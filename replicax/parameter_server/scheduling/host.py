@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from replicax.parameter_server.compiling.placing import VariablePlacer
+from replicax.parameter_server.compiling.traced_step import ScopedStrategy
 from replicax.parameter_server.scheduling.server_actors import ServerActors
 from replicax.ray_cluster import RayCluster
 from replicax.variable_access import VariableLike
 
 
-class ServedStrategy(Protocol):
+class ServedStrategy(ScopedStrategy, Protocol):
     """A strategy whose variables live on servers.
 
     Attributes:

@@ -9,7 +9,7 @@ import jax
 
 from replicax.errors import ArgumentError
 from replicax.parameter_server.actors.messages import SetUp
-from replicax.parameter_server.compiling.traced_step import PytreeSpec
+from replicax.parameter_server.compiling.recording import PytreeSpec
 from replicax.parameter_server.scheduling.remote_values import PerWorkerDataset, PerWorkerIterator, PerWorkerValues
 from replicax.parameter_server.scheduling.unused import UnusedObjects
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors

@@ -197,7 +197,7 @@ def test_layerwise_rates_are_right_where_variables_are_whole():
 def test_layerwise_rates_are_refused_where_variables_are_cut():
     with strategy_of(servers=2, variable_partitioner=rx.FixedShardsPartitioner(2)) as strategy:
         training = Training(strategy, lamb)
-        with pytest.raises(ProgramError, match=r"(?s)is cut over servers.*norm of a whole variable.*returns 1"):
+        with pytest.raises(ProgramError, match=r"(?s)is sharded over servers.*norm of a whole variable.*returns 1"):
             on_servers(training)
 
 

@@ -11,7 +11,8 @@ import replicax as rx
 from replicax.errors import ContextError, VariableError
 from replicax.parameter_server.actors.current import on_worker
 from replicax.parameter_server.actors.messages import InputSource
-from replicax.parameter_server.compiling.traced_step import PytreeSpec, Recorder, TracedStep, current_worker_index
+from replicax.parameter_server.compiling.recording import PytreeSpec, Recorder, current_worker_index
+from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.scheduling.remote_values import PerWorkerDataset, PerWorkerIterator, PerWorkerValues
 from replicax.program.pytrees import flatten_inputs
 from tests.parameter_server.fakes import strategy_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replicax.errors import ArgumentError, ContextError
-from replicax.parameter_server.compiling.traced_step import PytreeSpec
+from replicax.parameter_server.compiling.recording import PytreeSpec
 from replicax.parameter_server.scheduling.remote_values import (
     PerWorkerDataset,
     PerWorkerIterator,
