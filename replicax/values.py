@@ -271,7 +271,8 @@ class ManualPerReplica(DistributedValues):
         """Concatenates the components along `axis`, in replica order."""
         (axis,) = normalize_axes(axis, self.component.shape)
         varying = vary(self.component, REPLICA_AXIS)
-        return jax.lax.all_gather(varying, REPLICA_AXIS, axis=axis, tiled=True, to="invarying")
+        gathered: jax.Array = jax.lax.all_gather(varying, REPLICA_AXIS, axis=axis, tiled=True, to="invarying")
+        return gathered
 
     def __repr__(self) -> str:
         return f"PerReplica(component={self.component}, num_replicas={self.num_replicas})"

@@ -12,7 +12,7 @@ import numpy as np
 
 from replicax.compat.keras import sublayers
 from replicax.errors import CheckpointError
-from replicax.program.keras_state import keras_is_loaded
+from replicax.program.keras_backend import keras_is_loaded
 from replicax.variable_access import VariableLike
 from replicax.variables import Variable
 

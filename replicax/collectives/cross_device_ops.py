@@ -112,7 +112,8 @@ class CrossDeviceOps(AdvisedContract):
 
     def _sum_tangents(self, tangents: list[jax.Array], axis_name: str) -> list[jax.Array]:
         """Sums floating tangents over the axis, by operations that JAX can differentiate and transpose."""
-        return jax.lax.psum(tangents, axis_name)
+        summed: list[jax.Array] = jax.lax.psum(tangents, axis_name)
+        return summed
 
     def _plan(self, arrays: Sequence[jax.Array], options: CommunicationOptions, num_replicas: int) -> Packing:
         if num_replicas == 1:

@@ -32,4 +32,5 @@ class NcclAllReduce(CrossDeviceOps):
         if num_replicas == 1:
             # XLA's CPU compiler keeps an all-reduce among one.
             return [assert_equal_over_axis(buffer, axis_name) for buffer in buffers]
-        return jax.lax.psum(buffers, axis_name)
+        summed: list[jax.Array] = jax.lax.psum(buffers, axis_name)
+        return summed

@@ -68,12 +68,15 @@ def _all_gather(finished: jax.Array, chunks: jax.Array, axis_name: str, num_repl
 
 
 def _send_on(chunk: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:
-    return lax.ppermute(chunk, axis_name, [(i, (i + 1) % num_replicas) for i in range(num_replicas)])
+    moved: jax.Array = lax.ppermute(chunk, axis_name, [(i, (i + 1) % num_replicas) for i in range(num_replicas)])
+    return moved
 
 
 def _chunk(chunks: jax.Array, index: jax.Array) -> jax.Array:
-    return lax.dynamic_index_in_dim(chunks, index, keepdims=False)
+    chunk: jax.Array = lax.dynamic_index_in_dim(chunks, index, keepdims=False)
+    return chunk
 
 
 def _put(chunks: jax.Array, chunk: jax.Array, index: jax.Array) -> jax.Array:
-    return lax.dynamic_update_index_in_dim(chunks, chunk, index, axis=0)
+    changed: jax.Array = lax.dynamic_update_index_in_dim(chunks, chunk, index, axis=0)
+    return changed

@@ -56,12 +56,14 @@ def marked_as_share(value: jax.Array, number: int) -> jax.Array:
         value: The replica's share of a total.
         number: The total's number.
     """
-    return checkpoint_name(value, f"{_SHARE}{number}")
+    marked: jax.Array = checkpoint_name(value, f"{_SHARE}{number}")
+    return marked
 
 
 def marked_as_total(value: jax.Array, number: int) -> jax.Array:
     """Returns `value` so that the program shows that the replica has assigned it to a total."""
-    return checkpoint_name(value, f"{_TOTAL}{number}")
+    marked: jax.Array = checkpoint_name(value, f"{_TOTAL}{number}")
+    return marked
 
 
 def find_not_summable(top: Scope) -> list[NotSummable]:
@@ -211,7 +213,7 @@ class _Search:
 
 def _moves(equation: jex_core.JaxprEqn) -> bool:
     if equation.primitive.name == "broadcast_in_dim":
-        return math.prod(aval_of(equation.invars[0]).shape) == math.prod(aval_of(equation.outvars[0]).shape)
+        return bool(math.prod(aval_of(equation.invars[0]).shape) == math.prod(aval_of(equation.outvars[0]).shape))
     return equation.primitive.name in MOVE_NUMBERS
 
 

@@ -298,18 +298,18 @@ def _checked_loss(loss: PyTree) -> jax.Array:
     if loss is None:
         raise ArgumentError("A loss is a scalar float, got None: the loss function has no `return`.")
     try:
-        loss = jnp.asarray(loss)
+        array = jnp.asarray(loss)
     except (TypeError, ValueError):
         raise ArgumentError(
             f"A loss is a scalar float, got {type(loss).__name__}: {loss!r:.100}. If there is more to return, use "
             "has_aux=True."
         ) from None
-    if loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+    if array.shape != () or not jnp.issubdtype(array.dtype, jnp.floating):
         raise ArgumentError(
-            f"A loss is a scalar float, got shape {loss.shape} and dtype {loss.dtype}. Reduce the per-example losses, "
-            "for example with rx.compute_average_loss."
+            f"A loss is a scalar float, got shape {array.shape} and dtype {array.dtype}. Reduce the per-example "
+            "losses, for example with rx.compute_average_loss."
         )
-    return loss
+    return array
 
 
 def _check_variables(variables: list[VariableLike]) -> None:

@@ -180,14 +180,15 @@ class Function(Advised, Generic[_P, _T]):
         self._donate_argnums = _positions(donate_argnums)
         self._signature = input_signature
         self._cache = ProgramCache(lambda: fn, self._donate_argnums)
-        self._bound: dict[int, tuple[weakref.ref[object], Function]] = {}  # by identity: equal instances differ
+        self._bound: dict[int, tuple[weakref.ref[object], Function[..., PyTree]]] = {}  # by identity
 
     @entry_point
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Runs the compiled function; inside another one, and under `rx.config.run_eagerly`, the original."""
         if self._signature is not None:
-            return self._called(self._signature.bound(args, kwargs), {})
-        return self._called(args, kwargs)
+            args, kwargs = self._signature.bound(args, kwargs), {}  # type: ignore[assignment]  # no longer the user's
+        result: _T = self._called(args, kwargs)
+        return result
 
     def _called(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         if context.current().frame is not None or context.runs_eagerly():

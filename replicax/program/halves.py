@@ -186,8 +186,10 @@ class _Compiled:
     def _at_home(self, sent: jax.Array) -> jax.Array:
         """Returns a copy of a value that all compute devices have: the one at home if there is one."""
         if self._home in sent.sharding.device_set:
-            return next(shard.data for shard in sent.addressable_shards if shard.device == self._home)
-        return jax.device_put(sent.addressable_data(0), self._places.home)
+            shard: jax.Array = next(shard.data for shard in sent.addressable_shards if shard.device == self._home)
+            return shard
+        at_home: jax.Array = jax.device_put(sent.addressable_data(0), self._places.home)
+        return at_home
 
 
 def _donated(args: Sequence[Any]) -> tuple[set[int], set[int]]:

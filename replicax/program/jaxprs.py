@@ -194,7 +194,8 @@ def _read(atom: Atom, values: Values, in_place: bool) -> jax.Array:
 
 def marked_as_gradient(value: jax.Array) -> jax.Array:
     """Returns `value` so that programs show that it is a gradient. It costs nothing when they run."""
-    return checkpoint_name(value, _GRADIENT)
+    marked: jax.Array = checkpoint_name(value, _GRADIENT)
+    return marked
 
 
 def is_gradient(equation: jex_core.JaxprEqn) -> bool:

@@ -82,7 +82,7 @@ def _scope_class() -> type:
     check_keras_backend()
     install_keras_hooks()
 
-    class ReplicaxScope(keras.StatelessScope):
+    class ReplicaxScope(keras.StatelessScope):  # type: ignore[misc]  # Keras has no types
         """Answers reads from the current frame and hands assignments to it."""
 
         def get_current_value(self, variable: keras.Variable) -> jax.Array | None:
@@ -201,7 +201,8 @@ def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Ar
     if how is VariableAggregation.MEAN:
         value, why = difference(value)
         return value if why is None else mean_over(REPLICA_AXIS, value)
-    return jax.lax.psum(value, REPLICA_AXIS)
+    summed: jax.Array = jax.lax.psum(value, REPLICA_AXIS)
+    return summed
 
 
 def give_value(variable: keras.Variable, value: np.ndarray) -> None:
@@ -259,7 +260,7 @@ def _listener_class() -> type:
     explain_variables_to_jax()
     distribution_class: type = keras_door.distribution_class()
 
-    class VariableListener(distribution_class):
+    class VariableListener(distribution_class):  # type: ignore[misc]  # Keras has no types
         """Marks new variables with their strategy; asks for no layout."""
 
         def __init__(self, strategy: Host):

@@ -72,4 +72,4 @@ def _reaching(end: int, edges: dict[tuple[int, int], int]) -> set[int]:
 
 def _size(value: jex_core.Var) -> int:
     size = math.prod(aval_of(value).shape) * getattr(aval_of(value).dtype, "itemsize", 8)
-    return min(1 + size // _BYTES_PER_UNIT, _UNLIMITED - 1)
+    return int(min(1 + size // _BYTES_PER_UNIT, _UNLIMITED - 1))

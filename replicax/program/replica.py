@@ -21,22 +21,22 @@ import replicax.context as context
 from replicax.compat.jax import varying_axes
 from replicax.compat.jax_tracing import current_trace
 from replicax.containers import opened
-from replicax.errors import ContextError, ReplicaDivergenceError, ReplicaShapeError
+from replicax.errors import ReplicaDivergenceError, ReplicaShapeError
 from replicax.host import Host
 from replicax.program.accesses import Accesses
 from replicax.program.accumulators import find_not_summable
 from replicax.program.advice import advise_of_captured, advise_of_local_mean, advise_of_total, advise_of_zeros
 from replicax.program.control_flow import install_control_flow
 from replicax.program.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
+from replicax.program.enclosing import agree, enclosing_program, noted
 from replicax.program.flax_modules import PassedModules
-from replicax.program.frames import OverrideFrame, ProgramFrame, ReplicaFrame
+from replicax.program.frames import ReplicaFrame
 from replicax.program.handover import store_values
 from replicax.program.jaxprs import inlined, marked_as_gradient
 from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.late import Late
 from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
 from replicax.program.replica_program import ReplicaProgram, trace_replica
-from replicax.program.results import mark, marked_with
 from replicax.program.scales import Search, find_local_mean, scope_of
 from replicax.program.split import Assigned, Split
 from replicax.program.summed_means import find_summed_mean
@@ -80,7 +80,7 @@ class ReplicaCall:
                 f"{self.strategy.num_replicas_in_sync} replicas. It was made under another strategy."
             )
         if program is not None:
-            self.replicas = _agree(program, self.strategy, count)
+            self.replicas = agree(program, self.strategy, count)
         else:
             self.replicas = count or self.strategy.num_replicas_in_sync
         self._specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
@@ -329,59 +329,6 @@ def _cut_at_gradients(program: jex_core.ClosedJaxpr, arguments: int, site: Repli
     return Split(program, variables, assigned, only_gradients=True)
 
 
-def enclosing_program() -> ProgramFrame | None:
-    """Returns the program that is being traced around the running code, if there is one."""
-    frame = context.current().frame
-    while isinstance(frame, OverrideFrame):
-        frame = frame.parent
-    return frame if isinstance(frame, ProgramFrame) else None
-
-
-def noted(array: jax.Array, replicas: int) -> jax.Array:
-    """Returns `array`, noted as what `strategy.run` returned for so many replicas, or as `COMBINED`."""
-    if not isinstance(array, jax.core.Tracer):
-        mark(array, replicas)
-    elif (program := enclosing_program()) is not None:
-        program.counts.note(array, replicas)
-    return array
-
-
-def returned_by(value: Leaf) -> int | None:
-    """Returns how many replicas returned `value` from `strategy.run`, `COMBINED`, or None for any other value."""
-    if not isinstance(value, jax.core.Tracer):
-        return marked_with(value)
-    program = enclosing_program()
-    return None if program is None else program.counts.of(value)
-
-
-def _agree(program: ProgramFrame, strategy: Host, count: int | None) -> int:
-    """Settles the strategy and the number of replicas of a program with those of one `run` in it."""
-    _settle_strategy(program, strategy)
-    replicas = count or program.replicas or strategy.num_replicas_in_sync
-    if program.replicas is not None and program.replicas != replicas:
-        raise ContextError(
-            f"All strategy.run calls in one function must use the same replicas, got {program.replicas} and {replicas}."
-        )
-    program.replicas = replicas
-    return replicas
-
-
-def settle_strategy(strategy: Host) -> None:
-    """Tells the program that is being traced, if any, that it combines values of a strategy's replicas.
-
-    The batch it is called with may be a partial one, which lives on fewer devices; then the program runs there.
-    """
-    program = enclosing_program()
-    if program is not None:
-        _settle_strategy(program, strategy)
-
-
-def _settle_strategy(program: ProgramFrame, strategy: Host) -> None:
-    if program.strategy is not None and program.strategy is not strategy:
-        raise ContextError(f"One program can run under one strategy only, got {program.strategy!r} and {strategy!r}.")
-    program.strategy = strategy
-
-
 def _spec(variable: VariableLike) -> PartitionSpec:
     return _STACKED if is_per_replica_variable(variable) else _SHARED
 
@@ -398,7 +345,7 @@ def without_per_replica(tree: PyTree, component_of: Callable[[jax.Array], Leaf] 
     """Replaces each per-replica value in `tree` by this replica's component, inside `shard_map`.
 
     Args:
-        tree: PyTree tree.
+        tree: Any pytree.
         component_of: What to make of the array in a `PerReplica`; by default its row for this replica is taken, which
             is right for a value that was captured or computed outside.
     """

@@ -57,7 +57,8 @@ class LocalMean:
 
 def marked_as_summed_loss(loss: jax.Array) -> jax.Array:
     """Returns `loss` so that the program shows that its gradients are summed over replicas. It costs nothing."""
-    return checkpoint_name(loss, _SUMMED_LOSS)
+    marked: jax.Array = checkpoint_name(loss, _SUMMED_LOSS)
+    return marked
 
 
 def scope_of(program: jex_core.ClosedJaxpr, placeholders: Sequence[jax.Array]) -> Scope:
@@ -313,7 +314,8 @@ class Search:
 def _known_number(value: Constant | None) -> float | None:
     if value is None or _is_unknown(value) or np.size(value) != 1:
         return None
-    return np.asarray(value).reshape(()).item()
+    number: float = np.asarray(value).reshape(()).item()
+    return number
 
 
 def _is_unknown(value: Constant | None) -> bool:

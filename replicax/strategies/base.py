@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self, TypeVar, overload
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding
 
 import replicax.context as context
 from replicax.cluster import ClusterResolver
@@ -28,21 +25,20 @@ from replicax.keras.host import KerasLoopsLike
 from replicax.keras.models import keras_entered
 from replicax.migration import AdvisedContract, called_as
 from replicax.program.calls import checked_call
+from replicax.program.enclosing import noted
 from replicax.program.foreign import check_outside_of_graphs
-from replicax.program.replica import noted
 from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
 from replicax.runtime import turns
 from replicax.scattering import check_no_slices
-from replicax.shown import Shown
 from replicax.strategies.combining import Combine, Gathering, Reduction, one_per_replica, reduced_plain, value_of
-from replicax.strategies.explaining import Explained, explanation
+from replicax.strategies.explaining import Explaining
 from replicax.strategies.scope import Scope
 from replicax.strategies.tf_spellings import TFSpellings
 from replicax.tracebacks import entry_point
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import is_per_replica
-from replicax.variable_access import VariableLike, dtype_of, is_per_replica_variable, name_of, shape_of
+from replicax.variable_access import VariableLike
 
 if TYPE_CHECKING:
     import keras
@@ -50,10 +46,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-_MIRRORED = "mirrored"
-
-
-class Strategy(TFSpellings, HostDefaults, AdvisedContract):
+class Strategy(TFSpellings, Explaining, HostDefaults, AdvisedContract):
     """Decides on which devices training runs and how the parts are put together.
 
     Make one, create variables (models, optimizers, metrics) inside `scope()`, split each global batch with
@@ -204,47 +197,6 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         self, variable: VariableLike, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
     ) -> PyTree:
         """Calls `fn` on each copy of `variable`."""
-
-    def explain(self, variables: Sequence[VariableLike]) -> Shown:
-        """Returns a table, one line for each variable: its path, shape, layout, bytes on each device, and why it is so.
-
-        The reason is told where it may surprise: why a variable is mirrored by a strategy that cuts variables. With
-        several variables the last line has their sum. A notebook shows the table as one.
-
-        Args:
-            variables: Variables, or a Keras model (whose optimizer's are listed too).
-        """
-        if hasattr(variables, "variables"):
-            optimizer = getattr(variables, "optimizer", None)
-            variables = [*variables.variables, *(optimizer.variables if optimizer is not None else ())]
-        rows = [self._explained(variable) for variable in variables]
-        total = Explained("total", f"{len(rows)} variables", self._sum_of, sum(row.bytes for row in rows))
-        return explanation([*rows, total] if len(rows) > 1 else rows)
-
-    #: What the sum of the bytes that `explain` lists is.
-    _sum_of = "on each device"
-
-    def _explained(self, variable: VariableLike) -> Explained:
-        sharding, shape = self.placement.variable_sharding(variable), shape_of(variable)
-        part = shape if sharding is None or is_per_replica_variable(variable) else sharding.shard_shape(shape)
-        local = math.prod(part) * jnp.dtype(dtype_of(variable)).itemsize
-        where = self._layout_of(variable)
-        why = self._why_mirrored(variable) if where == _MIRRORED else ""
-        return Explained(name_of(variable), str(shape), where, local, why)
-
-    def _why_mirrored(self, variable: VariableLike) -> str:
-        """Returns why a variable is not cut; empty where the strategy cuts none."""
-        del variable
-        return ""
-
-    def _layout_of(self, variable: VariableLike) -> str:
-        sharding = self.placement.variable_sharding(variable)
-        if is_per_replica_variable(variable):
-            return "one for each replica"
-        if sharding is None or sharding.is_fully_replicated:
-            return _MIRRORED
-        assert isinstance(sharding, NamedSharding)
-        return str(tuple(sharding.spec))
 
     def check_layouts(self, variables: Sequence[VariableLike]) -> None:
         """Checks that a model's variables have the layouts that the strategy was asked for; `fit` calls it."""
@@ -417,10 +369,15 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
         """
         if isinstance(dataset, (DistributedDataset, DistributedDatasetFromFunction)):
             return dataset.shard_report()
-        if self.mesh is not None:
-            return self.distribute_dataset(dataset, options, batch_size=batch_size).shard_report()
-        alone = DistributedDataset(dataset, num_replicas=1, mesh_for=_no_mesh, options=options, batch_size=batch_size)
-        return alone.shard_report()
+        return self._dataset_of_report(dataset, options, batch_size).shard_report()
+
+    def _dataset_of_report(
+        self, dataset: PyTree, options: InputOptions | None, batch_size: int | None
+    ) -> DistributedDataset:
+        """Returns what reports on a dataset that the strategy has not distributed yet."""
+        return DistributedDataset(
+            dataset, num_replicas=1, mesh_for=self.placement.mesh_for, options=options, batch_size=batch_size
+        )
 
     @abc.abstractmethod
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> PyTree:
@@ -440,7 +397,3 @@ class Strategy(TFSpellings, HostDefaults, AdvisedContract):
 
     def __copy__(self) -> Strategy:
         raise ContextError(f"{self!r} cannot be copied: variables belong to one strategy object.")
-
-
-def _no_mesh(replicas: int) -> jax.sharding.Mesh:
-    raise ContextError(f"The default strategy has no mesh of {replicas} replicas.")

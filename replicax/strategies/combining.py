@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import replicax.context as context
 from replicax.equality import difference
 from replicax.errors import ReduceError
+from replicax.program.enclosing import returned_by
 from replicax.program.pytrees import is_number_like
-from replicax.program.replica import returned_by
 from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp
 from replicax.typing import Leaf, PyTree
@@ -65,7 +65,8 @@ Combine = Reduction | Gathering
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def compiled(each: Components, combine: Combine, sharding: jax.sharding.Sharding) -> jax.Array:
     """Returns the combined components of a per-replica value as one program of all processes that have some."""
-    return jax.lax.with_sharding_constraint(combine(each), sharding)
+    combined: jax.Array = jax.lax.with_sharding_constraint(combine(each), sharding)
+    return combined
 
 
 def one_per_replica(leaf: Leaf, refused_if_equal: bool = False) -> Components | None:

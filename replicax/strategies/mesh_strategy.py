@@ -26,15 +26,17 @@ from replicax.data import (
 )
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.program.calls import check_function
+from replicax.program.enclosing import enclosing_program, settle_strategy
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.pytrees import is_number_like
-from replicax.program.replica import ReplicaCall, enclosing_program, settle_strategy, without_per_replica
+from replicax.program.replica import ReplicaCall, without_per_replica
 from replicax.runtime.devices import device_name
 from replicax.strategies.base import Strategy
 from replicax.strategies.combining import Combine, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.placement import Placement
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.strategies.spread import Kind, SpreadPerReplica, compared, kind_of
+from replicax.typing import PyTree
 from replicax.values import Mirrored, PerReplica, UnevenPerReplica, is_per_replica
 
 
@@ -186,6 +188,7 @@ class MeshStrategy(Strategy):
         else:
             expected = jax.eval_shape(lambda each: combine(each), each)
             result = np.zeros(expected.shape, expected.dtype)
+        known: jax.Array
         (known,) = self.placement.spread([result])
         return known
 
@@ -243,6 +246,11 @@ class MeshStrategy(Strategy):
             workers=self._input_workers,
             advice=self.advice,
         )
+
+    def _dataset_of_report(
+        self, dataset: PyTree, options: InputOptions | None, batch_size: int | None
+    ) -> DistributedDataset:
+        return self.distribute_dataset(dataset, options, batch_size=batch_size)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None

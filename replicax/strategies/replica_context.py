@@ -153,8 +153,9 @@ class ReplicaContext:
         def gathered(leaf: Leaf) -> jax.Array:
             array = jnp.asarray(leaf)
             (dimension,) = normalize_axes(axis, array.shape)
-            varying = vary(array, REPLICA_AXIS)
-            return jax.lax.all_gather(varying, REPLICA_AXIS, axis=dimension, tiled=True, to="invarying")
+            own, everywhere = vary(array, REPLICA_AXIS), "invarying"
+            result: jax.Array = jax.lax.all_gather(own, REPLICA_AXIS, axis=dimension, tiled=True, to=everywhere)
+            return result
 
         return jax.tree_util.tree_map(gathered, without_per_replica(value))
 

@@ -16,7 +16,8 @@ class TFSpellings:
 
     def experimental_local_results(self, value: PyTree) -> tuple[PyTree, ...]:
         """Alias of `local_results`."""
-        return self.local_results(value)
+        components: tuple[PyTree, ...] = self.local_results(value)
+        return components
 
     def experimental_distribute_dataset(
         self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None

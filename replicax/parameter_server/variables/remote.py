@@ -22,7 +22,7 @@ from replicax.compat.keras import change_class
 from replicax.errors import VariableError
 from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.variables.partition import shard_bounds
-from replicax.program.replica import enclosing_program
+from replicax.program.enclosing import enclosing_program
 from replicax.runtime.devices import device_name
 from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
 
