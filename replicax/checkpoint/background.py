@@ -1,6 +1,6 @@
-"""What is being written in the background, by directory.
+"""The threads that write checkpoints in the background, by directory.
 
-Also by a manager that an error has left alone, and that nobody can ask any more.
+A thread is found here even if nobody has its manager any more, since an error has ended the code that made it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def begin(directory: Path, thread: threading.Thread) -> None:
 
 @health.phase(health.CHECKPOINT)
 def wait_for(directory: Path) -> None:
-    """Returns when nothing is being written to a directory any more."""
+    """Returns when no thread writes to a directory any more."""
     thread = _running.pop(directory, None)
     if thread is not None:
         thread.join()

@@ -1,4 +1,4 @@
-"""The state of a training: what is saved of it, and how it comes back."""
+"""`rx.Checkpoint`: which objects of a training are saved, and how they are restored."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
+import numpy as np
 
 import replicax.context as context
-from replicax.checkpoint.contents import Parts, is_value, parts_of, rebuilt
+from replicax.checkpoint.contents import Contents, ObjectParts, is_value, parts_of, with_values
 from replicax.checkpoint.coordination import Coordination
-from replicax.checkpoint.deferred import Deferred, deferred, drop_replaced, values_to_write
-from replicax.checkpoint.encoding import current_state, restored_state, saved_state, set_state
-from replicax.checkpoint.load_status import LoadStatus
-from replicax.checkpoint.metadata import FILE, Metadata
-from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
-from replicax.checkpoint.variable_files import (
-    check_names,
-    differences,
+from replicax.checkpoint.deferred import DeferredRestore, deferred_restores, drop_replaced, values_to_write
+from replicax.checkpoint.encoding import (
+    SavedArray,
+    current_state,
     restored_array,
+    restored_state,
     restored_value,
     saved_array,
+    saved_state,
     saved_value,
+    set_state,
     wanted_array,
     wanted_value,
-    warn_of_left_out,
 )
-from replicax.checkpoint.writing import TIMEOUT_S, Contents, Directory, absolute, write, write_in_place
+from replicax.checkpoint.load_status import LoadStatus
+from replicax.checkpoint.metadata import FILE, Metadata
+from replicax.checkpoint.name_matching import check_names, differences, warn_of_left_out
+from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
+from replicax.checkpoint.writing import TIMEOUT_S, Directory, absolute, write, write_in_place
 from replicax.errors import CheckpointError
 from replicax.migration import Advised, called_as
+from replicax.typing import PyTree
+from replicax.variable_access import VariableLike
 from replicax.variables import Variable
 
 _SECONDS_BETWEEN_LOOKS = 0.05
@@ -46,23 +50,34 @@ _OVERWRITES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
-    """What a checkpoint has for some objects: the names in it and in them, values and states, and what waits."""
+class _ReadCheckpoint:
+    """What was read of a checkpoint for some objects.
+
+    Attributes:
+        path: The checkpoint.
+        names: The names in it.
+        expected: The names in the objects.
+        parts: The parts of the objects.
+        values: The values of variables and arrays, by name.
+        states: The states, by name.
+        waiting: The values that wait for objects to be built.
+        metadata: The metadata of the checkpoint.
+    """
 
     path: Path
     names: list[str]
     expected: list[str]
-    parts: Parts
-    values: dict[str, Any]
-    states: dict[str, Any]
-    waiting: list[Deferred]
+    parts: ObjectParts
+    values: dict[str, jax.Array | np.ndarray]
+    states: dict[str, PyTree]
+    waiting: list[DeferredRestore]
     metadata: Metadata
 
 
 class Checkpoint(Advised):
     """The state of some objects, to be written to disk and restored, under any strategy and number of devices.
 
-    What is stored are global values: they can be restored with another strategy, on more or fewer devices or workers.
+    It stores global values: they can be restored with another strategy, on more or fewer devices or workers.
 
     Args:
         root: A dict of objects by name, or an object whose variables are stored under the names of its attributes.
@@ -72,8 +87,8 @@ class Checkpoint(Advised):
             all these.
 
     Attributes:
-        objects: The objects by name. Values cannot change: put new ones here, or pass them to `write`. An object is an
-            attribute of its name, too, that can be read and set: `checkpoint.model`.
+        objects: The objects by name. Values cannot change: put new ones here, or pass them to `write`. Each object is
+            also an attribute of the checkpoint, which can be read and set: `checkpoint.model`.
 
     Raises:
         CheckpointError: There is nothing to save in an object, or a keyword is also an attribute of `root`.
@@ -86,30 +101,30 @@ class Checkpoint(Advised):
         {'params': {'b': Array([1., 1.], dtype=float32)}, 'step': 3}
     """
 
-    def __init__(self, root: Any = None, **objects: Any):
+    def __init__(self, root: PyTree = None, **objects: PyTree):
         is_dict = isinstance(root, Mapping)
         clashes = [name for name in objects if (name in root if is_dict else hasattr(root, name))]
         if clashes:
             raise CheckpointError(f"{clashes} are attributes of `root` as well as keywords: rename the keywords.")
-        self._notes: dict[str, Callable[[], Any]] = {}
+        self._notes: dict[str, Callable[[], object]] = {}
         self._saves: Variable | None = None
-        self._folders: set[Path] = set()  # that it was restored from, or saved to
-        self.objects: dict[str, Any] = {**({} if root is None else root if is_dict else {"": root}), **objects}
+        self._folders: set[Path] = set()  # the folders that it was restored from, or saved to
+        self.objects: dict[str, PyTree] = {**({} if root is None else root if is_dict else {"": root}), **objects}
         self._parts(allow_unbuilt=True)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> PyTree:
         try:
             return self.__dict__["objects"][name]
         except KeyError:
             return super().__getattr__(name)  # type: ignore[misc]  # hidden from type checkers
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: PyTree) -> None:
         if "objects" not in self.__dict__ or name in self.__dict__ or name.startswith("_") or hasattr(type(self), name):
             super().__setattr__(name, value)
         else:
             self.objects[name] = value
 
-    def variables(self) -> dict[str, Any]:
+    def variables(self) -> dict[str, VariableLike]:
         """Returns the variables by the names that they have in the checkpoint.
 
         Raises:
@@ -118,19 +133,19 @@ class Checkpoint(Advised):
         return self._parts().variables
 
     @called_as("tf.train.Checkpoint.write")
-    def write(self, directory: Directory, *, step: int | None = None, **objects: Any) -> Path:
-        """Writes the objects to a new directory and returns its path when all is on disk.
+    def write(self, directory: Directory, *, step: int | None = None, **objects: PyTree) -> Path:
+        """Writes the objects to a new directory and returns its path when everything is on disk.
 
         The directory appears only when it is complete. With several processes all of them call this, with a directory
         that all of them see.
 
         Args:
-            directory: Where to.
+            directory: The new directory.
             step: The training step, for the metadata; also the new value of a number called `step`.
             **objects: New values for objects of these names.
 
         Raises:
-            ArgumentError: `directory` is no path.
+            ArgumentError: `directory` is not a path.
             CheckpointError: The directory exists already, or cannot be written; or a model or optimizer is not built,
                 and no restored values wait for it.
         """
@@ -148,7 +163,7 @@ class Checkpoint(Advised):
             file_prefix: Such as `"training/ckpt"`, which makes `training/ckpt-1`, `training/ckpt-2` and so on.
 
         Raises:
-            ArgumentError: `file_prefix` is no path.
+            ArgumentError: `file_prefix` is not a path.
             CheckpointError: It cannot be written.
 
         Example:
@@ -178,8 +193,8 @@ class Checkpoint(Advised):
             self.add_note(_SAVES, lambda: int(self.save_counter.numpy()))
         return self._saves
 
-    def contents(self, step: int | None = None, objects: Mapping[str, Any] | None = None) -> Contents:
-        """Returns what is to be written now; the arguments are those of `write`."""
+    def contents(self, step: int | None = None, objects: Mapping[str, PyTree] | None = None) -> Contents:
+        """Returns what `write` with the same arguments would write now."""
         self._update(step, objects or {})
         waiting, missing = values_to_write(self.objects)
         parts = self._parts(allow_unbuilt=not missing)
@@ -194,22 +209,22 @@ class Checkpoint(Advised):
     def restore(self, save_path: Directory | None, *, partial: bool = False, verify: bool = True) -> LoadStatus:
         """Gives the objects the state in a checkpoint: all of them, or none if anything is wrong.
 
-        Keras models and optimizers that are not built have no variables yet. What the checkpoint has for them is read
-        now and waits in host memory; they get it when they are built, by their first call or update, before anything
-        is computed with it.
+        Keras models and optimizers that are not built have no variables yet. Their values are read now and wait in
+        host memory; they get them when they are built, by their first call or update, before anything is computed with
+        them.
 
         Args:
-            save_path: Where `write` or `save` put it. None, as `rx.latest_checkpoint` says where there is nothing,
-                leaves all objects as they are.
+            save_path: The path that `write` or `save` returned. With None (what `rx.latest_checkpoint` returns
+                if there is no checkpoint) all objects stay as they are.
             partial: Whether the checkpoint and the objects may have names that the other lacks. A warning lists them.
             verify: Whether to compare the checksums of what is read, beside the reading.
 
         Returns:
-            The objects that have values in them, by name, with the restored values: a dict. They are in `objects` as
-            well. Its methods, such as `assert_consumed`, are those of TensorFlow's status.
+            A dict of the objects that have values in them, by name, with the restored values. They are also in
+            `objects`. Its methods, such as `assert_consumed`, are those of TensorFlow's status.
 
         Raises:
-            ArgumentError: `save_path` is no path.
+            ArgumentError: `save_path` is not a path.
             CheckpointError: There is no complete checkpoint, it is damaged, a name is missing on either side, or a
                 shape differs. An object's `build` raises it if it turns out then that it is another object.
         """
@@ -244,12 +259,12 @@ class Checkpoint(Advised):
         self.save_counter.assign(counter)
         return status
 
-    def _read(self, path: Path, partial: bool, verify: bool) -> _Found:
-        """Returns what a checkpoint has for the objects, in this process."""
+    def _read(self, path: Path, partial: bool, verify: bool) -> _ReadCheckpoint:
+        """Reads what a checkpoint has for the objects, in this process."""
         parts, metadata = self._parts(allow_unbuilt=True), checked_metadata(path)
         written = read_state(path, metadata, verify)
         names = [*metadata.arrays, *written[0]]
-        waiting = deferred(path, self.objects, parts, metadata.arrays, partial)
+        waiting = deferred_restores(path, self.objects, parts, metadata.arrays, partial)
         later = {name: spec for each in waiting for name, spec in each.wanted.items()}
         variables = {name: v for name, v in parts.variables.items() if not any(each.covers(name) for each in waiting)}
         parts = dataclasses.replace(parts, variables=variables)
@@ -267,24 +282,24 @@ class Checkpoint(Advised):
         }
         values = read_arrays(path, known | later, metadata, verify)
         for each in waiting:
-            each.values = {name: values.pop(name) for name in each.wanted}
-        return _Found(path, names, expected, parts, values, states, waiting, metadata)
+            each.values = {name: np.asarray(values.pop(name)) for name in each.wanted}
+        return _ReadCheckpoint(path, names, expected, parts, values, states, waiting, metadata)
 
-    def _restored(self, found: _Found) -> None:
-        """Takes note of what a checkpoint says of itself."""
-        count = found.metadata.notes.get(_SAVES)
-        if isinstance(count, int):
+    def _restored(self, found: _ReadCheckpoint) -> None:
+        """Notes the folder and the counter of a checkpoint that was restored."""
+        count = found.metadata.noted_number(_SAVES)
+        if count is not None:
             self.save_counter.assign(count)
         self._folders.add(found.path.parent)
 
-    def add_note(self, name: str, note: Callable[[], Any]) -> None:
-        """Has every checkpoint's metadata hold what `note()` returns then: something small that JSON can hold."""
+    def add_note(self, name: str, note: Callable[[], object]) -> None:
+        """Adds to the metadata of each checkpoint what `note()` returns then: something small that JSON can hold."""
         self._notes[name] = note
 
-    def _parts(self, allow_unbuilt: bool = False) -> Parts:
+    def _parts(self, allow_unbuilt: bool = False) -> ObjectParts:
         return parts_of(self.objects, allow_unbuilt)
 
-    def _update(self, step: int | None, objects: Mapping[str, Any]) -> None:
+    def _update(self, step: int | None, objects: Mapping[str, PyTree]) -> None:
         unknown = [name for name in objects if name not in self.objects]
         if unknown:
             raise CheckpointError(f"The checkpoint has no objects {unknown}. It has: {', '.join(self.objects)}.")
@@ -292,19 +307,21 @@ class Checkpoint(Advised):
         if step is not None and type(self.objects.get("step")) is int:
             self.objects["step"] = int(step)
 
-    def _take_values(self, found: _Found) -> dict[str, Any]:
+    def _take_values(self, found: _ReadCheckpoint) -> dict[str, PyTree]:
         parts, values, states = found.parts, found.values, found.states
-        new = {name: restored_array(values[name], old) for name, old in parts.arrays.items() if name in values}
+        new: dict[str, PyTree] = {
+            name: restored_array(values[name], old) for name, old in parts.arrays.items() if name in values
+        }
         new |= {name: states[name] for name, old in parts.states.items() if name in states and is_value(old)}
         names = [*parts.arrays, *(name for name, part in parts.states.items() if is_value(part))]
         restored = {}
         for name, value in self.objects.items():
             if any(path == name or path.startswith(f"{name}/") for path in names):
-                restored[name] = self.objects[name] = rebuilt(value, name, new)
+                restored[name] = self.objects[name] = with_values(value, name, new)
         return restored
 
 
-def _check_kinds(directory: Directory, parts: Parts, metadata: Metadata, state: Mapping[str, Any]) -> None:
+def _check_kinds(directory: Directory, parts: ObjectParts, metadata: Metadata, state: Mapping[str, object]) -> None:
     for name in parts.names():
         is_array, has = name not in parts.states, "an array" if name in metadata.arrays else "no array"
         if (name in metadata.arrays and not is_array) or (name in state and is_array):
@@ -313,8 +330,8 @@ def _check_kinds(directory: Directory, parts: Parts, metadata: Metadata, state: 
             )
 
 
-def _set_states(targets: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Sets the states of objects, of all or of none."""
+def _set_states(targets: Mapping[str, PyTree], states: Mapping[str, PyTree]) -> None:
+    """Sets the states of all objects, or of none."""
     before = {name: current_state(target) for name, target in targets.items()}
     done: list[str] = []
     try:
@@ -327,8 +344,8 @@ def _set_states(targets: Mapping[str, Any], states: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{done[-1]!r} does not take the state in the checkpoint: {error!r}") from error
 
 
-def _values(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of variables, all from before or all from after a parameter server was lost and replaced."""
+def _values(variables: Mapping[str, VariableLike]) -> dict[str, SavedArray]:
+    """Returns the values of variables: all from before, or all from after a lost parameter server was replaced."""
     while True:
         before = _restorations(variables)
         values = {name: saved_value(variable) for name, variable in variables.items()}
@@ -337,6 +354,6 @@ def _values(variables: Mapping[str, Any]) -> dict[str, Any]:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _restorations(variables: Mapping[str, Any]) -> set[int]:
-    """Returns how many beginnings and ends of recoveries of servers there have been: odd during one."""
+def _restorations(variables: Mapping[str, VariableLike]) -> set[int]:
+    """Returns how many beginnings and ends of recoveries of servers there have been: odd during a recovery."""
     return {getattr(variable, "_replicax_restorations", 0) for variable in variables.values()}

@@ -1,58 +1,81 @@
-"""What a checkpoint of some objects consists of: variables, arrays, and states that JSON can hold."""
+"""What a checkpoint holds: variables, arrays, and states that JSON can hold, each by its name."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
 
-from replicax.checkpoint.encoding import VALUES, has_state
-from replicax.checkpoint.variable_names import how_to_build, is_keras_object, is_variable, key_name, unbuilt, walk
+from replicax.checkpoint.encoding import VALUES, HasState, SavedArray, has_state
+from replicax.checkpoint.unbuilt import how_to_build, unbuilt_objects
+from replicax.checkpoint.variable_names import is_keras_object, is_variable, key_name, walk
 from replicax.errors import CheckpointError
+from replicax.typing import Leaf, PyTree
+from replicax.variable_access import VariableLike
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+SavedState: TypeAlias = bool | int | float | str | bytes | HasState
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What a checkpoint is to hold.
+
+    Attributes:
+        arrays: Arrays by name; over a mesh of several processes each of them has its view of the same arrays.
+        state: What JSON can hold, by name, as this process has it.
+        step: The training step.
+        notes: Small values that belong to the checkpoint as a whole.
+    """
+
+    arrays: Mapping[str, SavedArray]
+    state: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    step: int | None = None
+    notes: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
-class Parts:
-    """The parts of some objects, by name: the way to them, such as `state/params/w`.
+class ObjectParts:
+    """The parts of some objects that a checkpoint holds, by name: the path to them, such as `state/params/w`.
 
     Attributes:
         variables: Variables, of replicax or Keras.
-        arrays: Arrays that are no variables, random keys among them.
+        arrays: Arrays that are not variables, random keys among them.
         states: Numbers, strings, random generators, and objects with `get_state` and `set_state`.
     """
 
-    variables: dict[str, Any] = dataclasses.field(default_factory=dict)
-    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
-    states: dict[str, Any] = dataclasses.field(default_factory=dict)
+    variables: dict[str, VariableLike] = dataclasses.field(default_factory=dict)
+    arrays: dict[str, SavedArray] = dataclasses.field(default_factory=dict)
+    states: dict[str, SavedState] = dataclasses.field(default_factory=dict)
 
     def names(self) -> list[str]:
         """Returns the names of all parts."""
         return [*self.variables, *self.arrays, *self.states]
 
 
-def parts_of(objects: Mapping[str, Any], allow_unbuilt: bool = False) -> Parts:
+def parts_of(objects: Mapping[str, PyTree], allow_unbuilt: bool = False) -> ObjectParts:
     """Returns the parts of objects.
 
-    Lists, tuples, dicts and other pytrees are gone through. Of plain objects and of Keras's only the variables count;
-    one that is found twice has the first name. An object under the empty name is a root: its attributes count.
+    Lists, tuples, dicts and other pytrees are searched. Of plain objects and of Keras's only the variables count; one
+    that is found twice has the first name. An object under the empty name is a root: its attributes count.
 
     Args:
         objects: The objects by name.
         allow_unbuilt: Whether there may be objects that hold nothing yet because they are not built.
 
     Raises:
-        CheckpointError: There is nothing to save in an object, a dict's key is no name, or two parts would have the
-            same name.
+        CheckpointError: There is nothing to save in an object, a dict's key cannot be part of a name, or two parts
+            would have the same name.
     """
-    parts, seen = Parts(), set[int]()
+    parts, seen = ObjectParts(), set[int]()
     for name, value in objects.items():
         found = list(_leaves(value, name, seen))
         if not found and not list(_leaves(value, name, set())):
-            hints = [how_to_build(path or "root", part) for path, part in unbuilt({name: value}).items()]
+            hints = [how_to_build(path or "root", part) for path, part in unbuilt_objects({name: value}).items()]
             if hints and allow_unbuilt:
                 continue
             raise CheckpointError(
@@ -63,16 +86,21 @@ def parts_of(objects: Mapping[str, Any], allow_unbuilt: bool = False) -> Parts:
         for path, leaf in found:
             if path in parts.variables or path in parts.arrays or path in parts.states:
                 raise CheckpointError(f"Two variables would both be called {path!r}. Rename one of them.")
-            _place_of(leaf, parts)[path] = leaf
+            if is_variable(leaf):
+                parts.variables[path] = leaf
+            elif isinstance(leaf, _ARRAYS):
+                parts.arrays[path] = leaf
+            else:
+                parts.states[path] = leaf
     return parts
 
 
-def rebuilt(value: Any, path: str, restored: Mapping[str, Any]) -> Any:
-    """Returns `value` with the values in `restored` in the place of its arrays and numbers of those names."""
+def with_values(value: PyTree, path: str, restored: Mapping[str, Leaf]) -> PyTree:
+    """Returns `value` with the values in `restored` in place of its arrays and numbers of those names."""
     if path in restored:
         return restored[path]
     if isinstance(value, Mapping):
-        children = {key: rebuilt(child, _join(path, key_name(key)), restored) for key, child in value.items()}
+        children = {key: with_values(child, _join(path, key_name(key)), restored) for key, child in value.items()}
         if not isinstance(value, dict):
             return children
         again = copy.copy(value)
@@ -83,22 +111,17 @@ def rebuilt(value: Any, path: str, restored: Mapping[str, Any]) -> Any:
     named, treedef = _one_level(value)
     if treedef is None:
         return value
-    return jax.tree_util.tree_unflatten(treedef, [rebuilt(child, _join(path, name), restored) for name, child in named])
+    new = [with_values(child, _join(path, name), restored) for name, child in named]
+    return jax.tree_util.tree_unflatten(treedef, new)
 
 
-def is_value(leaf: Any) -> bool:
-    """Returns whether a part is a value, which a restored one takes the place of, rather than an object."""
-    return isinstance(leaf, (*VALUES, jax.Array, np.ndarray, np.generic))
+def is_value(leaf: Leaf) -> bool:
+    """Returns whether a part is a value, which a restored value replaces, rather than an object."""
+    return isinstance(leaf, (*VALUES, *_ARRAYS))
 
 
-def _place_of(leaf: Any, parts: Parts) -> dict[str, Any]:
-    if is_variable(leaf):
-        return parts.variables
-    return parts.arrays if isinstance(leaf, (jax.Array, np.ndarray, np.generic)) else parts.states
-
-
-def _leaves(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+def _leaves(value: PyTree, path: str, seen: set[int]) -> Iterator[tuple[str, Leaf]]:
+    if isinstance(value, _ARRAYS):
         if np.dtype(value.dtype if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended) else "u4").hasobject:
             raise CheckpointError(f"{path!r} is an array of Python objects, which a checkpoint cannot hold.")
         yield path, value
@@ -121,13 +144,13 @@ def _leaves(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
             yield from _leaves(child, _join(path, name), seen)
 
 
-def _is_single(value: Any) -> bool:
-    """Returns whether a value is taken as a whole, even if it looks like a container."""
+def _is_single(value: object) -> bool:
+    """Returns whether a value is one part, even if it looks like a container."""
     return is_variable(value) or is_keras_object(value) or has_state(value)
 
 
-def _one_level(value: Any) -> tuple[list[tuple[str, Any]], Any]:
-    """Returns the named children of a pytree's root and how to put them together; `[]` and None if it is a leaf."""
+def _one_level(value: PyTree) -> tuple[list[tuple[str, PyTree]], jax.tree_util.PyTreeDef | None]:
+    """Returns the named children of a pytree's root and how to unflatten them; `[]` and None if it is a leaf."""
     children, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda node: node is not value)
     if jax.tree_util.treedef_is_leaf(treedef):
         return [], None

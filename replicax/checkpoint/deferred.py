@@ -1,6 +1,6 @@
-"""Values that wait for their variables: those of Keras models and optimizers that are not built when it is restored.
+"""Restoring Keras models and optimizers that are not built: the values wait until their variables are made.
 
-Such an object makes its variables in its `build`, on its first call or update, in the midst of a traced step perhaps.
+Such an object makes its variables in its `build`, on its first call or update, perhaps in the middle of a traced step.
 The values have been read and checked by then and wait in host memory; when `build` ends, the variables get them, before
 anything is computed with them.
 """
@@ -11,54 +11,53 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
+import numpy as np
 
-from replicax.checkpoint.contents import Parts
+from replicax.checkpoint.contents import ObjectParts
 from replicax.checkpoint.metadata import Entry
 from replicax.checkpoint.reading import check_wanted
-from replicax.checkpoint.variable_names import (
-    how_to_build,
-    is_append_only,
-    is_unbuilt,
-    keras_objects,
-    layers_in,
-    unbuilt,
-)
+from replicax.checkpoint.unbuilt import how_to_build, is_append_only, is_unbuilt, layers_in, unbuilt_objects
+from replicax.checkpoint.variable_names import keras_objects
 from replicax.errors import CheckpointError
 from replicax.program.keras_state import give_value
-from replicax.variable_access import dtype_of, shape_of
+from replicax.typing import PyTree
+from replicax.variable_access import VariableLike, dtype_of, shape_of
 
-_WAITING = "_replicax_waiting"  # what a `build` that gives out values has of them
+if TYPE_CHECKING:
+    from replicax.checkpoint.variable_names import KerasObject
+
+_WAITING = "_replicax_waiting"  # the attribute of a `build` that restores values with the `DeferredRestore`
 
 
-class Deferred:
-    """The values of a checkpoint that wait for one object. They belong to it: whoever writes it writes them.
+class DeferredRestore:
+    """The values of a checkpoint that wait for one object to be built. A checkpoint of the object stores them.
 
     Args:
         directory: The checkpoint.
-        path: The name of the way to the object.
+        path: The path to the object.
         target: A Keras model, layer or optimizer that is not built.
-        found: How the checkpoint describes those of its variables that wait, by name. There may be none: then the
-            object is to make no other variables than those that it has.
-        restored: The names of those that have their values already.
+        found: How the checkpoint describes the variables whose values wait, by name. There may be none: then the
+            object must not make more variables than it has.
+        restored: The names of variables that have their values already.
 
     Attributes:
         values: The values by name, as NumPy arrays; to be set before `wait`.
-        path: The name of the way to the object.
+        path: The path to the object.
         target: The object.
         is_done: Whether its variables have the values, or those of a later restore.
-        failure: Why they could not be given to what `build` has made; None as long as nothing is wrong.
+        failure: Why the variables that `build` made could not get the values; None if nothing is wrong.
     """
 
     def __init__(
-        self, directory: Path, path: str, target: Any, found: Mapping[str, Entry], restored: Iterable[str] = ()
+        self, directory: Path, path: str, target: KerasObject, found: Mapping[str, Entry], restored: Iterable[str] = ()
     ):
         self.directory, self.path, self.target = directory, path, target
         self._found, self._restored = dict(found), frozenset(restored)
         self._variables_before = len(target.variables)
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, np.ndarray] = {}
         self.is_done = False
         self.failure: str | None = None
 
@@ -69,11 +68,11 @@ class Deferred:
 
     @property
     def is_missed(self) -> bool:
-        """Whether there are values that the object has not got."""
+        """Whether there are values that the object does not have yet."""
         return not self.is_done and (bool(self._found) or self.failure is not None)
 
-    def wait(self, variables: Callable[[], Mapping[str, Any]], partial: bool) -> None:
-        """Has the object's `build` give its variables the values.
+    def wait(self, variables: Callable[[], Mapping[str, VariableLike]], partial: bool) -> None:
+        """Makes the object's `build` give its variables the values.
 
         Args:
             variables: Returns all variables by name when it is built.
@@ -81,13 +80,13 @@ class Deferred:
         """
         build = self.target.build
         before = getattr(build, _WAITING, None)
-        if before is not None:  # The values of an earlier restore will never be wanted.
+        if before is not None:  # The values of an earlier restore are not needed any more.
             before.drop()
             build = build.__wrapped__
         is_own = "build" in vars(self.target)
 
         @functools.wraps(build)
-        def build_and_restore(*args: Any, **kwargs: Any) -> None:
+        def build_and_restore(*args: PyTree, **kwargs: PyTree) -> None:
             if self.failure is not None and not self.is_done:
                 raise CheckpointError(self.failure)
             build(*args, **kwargs)
@@ -95,9 +94,9 @@ class Deferred:
                 return
             try:
                 self._build_layers_left([*args, *kwargs.values()])
-                self._give_out(variables(), partial)
+                self._assign(variables(), partial)
             except Exception as error:
-                self.failure = f"{error} Until it is restored anew, {self.path or 'root'!r} cannot be used."
+                self.failure = f"{error} Until it is restored again, {self.path or 'root'!r} cannot be used."
                 self.target.built = False  # So that Keras calls `build` again, which refuses, each time it is used.
                 raise
             if is_own:
@@ -109,29 +108,29 @@ class Deferred:
         self.target.build = build_and_restore
 
     def drop(self) -> None:
-        """The object has got other values meanwhile: these will not be wanted."""
+        """Drops the values, since the object has other values meanwhile."""
         self.is_done, self.values = True, {}
         if self.failure is not None:
             self.target.built = True
 
     def covers(self, name: str) -> bool:
-        """Returns whether a name is that of a variable of the object which waits, whatever it will have it for."""
-        return bool(self._found) and _numbered(self.path)(name) and name not in self._restored
+        """Returns whether a name is that of a variable of the object whose value waits."""
+        return bool(self._found) and _is_variable_of(self.path)(name) and name not in self._restored
 
     @property
     def is_empty(self) -> bool:
-        """Whether the checkpoint has nothing at all for the object."""
+        """Whether the checkpoint has nothing for the object."""
         return not self._found and not self._restored
 
     def what_to_do(self) -> str:
-        """Returns what lets the object take its values, as a sentence."""
+        """Returns what makes the object take its values, as a sentence."""
         return self.failure or how_to_build(self.path or "root", self.target)
 
-    def to_write(self, path: str) -> dict[str, Any]:
+    def to_write(self, path: str) -> dict[str, np.ndarray]:
         """Returns the values that wait, by the names that they have in a checkpoint with the object at `path`.
 
         Raises:
-            CheckpointError: They have not reached the object, and will not.
+            CheckpointError: The object did not take them, and never will.
         """
         if self.failure is not None:
             raise CheckpointError(self.failure)
@@ -144,9 +143,9 @@ class Deferred:
         numbers = {name: name.rpartition("/")[2] for name in self.values}
         return {f"{path}/{number}" if path else number: self.values[name] for name, number in numbers.items()}
 
-    def _give_out(self, variables: Mapping[str, Any], partial: bool) -> None:
-        numbered = _numbered(self.path)
-        own = {name: variable for name, variable in variables.items() if numbered(name)}
+    def _assign(self, variables: Mapping[str, VariableLike], partial: bool) -> None:
+        is_own = _is_variable_of(self.path)
+        own = {name: variable for name, variable in variables.items() if is_own(name)}
         missing = [name for name in own if name not in self._found and name not in self._restored]
         unused = [name for name in self._found if name not in own]
         if (missing or unused) and not partial:
@@ -163,16 +162,16 @@ class Deferred:
         self.is_done = True
         self.values = {}
 
-    def _build_layers_left(self, shapes: Sequence[Any]) -> None:
-        """Builds the layers that `build` has made and left to their first call, by a call without numbers.
+    def _build_layers_left(self, shapes: Sequence[PyTree]) -> None:
+        """Builds the layers that `build` has made and not built, by an abstract call.
 
-        Else the call that comes would compute with some of the variables before all have their values.
+        Otherwise the next call would compute with some variables before all have their values.
         """
         hint = self._layers_left()
         if len(self.target.variables) >= len(self._found) + len(self._restored) or not hint:
             return
         is_one = len(shapes) == 1 and all(size is None or isinstance(size, int) for size in shapes[0])
-        if is_one:  # As Keras builds what has no `build`.
+        if is_one:  # As Keras builds an object that has no `build`.
             import keras
 
             try:
@@ -183,52 +182,52 @@ class Deferred:
                 ) from error
 
     def _layers_left(self) -> str:
-        """Returns what to do about layers in the object that its `build` has made and not built; mostly nothing."""
+        """Returns what to do about layers that the object's `build` has made and not built; mostly `""`."""
         left = [layer.name for layer in layers_in(self.target) if is_unbuilt(layer)]
         if not left:
             return ""
         return f" Its `build` leaves its layers {left} unbuilt: build them there, or call it once, then restore it."
 
 
-def deferred(
-    directory: Path, objects: Mapping[str, Any], parts: Parts, found: Mapping[str, Entry], partial: bool
-) -> list[Deferred]:
-    """Returns what of a checkpoint has to wait for objects that are not built and lack its variables.
+def deferred_restores(
+    directory: Path, objects: Mapping[str, PyTree], parts: ObjectParts, found: Mapping[str, Entry], partial: bool
+) -> list[DeferredRestore]:
+    """Returns what has to wait for objects that are not built and lack variables of the checkpoint.
 
-    Unless the restore is partial, an object that the checkpoint has no more variables for waits too: it is refused if
-    it makes some.
+    Unless the restore is partial, this includes objects for which the checkpoint has no more variables: they must not
+    make more.
     """
     waiting = []
     known = set(parts.names())
-    for path, target in unbuilt(objects).items():
+    for path, target in unbuilt_objects(objects).items():
         before = waiting_for(target)
         if before is not None and before.failure is not None:
             continue  # It has made its variables.
-        numbered = _numbered(path)
-        stored = {name: entry for name, entry in found.items() if numbered(name)}
+        is_own = _is_variable_of(path)
+        stored = {name: entry for name, entry in found.items() if is_own(name)}
         if all(name in parts.variables for name in stored):
             if not partial:
-                waiting.append(Deferred(directory, path, target, {}, stored))
+                waiting.append(DeferredRestore(directory, path, target, {}, stored))
             continue
         restored = known.intersection(stored) if is_append_only(target) else set()
         found_later = {name: entry for name, entry in stored.items() if name not in restored}
-        waiting.append(Deferred(directory, path, target, found_later, restored))
+        waiting.append(DeferredRestore(directory, path, target, found_later, restored))
     return waiting
 
 
-def waiting_for(target: Any) -> Deferred | None:
-    """Returns what waits for a Keras object, whichever checkpoint it is from."""
-    waiting: Deferred | None = getattr(getattr(target, "build", None), _WAITING, None)
+def waiting_for(target: KerasObject) -> DeferredRestore | None:
+    """Returns the values of any checkpoint that wait for a Keras object."""
+    waiting: DeferredRestore | None = getattr(getattr(target, "build", None), _WAITING, None)
     return None if waiting is None or waiting.is_done else waiting
 
 
-def values_to_write(objects: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the restored values that no variable has yet, by name, and what to do about objects without any.
+def values_to_write(objects: Mapping[str, PyTree]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Returns the restored values that no variable has yet, by name, and what to do about unbuilt objects without any.
 
     Raises:
         CheckpointError: An object did not get its values.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, np.ndarray] = {}
     hints = []
     for path, target in keras_objects(objects).items():
         waiting = waiting_for(target)
@@ -239,16 +238,16 @@ def values_to_write(objects: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     return values, hints
 
 
-def drop_replaced(objects: Mapping[str, Any], names: Iterable[str], waiting: Iterable[Deferred]) -> None:
-    """Drops what waited for objects whose variables of these names have just been restored; not `waiting` itself."""
+def drop_replaced(objects: Mapping[str, PyTree], names: Iterable[str], waiting: Iterable[DeferredRestore]) -> None:
+    """Drops values that waited for objects whose variables of these names have just been restored, except `waiting`."""
     names, kept = list(names), set(waiting)
     for path, target in keras_objects(objects).items():
         before = waiting_for(target)
-        if before is not None and before not in kept and any(map(_numbered(path), names)):
+        if before is not None and before not in kept and any(map(_is_variable_of(path), names)):
             before.drop()
 
 
-def _numbered(path: str) -> Callable[[str], bool]:
-    """Returns a test for the names of the numbered variables of the Keras object at `path`."""
+def _is_variable_of(path: str) -> Callable[[str], bool]:
+    """Returns a test for the names of the variables of the Keras object at `path`, which end in their index."""
     pattern = re.compile(rf"{re.escape(path)}/\d+" if path else r"\d+")
     return lambda name: pattern.fullmatch(name) is not None

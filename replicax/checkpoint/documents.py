@@ -1,23 +1,25 @@
-"""Reading JSON that somebody else has written: whatever is wrong with it is a `ValueError` that says what."""
+"""Reading JSON that may be damaged or forged: whatever is wrong with it is a `ValueError` that says what."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.typing import PyTree
+
 _T = TypeVar("_T")
 
 
-def parsed(text: str | bytes) -> Any:
-    """Returns what a JSON document says.
+def parsed(text: str | bytes) -> PyTree:
+    """Returns the contents of a JSON document.
 
     Raises:
-        ValueError: It is no JSON, no text, or nested too deeply.
+        ValueError: It is not JSON, not text, or nested too deeply.
     """
     try:
         return json.loads(text)
@@ -25,11 +27,11 @@ def parsed(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def taken(document: Any, key: str, kind: type[_T]) -> _T:
-    """Returns what `document` has under `key`, which must be of type `kind`; a bool is no int.
+def field_of(document: object, key: str, kind: type[_T]) -> _T:
+    """Returns what `document` has under `key`, which must be of type `kind`; a bool is not an int.
 
     Raises:
-        ValueError: It is no object, or has no such thing.
+        ValueError: It is not a JSON object, or has no such entry.
     """
     if not isinstance(document, dict) or key not in document:
         raise ValueError(f"{document!r:.100} has no {key!r}")
@@ -39,36 +41,36 @@ def taken(document: Any, key: str, kind: type[_T]) -> _T:
     return value
 
 
-def taken_count(document: Any, key: str, least: int = 0) -> int:
+def count_of(document: object, key: str, least: int = 0) -> int:
     """Returns the whole number, `least` or more, that `document` has under `key`.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such number.
     """
-    value = taken(document, key, int)
+    value = field_of(document, key, int)
     if value < least:
         raise ValueError(f"{key!r} should be {least} or more, is {value}")
     return value
 
 
-def taken_dtype(document: Any, key: str) -> np.dtype:
+def dtype_of(document: object, key: str) -> np.dtype:
     """Returns the dtype of arrays whose name `document` has under `key`, such as `"bfloat16"`.
 
     Raises:
-        ValueError: There is none, or one of Python objects or structures.
+        ValueError: There is no dtype, or one of Python objects or structures.
     """
-    name = taken(document, key, str)
+    name = field_of(document, key, str)
     try:
         dtype = np.dtype(jnp.dtype(name))
     except TypeError:
-        raise ValueError(f"{name!r} is no dtype") from None
+        raise ValueError(f"{name!r} is not a dtype") from None
     if dtype.name != name or dtype.hasobject:
-        raise ValueError(f"{name!r} is no dtype of an array")
+        raise ValueError(f"{name!r} is not a dtype of an array")
     return dtype
 
 
-def digest_of(document: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of what a document says, however it is written: the order of keys and blanks do not count.
+def digest_of(document: Mapping[str, object]) -> str:
+    """Returns the SHA-256 of the contents of a document: the order of its keys and its blanks do not count.
 
     Raises:
         ValueError: It is nested too deeply.

@@ -1,19 +1,101 @@
-"""States as JSON: numbers, random generators, and objects that say their state themselves. No pickle."""
+"""How variables, arrays and states are stored in a checkpoint, and how they are restored from it.
+
+Variables and arrays become plain arrays, whatever their layout then or now. States of numbers, random generators, and
+objects that tell their state themselves become JSON. There is no pickle.
+"""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Protocol, TypeAlias, TypeGuard
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from replicax.compat.jax import is_random_key
 from replicax.errors import CheckpointError
+from replicax.typing import Leaf, PyTree
+from replicax.variable_access import VariableLike, array_of, is_per_replica_variable, shape_of
 
 VALUES = (bool, int, float, str, bytes)
+SavedArray: TypeAlias = jax.Array | np.ndarray | np.generic
 
 
-def has_state(value: Any) -> bool:
+class HasState(Protocol):
+    """An object that tells its state itself, such as a data iterator."""
+
+    def get_state(self) -> PyTree:
+        """Returns the state: bytes, or dicts with strings as keys, lists, numbers, strings and arrays."""
+
+    def set_state(self, state: PyTree) -> object:
+        """Gives the object a state that `get_state` has returned."""
+
+
+# Variables.
+
+
+def saved_value(variable: VariableLike) -> SavedArray:
+    """Returns what a checkpoint stores for a variable."""
+    value = saved_array(variable.value)
+    return value.astype(jnp.bfloat16) if getattr(variable, "save_as_bf16", False) else value
+
+
+def wanted_value(variable: VariableLike) -> jax.ShapeDtypeStruct:
+    """Returns how the stored value of a variable is to be read."""
+    array = array_of(variable)
+    return _wanted(array, shape_of(variable), array.committed and not is_per_replica_variable(variable))
+
+
+def restored_value(value: SavedArray, variable: VariableLike) -> SavedArray:
+    """Returns what to assign to a variable for a value that was read."""
+    if is_random_key(array_of(variable)):
+        return _key_like(array_of(variable), value)
+    return value if isinstance(value, jax.Array) else np.asarray(value)
+
+
+# Arrays that are not variables.
+
+
+def saved_array(array: SavedArray) -> SavedArray:
+    """Returns what a checkpoint stores for an array."""
+    return jax.random.key_data(array) if is_random_key(array) else array
+
+
+def wanted_array(array: SavedArray) -> jax.ShapeDtypeStruct:
+    """Returns how the stored values of an array are to be read."""
+    return _wanted(array, np.shape(array), placed=isinstance(array, jax.Array) and array.committed)
+
+
+def restored_array(value: SavedArray, old: SavedArray) -> SavedArray:
+    """Returns an array of the kind of `old`, and placed like it, for values that were read."""
+    if isinstance(old, jax.Array):
+        if is_random_key(old):
+            key = _key_like(old, value)
+            return jax.device_put(key, old.sharding) if old.committed and old.is_fully_addressable else key
+        return value if isinstance(value, jax.Array) else jnp.asarray(value)
+    return old.dtype.type(value) if isinstance(old, np.generic) else value
+
+
+def _wanted(value: SavedArray, shape: tuple[int, ...], placed: bool) -> jax.ShapeDtypeStruct:
+    if is_random_key(value):
+        data = jax.eval_shape(jax.random.key_data, value)
+        return jax.ShapeDtypeStruct(data.shape, data.dtype)
+    # What JAX has placed by default is read as NumPy: committed to that device, it could not be used together with
+    # values on others any more.
+    sharding = value.sharding if placed and isinstance(value, jax.Array) else None
+    return jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding)
+
+
+def _key_like(key: jax.Array, data: SavedArray) -> jax.Array:
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(key))
+
+
+# States.
+
+
+def has_state(value: object) -> TypeGuard[HasState]:
     """Returns whether an object has a state to save and restore: a NumPy generator, or by its methods."""
     if isinstance(value, (np.random.Generator, np.random.RandomState)):
         return True
@@ -22,30 +104,30 @@ def has_state(value: Any) -> bool:
     return callable(getattr(value, "get_state", None)) and callable(getattr(value, "set_state", None))
 
 
-def saved_state(name: str, value: Any) -> Any:
+def saved_state(name: str, value: Leaf) -> dict[str, object]:
     """Returns the state of a value or object in a form that JSON can hold.
 
     Raises:
         CheckpointError: JSON cannot hold it.
     """
-    encoded = _encoded(name, _state(value))
+    encoded = _encoded(name, current_state(value))
     return {"value": encoded} if isinstance(value, VALUES) else {"state": encoded}
 
 
-def restored_state(name: str, states: Sequence[Mapping[str, Any]], process: int, processes: int) -> Any:
+def restored_state(name: str, states: Sequence[Mapping[str, object]], process: int, processes: int) -> PyTree:
     """Returns the state that process `process` of `processes` gets.
 
-    Numbers are the chief's. States of objects may differ between processes: with as many processes as wrote them each
-    gets its own, with others they must all be equal.
+    Numbers are the chief's. States of objects may differ between processes: if as many processes restore as have
+    written, each gets its own; otherwise all must be equal.
 
     Args:
         name: Name of the part.
         states: What each of the processes wrote.
-        process: Number of this process.
+        process: The index of this process.
         processes: Number of processes now.
 
     Raises:
-        CheckpointError: The states differ, and there are more or fewer processes than there were; or there is none.
+        CheckpointError: The states differ, and there are more or fewer processes than before; or there is no state.
     """
     found = [_part(name, state) for state in states]
     if len({kind for kind, _ in found}) > 1:
@@ -62,8 +144,8 @@ def restored_state(name: str, states: Sequence[Mapping[str, Any]], process: int,
     return _decoded_part(name, found[0][1])
 
 
-def _part(name: str, state: Mapping[str, Any]) -> tuple[str, Any]:
-    """Returns the kind of a part in the state of a process, "value" or "state", and what is encoded of it."""
+def _part(name: str, state: Mapping[str, object]) -> tuple[str, object]:
+    """Returns the kind of a part in the state of a process, "value" or "state", and its encoded state."""
     part = state.get(name)
     if not isinstance(part, Mapping) or part.keys() not in ({"value"}, {"state"}):
         raise CheckpointError(f"The checkpoint has no state of {name!r} that can be read, but {part!r:.100}.")
@@ -71,7 +153,7 @@ def _part(name: str, state: Mapping[str, Any]) -> tuple[str, Any]:
     return kind, encoded
 
 
-def set_state(target: Any, state: Any) -> None:
+def set_state(target: HasState | np.random.Generator, state: PyTree) -> None:
     """Gives an object a state that it had."""
     if isinstance(target, np.random.Generator):
         target.bit_generator.state = state
@@ -79,12 +161,8 @@ def set_state(target: Any, state: Any) -> None:
         target.set_state(state)
 
 
-def current_state(target: Any) -> Any:
-    """Returns an object's state, as `set_state` takes it."""
-    return _state(target)
-
-
-def _state(value: Any) -> Any:
+def current_state(value: Leaf) -> PyTree:
+    """Returns the state of a value or object, as `set_state` takes it."""
     if isinstance(value, VALUES):
         return value
     if isinstance(value, np.random.Generator):
@@ -94,7 +172,7 @@ def _state(value: Any) -> Any:
     return value.get_state()
 
 
-def _encoded(name: str, value: Any) -> Any:
+def _encoded(name: str, value: PyTree) -> object:
     if isinstance(value, bytes):
         return {"__bytes__": base64.b64encode(value).decode("ascii")}
     if isinstance(value, (np.ndarray, np.generic)) and not np.dtype(value.dtype).hasobject:
@@ -106,19 +184,19 @@ def _encoded(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise CheckpointError(
-        f"The state of {name!r} has in it {value!r:.100}, which JSON cannot hold. `get_state` returns bytes, or dicts "
+        f"The state of {name!r} contains {value!r:.100}, which JSON cannot hold. `get_state` returns bytes, or dicts "
         "with strings as keys, lists, numbers, strings and arrays."
     )
 
 
-def _decoded_part(name: str, value: Any) -> Any:
+def _decoded_part(name: str, value: object) -> PyTree:
     try:
         return _decoded(value)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"The state of {name!r} in the checkpoint cannot be read: {error}") from error
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(value: PyTree) -> PyTree:
     if isinstance(value, list):
         return [_decoded(child) for child in value]
     if not isinstance(value, dict):

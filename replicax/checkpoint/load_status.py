@@ -1,38 +1,39 @@
-"""What came of a restore: the values that it returns, and what was left out of it or waits."""
+"""The result of a restore: the values that it returns, and what was left out of it or is deferred."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
 
-from replicax.checkpoint.deferred import Deferred
+from replicax.checkpoint.deferred import DeferredRestore
 from replicax.errors import UnmatchedError
+from replicax.typing import PyTree
 
 
-class LoadStatus(dict[str, Any]):
+class LoadStatus(dict[str, PyTree]):
     """The objects that have values in them, by name, with the restored values; and how much of a checkpoint was used.
 
-    A restore is strict by itself: unless it is asked for a partial one, every name must be on both sides. What may be
-    open after it are the values of models and optimizers that are not built: they get them when they are. The
-    assertions are TensorFlow's; each returns the status.
+    A restore is strict unless it is asked to be partial: every name must be on both sides. Only models and optimizers
+    that are not built may lack values after it: they get them when they are built. The assertions are TensorFlow's;
+    each returns the status.
 
     Args:
         values: The values by the objects' names.
-        source: The checkpoint, for messages; None if there was none to restore.
+        source: The checkpoint, for messages; None if there was no checkpoint to restore.
         matched: How many names both sides have.
         unused: Names in the checkpoint that no object has.
         unmatched: Names in the objects that the checkpoint lacks.
-        waiting: What waits for objects to be built.
+        waiting: The values that wait for objects to be built.
     """
 
     def __init__(
         self,
-        values: Mapping[str, Any],
-        source: Any,
+        values: Mapping[str, PyTree],
+        source: Path | None,
         matched: int = 0,
         unused: Sequence[str] = (),
         unmatched: Sequence[str] = (),
-        waiting: Sequence[Deferred] = (),
+        waiting: Sequence[DeferredRestore] = (),
     ):
         super().__init__(values)
         self._source, self._matched = source, matched
@@ -42,7 +43,7 @@ class LoadStatus(dict[str, Any]):
         """Checks that all of the checkpoint was given to objects, and that it had something for all of them.
 
         Raises:
-            UnmatchedError: It was not: it lists the names, and the objects that are not built yet.
+            UnmatchedError: Something is left; it lists the names, and the objects that are not built yet.
         """
         self._check_any()
         waiting = [each.what_to_do() for each in self._waiting if each.is_missed]
@@ -55,10 +56,10 @@ class LoadStatus(dict[str, Any]):
         return self
 
     def assert_existing_objects_matched(self) -> LoadStatus:
-        """Checks that the checkpoint had something for all variables that there are; some may not be made yet.
+        """Checks that the checkpoint had something for all variables that exist; some may not be made yet.
 
         Raises:
-            UnmatchedError: It had not: it lists the names.
+            UnmatchedError: It did not; it lists the names.
         """
         self._check_any()
         if self._unmatched:
@@ -69,7 +70,7 @@ class LoadStatus(dict[str, Any]):
         """Checks that the checkpoint and the objects have something in common.
 
         Raises:
-            UnmatchedError: They have not.
+            UnmatchedError: They have nothing in common.
         """
         self._check_any()
         if not self._matched and not any(each.wanted for each in self._waiting):
@@ -77,7 +78,7 @@ class LoadStatus(dict[str, Any]):
         return self
 
     def expect_partial(self) -> LoadStatus:
-        """Does nothing: a partial restore says what it leaves out as it happens. (TensorFlow warns at the end.)"""
+        """Does nothing: a partial restore warns at once of what it leaves out. (TensorFlow warns at the end.)"""
         return self
 
     def _check_any(self) -> None:

@@ -1,4 +1,4 @@
-"""A directory with the newest checkpoints of a training, written while the training goes on."""
+"""`rx.CheckpointManager`: a directory with the newest checkpoints of a training, written while it goes on."""
 
 from __future__ import annotations
 
@@ -9,26 +9,32 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+
+import jax
 
 import replicax.checkpoint.background as background
 import replicax.health as health
 from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.copies import copied
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.manager_arguments import (
     checked_name,
     checkpoint_of,
-    kept_for_good,
+    permanent_checkpoints,
     positional,
     whole_number,
 )
 from replicax.checkpoint.metadata import FILE
-from replicax.checkpoint.numbered import Numbered, name_of, numbered
-from replicax.checkpoint.writing import TIMEOUT_S, UNFINISHED, Contents, Directory, absolute, delete, write_in_place
+from replicax.checkpoint.numbered import NumberedCheckpoint, name_of, numbered
+from replicax.checkpoint.writing import TIMEOUT_S, UNFINISHED, Directory, absolute, delete, write_in_place
+from replicax.checks import checked_int
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.migration import Advised, called_as
+from replicax.typing import PyTree
+from replicax.variable_access import VariableLike
 
 _STRANGERS = (
     "{what}, and this CheckpointManager has neither written it nor found it there when it restored{so}. If another "
@@ -41,38 +47,38 @@ _log = logging.getLogger(__name__)
 class CheckpointManager(Advised):
     """Saves a training's state every so often, in the background, and keeps the newest checkpoints.
 
-    Each checkpoint is a directory named by its step. It appears under its name when all of it is on disk: after a kill
-    at any moment, `latest_step` names a complete one. An old one is deleted when the new one is durable, not before.
-    With several processes all of them make a manager of the same directory, which all must see, and call the same
+    Each checkpoint is a directory named by its step. It appears under its name only when it is complete: after a kill
+    at any moment, `latest_step` names a complete one. An old one is deleted only when the new one is durable.
+    With several processes, all of them make a manager of the same directory, which all must see, and call the same
     methods in the same order; each writes the parts that its devices hold, and the chief commits.
 
-    A directory belongs to one training. Steps that a manager has neither written nor found there when it restored are
-    another training's, perhaps: a first `save` below such a step, and one that replaces it, warn of it (`UserWarning`).
-    They are older than what the manager has written, whatever their numbers, and none above it is deleted.
+    A directory belongs to one training. Steps that a manager has neither written nor found there when it restored may
+    be another training's: a first `save` below such a step, and one that replaces it, give a `UserWarning`. They count
+    as older than what the manager has written, whatever their numbers, and none above it is deleted.
 
-    Without keywords it takes the directory, or what TensorFlow's takes: the checkpoint, the directory and
-    `max_to_keep`.
+    Its arguments without keywords are the directory, or those of TensorFlow's manager: the checkpoint, the directory
+    and `max_to_keep`.
 
     Args:
-        *what_and_where: `directory`; or `checkpoint`, `directory`, `max_to_keep`.
+        *positional_arguments: `directory`; or `checkpoint`, `directory`, `max_to_keep`.
         checkpoint: What to save, as an `rx.Checkpoint`.
-        directory: Where the checkpoints are; it is made by the first save.
+        directory: The folder of the checkpoints; the first save makes it.
         max_to_keep: Number of checkpoints to keep; None for all.
-        save_interval_steps: `save` does nothing at a step that is no multiple of this, unless it is forced.
+        save_interval_steps: `save` does nothing at a step that is not a multiple of this, unless it is forced.
         async_: Whether `save` returns while the checkpoint is being written. The values are copied first, so training
-            may go on. On an accelerator they are copied to host memory.
+            may go on. Those on an accelerator are copied to host memory.
         objects: What to save, by name, as for `rx.Checkpoint`; instead of `checkpoint`.
         timeout: How long to wait for the other processes when they save, in seconds.
-        keep_checkpoint_every_n_hours: Of the checkpoints that are not among the newest any more, one is kept for good
-            if it was written so many hours after the last that was (or after the manager was made).
-        checkpoint_name: What the directories' names begin with: `"ckpt"` makes `ckpt-1`. By default they are the
+        keep_checkpoint_every_n_hours: A checkpoint that is not among the newest any more is kept for good if it was
+            written so many hours after the last one that is (or after the manager was made).
+        checkpoint_name: The beginning of the directories' names: `"ckpt"` makes `ckpt-1`. By default a name is the
             number, in eight digits.
         step_counter: An integer variable that counts the training's steps, for `checkpoint_interval`.
         checkpoint_interval: `save` does nothing before `step_counter` has grown by this since the last save.
         init_fn: Called by `restore_or_initialize` if there is nothing to restore.
 
     Attributes:
-        directory: Where the checkpoints are.
+        directory: The folder of the checkpoints.
         checkpoint: The `rx.Checkpoint` that is saved.
 
     Raises:
@@ -91,28 +97,28 @@ class CheckpointManager(Advised):
     @called_as("tf.train.CheckpointManager")
     def __init__(
         self,
-        *what_and_where: Any,
+        *positional_arguments: Checkpoint | Directory | int | None,
         checkpoint: Checkpoint | None = None,
         directory: Directory | None = None,
         max_to_keep: int | None = 3,
         save_interval_steps: int = 1,
         async_: bool = True,
-        objects: Mapping[str, Any] | None = None,
+        objects: Mapping[str, PyTree] | None = None,
         timeout: float = TIMEOUT_S,
         keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str | None = None,
-        step_counter: Any = None,
+        step_counter: VariableLike | None = None,
         checkpoint_interval: int | None = None,
-        init_fn: Callable[[], Any] | None = None,
+        init_fn: Callable[[], object] | None = None,
     ):
-        checkpoint, directory, max_to_keep = positional(what_and_where, checkpoint, directory, max_to_keep)
+        checkpoint, directory, max_to_keep = positional(positional_arguments, checkpoint, directory, max_to_keep)
         for name, number in (
             ("max_to_keep", max_to_keep),
             ("save_interval_steps", save_interval_steps),
             ("checkpoint_interval", checkpoint_interval),
         ):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-                raise ArgumentError(f"`{name}` is a whole number of at least 1, got {number!r}.")
+            if number is not None:
+                checked_int(name, number, least=1)
         self.directory = absolute(directory)
         self.checkpoint = checkpoint_of(checkpoint, objects)
         self._prefix = checked_name(checkpoint_name)
@@ -124,12 +130,12 @@ class CheckpointManager(Advised):
         )
         if checkpoint_interval is not None and (step_counter is None or save_interval_steps != 1):
             raise ArgumentError(
-                "`checkpoint_interval` counts what `step_counter` has grown by, so it needs one, and excludes "
-                "`save_interval_steps`."
+                "`checkpoint_interval` is the growth of `step_counter` between saves: it needs a `step_counter`, "
+                "and excludes `save_interval_steps`."
             )
         self._counter, self._counter_interval = step_counter, checkpoint_interval
         self._last_count: int | None = None  # what the counter was at the last save or restore
-        self._kept = kept_for_good(self.directory, keep_checkpoint_every_n_hours)
+        self._kept = permanent_checkpoints(self.directory, keep_checkpoint_every_n_hours)
         if init_fn is not None and not callable(init_fn):
             raise ArgumentError(f"`init_fn` is a function or None, got {init_fn!r:.100}.")
         self._init_fn = init_fn
@@ -148,7 +154,7 @@ class CheckpointManager(Advised):
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of the checkpoints, the oldest first, without those that are kept for good; waits like that."""
+        """The paths of the checkpoints, oldest first, without those that are kept for good; waits for a save, too."""
         self.wait_until_finished()
         return [str(each.path) for each in sorted(self._passing(), key=self._age)]
 
@@ -160,27 +166,27 @@ class CheckpointManager(Advised):
     @called_as("tf.train.CheckpointManager.save")
     def save(
         self,
-        step: Any = None,
+        step: int | jax.Array | VariableLike | None = None,
         check_interval: bool = True,
         *,
         force: bool = False,
-        **objects: Any,
+        **objects: PyTree,
     ) -> str | None:
-        """Saves the state at a step; waits for a save that is still under way.
+        """Saves the state at a step; first waits for a save that is still under way.
 
         Args:
-            step: The number of the step: of the steps that have been made; a whole number, or a variable with one. By
-                default the number of saves, the checkpoint's `save_counter`.
-            check_interval: Whether it counts if it is time by `save_interval_steps` or `checkpoint_interval`.
+            step: The number of steps that have been made: a whole number, or a variable with one. By default the number
+                of saves, the checkpoint's `save_counter`.
+            check_interval: Whether to save only when `save_interval_steps` or `checkpoint_interval` says so.
             force: Whether to save whatever they say; the same as `check_interval=False`.
             **objects: New values for the checkpoint's objects of these names.
 
         Returns:
-            Where it is, or will be when it has been written; None if it was not saved, because it was not time, or this
-            manager has saved that step before.
+            The path of the checkpoint, which may still be being written; None if nothing was saved, because it was not
+            time, or because this manager has saved that step before.
 
         Raises:
-            ArgumentError: `step` is no whole number of at least 0.
+            ArgumentError: `step` is not a whole number of at least 0.
             CheckpointError: This or the last background save failed: the disk is full, or another process failed or
                 did not come.
         """
@@ -205,7 +211,7 @@ class CheckpointManager(Advised):
         return number is None or number % self._interval == 0
 
     def _begin(self, step: int, contents: Contents) -> None:
-        """Writes a checkpoint, or has a thread write it."""
+        """Writes a checkpoint, or starts a thread that writes it."""
         if self._async:
             contents = Contents(copied(contents.arrays), contents.state, contents.step, contents.notes)
         coordination = Coordination(f"Saving step {step} to {self.directory}", self._timeout)
@@ -222,7 +228,7 @@ class CheckpointManager(Advised):
             self._save(step, contents, coordination)
 
     def _warn_of_strangers(self, step: int) -> None:
-        """Warns of steps that are perhaps another training's."""
+        """Warns of steps that may be another training's."""
         if step in self._known:
             return
         if (self.path(step) / FILE).is_file():
@@ -232,7 +238,7 @@ class CheckpointManager(Advised):
             if latest is None or latest <= step:
                 return
             what = f"Step {latest} is in {self.directory}, and step {step} is being saved"
-            so = ". It stays there, and is the newest for who restores next"
+            so = ". It stays there, and whoever restores next gets it as the newest"
         warnings.warn(_STRANGERS.format(what=what, so=so), stacklevel=4)
 
     @health.phase(health.CHECKPOINT)
@@ -252,10 +258,10 @@ class CheckpointManager(Advised):
         """Returns the steps of the complete checkpoints in the directory, in ascending order."""
         return [each.number for each in self._found()]
 
-    def _found(self) -> list[Numbered]:
+    def _found(self) -> list[NumberedCheckpoint]:
         return [each for each in numbered(self.directory) if each.prefix == self._prefix]
 
-    def _passing(self) -> list[Numbered]:
+    def _passing(self) -> list[NumberedCheckpoint]:
         """Returns the checkpoints that are not kept for good."""
         kept = self._kept.names() if self._kept is not None else ()
         return [each for each in self._found() if each.path.name not in kept]
@@ -263,23 +269,24 @@ class CheckpointManager(Advised):
     def latest_step(self) -> int | None:
         """Returns the step of the newest complete checkpoint; None if there is none.
 
-        That is the highest number; of the steps that this manager has written or found when it restored, if there are.
+        That is the highest number; if there are steps that this manager has written or found when it restored, it is
+        the highest of these.
         """
         newest = max(self._found(), key=self._age, default=None)
         return None if newest is None else newest.number
 
-    def _age(self, each: Numbered) -> tuple[bool, int]:
+    def _age(self, each: NumberedCheckpoint) -> tuple[bool, int]:
         return each.number in self._known, each.number
 
     def path(self, step: int) -> Path:
-        """Returns where the checkpoint of a step is, or will be."""
+        """Returns the path of the checkpoint of a step, which need not exist."""
         return self.directory / name_of(step, self._prefix)
 
     def restore(self, step: int | None = None, partial: bool = False, verify: bool = True) -> LoadStatus:
         """Restores a checkpoint and returns the values in it, as `rx.Checkpoint.restore` does.
 
         Args:
-            step: Which; by default the newest. All processes restore the one that the chief finds.
+            step: The step; by default the newest. All processes restore the one that the chief finds.
             partial: Whether the checkpoint and the objects may have names that the other lacks.
             verify: Whether to compare the checksums of what is read, beside the reading.
 
@@ -309,7 +316,7 @@ class CheckpointManager(Advised):
 
     def _restore(self, step: int, partial: bool = False, verify: bool = True) -> LoadStatus:
         status = self.checkpoint.restore(self.path(step), partial=partial, verify=verify)
-        # A training that has begun on its own has not become another one because it goes back to one of its steps.
+        # A training that has begun on its own is still the same when it goes back to one of its steps.
         self._known.update([step] if self._saved else self.all_steps())
         if self._counter_interval is not None:
             self._last_count = whole_number(self._counter, "step_counter")
@@ -322,7 +329,9 @@ class CheckpointManager(Advised):
     def __enter__(self) -> CheckpointManager:
         return self
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if error is None:
             self.close()
             return
@@ -348,7 +357,7 @@ class CheckpointManager(Advised):
             self._save(step, contents, coordination)
         except BaseException as error:
             self._failure = error
-            # Raised by the next call; but this may have been the last one of the program.
+            # The next call raises it; but the program may make no further call.
             _log.error("%s", error)
 
     def _save(self, step: int, contents: Contents, coordination: Coordination) -> None:
@@ -364,7 +373,7 @@ class CheckpointManager(Advised):
             raise CheckpointError(f"Step {step} could not be saved to {self.directory}: {error!r}") from error
 
     def _delete_unfinished(self) -> None:
-        """Deletes what an earlier run, killed while it wrote, has left."""
+        """Deletes what an earlier run has left that was killed while it wrote."""
         for path in self.directory.glob(f".*{UNFINISHED}"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -374,5 +383,5 @@ class CheckpointManager(Advised):
         others = [each for each in self._passing() if each.number < newest or each.number in self._known - {newest}]
         old = others[: max(0, len(others) + 1 - self._max_to_keep)]
         for each in old if self._kept is None else self._kept.rest(old):
-            with contextlib.suppress(OSError):  # It cannot be deleted, or was: no reason to call the new one failed.
+            with contextlib.suppress(OSError):  # That an old one cannot be deleted does not make the new one fail.
                 delete(each.path)

@@ -1,26 +1,32 @@
-"""Checking what a `CheckpointManager` is given."""
+"""Checks of the arguments of a `CheckpointManager`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+import jax
 import numpy as np
 
 from replicax.checkpoint.checkpoint import Checkpoint
-from replicax.checkpoint.retention import KeptForGood
+from replicax.checkpoint.retention import PermanentCheckpoints
+from replicax.checkpoint.writing import Directory
+from replicax.checks import is_real
 from replicax.errors import ArgumentError
+from replicax.typing import PyTree
+from replicax.variable_access import VariableLike
 
 
-def positional(given: Sequence[Any], checkpoint: Any, directory: Any, max_to_keep: Any) -> tuple[Any, Any, Any]:
+def positional(
+    given: Sequence[PyTree], checkpoint: Checkpoint | None, directory: Directory | None, max_to_keep: int | None
+) -> tuple[Checkpoint | None, Directory, int | None]:
     """Returns the checkpoint, the directory and `max_to_keep`, given by keyword or not.
 
     Args:
         given: What was given without a keyword: the directory, or what TensorFlow's manager takes.
-        checkpoint: What was given by keyword, or None; so are the others.
+        checkpoint: What was given by keyword, or None; the same holds for the others.
         directory: Likewise.
-        max_to_keep: Likewise; what was given without a keyword counts.
+        max_to_keep: Likewise; one that was given without a keyword counts.
 
     Raises:
         ArgumentError: There are too many, or one was given twice.
@@ -29,9 +35,9 @@ def positional(given: Sequence[Any], checkpoint: Any, directory: Any, max_to_kee
     if len(given) > len(names):
         raise ArgumentError(
             "A CheckpointManager takes (directory, objects={...}) or, as TensorFlow's, (checkpoint, directory, "
-            f"max_to_keep), and all else by keyword; got {given!r:.200}."
+            f"max_to_keep), and everything else by keyword; got {given!r:.200}."
         )
-    found = {"checkpoint": checkpoint, "directory": directory}
+    found: dict[str, PyTree] = {"checkpoint": checkpoint, "directory": directory}
     for name, value in zip(names, given, strict=False):
         if found.get(name) is not None:
             raise ArgumentError(f"`{name}` was given twice: {value!r:.100} and {found[name]!r:.100}.")
@@ -44,11 +50,11 @@ def positional(given: Sequence[Any], checkpoint: Any, directory: Any, max_to_kee
     return found["checkpoint"], found["directory"], found.get("max_to_keep", max_to_keep)
 
 
-def checkpoint_of(checkpoint: Any, objects: Mapping[str, Any] | None) -> Checkpoint:
+def checkpoint_of(checkpoint: Checkpoint | None, objects: Mapping[str, PyTree] | None) -> Checkpoint:
     """Returns the checkpoint of a manager.
 
     Raises:
-        ArgumentError: It is none, or there are `objects` too, or neither.
+        ArgumentError: `checkpoint` is not an `rx.Checkpoint`, or both or neither of the two are given.
     """
     if (objects is None) == (checkpoint is None):
         raise ArgumentError("Pass either `objects` or a `checkpoint`, and not both.")
@@ -57,40 +63,40 @@ def checkpoint_of(checkpoint: Any, objects: Mapping[str, Any] | None) -> Checkpo
     return Checkpoint(dict(objects or {})) if checkpoint is None else checkpoint
 
 
-def checked_name(name: Any) -> str | None:
-    """Returns what the names of checkpoints begin with.
+def checked_name(name: str | None) -> str | None:
+    """Returns the prefix of the names of checkpoints.
 
     Raises:
         ArgumentError: It cannot be part of a directory's name.
     """
     if name is not None and (not isinstance(name, str) or not name or "/" in name or name.startswith(".")):
         raise ArgumentError(
-            f"`checkpoint_name` is what names of directories begin with, such as 'ckpt', got {name!r:.100}: it has no "
-            "'/' in it and does not begin with '.'."
+            f"`checkpoint_name` is the beginning of directories' names, such as 'ckpt', got {name!r:.100}: it contains "
+            "no '/' and does not begin with '.'."
         )
     return name
 
 
-def kept_for_good(directory: Path, hours: Any) -> KeptForGood | None:
-    """Returns what decides which old checkpoints are kept for good; None if `hours` is None.
+def permanent_checkpoints(directory: Path, hours: float | None) -> PermanentCheckpoints | None:
+    """Returns the checkpoints that are kept for good; None if `hours` is None.
 
     Raises:
-        ArgumentError: `hours` is no number above 0.
+        ArgumentError: `hours` is not a number above 0.
     """
     if hours is None:
         return None
-    if isinstance(hours, bool) or not isinstance(hours, (int, float)) or not hours > 0:
+    if not is_real(hours) or not hours > 0:
         raise ArgumentError(f"`keep_checkpoint_every_n_hours` is a number above 0, got {hours!r:.100}.")
-    return KeptForGood(directory, float(hours))
+    return PermanentCheckpoints(directory, float(hours))
 
 
-def whole_number(given: Any, name: str) -> int:
-    """Returns the number that is given, perhaps as a variable or an array.
+def whole_number(given: int | jax.Array | np.ndarray | VariableLike | None, name: str) -> int:
+    """Returns an argument that is a number, or a variable or an array with a number, as an int.
 
     Raises:
-        ArgumentError: It is no whole number of at least 0.
+        ArgumentError: It is not a whole number of at least 0.
     """
-    found = np.asarray(given.value if hasattr(given, "assign") else given)
+    found = np.asarray(getattr(given, "value", given) if hasattr(given, "assign") else given)
     if found.shape != () or found.dtype.kind not in "iu" or found < 0:
         raise ArgumentError(f"`{name}` is a whole number of at least 0, got {given!r:.100}.")
     return int(found)

@@ -1,7 +1,7 @@
-"""What is known of a checkpoint besides its numbers: `metadata.json`, written when all else is on disk.
+"""What is known of a checkpoint besides its numbers: `metadata.json`, written when everything else is on disk.
 
-A directory without it is no complete checkpoint. It names each array's shape, dtype and checksum and each file's size
-and checksum, and has a checksum of its own, so that whoever reads can tell which file is damaged (`integrity.py`).
+A directory without it is not a complete checkpoint. It names each array's shape, dtype and checksum and each file's
+size and checksum, and has a checksum of its own, so that a reader can tell which file is damaged (`integrity.py`).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from replicax.checkpoint.documents import digest_of, parsed, taken, taken_count, taken_dtype
+from replicax.checkpoint.documents import count_of, digest_of, dtype_of, field_of, parsed
 from replicax.checkpoint.integrity import array_digest, hashed, sync_folder, write_durably
+from replicax.checks import is_int
 from replicax.errors import CheckpointError
 
 FILE = "metadata.json"
-STATE = "state-{:05d}.json"  # What each process wrote, by its number.
+STATE = "state-{:05d}.json"  # What each process wrote, by its index.
 _FORMAT = 2
 _FIRST_WITH_DIGEST = 2
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -67,13 +67,18 @@ class Metadata:
     arrays: Mapping[str, Entry]
     files: Mapping[str, tuple[int, str]]
     step: int | None = None
-    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    notes: Mapping[str, object] = dataclasses.field(default_factory=dict)
     processes: int = 1
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    def noted_number(self, name: str) -> int | None:
+        """Returns the int that is noted under a name; None if there is none."""
+        noted = self.notes.get(name)
+        return noted if is_int(noted) else None
+
 
 def complete(
-    directory: Path, arrays: Mapping[str, Entry], step: int | None, notes: Mapping[str, Any], processes: int
+    directory: Path, arrays: Mapping[str, Entry], step: int | None, notes: Mapping[str, object], processes: int
 ) -> None:
     """Computes the checksums of what was written to a directory and writes its metadata."""
     files = hashed(directory)
@@ -89,7 +94,7 @@ def complete(
 
 
 def read_metadata(directory: str | os.PathLike[str]) -> Metadata:
-    """Returns what is known of a checkpoint; reads none of its numbers.
+    """Returns the metadata of a checkpoint; reads none of its numbers.
 
     Raises:
         CheckpointError: There is no complete checkpoint, its metadata is damaged, or a later version of replicax wrote
@@ -100,7 +105,7 @@ def read_metadata(directory: str | os.PathLike[str]) -> Metadata:
         raise CheckpointError(f"There is no checkpoint {path}.")
     try:
         plain = parsed((path / FILE).read_bytes())
-        version = taken_count(plain, "format", 1)
+        version = count_of(plain, "format", 1)
         if version > _FORMAT:
             raise CheckpointError(
                 f"The checkpoint {path} has format {version}; this version of replicax reads up to {_FORMAT}."
@@ -114,7 +119,7 @@ def read_metadata(directory: str | os.PathLike[str]) -> Metadata:
         raise CheckpointError(f"{path} is no complete checkpoint, or was damaged: {FILE}: {error}") from error
 
 
-def _plain(metadata: Metadata) -> dict[str, Any]:
+def _plain(metadata: Metadata) -> dict[str, object]:
     return {
         "format": _FORMAT,
         "versions": dict(metadata.versions),
@@ -135,41 +140,41 @@ def _plain(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _from_plain(plain: dict[str, Any], version: int) -> Metadata:
+def _from_plain(plain: Mapping[str, object], version: int) -> Metadata:
     if version >= _FIRST_WITH_DIGEST:
-        digest = taken(plain, "sha256", str)
+        digest = field_of(plain, "sha256", str)
         if digest_of({key: value for key, value in plain.items() if key != "sha256"}) != digest:
             raise ValueError("it is not as it was written")
-    described = taken(plain, "files", dict)
-    files = {_inside(name): (taken_count(file, "bytes"), _sha256(file)) for name, file in described.items()}
-    arrays = {name: _entry(name, entry, files) for name, entry in taken(plain, "arrays", dict).items()}
-    processes = taken_count(plain, "processes", 1)
-    # Before anybody counts to a number that somebody has made up.
+    described = field_of(plain, "files", dict)
+    files = {_inside(name): (count_of(file, "bytes"), _sha256(file)) for name, file in described.items()}
+    arrays = {name: _entry(name, entry, files) for name, entry in field_of(plain, "arrays", dict).items()}
+    processes = count_of(plain, "processes", 1)
+    # Checked before anything counts up to a number that may be made up.
     if processes > len(files) or any(STATE.format(i) not in files for i in range(processes)):
         raise ValueError(f"it lacks the state of some of {processes} processes")
-    step = None if plain.get("step") is None else taken(plain, "step", int)
-    return Metadata(arrays, files, step, taken(plain, "notes", dict), processes, taken(plain, "versions", dict))
+    step = None if plain.get("step") is None else field_of(plain, "step", int)
+    return Metadata(arrays, files, step, field_of(plain, "notes", dict), processes, field_of(plain, "versions", dict))
 
 
-def _entry(name: str, plain: Any, files: Mapping[str, tuple[int, str]]) -> Entry:
-    shape, folder = taken(plain, "shape", list), taken(plain, "folder", str)
+def _entry(name: str, plain: object, files: Mapping[str, tuple[int, str]]) -> Entry:
+    shape, folder = field_of(plain, "shape", list), field_of(plain, "folder", str)
     if any(type(length) is not int or length < 0 for length in shape):
         raise ValueError(f"{name!r} has no shape, but {shape!r:.100}")
-    entry = Entry(tuple(shape), taken_dtype(plain, "dtype"), folder and _inside(folder), _sha256(plain))
+    entry = Entry(tuple(shape), dtype_of(plain, "dtype"), folder and _inside(folder), _sha256(plain))
     if bool(folder) != (0 not in shape) or "/" in folder or entry.checksum != array_digest(folder, files):
         raise ValueError(f"{name!r} has other files than its checksum says")
     return entry
 
 
 def _inside(name: str) -> str:
-    """Returns the name of a file, which may come from elsewhere: it must not lead out of its directory."""
+    """Returns the name of a file. It may be forged: it must not lead out of its directory."""
     if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name or not name.isascii():
-        raise ValueError(f"{name!r} is no path inside of the checkpoint")
+        raise ValueError(f"{name!r} is not a path inside the checkpoint")
     return name
 
 
-def _sha256(document: Any) -> str:
-    digest = taken(document, "sha256", str)
+def _sha256(document: object) -> str:
+    digest = field_of(document, "sha256", str)
     if not _SHA256.fullmatch(digest):
-        raise ValueError(f"{digest!r:.100} is no SHA-256")
+        raise ValueError(f"{digest!r:.100} is not a SHA-256")
     return digest

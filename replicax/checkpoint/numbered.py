@@ -12,17 +12,17 @@ from replicax.checkpoint.writing import Directory, absolute
 from replicax.migration import called_as
 
 _NAME = re.compile(r"(?:(?P<prefix>.*)-)?(?P<number>\d+)", re.DOTALL)
-_DIGITS = 8  # At least so many without a prefix: other folders may be called by a number.
+_DIGITS = 8  # At least so many without a prefix, since other folders may have a number as name.
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbered:
-    """A complete checkpoint.
+class NumberedCheckpoint:
+    """A complete checkpoint with a number in its name.
 
     Attributes:
-        path: Where it is.
+        path: Its directory.
         number: Its number.
-        prefix: What its name begins with, before the `-`; None if the name is the number.
+        prefix: The beginning of its name, before the `-`; None if the name is only the number.
     """
 
     path: Path
@@ -36,11 +36,11 @@ class Numbered:
 
 
 def name_of(number: int, prefix: str | None) -> str:
-    """Returns how a checkpoint is called."""
+    """Returns the name of a checkpoint."""
     return f"{number:0{_DIGITS}d}" if prefix is None else f"{prefix}-{number}"
 
 
-def numbered(directory: Path) -> list[Numbered]:
+def numbered(directory: Path) -> list[NumberedCheckpoint]:
     """Returns the complete checkpoints in a folder, in the order of their numbers; none if there is no such folder."""
     if not directory.is_dir():
         return []
@@ -50,14 +50,15 @@ def numbered(directory: Path) -> list[Numbered]:
         if name is None or (name["prefix"] is None and len(path.name) < _DIGITS) or not (path / FILE).is_file():
             continue
         if name_of(int(name["number"]), name["prefix"]) == path.name:
-            found.append(Numbered(path, int(name["number"]), name["prefix"]))
+            found.append(NumberedCheckpoint(path, int(name["number"]), name["prefix"]))
     return sorted(found, key=lambda each: (each.number, each.prefix or ""))
 
 
-def newest(directory: Path) -> Numbered | None:
-    """Returns the newest checkpoint in a folder: that of the highest number among those of one prefix.
+def newest(directory: Path) -> NumberedCheckpoint | None:
+    """Returns the newest checkpoint in a folder: the one with the highest number among those of one prefix.
 
-    Of several prefixes, or names with and without one, that counts whose last checkpoint was written last.
+    If there are several prefixes, or names with and without one, the prefix whose last checkpoint was written last
+    counts.
     """
     last = {each.prefix: each for each in numbered(directory)}
     return max(last.values(), key=lambda each: each.written_at, default=None)
@@ -67,14 +68,14 @@ def newest(directory: Path) -> Numbered | None:
 def latest_checkpoint(checkpoint_dir: Directory) -> str | None:
     """Returns the path of the newest complete checkpoint in a folder, None if there is none.
 
-    It finds what `Checkpoint.save` and `CheckpointManager` write, and takes the highest number; it waits for a save of
+    It finds what `Checkpoint.save` and `CheckpointManager` write, and takes the highest number. It waits for a save of
     this process that is under way.
 
     Args:
         checkpoint_dir: The folder; it need not exist.
 
     Raises:
-        ArgumentError: `checkpoint_dir` is no path.
+        ArgumentError: `checkpoint_dir` is not a path.
 
     Example:
         >>> import tempfile

@@ -1,4 +1,4 @@
-"""What to do when a worker is told to go: all save the same step, and end so that they are started again."""
+"""What to do when a worker is preempted: all workers save the same step, and end so that they are started again."""
 
 from __future__ import annotations
 
@@ -12,57 +12,62 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import FrameType
+from typing import ParamSpec, TypeVar
 
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.manager import CheckpointManager
 from replicax.checkpoint.metadata import read_metadata
 from replicax.checkpoint.stop_agreement import StopAgreement
 from replicax.checkpoint.writing import Directory
+from replicax.checks import checked_seconds
 from replicax.errors import ArgumentError, ClusterError
 from replicax.exit_codes import ExitCode
+from replicax.typing import PyTree
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _CALLS = "total_run_calls"
 _STEPS_OF_MARGIN = 6  # between the last save and the end of the grace period
 
 
 @dataclasses.dataclass(frozen=True)
 class TerminationConfig:
-    """How a worker learns that it must go, and how it goes.
+    """How a worker learns that it is preempted, and what it does then.
 
     Args:
-        termination_watcher_fn: Asked every second, in a thread, whether this worker must go; besides SIGTERM.
-        exit_fn: Called, without arguments, when all is saved; by default the process ends with exit code
+        termination_watcher_fn: Called every second, in a thread; returns whether this worker is preempted. SIGTERM says
+            so too.
+        exit_fn: Called, without arguments, when everything is saved; by default the process ends with exit code
             `rx.exit_codes.ExitCode.RESUME` (75).
-        grace_period: Seconds from the notice to the end. With 0 or None, the workers save at the next step and go. With
-            more they save, train on, save again shortly before the end, and go.
-        save_fn: Saves instead of the manager; it is given what `save_checkpoint_if_preempted` was.
+        grace_period: Seconds from the notice to the end. With 0 or None, the workers save at the next step and end.
+            With more they save, train on, save again shortly before the time is up, and end.
+        save_fn: Saves instead of the manager; it gets the arguments of `save_checkpoint_if_preempted`.
     """
 
     termination_watcher_fn: Callable[[], bool] | None = None
-    exit_fn: Callable[[], Any] | None = None
+    exit_fn: Callable[[], object] | None = None
     grace_period: float | None = None
-    save_fn: Callable[..., Any] | None = None
+    save_fn: Callable[..., object] | None = None
 
     def __post_init__(self) -> None:
         for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise ArgumentError(f"`{name}` is a function or None, got {getattr(self, name)!r:.100}.")
-        grace = self.grace_period
-        if grace is not None and (isinstance(grace, bool) or not isinstance(grace, (int, float)) or not grace >= 0):
-            raise ArgumentError(f"`grace_period` is a number of seconds or None, got {grace!r}.")
+        if self.grace_period is not None:
+            checked_seconds("grace_period", self.grace_period, zero=True, infinite=True, note=", or None")
 
 
 def resume_exit() -> None:
-    """Ends the process so that whoever started it knows that it wants to be started again."""
+    """Ends the process with the exit code that asks whoever started it to start it again."""
     sys.exit(int(ExitCode.RESUME))
 
 
 class PreemptionWatch:
-    """Notices SIGTERM, in any process, at a point that all of them reach; the signal handler is put back by `close`.
+    """Notices SIGTERM in any process, at a point that all of them reach; `close` restores the signal handler.
 
     Args:
-        config: How this process learns that it must go.
+        config: How this process learns that it is preempted.
     """
 
     def __init__(self, config: TerminationConfig):
@@ -70,8 +75,8 @@ class PreemptionWatch:
         self._agreement = agreement = StopAgreement(config.termination_watcher_fn)
         self._last = not config.grace_period
         self._closed = False
-        self._before: Any = None
-        self._handler: Any = None
+        self._before: signal.Handlers | int | Callable[[int, FrameType | None], object] | None = None
+        self._handler: Callable[[int, FrameType | None], object] | None = None
         if threading.current_thread() is threading.main_thread():  # Only there can signals be handled.
             self._handler = lambda number, frame: agreement.preempt()
             self._before = signal.signal(signal.SIGTERM, self._handler)
@@ -79,16 +84,16 @@ class PreemptionWatch:
         atexit.register(self._at_exit)
 
     def check(self, step_seconds: float = 0.0) -> str:
-        """Returns what to do here, the same in all processes: `""`, `"save"`, or `"exit"`: save and go.
+        """Returns what to do here, the same in all processes: `""`, `"save"`, or `"exit"` (save and end).
 
         Args:
-            step_seconds: How long it takes from one check to the next.
+            step_seconds: Time from one check to the next, in seconds.
         """
         if self._closed:
             return ""
-        told, grace = self._agreement.preempted_at, self._config.grace_period
-        if grace and self._last and told is not None:
-            left = told + grace - time.monotonic()
+        preempted, grace = self._agreement.preempted_at, self._config.grace_period
+        if grace and self._last and preempted is not None:
+            left = preempted + grace - time.monotonic()
             if left < _STEPS_OF_MARGIN * step_seconds:
                 self._agreement.preempt()
         if not self._agreement.check():
@@ -100,10 +105,10 @@ class PreemptionWatch:
         return "save"
 
     def close(self) -> None:
-        """Ends the threads and puts the signal handler back. May be called twice."""
+        """Ends the threads and restores the signal handler. May be called twice."""
         self._closed = True
         if self._handler is not None and signal.getsignal(signal.SIGTERM) is self._handler:
-            # None is a handler that Python did not install, such as JAX's own, which cannot be put back.
+            # None is a handler that Python did not install, such as JAX's own, which cannot be restored.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
         self._handler = None
         self._agreement.close()
@@ -111,20 +116,20 @@ class PreemptionWatch:
 
 
 class PreemptionCheckpointHandler:
-    """Saves when a worker is told to go (SIGTERM), so that the job can be started again where it was.
+    """Saves when a worker is preempted (SIGTERM), so that the job can be started again where it was.
 
-    All workers save the same step, whichever of them was told, and end with exit code 75. Making the handler restores
-    the newest checkpoint, if there is one. Between steps nothing is exchanged: a check costs a microsecond.
+    All workers save the same step, whichever of them is preempted, and end with exit code 75. Making the handler
+    restores the newest checkpoint, if there is one. Between steps nothing is exchanged: a check costs a microsecond.
 
     Args:
-        cluster_resolver: The cluster resolver, the strategy, or None: who takes part JAX knows.
+        cluster_resolver: The cluster resolver or the strategy. None will do: JAX knows which processes take part.
         checkpoint_or_checkpoint_manager: An `rx.Checkpoint`, or an `rx.CheckpointManager`, which the program may use
             for its own saves too.
-        checkpoint_dir: Where to save an `rx.Checkpoint`; all workers must see it.
-        termination_config: How a worker learns that it must go, and how it goes.
+        checkpoint_dir: The folder to save an `rx.Checkpoint` to; all workers must see it.
+        termination_config: How a worker learns that it is preempted, and what it does then.
 
     Raises:
-        ArgumentError: An argument has the wrong type, or `checkpoint_dir` is missing or superfluous.
+        ArgumentError: An argument has the wrong type, or `checkpoint_dir` is missing, or given with a manager.
         ClusterError: The cluster has parameter servers.
         CheckpointError: The newest checkpoint does not match the objects.
 
@@ -141,7 +146,7 @@ class PreemptionCheckpointHandler:
 
     def __init__(
         self,
-        cluster_resolver: Any,
+        cluster_resolver: object,
         checkpoint_or_checkpoint_manager: Checkpoint | CheckpointManager,
         checkpoint_dir: Directory | None = None,
         termination_config: TerminationConfig | None = None,
@@ -163,19 +168,19 @@ class PreemptionCheckpointHandler:
         """Number of steps that have been made, in this and in earlier runs of the job."""
         return self._calls
 
-    def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Saves and exits if some worker was told to go; otherwise calls the function, and counts the call.
+    def run(self, distributed_train_function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Saves and exits if some worker is preempted; otherwise calls the function, and counts the call.
 
         If the position in the data is saved too, take the batch inside the function: one that was taken before would
-        count as used when the state is saved. Or call `save_checkpoint_if_preempted` behind the step.
+        count as used when the state is saved. Or call `save_checkpoint_if_preempted` after the step.
 
         Args:
             distributed_train_function: One step of the training.
-            *args: Given to the function.
-            **kwargs: Given to the function.
+            *args: Arguments of the function.
+            **kwargs: Arguments of the function.
 
         Raises:
-            SystemExit: The state was saved because a worker must go.
+            SystemExit: The state was saved because a worker is preempted.
             CheckpointError: It could not be saved, or a worker did not answer.
         """
         self._check((), {})
@@ -184,11 +189,11 @@ class PreemptionCheckpointHandler:
         self._count(time.monotonic() - begin)
         return result
 
-    def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
-        """Saves and exits if some worker was told to go: to be called after each step, instead of `run`.
+    def save_checkpoint_if_preempted(self, *args: PyTree, **kwargs: PyTree) -> None:
+        """Saves and exits if some worker is preempted. Call it after each step, instead of `run`.
 
         Args:
-            *args: Given to the manager's `save`, or to `save_fn`; by default the step is the number of calls.
+            *args: Arguments of the manager's `save`, or of `save_fn`; by default the step is the number of calls.
             **kwargs: Likewise.
         """
         now = time.monotonic()
@@ -203,7 +208,7 @@ class PreemptionCheckpointHandler:
         self.save_checkpoint_if_preempted()
 
     def close(self) -> None:
-        """Ends watching: SIGTERM does again what it did before. May be called twice."""
+        """Stops watching: SIGTERM does again what it did before. May be called twice."""
         self._watch.close()
         self._manager.wait_until_finished()
 
@@ -222,9 +227,10 @@ class PreemptionCheckpointHandler:
     def _restore(self) -> None:
         step = self._manager.restore_or_initialize()
         if step is not None:
-            self._calls = int(read_metadata(self._manager.path(step)).notes.get(_CALLS, step))
+            calls = read_metadata(self._manager.path(step)).noted_number(_CALLS)
+            self._calls = step if calls is None else calls
 
-    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
         todo = self._watch.check(self._seconds)
         if not todo:
             return
@@ -240,20 +246,20 @@ class PreemptionCheckpointHandler:
             (self._config.exit_fn or resume_exit)()
 
 
-def _manager(given: Any, directory: Directory | None) -> CheckpointManager:
+def _manager(given: object, directory: Directory | None) -> CheckpointManager:
     if isinstance(given, CheckpointManager):
         if directory is not None:
             raise ArgumentError("A manager knows its directory: leave `checkpoint_dir` out.")
         return given
     if not isinstance(given, Checkpoint):
-        raise ArgumentError(f"A handler saves an rx.Checkpoint or with an rx.CheckpointManager, got {given!r:.100}.")
+        raise ArgumentError(f"A handler takes an rx.Checkpoint or an rx.CheckpointManager, got {given!r:.100}.")
     if directory is None:
-        raise ArgumentError("Where an rx.Checkpoint is to be saved says `checkpoint_dir`, which is missing.")
+        raise ArgumentError("`checkpoint_dir` is missing: the folder to save the rx.Checkpoint to.")
     return CheckpointManager(directory, max_to_keep=1, async_=False, checkpoint=given)
 
 
-def _check_cluster(who: Any) -> None:
-    resolver = getattr(who, "cluster_resolver", who)
+def _check_cluster(resolver_or_strategy: object) -> None:
+    resolver = getattr(resolver_or_strategy, "cluster_resolver", resolver_or_strategy)
     spec = resolver.cluster_spec() if hasattr(resolver, "cluster_spec") else None
     if spec is not None and "ps" in spec.jobs:
         raise ClusterError(
@@ -262,7 +268,7 @@ def _check_cluster(who: Any) -> None:
 
 
 def _close(watch: weakref.ref[PreemptionWatch]) -> None:
-    """Before JAX leaves the cluster, which it does at exit too: a thread must not wait for an answer then."""
+    """Closes a watch before JAX leaves the cluster at exit: no thread may wait for an answer then."""
     alive = watch()
     if alive is not None:
         alive.close()

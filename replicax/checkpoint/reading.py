@@ -1,7 +1,7 @@
 """Reading named arrays from a directory that `writing.py` has written, and checking them on the way.
 
-Reading runs no code from the files: there is no pickle in them. What comes back is what was written, or an error that
-names the damaged file; nothing is given out before everything has been checked.
+Reading runs no code from the files: there is no pickle in them. The result is what was written, or an error that names
+the damaged file; nothing is returned before everything has been checked.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import replicax.health as health
-from replicax.checkpoint.documents import parsed, taken, taken_count
+from replicax.checkpoint.documents import count_of, field_of, parsed
 from replicax.checkpoint.integrity import Files, check, check_no_others, check_sizes, checked_in_turn, problems
 from replicax.checkpoint.metadata import STATE, Entry, Metadata, read_metadata
 from replicax.checkpoint.writing import Directory
@@ -39,7 +38,7 @@ def entries(directory: Directory) -> dict[str, Entry]:
 
 
 def damaged_files(directory: Directory) -> dict[str, str]:
-    """Reads all of a checkpoint and returns its damaged files, with what is wrong with each; empty if none is.
+    """Reads all of a checkpoint and returns its damaged files, with what is wrong with each; empty if there are none.
 
     Raises:
         CheckpointError: There is no complete checkpoint.
@@ -49,7 +48,7 @@ def damaged_files(directory: Directory) -> dict[str, str]:
 
 
 def checked_metadata(directory: Directory) -> Metadata:
-    """Returns what a checkpoint says of itself, after a look whether its files are all there.
+    """Returns the metadata of a checkpoint, after a check that all its files are there.
 
     Raises:
         CheckpointError: There is no complete checkpoint.
@@ -65,14 +64,14 @@ def read_arrays(
     wanted: Mapping[str, jax.ShapeDtypeStruct],
     metadata: Metadata | None = None,
     verify: bool = True,
-) -> dict[str, Any]:
+) -> dict[str, jax.Array | np.ndarray]:
     """Returns arrays of a checkpoint; each device reads its own parts.
 
     Args:
-        directory: Where the checkpoint is.
+        directory: The checkpoint.
         wanted: For each name the shape, the dtype to convert to and the sharding; without a sharding a NumPy array is
             returned.
-        metadata: What `checked_metadata` has returned, if it has been called.
+        metadata: The result of `checked_metadata`, if it has been called.
         verify: Whether to compare the checksums of the files that this process reads.
 
     Raises:
@@ -84,14 +83,14 @@ def read_arrays(
     found = metadata.arrays
     check_wanted(path, found, wanted)
     folders = {found[name].folder: spec for name, spec in wanted.items() if found[name].folder}
-    read: dict[str, Any] = {}
+    read: dict[str, jax.Array | np.ndarray] = {}
     for group in _checked_groups(path, metadata, folders) if verify else [folders]:
         read |= _restored(path, metadata, group)
     return {name: read[found[name].folder] if found[name].folder else _empty(spec) for name, spec in wanted.items()}
 
 
 @health.phase(health.CHECKPOINT)
-def read_state(directory: Directory, metadata: Metadata | None = None, verify: bool = True) -> list[dict[str, Any]]:
+def read_state(directory: Directory, metadata: Metadata | None = None, verify: bool = True) -> list[dict[str, object]]:
     """Returns the state that each process wrote, in their order; `metadata` and `verify` are as for `read_arrays`.
 
     Raises:
@@ -108,17 +107,17 @@ def read_state(directory: Directory, metadata: Metadata | None = None, verify: b
         raise CheckpointError(f"The checkpoint {path} is damaged: its state cannot be read: {error}") from error
 
 
-def _state(path: Path) -> dict[str, Any]:
+def _state(path: Path) -> dict[str, object]:
     state = parsed(path.read_bytes())
     if not isinstance(state, dict):
-        raise ValueError(f"{path.name} holds {state!r:.100}, and no parts by name")
+        raise ValueError(f"{path.name} holds {state!r:.100}, not parts by name")
     return state
 
 
 def _checked_groups(path: Path, metadata: Metadata, wanted: _Wanted) -> Iterator[_Wanted]:
     """Yields the folders to read in groups, each when all that is read of it has been checked.
 
-    First come the small files, which say how to read the others.
+    The small files are checked first: they say how to read the others.
     """
     folders = {entry.folder for entry in metadata.arrays.values() if entry.folder}
     described = {f"{folder}/{_ZARR}" for folder in wanted}
@@ -158,21 +157,21 @@ def _parts_read(path: Path, folder: str, spec: jax.ShapeDtypeStruct, files: File
 def _chunks(description: Path) -> list[int]:
     """Returns the shape of an array's parts."""
     try:
-        return [taken_count({"chunk": n}, "chunk", 1) for n in taken(parsed(description.read_bytes()), "chunks", list)]
+        return [count_of({"chunk": n}, "chunk", 1) for n in field_of(parsed(description.read_bytes()), "chunks", list)]
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{description} cannot be read: {error}") from error
 
 
-def _restored(path: Path, metadata: Metadata, folders: _Wanted) -> dict[str, Any]:
+def _restored(path: Path, metadata: Metadata, folders: _Wanted) -> dict[str, jax.Array | np.ndarray]:
     if not folders:
         return {}
     try:
         return restore_files(path, [entry.folder for entry in metadata.arrays.values() if entry.folder], folders)
-    except Exception as error:  # Orbax and TensorStore have many, and none says which checkpoint.
+    except Exception as error:  # Orbax and TensorStore raise many kinds, and none names the checkpoint.
         raise CheckpointError(f"The checkpoint {path} could not be read: {type(error).__name__}: {error}") from error
 
 
-def _empty(wanted: jax.ShapeDtypeStruct) -> Any:
+def _empty(wanted: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
     if wanted.sharding is None:
         return np.zeros(wanted.shape, wanted.dtype)
     return jax.jit(lambda: jax.numpy.zeros(wanted.shape, wanted.dtype), out_shardings=wanted.sharding)()
@@ -182,7 +181,7 @@ def check_wanted(path: Path, found: Mapping[str, Entry], wanted: Mapping[str, ja
     """Checks that a checkpoint has arrays of these names and shapes, and of dtypes that can be converted to these.
 
     Raises:
-        CheckpointError: It has not.
+        CheckpointError: It does not have them.
     """
     missing = [name for name in wanted if name not in found]
     if missing:
@@ -199,7 +198,7 @@ def check_wanted(path: Path, found: Mapping[str, Entry], wanted: Mapping[str, ja
             )
 
 
-def _rank(dtype: Any) -> int:
-    """Returns the kind of numbers: each can hold those of the kinds before it, as JAX promotes them."""
+def _rank(dtype: np.dtype) -> int:
+    """Returns the rank of a kind of numbers: each kind can hold those of lower ranks, as JAX promotes them."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 0)

@@ -1,4 +1,4 @@
-"""Which old checkpoints a manager keeps: the newest, and one every so many hours for good."""
+"""Which old checkpoints a manager keeps for good: one every so many hours."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from replicax.checkpoint.documents import parsed, taken
+from replicax.checkpoint.documents import field_of, parsed
 from replicax.checkpoint.integrity import write_durably
-from replicax.checkpoint.numbered import Numbered
+from replicax.checkpoint.numbered import NumberedCheckpoint
 from replicax.errors import CheckpointError
 
 _FILE = "kept.json"  # Beside the checkpoints: a later run of the training goes on with it.
 
 
-class KeptForGood:
-    """The checkpoints that are kept because the last one that was is old enough.
+class PermanentCheckpoints:
+    """The checkpoints that are kept for good, because each was written long enough after the one before.
 
     Args:
-        directory: Where the checkpoints are.
-        hours: How much later than the last one that is kept for good the next one must have been written.
+        directory: The folder of the checkpoints.
+        hours: How long after the last permanent checkpoint the next one must have been written.
     """
 
     def __init__(self, directory: Path, hours: float):
@@ -35,11 +35,11 @@ class KeptForGood:
         """
         return self._read()[1]
 
-    def rest(self, old: Sequence[Numbered]) -> list[Numbered]:
+    def rest(self, old: Sequence[NumberedCheckpoint]) -> list[NumberedCheckpoint]:
         """Decides about checkpoints that are not among the newest any more, and returns those to be deleted.
 
         Args:
-            old: The checkpoints, the oldest first, without those that are kept for good already.
+            old: The checkpoints, oldest first, without those that are permanent already.
         """
         last, names = self._read()
         rest = []
@@ -55,14 +55,14 @@ class KeptForGood:
         return rest
 
     def _read(self) -> tuple[float, list[str]]:
-        """Returns when the last one that is kept was written, or the training began, and the names of all."""
+        """Returns when the last permanent checkpoint was written (or the training began), and the names of all."""
         if not self._path.exists():
             return self._made_at, []
         try:
             document = parsed(self._path.read_bytes())
-            return float(taken(document, "last", float)), [str(name) for name in taken(document, "names", list)]
+            return float(field_of(document, "last", float)), [str(name) for name in field_of(document, "names", list)]
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{self._path} cannot be read: {error}. It says which checkpoints are kept for good: delete it, and "
-                "move those away that you want to keep."
+                "move those that you want to keep to another folder."
             ) from error

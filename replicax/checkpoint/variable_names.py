@@ -5,34 +5,39 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import jax
 import numpy as np
 
-from replicax.compat.keras import sublayers
 from replicax.errors import CheckpointError
 from replicax.program.keras_backend import keras_is_loaded
+from replicax.typing import Leaf, PyTree
 from replicax.variable_access import VariableLike
 from replicax.variables import Variable
+
+if TYPE_CHECKING:
+    import keras
+
+    KerasObject: TypeAlias = keras.Layer | keras.optimizers.Optimizer | keras.metrics.Metric
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, np.ndarray, np.generic, jax.Array)
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 
 
-def variables_of(objects: Mapping[str, Any]) -> dict[str, Any]:
+def variables_of(objects: Mapping[str, PyTree]) -> dict[str, VariableLike]:
     """Returns the variables in `objects` by name.
 
-    Lists, tuples and dicts are gone through, and the attributes of plain objects; a name is the way to the variable,
-    such as `model/layers/0/w`. The variables of a Keras model, layer, optimizer or metric are numbered instead: Keras
-    names depend on how many others were made before. A variable that is found twice has the first name.
+    Lists, tuples, dicts and the attributes of plain objects are searched; a name is the path to the variable, such as
+    `model/layers/0/w`. The variables of a Keras model, layer, optimizer or metric have their index as name instead:
+    Keras names depend on how many others were made before. A variable that is found twice has the first name.
 
     Raises:
         CheckpointError: An object holds no variable, a dict's key is not a string or number, or two variables would
             have the same name.
     """
     seen: set[int] = set()
-    found: dict[str, Any] = {}
+    found: dict[str, VariableLike] = {}
     for name, value in objects.items():
         named = list(walk(value, name, seen))
         if not named and id(value) not in seen:
@@ -46,79 +51,26 @@ def variables_of(objects: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yields the variables in `value` and their names, without those whose `id` is among `seen`, and adds these."""
+def walk(value: PyTree, path: str, seen: set[int]) -> Iterator[tuple[str, VariableLike]]:
+    """Yields the variables in `value` and their names.
+
+    Args:
+        value: What to search.
+        path: The name of `value`, with which the variables' names begin.
+        seen: The `id` of each object that has been searched; it is not searched again. More are added.
+    """
     return _found(value, path, seen, is_variable)
 
 
-def unbuilt(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the Keras models, layers and optimizers in `objects` that are not built, by the names of the way to them.
-
-    They make their variables, or most of them, when they are.
-    """
-    return {path: found for path, found in keras_objects(objects).items() if is_unbuilt(found)}
-
-
-def keras_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the Keras models, layers, optimizers and metrics in `objects`, by the names of the way to them."""
+def keras_objects(objects: Mapping[str, PyTree]) -> dict[str, KerasObject]:
+    """Returns the Keras models, layers, optimizers and metrics in `objects`, by the paths to them."""
     seen: set[int] = set()
     each = (_found(value, name, seen, is_keras_object) for name, value in objects.items())
     return dict(itertools.chain.from_iterable(each))
 
 
-def is_unbuilt(value: Any) -> bool:
-    """Returns whether a Keras object will make variables when it is built.
-
-    One whose class adds nothing to Keras's `build` makes none itself: a `Flatten`, say, or a model around others that
-    is never called. With all of its layers built it is whole, whatever its `built` says.
-    """
-    import keras
-
-    if getattr(value, "built", True):
-        return False
-    if not isinstance(value, keras.Layer):
-        return True
-    inner = layers_in(value)
-    build = type(value).build
-    plain = build is keras.Layer.build or (bool(inner) and build in (keras.Model.build, keras.Sequential.build))
-    return not plain or any(is_unbuilt(each) for each in inner)
-
-
-def layers_in(value: Any) -> list[Any]:
-    """Returns the layers that a Keras object holds, at any depth; none for an optimizer."""
-    import keras
-
-    return sublayers(value) if isinstance(value, keras.Layer) else []
-
-
-def is_append_only(value: Any) -> bool:
-    """Returns whether the variables that a Keras object has before it is built keep their numbers.
-
-    An optimizer's do: its counter and learning rate come first. (One that wraps another lists its own first.) A layer
-    lists its weights before the seeds that it has from the beginning.
-    """
-    import keras
-
-    base = keras.optimizers.Optimizer
-    return isinstance(value, base) and type(value).variables is base.variables
-
-
-def how_to_build(name: str, value: Any) -> str:
-    """Returns what to do about a Keras object that is not built, as a sentence."""
-    import keras
-
-    if isinstance(value, keras.optimizers.Optimizer):
-        call = "optimizer.build(model.trainable_variables)"
-    else:
-        call = "model.build(input_shape), or call it once on a batch,"
-    return (
-        f"{name!r} ({type(value).__name__}) is not built, so that it lacks variables: call {call} first, in the same "
-        "scope as it was made."
-    )
-
-
-def _found(value: Any, path: str, seen: set[int], is_wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
-    """Yields what is wanted in `value` and the names of the way to it; nothing in a variable, or in what was wanted."""
+def _found(value: PyTree, path: str, seen: set[int], is_wanted: Callable[[Leaf], bool]) -> Iterator[tuple[str, Leaf]]:
+    """Yields what is wanted in `value` and the paths to it; it searches neither variables nor what was wanted."""
     if isinstance(value, _LEAVES + _CODE) or id(value) in seen:
         return
     seen.add(id(value))
@@ -129,7 +81,7 @@ def _found(value: Any, path: str, seen: set[int], is_wanted: Callable[[Any], boo
             yield from _found(child, f"{path}/{name}" if path else name, seen, is_wanted)
 
 
-def _children(value: Any) -> Iterator[tuple[str, Any]]:
+def _children(value: PyTree) -> Iterator[tuple[str, PyTree]]:
     if is_keras_object(value):
         yield from ((str(i), variable) for i, variable in enumerate(value.variables))
     elif isinstance(value, Mapping):
@@ -151,8 +103,8 @@ def is_variable(value: object) -> TypeGuard[VariableLike]:
     return isinstance(value, keras.Variable)
 
 
-def is_keras_object(value: Any) -> bool:
-    """Returns whether `value` is of Keras and lists its own variables."""
+def is_keras_object(value: object) -> TypeGuard[KerasObject]:
+    """Returns whether `value` is an object of Keras that lists its own variables."""
     if not keras_is_loaded():
         return False
     import keras
@@ -160,8 +112,12 @@ def is_keras_object(value: Any) -> bool:
     return isinstance(value, (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric))
 
 
-def key_name(key: Any) -> str:
-    """Returns the name of what a dict has under `key`."""
+def key_name(key: object) -> str:
+    """Returns the name of what a dict has under `key`.
+
+    Raises:
+        CheckpointError: The key cannot be part of a name.
+    """
     if not isinstance(key, (str, int)) or "/" in str(key):
         raise CheckpointError(f"A dict in a checkpoint has string or int keys without '/', got {key!r}.")
     return str(key)

@@ -1,12 +1,10 @@
 """Writing named arrays to a directory, with their metadata.
 
-Each process writes the parts that its devices hold. A directory appears under its name when everything is in it, never
-before.
+Each process writes the parts that its devices hold. A directory appears under its name only when it is complete.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -15,13 +13,14 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 import replicax.health as health
+from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
+from replicax.checkpoint.encoding import SavedArray
 from replicax.checkpoint.integrity import sync_folder, write_durably
 from replicax.checkpoint.metadata import STATE, Entry, complete
 from replicax.compat.orbax import save_files
@@ -29,33 +28,16 @@ from replicax.errors import ArgumentError, CheckpointError
 
 Directory = str | os.PathLike[str]
 
-UNFINISHED = ".unfinished"  # how the names of directories end in which something is being written, or deleted
+UNFINISHED = ".unfinished"  # how the name of a directory ends while it is being written, or deleted
 TIMEOUT_S = 600.0
 _SECONDS_TO_APPEAR = 30.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Contents:
-    """What a checkpoint is to hold.
-
-    Attributes:
-        arrays: Arrays by name; over a mesh of several processes each of them has its view of the same arrays.
-        state: What JSON can hold, by name, as this process has it.
-        step: The training step.
-        notes: Small values that belong to the checkpoint as a whole.
-    """
-
-    arrays: Mapping[str, Any]
-    state: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    step: int | None = None
-    notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-def write_arrays(directory: Directory, arrays: Mapping[str, Any]) -> Path:
-    """Writes arrays to a new directory and returns its absolute path, when all of it is on disk.
+def write_arrays(directory: Directory, arrays: Mapping[str, SavedArray]) -> Path:
+    """Writes arrays to a new directory and returns its absolute path when all of them are on disk.
 
     Args:
-        directory: Where to; it must not exist. With several processes, a place that all of them see.
+        directory: The new directory. With several processes, a place that all of them see.
         arrays: Arrays by name; over a mesh of several processes each of them passes its view of the same arrays.
 
     Raises:
@@ -70,7 +52,7 @@ def absolute(directory: Directory) -> Path:
     """Returns the absolute path of a directory.
 
     Raises:
-        ArgumentError: It is no path.
+        ArgumentError: It is not a path.
     """
     if not isinstance(directory, (str, os.PathLike)) or not isinstance(os.fspath(directory), str):
         raise ArgumentError(f"A directory is a string or a pathlib.Path, got {directory!r:.100}.")
@@ -94,10 +76,10 @@ def write_in_place(
     """Writes a checkpoint; one that has the name already is replaced when the new one is complete.
 
     Args:
-        path: Where to; the parent directory is made.
-        contents: What it holds.
+        path: The new directory; the parent directory is made.
+        contents: What the checkpoint is to hold.
         coordination: The processes that write it.
-        committed: Called by the chief when it is complete and durable, before the other processes are told.
+        committed: Called by the chief when the checkpoint is complete and durable, before the other processes go on.
 
     Raises:
         CheckpointError: It could not be written, here or in another process, or another process did not come.
@@ -131,7 +113,7 @@ def write_in_place(
 
 
 def _seen(staging: Path) -> Path:
-    """Returns the directory that the chief has made, when it is here too: a network's file system may take a moment."""
+    """Returns the directory that the chief has made when it is visible here too: a network file system may be slow."""
     deadline = time.monotonic() + _SECONDS_TO_APPEAR
     while not staging.is_dir():
         if time.monotonic() >= deadline:
@@ -165,22 +147,22 @@ def _commit(staging: Path, path: Path, contents: Contents) -> None:
 
 
 def delete(path: Path) -> None:
-    """Deletes a checkpoint, first under its name: what is left of it is never taken for a complete one."""
+    """Deletes a checkpoint. It is renamed first, so that its remains are never mistaken for a complete one."""
     doomed = path.parent / f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}"
     path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _folders(arrays: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a folder for each array, none for empty ones. Any string can be an array's name, but not a folder's."""
+def _folders(arrays: Mapping[str, SavedArray]) -> dict[str, str]:
+    """Returns a folder for each array, `""` for empty ones. Not any string that names an array can name a folder."""
     return {
         name: f"{i:05d}-{re.sub(r'[^A-Za-z0-9_]+', '-', name)[:80]}" if np.size(array) else ""
         for i, (name, array) in enumerate(arrays.items())
     }
 
 
-def _storable(array: Any) -> Any:
-    # With several processes Orbax takes an array of one process's devices for a mistake; as NumPy, the chief writes it.
+def _storable(array: SavedArray) -> jax.Array | np.ndarray:
+    # With several processes Orbax refuses an array of one process's devices; as NumPy, the chief writes it.
     if isinstance(array, jax.Array) and array.is_fully_addressable and jax.process_count() > 1:
         return np.asarray(array)
-    return array
+    return array if isinstance(array, jax.Array) else np.asarray(array)

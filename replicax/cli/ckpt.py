@@ -122,7 +122,7 @@ def _largest_difference(a: np.ndarray, b: np.ndarray) -> float | str:
 def _read(path: Path, metadata: Metadata, name: str) -> np.ndarray:
     entry = metadata.arrays[name]
     try:
-        return read_arrays(path, {name: jax.ShapeDtypeStruct(entry.shape, entry.dtype)})[name]
+        return np.asarray(read_arrays(path, {name: jax.ShapeDtypeStruct(entry.shape, entry.dtype)})[name])
     except CheckpointError as error:
         _fail(error)
 

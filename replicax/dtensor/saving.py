@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from replicax.checkpoint import Checkpoint as _Checkpoint, entries, read_arrays, write_arrays
 from replicax.checkpoint.writing import Directory
@@ -124,7 +125,7 @@ def name_based_restore(
         value = template.value if isinstance(template, DVariable) else template
         layout = _layout_on(mesh, name, value)
         wanted[name] = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=layout.to_sharding())
-    return OrderedDict(read_arrays(directory, wanted))
+    return OrderedDict((name, jnp.asarray(value)) for name, value in read_arrays(directory, wanted).items())
 
 
 def saved_tensors(directory: Directory) -> dict[str, jax.ShapeDtypeStruct]:

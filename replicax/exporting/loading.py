@@ -186,7 +186,7 @@ def _variables(directory: Path, entries: Sequence[VariableEntry], mesh: Mesh | N
     return {name: _variable(name, values[name], layouts[name]) for name in wanted}
 
 
-def _variable(name: str, value: jax.Array, layout: Layout | None) -> Variable:
+def _variable(name: str, value: jax.Array | np.ndarray, layout: Layout | None) -> Variable:
     return Variable(value, name=name) if layout is None else DVariable(value, layout=layout, name=name)
 
 

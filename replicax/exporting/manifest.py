@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict, cast
 
-from replicax.checkpoint.documents import digest_of, parsed, taken, taken_count, taken_dtype
+from replicax.checkpoint.documents import count_of, digest_of, dtype_of, field_of, parsed
 from replicax.errors import ExportError
 from replicax.exporting.pytrees import TreeDocument
 
@@ -89,7 +89,7 @@ def read_manifest(directory: Path) -> Manifest:
     """
     try:
         manifest = parsed((directory / MANIFEST).read_bytes())
-        version = taken_count(manifest, "format")
+        version = count_of(manifest, "format")
         if version == _FORMAT:
             _check(manifest)
     except FileNotFoundError:
@@ -104,29 +104,29 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _check(manifest: dict[str, object]) -> None:
-    digest = taken(manifest, "sha256", str)
+    digest = field_of(manifest, "sha256", str)
     if digest_of({key: value for key, value in manifest.items() if key != "sha256"}) != digest:
         raise ValueError("it is not as it was written")
     for text in ("function", "why_not_portable"):
-        taken(manifest, text, str)
-    for file, digest in taken(manifest, "programs", dict).items():
+        field_of(manifest, text, str)
+    for file, digest in field_of(manifest, "programs", dict).items():
         if file not in (PORTABLE, SHARDED) or not isinstance(digest, str):
             raise ValueError(f"{file!r} is not a program")
     if manifest["why_not_portable"]:
-        taken(manifest, "mesh", list)
+        field_of(manifest, "mesh", list)
     else:
-        taken(manifest["programs"], PORTABLE, str)
+        field_of(manifest["programs"], PORTABLE, str)
     if manifest.get("mesh") is not None:
-        taken(manifest["programs"], SHARDED, str)
-        for dim in taken(manifest, "mesh", list):
+        field_of(manifest["programs"], SHARDED, str)
+        for dim in field_of(manifest, "mesh", list):
             if not (isinstance(dim, list) and len(dim) == 2 and isinstance(dim[0], str) and type(dim[1]) is int):
                 raise ValueError(f"{dim!r:.100} is not a dimension of a mesh")
-    inputs = taken(manifest, "inputs", list)
+    inputs = field_of(manifest, "inputs", list)
     for entry in inputs:
         _check_array(entry)
-    for entry in taken(manifest, "variables", list):
-        taken(entry, "name", str)
-        taken(entry, "assigned", bool)
+    for entry in field_of(manifest, "variables", list):
+        field_of(entry, "name", str)
+        field_of(entry, "assigned", bool)
         _check_array(entry, symbolic=False)
     if leaves_of(manifest.get("arguments")) != list(range(len(inputs))):
         raise ValueError("its arguments do not match its inputs")
@@ -136,12 +136,12 @@ def _check(manifest: dict[str, object]) -> None:
 
 
 def _check_array(entry: Mapping[str, object], symbolic: bool = True) -> None:
-    for length in taken(entry, "shape", list):
+    for length in field_of(entry, "shape", list):
         if not (symbolic and isinstance(length, str)) and (type(length) is not int or length < 0):
             raise ValueError(f"{length!r:.100} is not the length of a dimension")
-    taken_dtype(entry, "dtype")
+    dtype_of(entry, "dtype")
     if entry.get("layout") is not None:
-        for spec in taken(entry, "layout", list):
+        for spec in field_of(entry, "layout", list):
             if not isinstance(spec, str) and not (isinstance(spec, list) and all(isinstance(s, str) for s in spec)):
                 raise ValueError(f"{spec!r:.100} is not an entry of a layout")
 
@@ -156,7 +156,7 @@ def leaves_of(description: object) -> list[int]:
         raise ValueError(f"{description!r:.100} is not the structure of a pytree")
     ((kind, content),) = description.items()
     if kind == "leaf":
-        return [taken_count(description, "leaf")]
+        return [count_of(description, "leaf")]
     if kind == "value" and not isinstance(content, (dict, list)):
         return []
     if kind == "dict" and isinstance(content, dict):

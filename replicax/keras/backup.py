@@ -112,12 +112,13 @@ class _BackupAndRestore:
         return objects
 
     def _continue_from(self, step: int) -> None:
-        notes = read_metadata(self._manager.path(step)).notes
+        metadata = read_metadata(self._manager.path(step))
+        epoch, saved_at = metadata.noted_number("epoch"), metadata.noted_number("step")
         self._restored = True
-        if not {"epoch", "step"} <= notes.keys():
+        if epoch is None or saved_at is None:
             raise CheckpointError(f"{self._manager.path(step)} is no checkpoint of rx.keras.BackupAndRestore.")
-        self._count, self._epoch = step, int(notes["epoch"])
-        self._saved_at = int(notes["step"])
+        self._count, self._epoch = step, epoch
+        self._saved_at = saved_at
         set_initial_epoch(self.model, self._epoch)
         if self._saved_at:
             metrics = [np.asarray(variable) for variable in self.model.metrics_variables]

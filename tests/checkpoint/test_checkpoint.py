@@ -95,7 +95,7 @@ def test_objects_that_know_their_state(tmp_path: Path, position: Any):
 
 
 def test_a_state_that_json_cannot_hold_is_an_error(tmp_path: Path):
-    with pytest.raises(CheckpointError, match="'data' has in it <object"):
+    with pytest.raises(CheckpointError, match="'data' contains <object"):
         rx.Checkpoint(data=Reader({"x": [object()]})).write(tmp_path / "c")
     assert not (tmp_path / "c").exists()
 

@@ -1,0 +1,57 @@
+"""Comparing the names in a checkpoint with those of the objects that are to be restored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from replicax.checkpoint.writing import Directory
+from replicax.errors import CheckpointError
+
+_log = logging.getLogger(__name__)
+
+_SHOWN = 10  # names that a warning lists
+
+
+def check_names(directory: Directory, found: Iterable[str], expected: Iterable[str]) -> None:
+    """Checks that a checkpoint and the objects have the same names.
+
+    Args:
+        directory: The checkpoint.
+        found: The names in it.
+        expected: The names in the objects.
+
+    Raises:
+        CheckpointError: They do not; it lists the names that one side lacks.
+    """
+    unused, missing = differences(found, expected)
+    if unused or missing:
+        raise CheckpointError(
+            f"The checkpoint {directory} and the objects do not match. Only in the checkpoint: {unused or 'nothing'}; "
+            f"only in the objects: {missing or 'nothing'}. To restore what both have, as TensorFlow does with "
+            "expect_partial(), pass partial=True."
+        )
+
+
+def warn_of_left_out(directory: Directory, found: Iterable[str], expected: Iterable[str]) -> None:
+    """Warns of what a partial restore has left out; the arguments are those of `check_names`."""
+    unused, missing = differences(found, expected)
+    if unused or missing:
+        _log.warning(
+            "The checkpoint %s was restored in part. Only in the checkpoint, and left out: %s; "
+            "only in the objects, and as before: %s.",
+            directory,
+            _some(unused),
+            _some(missing),
+        )
+
+
+def differences(found: Iterable[str], expected: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Returns the names that are found but not expected, and those that are expected but not found."""
+    found, expected = dict.fromkeys(found), dict.fromkeys(expected)
+    return [name for name in found if name not in expected], [name for name in expected if name not in found]
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown or "nothing"
