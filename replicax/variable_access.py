@@ -29,7 +29,7 @@ class VariableLike(Protocol):
 class AssignableLike(VariableLike, Protocol):
     """A variable that user code can assign."""
 
-    def assign(self, value: jax.Array) -> object:
+    def assign(self, value: jax.typing.ArrayLike) -> object:
         """Gives it a new value: inside a traced function when that returns."""
 
 

@@ -37,7 +37,7 @@ from replicax.checkpoint.writing import TIMEOUT_S, Directory, absolute, write, w
 from replicax.errors import CheckpointError
 from replicax.migration import Advised, called_as
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike
+from replicax.variable_access import AssignableLike
 from replicax.variables import Variable
 
 _SECONDS_BETWEEN_LOOKS = 0.05
@@ -124,7 +124,7 @@ class Checkpoint(Advised):
         else:
             self.objects[name] = value
 
-    def variables(self) -> dict[str, VariableLike]:
+    def variables(self) -> dict[str, AssignableLike]:
         """Returns the variables by the names that they have in the checkpoint.
 
         Raises:
@@ -344,7 +344,7 @@ def _set_states(targets: Mapping[str, PyTree], states: Mapping[str, PyTree]) -> 
         raise CheckpointError(f"{done[-1]!r} does not take the state in the checkpoint: {error!r}") from error
 
 
-def _values(variables: Mapping[str, VariableLike]) -> dict[str, SavedArray]:
+def _values(variables: Mapping[str, AssignableLike]) -> dict[str, SavedArray]:
     """Returns the values of variables: all from before, or all from after a lost parameter server was replaced."""
     while True:
         before = _restorations(variables)
@@ -354,6 +354,6 @@ def _values(variables: Mapping[str, VariableLike]) -> dict[str, SavedArray]:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _restorations(variables: Mapping[str, VariableLike]) -> set[int]:
+def _restorations(variables: Mapping[str, AssignableLike]) -> set[int]:
     """Returns how many beginnings and ends of recoveries of servers there have been: odd during a recovery."""
     return {getattr(variable, "_replicax_restorations", 0) for variable in variables.values()}

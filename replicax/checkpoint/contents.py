@@ -15,7 +15,7 @@ from replicax.checkpoint.unbuilt import how_to_build, unbuilt_objects
 from replicax.checkpoint.variable_names import is_keras_object, is_variable, key_name, walk
 from replicax.errors import CheckpointError
 from replicax.typing import Leaf, PyTree
-from replicax.variable_access import VariableLike
+from replicax.variable_access import AssignableLike
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
 SavedState: TypeAlias = bool | int | float | str | bytes | HasState
@@ -48,7 +48,7 @@ class ObjectParts:
         states: Numbers, strings, random generators, and objects with `get_state` and `set_state`.
     """
 
-    variables: dict[str, VariableLike] = dataclasses.field(default_factory=dict)
+    variables: dict[str, AssignableLike] = dataclasses.field(default_factory=dict)
     arrays: dict[str, SavedArray] = dataclasses.field(default_factory=dict)
     states: dict[str, SavedState] = dataclasses.field(default_factory=dict)
 

@@ -24,7 +24,7 @@ from replicax.checkpoint.variable_names import keras_objects
 from replicax.errors import CheckpointError
 from replicax.program.keras_state import give_value
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, dtype_of, shape_of
+from replicax.variable_access import AssignableLike, dtype_of, shape_of
 
 if TYPE_CHECKING:
     from replicax.checkpoint.variable_names import KerasObject
@@ -71,7 +71,7 @@ class DeferredRestore:
         """Whether there are values that the object does not have yet."""
         return not self.is_done and (bool(self._found) or self.failure is not None)
 
-    def wait(self, variables: Callable[[], Mapping[str, VariableLike]], partial: bool) -> None:
+    def wait(self, variables: Callable[[], Mapping[str, AssignableLike]], partial: bool) -> None:
         """Makes the object's `build` give its variables the values.
 
         Args:
@@ -143,7 +143,7 @@ class DeferredRestore:
         numbers = {name: name.rpartition("/")[2] for name in self.values}
         return {f"{path}/{number}" if path else number: self.values[name] for name, number in numbers.items()}
 
-    def _assign(self, variables: Mapping[str, VariableLike], partial: bool) -> None:
+    def _assign(self, variables: Mapping[str, AssignableLike], partial: bool) -> None:
         is_own = _is_variable_of(self.path)
         own = {name: variable for name, variable in variables.items() if is_own(name)}
         missing = [name for name in own if name not in self._found and name not in self._restored]

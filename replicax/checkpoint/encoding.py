@@ -48,7 +48,7 @@ def wanted_value(variable: VariableLike) -> jax.ShapeDtypeStruct:
     return _wanted(array, shape_of(variable), array.committed and not is_per_replica_variable(variable))
 
 
-def restored_value(value: SavedArray, variable: VariableLike) -> SavedArray:
+def restored_value(value: SavedArray, variable: VariableLike) -> jax.Array | np.ndarray:
     """Returns what to assign to a variable for a value that was read."""
     if is_random_key(array_of(variable)):
         return _key_like(array_of(variable), value)

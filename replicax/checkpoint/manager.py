@@ -130,8 +130,8 @@ class CheckpointManager(Advised):
         )
         if checkpoint_interval is not None and (step_counter is None or save_interval_steps != 1):
             raise ArgumentError(
-                "`checkpoint_interval` is the growth of `step_counter` between saves: it needs a `step_counter`, "
-                "and excludes `save_interval_steps`."
+                "`checkpoint_interval` is the growth of `step_counter` between saves, so it needs one, and excludes "
+                "`save_interval_steps`."
             )
         self._counter, self._counter_interval = step_counter, checkpoint_interval
         self._last_count: int | None = None  # what the counter was at the last save or restore

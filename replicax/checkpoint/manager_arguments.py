@@ -35,7 +35,7 @@ def positional(
     if len(given) > len(names):
         raise ArgumentError(
             "A CheckpointManager takes (directory, objects={...}) or, as TensorFlow's, (checkpoint, directory, "
-            f"max_to_keep), and everything else by keyword; got {given!r:.200}."
+            f"max_to_keep), and all else by keyword; got {given!r:.200}."
         )
     found: dict[str, PyTree] = {"checkpoint": checkpoint, "directory": directory}
     for name, value in zip(names, given, strict=False):

@@ -9,10 +9,10 @@ from replicax.checkpoint.encoding import restored_value, saved_value, wanted_val
 from replicax.checkpoint.name_matching import check_names
 from replicax.checkpoint.reading import checked_metadata, read_arrays
 from replicax.checkpoint.writing import Directory, write_arrays
-from replicax.variable_access import VariableLike
+from replicax.variable_access import AssignableLike
 
 
-def write_variables(directory: Directory, variables: Mapping[str, VariableLike]) -> Path:
+def write_variables(directory: Directory, variables: Mapping[str, AssignableLike]) -> Path:
     """Writes the values of variables to a new directory and returns its path.
 
     Raises:
@@ -21,7 +21,7 @@ def write_variables(directory: Directory, variables: Mapping[str, VariableLike])
     return write_arrays(directory, {name: saved_value(variable) for name, variable in variables.items()})
 
 
-def restore_variables(directory: Directory, variables: Mapping[str, VariableLike], partial: bool = False) -> None:
+def restore_variables(directory: Directory, variables: Mapping[str, AssignableLike], partial: bool = False) -> None:
     """Gives variables the values that a checkpoint has for them: all of them, or none if anything is wrong.
 
     Args:

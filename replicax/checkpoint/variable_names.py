@@ -13,7 +13,7 @@ import numpy as np
 from replicax.errors import CheckpointError
 from replicax.program.keras_backend import keras_is_loaded
 from replicax.typing import Leaf, PyTree
-from replicax.variable_access import VariableLike
+from replicax.variable_access import AssignableLike
 from replicax.variables import Variable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, np.ndarray, 
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 
 
-def variables_of(objects: Mapping[str, PyTree]) -> dict[str, VariableLike]:
+def variables_of(objects: Mapping[str, PyTree]) -> dict[str, AssignableLike]:
     """Returns the variables in `objects` by name.
 
     Lists, tuples, dicts and the attributes of plain objects are searched; a name is the path to the variable, such as
@@ -37,7 +37,7 @@ def variables_of(objects: Mapping[str, PyTree]) -> dict[str, VariableLike]:
             have the same name.
     """
     seen: set[int] = set()
-    found: dict[str, VariableLike] = {}
+    found: dict[str, AssignableLike] = {}
     for name, value in objects.items():
         named = list(walk(value, name, seen))
         if not named and id(value) not in seen:
@@ -51,7 +51,7 @@ def variables_of(objects: Mapping[str, PyTree]) -> dict[str, VariableLike]:
     return found
 
 
-def walk(value: PyTree, path: str, seen: set[int]) -> Iterator[tuple[str, VariableLike]]:
+def walk(value: PyTree, path: str, seen: set[int]) -> Iterator[tuple[str, AssignableLike]]:
     """Yields the variables in `value` and their names.
 
     Args:
@@ -92,7 +92,7 @@ def _children(value: PyTree) -> Iterator[tuple[str, PyTree]]:
         yield from getattr(value, "__dict__", {}).items()
 
 
-def is_variable(value: object) -> TypeGuard[VariableLike]:
+def is_variable(value: object) -> TypeGuard[AssignableLike]:
     """Returns whether `value` is a variable, of replicax or of Keras."""
     if isinstance(value, Variable):
         return True
