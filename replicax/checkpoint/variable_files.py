@@ -9,10 +9,10 @@ from replicax.checkpoint.encoding import restored_value, saved_value, wanted_val
 from replicax.checkpoint.name_matching import check_names
 from replicax.checkpoint.reading import checked_metadata, read_arrays
 from replicax.checkpoint.writing import Directory, write_arrays
-from replicax.variable_access import AssignableLike
+from replicax.variable_access import AssignableLike, VariableLike
 
 
-def write_variables(directory: Directory, variables: Mapping[str, AssignableLike]) -> Path:
+def write_variables(directory: Directory, variables: Mapping[str, VariableLike]) -> Path:
     """Writes the values of variables to a new directory and returns its path.
 
     Raises:
