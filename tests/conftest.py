@@ -53,9 +53,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Lets the tests that start processes come first: they wait more than they compute, while other workers compute."""
     for item in items:
         if not item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.cpu)
+    waiting = {
+        item.path for item in items if item.get_closest_marker("multiprocess") or item.get_closest_marker("slow")
+    }
+    items.sort(key=lambda item: item.path not in waiting)
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,9 @@ def check_noticed(worker: Process, since: float, *names: str) -> None:
         assert re.search(rf"{name} \([a-z]+:2222\).* (does not answer|is dead|has ended)", worker.log), worker.log
 
 
-@pytest.mark.parametrize("fault", ["cut", "nothing arrives", "nothing leaves", "off"])
+@pytest.mark.parametrize(
+    "fault", ["cut", "nothing arrives", pytest.param("nothing leaves", marks=pytest.mark.exhaustive), "off"]
+)
 def test_a_host_that_is_lost_is_noticed_and_named(make_lan: MakeLan, fault: str):
     lan = make_lan("alpha", "beta")
     workers = start_workers(lan, by_name(lan), steps=FOREVER, pause=0.05, stall_timeout=STALL_S)
@@ -49,7 +51,7 @@ def test_a_host_that_is_lost_is_noticed_and_named(make_lan: MakeLan, fault: str)
         check_noticed(workers[1], since, "worker:0")
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_one_of_three(make_lan: MakeLan, lost: int):
     lan = make_lan("alpha", "beta", "gamma")
     workers = start_workers(lan, by_name(lan), steps=FOREVER, pause=0.05, stall_timeout=STALL_S)
@@ -61,7 +63,12 @@ def test_one_of_three(make_lan: MakeLan, lost: int):
 
 
 @pytest.mark.parametrize(
-    ("fault", "seconds"), [("cut", 3.0), ("nothing arrives", 3.0), pytest.param("silent", 24.0, id="gRPC gives up")]
+    ("fault", "seconds"),
+    [
+        ("cut", 3.0),
+        pytest.param("nothing arrives", 3.0, marks=pytest.mark.exhaustive),
+        pytest.param("silent", 24.0, id="gRPC gives up"),
+    ],
 )
 def test_mended_in_time(make_lan: MakeLan, fault: str, seconds: float):
     lan = make_lan("alpha", "beta")
