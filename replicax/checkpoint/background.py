@@ -1,6 +1,6 @@
 """The threads that write checkpoints in the background, by directory.
 
-A thread is found here even if nobody has its manager any more, since an error has ended the code that made it.
+A thread is found here even when its manager is gone, because an error has ended the code that made it.
 """
 
 from __future__ import annotations

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import shutil
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +13,7 @@ import jax
 import replicax.checkpoint.background as background
 import replicax.health as health
 from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.checkpoint_folder import CheckpointFolder
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.copies import copied
@@ -27,20 +25,14 @@ from replicax.checkpoint.manager_arguments import (
     positional,
     whole_number,
 )
-from replicax.checkpoint.metadata import FILE
-from replicax.checkpoint.numbered import NumberedCheckpoint, name_of, numbered
-from replicax.checkpoint.writing import TIMEOUT_S, UNFINISHED, Directory, absolute, delete, write_in_place
+from replicax.checkpoint.save_interval import SaveInterval
+from replicax.checkpoint.writing import TIMEOUT_S, Directory, absolute, write_in_place
 from replicax.checks import checked_int
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.migration import Advised, called_as
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike
 
-_STRANGERS = (
-    "{what}, and this CheckpointManager has neither written it nor found it there when it restored{so}. If another "
-    "training writes there, one of them loses its checkpoints: give each a directory of its own. If this one goes on "
-    "from there, call restore_or_initialize() first."
-)
 _log = logging.getLogger(__name__)
 
 
@@ -121,28 +113,16 @@ class CheckpointManager(Advised):
                 checked_int(name, number, least=1)
         self.directory = absolute(directory)
         self.checkpoint = checkpoint_of(checkpoint, objects)
-        self._prefix = checked_name(checkpoint_name)
-        self._max_to_keep, self._interval, self._async, self._timeout = (
-            max_to_keep,
-            save_interval_steps,
-            async_,
-            timeout,
-        )
-        if checkpoint_interval is not None and (step_counter is None or save_interval_steps != 1):
-            raise ArgumentError(
-                "`checkpoint_interval` is the growth of `step_counter` between saves, so it needs one, and excludes "
-                "`save_interval_steps`."
-            )
-        self._counter, self._counter_interval = step_counter, checkpoint_interval
-        self._last_count: int | None = None  # what the counter was at the last save or restore
-        self._kept = permanent_checkpoints(self.directory, keep_checkpoint_every_n_hours)
+        permanent = permanent_checkpoints(self.directory, keep_checkpoint_every_n_hours)
+        self._folder = CheckpointFolder(self.directory, checked_name(checkpoint_name), max_to_keep, permanent)
+        self._interval = SaveInterval(save_interval_steps, step_counter, checkpoint_interval)
+        self._async, self._timeout = async_, timeout
         if init_fn is not None and not callable(init_fn):
             raise ArgumentError(f"`init_fn` is a function or None, got {init_fn!r:.100}.")
         self._init_fn = init_fn
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._saved: set[int] = set()  # by this manager
-        self._known: set[int] = set()  # written by this manager, or there when it restored
         self._has_cleaned = False
 
     @property
@@ -156,12 +136,12 @@ class CheckpointManager(Advised):
     def checkpoints(self) -> list[str]:
         """The paths of the checkpoints, oldest first, without those that are kept for good; waits for a save, too."""
         self.wait_until_finished()
-        return [str(each.path) for each in sorted(self._passing(), key=self._age)]
+        return [str(each.path) for each in self._folder.passing()]
 
     @property
     def checkpoint_interval(self) -> int | None:
         """By how much `step_counter` grows between saves."""
-        return self._counter_interval
+        return self._interval.growth
 
     @called_as("tf.train.CheckpointManager.save")
     def save(
@@ -192,23 +172,16 @@ class CheckpointManager(Advised):
         """
         number = None if step is None else whole_number(step, "step")
         self._raise_failure()
-        if number in self._saved or not (force or not check_interval or self._is_time(number)):
+        if number in self._saved or not (force or not check_interval or self._interval.is_over(number)):
             return None
         self.wait_until_finished()
         self.checkpoint.save_counter.assign_add(1)
         contents = self.checkpoint.contents(number, objects)
-        if self._counter_interval is not None:
-            self._last_count = whole_number(self._counter, "step_counter")
+        self._interval.restart()
         if number is None:
             number = int(self.checkpoint.save_counter.numpy())
         self._begin(number, contents)
         return str(self.path(number))
-
-    def _is_time(self, number: int | None) -> bool:
-        if self._counter_interval is not None:
-            count = whole_number(self._counter, "step_counter")
-            return self._last_count is None or count >= self._last_count + self._counter_interval
-        return number is None or number % self._interval == 0
 
     def _begin(self, step: int, contents: Contents) -> None:
         """Writes a checkpoint, or starts a thread that writes it."""
@@ -216,8 +189,8 @@ class CheckpointManager(Advised):
             contents = Contents(copied(contents.arrays), contents.state, contents.step, contents.notes)
         coordination = Coordination(f"Saving step {step} to {self.directory}", self._timeout)
         if coordination.is_chief:
-            self._warn_of_strangers(step)
-        self._known.add(step)
+            self._folder.warn_of_strangers(step)
+        self._folder.known.add(step)
         self._saved.add(step)
         if self._async:
             self._thread = threading.Thread(
@@ -226,20 +199,6 @@ class CheckpointManager(Advised):
             background.begin(self.directory, self._thread)
         else:
             self._save(step, contents, coordination)
-
-    def _warn_of_strangers(self, step: int) -> None:
-        """Warns of steps that may be another training's."""
-        if step in self._known:
-            return
-        if (self.path(step) / FILE).is_file():
-            what, so = f"Step {step} is in {self.directory} already", ": it is replaced"
-        else:
-            latest = None if self._known else self.latest_step()
-            if latest is None or latest <= step:
-                return
-            what = f"Step {latest} is in {self.directory}, and step {step} is being saved"
-            so = ". It stays there, and whoever restores next gets it as the newest"
-        warnings.warn(_STRANGERS.format(what=what, so=so), stacklevel=4)
 
     @health.phase(health.CHECKPOINT)
     def wait_until_finished(self) -> None:
@@ -256,15 +215,7 @@ class CheckpointManager(Advised):
 
     def all_steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints in the directory, in ascending order."""
-        return [each.number for each in self._found()]
-
-    def _found(self) -> list[NumberedCheckpoint]:
-        return [each for each in numbered(self.directory) if each.prefix == self._prefix]
-
-    def _passing(self) -> list[NumberedCheckpoint]:
-        """Returns the checkpoints that are not kept for good."""
-        kept = self._kept.names() if self._kept is not None else ()
-        return [each for each in self._found() if each.path.name not in kept]
+        return [each.number for each in self._folder.complete()]
 
     def latest_step(self) -> int | None:
         """Returns the step of the newest complete checkpoint; None if there is none.
@@ -272,15 +223,11 @@ class CheckpointManager(Advised):
         That is the highest number; if there are steps that this manager has written or found when it restored, it is
         the highest of these.
         """
-        newest = max(self._found(), key=self._age, default=None)
-        return None if newest is None else newest.number
-
-    def _age(self, each: NumberedCheckpoint) -> tuple[bool, int]:
-        return each.number in self._known, each.number
+        return self._folder.latest_step()
 
     def path(self, step: int) -> Path:
         """Returns the path of the checkpoint of a step, which need not exist."""
-        return self.directory / name_of(step, self._prefix)
+        return self._folder.path(step)
 
     def restore(self, step: int | None = None, partial: bool = False, verify: bool = True) -> LoadStatus:
         """Restores a checkpoint and returns the values in it, as `rx.Checkpoint.restore` does.
@@ -317,9 +264,8 @@ class CheckpointManager(Advised):
     def _restore(self, step: int, partial: bool = False, verify: bool = True) -> LoadStatus:
         status = self.checkpoint.restore(self.path(step), partial=partial, verify=verify)
         # A training that has begun on its own is still the same when it goes back to one of its steps.
-        self._known.update([step] if self._saved else self.all_steps())
-        if self._counter_interval is not None:
-            self._last_count = whole_number(self._counter, "step_counter")
+        self._folder.known.update([step] if self._saved else self.all_steps())
+        self._interval.restart()
         return status
 
     def close(self) -> None:
@@ -363,25 +309,11 @@ class CheckpointManager(Advised):
     def _save(self, step: int, contents: Contents, coordination: Coordination) -> None:
         try:
             if coordination.is_chief and not self._has_cleaned:
-                self._delete_unfinished()
+                self._folder.delete_unfinished()
             self._has_cleaned = True
-            write_in_place(self.path(step), contents, coordination, committed=lambda: self._delete_old(step))
+            write_in_place(self.path(step), contents, coordination, committed=lambda: self._folder.delete_old(step))
         except BaseException as error:
             self._saved.discard(step)
             if isinstance(error, CheckpointError) or not isinstance(error, Exception):
                 raise
             raise CheckpointError(f"Step {step} could not be saved to {self.directory}: {error!r}") from error
-
-    def _delete_unfinished(self) -> None:
-        """Deletes what an earlier run has left that was killed while it wrote."""
-        for path in self.directory.glob(f".*{UNFINISHED}"):
-            shutil.rmtree(path, ignore_errors=True)
-
-    def _delete_old(self, newest: int) -> None:
-        if self._max_to_keep is None:
-            return
-        others = [each for each in self._passing() if each.number < newest or each.number in self._known - {newest}]
-        old = others[: max(0, len(others) + 1 - self._max_to_keep)]
-        for each in old if self._kept is None else self._kept.rest(old):
-            with contextlib.suppress(OSError):  # That an old one cannot be deleted does not make the new one fail.
-                delete(each.path)

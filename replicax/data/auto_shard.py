@@ -65,7 +65,7 @@ class SharedReading(DatasetReading):
         if position.rows and position.shards != 1:
             raise ArgumentError(
                 f"The state is of a dataset that was read in {position.shards} parts (files or shards), but this one "
-                "is read as a whole. Give it the same source and `auto_shard_policy`."
+                "is read as one. Give it the same source and `auto_shard_policy`."
             )
         rows = position.skipped(0)
         if isinstance(self._batches, ArrayBatches):

@@ -18,8 +18,8 @@ _ALIGNMENT = 64
 def place(parts: PyTree, mesh: Mesh, *, bare: bool, first: int = 0) -> PyTree:
     """Puts the parts of a step on the devices of `mesh`, part i on device i.
 
-    The memory of `parts` may be overwritten as soon as this returns. (JAX itself goes on using a NumPy array's memory:
-    for ever on a CPU device, whatever `may_alias` says, and on other devices until the transfer is done.)
+    The memory of `parts` may be overwritten as soon as this returns. (JAX itself goes on using the memory of a NumPy array:
+    for ever on a CPU device, whatever `may_alias` says, elsewhere until the transfer is done.)
 
     Args:
         parts: Pytree of host arrays of shape `(replicas, rows, ...)`. Where the mesh spans processes, the parts of this
@@ -70,7 +70,7 @@ def _place_own(own: np.ndarray, length: int, first: int, sharding: NamedSharding
 
 
 def owned_copy(array: np.ndarray) -> np.ndarray:
-    """Returns a copy of `array` in memory that nobody else writes to, in the dtype that devices use.
+    """Returns a copy of `array` in memory that nothing else writes to, in the dtype that devices use.
 
     This is the only copy on its way to a CPU device (7 times faster for a batch of 200 MB than `array.copy()`, whose
     memory XLA copies once more because it is not aligned).

@@ -46,8 +46,8 @@ class InputOptions(Advised):
             `"drop"` drops the last `rows % num_replicas` rows of that batch, and the whole batch if it has fewer rows
             than there are replicas, so that every step runs on all replicas.
         auto_shard_policy: Which rows a worker reads, where there are several. `"data"`: all workers read the same
-            global batches, and each keeps its own rows. `"file"`: a worker reads files of its own; for an
-            `rx.data.FileSource`. `"hint"`: the dataset is cut by its own `shard(num_shards, index)`, or, if it is a
+            global batches, and each uses its own rows. `"file"`: a worker reads files of its own; for an
+            `rx.data.FileSource`. `"hint"`: the dataset is sharded by its own `shard(num_shards, index)`, or, if it is a
             Grain `MapDataset`, by a slice. `"off"`: each worker's dataset is its own already. `"auto"`: `"file"` for an
             `rx.data.FileSource`, and `"data"` for anything else.
         uneven_workers: What happens to a step for which workers that read data of their own do not have rows in

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import damaged_files, manager, read_arrays, writing
+from replicax.checkpoint import checkpoint_folder, damaged_files, read_arrays, writing
 from replicax.errors import ArgumentError, CheckpointError
 from tests.soak.checkpoint_kills import soak
 
@@ -128,13 +128,13 @@ def test_a_full_disk_raises_in_the_training_loop(tmp_path: Path, monkeypatch: py
 def test_the_old_one_is_deleted_when_the_new_one_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[list[int]] = []
     kept = rx.CheckpointManager(tmp_path, max_to_keep=1, objects={"w": rx.Variable(1.0)})
-    original = manager.delete
+    original = checkpoint_folder.delete
 
     def watched(path: Path) -> None:
         seen.append(kept.all_steps())
         original(path)
 
-    monkeypatch.setattr(manager, "delete", watched)
+    monkeypatch.setattr(checkpoint_folder, "delete", watched)
     with kept:
         for step in (1, 2, 3):
             kept.save(step)

@@ -1,0 +1,91 @@
+"""The directory of a `CheckpointManager`: which checkpoints are in it, which is the newest, and which are deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import warnings
+from pathlib import Path
+
+from replicax.checkpoint.metadata import FILE
+from replicax.checkpoint.numbered import NumberedCheckpoint, name_of, numbered
+from replicax.checkpoint.retention import PermanentCheckpoints
+from replicax.checkpoint.writing import UNFINISHED, delete
+
+_STRANGERS = (
+    "{what}, and this CheckpointManager has neither written it nor found it there when it restored{so}. If another "
+    "training writes there, one of them loses its checkpoints: give each a directory of its own. If this one goes on "
+    "from there, call restore_or_initialize() first."
+)
+
+
+class CheckpointFolder:
+    """The checkpoints of a training in a directory.
+
+    Args:
+        directory: The directory.
+        prefix: The beginning of the names of checkpoints, before the `-`; None if a name is only the number.
+        max_to_keep: Number of checkpoints to keep; None for all.
+        permanent: The checkpoints that are kept for good; None if none is.
+
+    Attributes:
+        known: The steps that belong to this training: it has written them, or they were there when it restored.
+    """
+
+    def __init__(
+        self, directory: Path, prefix: str | None, max_to_keep: int | None, permanent: PermanentCheckpoints | None
+    ):
+        self._directory, self._prefix = directory, prefix
+        self._max_to_keep, self._permanent = max_to_keep, permanent
+        self.known: set[int] = set()
+
+    def path(self, step: int) -> Path:
+        """Returns the path of the checkpoint of a step, which need not exist."""
+        return self._directory / name_of(step, self._prefix)
+
+    def complete(self) -> list[NumberedCheckpoint]:
+        """Returns the complete checkpoints, in the order of their steps."""
+        return [each for each in numbered(self._directory) if each.prefix == self._prefix]
+
+    def passing(self) -> list[NumberedCheckpoint]:
+        """Returns the checkpoints that are not kept for good, oldest first."""
+        permanent = self._permanent.names() if self._permanent is not None else ()
+        return sorted((each for each in self.complete() if each.path.name not in permanent), key=self._age)
+
+    def latest_step(self) -> int | None:
+        """Returns the step of the newest complete checkpoint: the highest, of the known ones if there are any."""
+        newest = max(self.complete(), key=self._age, default=None)
+        return None if newest is None else newest.number
+
+    def warn_of_strangers(self, step: int) -> None:
+        """Warns of steps that may be another training's, before this one is saved."""
+        if step in self.known:
+            return
+        if (self.path(step) / FILE).is_file():
+            what, so = f"Step {step} is in {self._directory} already", ": it is replaced"
+        else:
+            latest = None if self.known else self.latest_step()
+            if latest is None or latest <= step:
+                return
+            what = f"Step {latest} is in {self._directory}, and step {step} is being saved"
+            so = ". It stays there, and whoever restores next gets it as the newest"
+        warnings.warn(_STRANGERS.format(what=what, so=so), stacklevel=4)
+
+    def delete_unfinished(self) -> None:
+        """Deletes what an earlier run has left that was killed while it wrote."""
+        for path in self._directory.glob(f".*{UNFINISHED}"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def delete_old(self, newest: int) -> None:
+        """Deletes the checkpoints that are too many beside a new one, without those that are kept for good."""
+        if self._max_to_keep is None:
+            return
+        passing = sorted(self.passing(), key=lambda each: each.number)
+        others = [each for each in passing if each.number < newest or each.number in self.known - {newest}]
+        old = others[: max(0, len(others) + 1 - self._max_to_keep)]
+        for each in old if self._permanent is None else self._permanent.rest(old):
+            with contextlib.suppress(OSError):  # That an old one cannot be deleted does not make the new one fail.
+                delete(each.path)
+
+    def _age(self, each: NumberedCheckpoint) -> tuple[bool, int]:
+        return each.number in self.known, each.number

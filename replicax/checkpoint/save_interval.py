@@ -1,0 +1,42 @@
+"""When a `CheckpointManager` saves: at every so many steps, or whenever a counter has grown by so much."""
+
+from __future__ import annotations
+
+from replicax.checkpoint.manager_arguments import whole_number
+from replicax.errors import ArgumentError
+from replicax.variable_access import VariableLike
+
+
+class SaveInterval:
+    """Decides whether it is time to save.
+
+    Args:
+        steps: Save at steps that are multiples of this.
+        counter: An integer variable that counts the training's steps, or None.
+        growth: Save when `counter` has grown by this since the last save or restore; None to look at steps only.
+
+    Raises:
+        ArgumentError: There is a `growth` without a counter, or beside other `steps` than 1.
+    """
+
+    def __init__(self, steps: int, counter: VariableLike | None, growth: int | None):
+        if growth is not None and (counter is None or steps != 1):
+            raise ArgumentError(
+                "`checkpoint_interval` is the growth of `step_counter` between saves, so it needs one, and excludes "
+                "`save_interval_steps`."
+            )
+        self.growth = growth
+        self._steps, self._counter = steps, counter
+        self._last_count: int | None = None
+
+    def is_over(self, step: int | None) -> bool:
+        """Returns whether it is time to save at a step; None is a step without a number."""
+        if self.growth is not None:
+            count = whole_number(self._counter, "step_counter")
+            return self._last_count is None or count >= self._last_count + self.growth
+        return step is None or step % self._steps == 0
+
+    def restart(self) -> None:
+        """Begins the next interval, after a save or restore."""
+        if self.growth is not None:
+            self._last_count = whole_number(self._counter, "step_counter")
