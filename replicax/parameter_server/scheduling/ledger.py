@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -52,11 +51,11 @@ class RunningClosure(NamedTuple):
     is_retracing: bool = False
 
 
+_EMPTY: Fifo[WaitingClosure] = Fifo()
 _PerWorker = tuple[tuple[RunningClosure, ...], ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Ledger:
+class Ledger(NamedTuple):
     """The closures that are to be run, and the workers that run them.
 
     With `max_staleness` no closure is begun that could make the gradients of another one older than that: while a
@@ -85,7 +84,7 @@ class Ledger:
     running: _PerWorker
     depth: int
     max_staleness: int | None
-    queue: Fifo[WaitingClosure] = dataclasses.field(default_factory=Fifo)
+    queue: Fifo[WaitingClosure] = _EMPTY
     ready: frozenset[int] = frozenset()
     next_worker: int = 0
     next_attempt: int = 0
@@ -128,15 +127,15 @@ class Ledger:
 
     def add(self, closure: Closure) -> Ledger:
         """Puts a closure at the end of the queue."""
-        return dataclasses.replace(self, queue=self.queue.append(WaitingClosure(closure)))
+        return self._replace(queue=self.queue.append(WaitingClosure(closure)))
 
     def worker_ready(self, worker: int) -> Ledger:
         """Notes that a worker can take closures."""
-        return dataclasses.replace(self, ready=self.ready | {worker})
+        return self._replace(ready=self.ready | {worker})
 
     def worker_away(self, worker: int) -> Ledger:
         """Notes that a worker takes no more closures; it has those that it has, until it is lost."""
-        return dataclasses.replace(self, ready=self.ready - {worker})
+        return self._replace(ready=self.ready - {worker})
 
     def worker_lost(self, worker: int) -> Ledger:
         """Notes that a worker has gone; what it had goes back to the head of the queue."""
@@ -144,7 +143,7 @@ class Ledger:
         for each in reversed(self.running[worker]):
             queue = queue.push_front(each.waiting._replace(lost_workers=each.waiting.lost_workers + 1))
         away = self.worker_away(worker)
-        return dataclasses.replace(away, running=_with(self.running, worker, ()), queue=queue)
+        return away._replace(running=_with(self.running, worker, ()), queue=queue)
 
     def assign(self) -> tuple[Ledger, tuple[Attempt, ...]]:
         """Hands out closures: the oldest first, to the workers that have least; returns the attempts, too."""
@@ -173,9 +172,7 @@ class Ledger:
             overtaken = self.under_way
             running = tuple(tuple(e._replace(overtaken=e.overtaken + 1) for e in each) for each in running)
         running = _with(running, worker, (*running[worker], RunningClosure(attempt, waiting, overtaken)))
-        begun = dataclasses.replace(
-            self, running=running, queue=queue, next_worker=worker + 1, next_attempt=self.next_attempt + 1
-        )
+        begun = self._replace(running=running, queue=queue, next_worker=worker + 1, next_attempt=self.next_attempt + 1)
         return begun, attempt
 
     def retraces(self, attempt: Attempt) -> Ledger:
@@ -186,7 +183,7 @@ class Ledger:
         """Lets a worker try again a closure that it has; returns the new attempt, too."""
         again = attempt._replace(id=self.next_attempt)
         ledger = self._changed(attempt, lambda each: each._replace(attempt=again, is_retracing=False))
-        return dataclasses.replace(ledger, next_attempt=self.next_attempt + 1), again
+        return ledger._replace(next_attempt=self.next_attempt + 1), again
 
     def finish(self, attempt: Attempt) -> Ledger:
         """Notes that a worker is through with a closure."""
@@ -196,26 +193,26 @@ class Ledger:
         """Notes that a worker could not run a closure, which goes back to the head of the queue."""
         it = self.find(attempt)
         assert it is not None
-        return dataclasses.replace(self.finish(attempt), queue=self.queue.push_front(it.waiting))
+        return self.finish(attempt)._replace(queue=self.queue.push_front(it.waiting))
 
     def remove(self, closure: Closure) -> Ledger:
         """Takes a closure out of the queue."""
         left = [each for each in self.queue if each.closure is closure]
-        return dataclasses.replace(self, queue=self.queue.without(left[0])) if left else self
+        return self._replace(queue=self.queue.without(left[0])) if left else self
 
     def without_queue(self) -> Ledger:
         """Returns the ledger with an empty queue."""
-        return dataclasses.replace(self, queue=Fifo())
+        return self._replace(queue=_EMPTY)
 
     def without_closures(self) -> Ledger:
         """Returns the ledger with nothing queued and nothing under way."""
-        return dataclasses.replace(self, queue=Fifo(), running=((),) * self.workers)
+        return self._replace(queue=_EMPTY, running=((),) * self.workers)
 
     def _changed(self, attempt: Attempt, change: Callable[[RunningClosure], RunningClosure | None]) -> Ledger:
         worker = attempt.worker
         changed = [change(each) if each.attempt.id == attempt.id else each for each in self.running[worker]]
         left = tuple(each for each in changed if each is not None)
-        return dataclasses.replace(self, running=_with(self.running, worker, left))
+        return self._replace(running=_with(self.running, worker, left))
 
 
 def _with(running: _PerWorker, worker: int, closures: tuple[RunningClosure, ...]) -> _PerWorker:

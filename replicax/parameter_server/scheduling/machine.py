@@ -16,8 +16,6 @@ there is no error that has not been raised yet.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from replicax.errors import CancelledError, ClusterTimeoutError, ParameterServerLost, WorkerLostError
 from replicax.parameter_server.actors.actor_errors import closed
 from replicax.parameter_server.actors.messages import Done, ServerLost, UnexpectedBatch
@@ -122,19 +120,19 @@ class _Transition:
             case PingAnswered():
                 self._ping_answered(event)
             case WorkerStarted(actor, life, goal):
-                self.state = replace(self.state, watch=self.state.watch.has_goal(actor, life, goal))
+                self.state = self.state._replace(watch=self.state.watch.has_goal(actor, life, goal))
             case ServerStarting(actor):
-                self.state = replace(self.state, watch=self.state.watch.starts(actor, self.state.now))
+                self.state = self.state._replace(watch=self.state.watch.starts(actor, self.state.now))
             case ActorGone(actor, life, why):
                 self._gone(actor, life, why)
             case Retraced(attempt, error):
                 if self.state.ledger.find(attempt) is not None:
                     self._retraced(attempt, error)
             case RecoveryWanted(thread, reason):
-                self.state = replace(self.state, awaiting=self.state.awaiting | {thread})
+                self.state = self.state._replace(awaiting=self.state.awaiting | {thread})
                 self.state = self.state.with_server_lost(reason)
             case RecoveryWaitEnded(thread):
-                self.state = replace(self.state, awaiting=self.state.awaiting - {thread})
+                self.state = self.state._replace(awaiting=self.state.awaiting - {thread})
             case Recovered(None):
                 if isinstance(self.state.phase, Recovering):
                     self.state = self.state.with_servers_recovered()
@@ -142,14 +140,14 @@ class _Transition:
                 assert error is not None
                 self._break(error)
             case QuietBegan(thread):
-                self.state = replace(
-                    self.state, quiet={**self.state.quiet, thread: self.state.quiet.get(thread, 0) + 1}
+                self.state = self.state._replace(
+                    quiet={**self.state.quiet, thread: self.state.quiet.get(thread, 0) + 1}
                 )
             case QuietEnded(thread):
                 quiet = {**self.state.quiet, thread: self.state.quiet[thread] - 1}
-                self.state = replace(self.state, quiet={each: count for each, count in quiet.items() if count})
+                self.state = self.state._replace(quiet={each: count for each, count in quiet.items() if count})
             case ErrorRaised():
-                self.state = replace(self.state, error=None)
+                self.state = self.state._replace(error=None)
             case Closed():
                 self._close()
 
@@ -162,17 +160,17 @@ class _Transition:
             # Whoever wants quiet may go on reading and writing variables, unless it waits for the recovery itself.
             if state.ledger.under_way == 0 and state.quiet.keys() <= state.awaiting:
                 self.actions.append(RecoverServers(state.phase.reason))
-                self.state = replace(self.state, phase=Recovering())
+                self.state = self.state._replace(phase=Recovering())
         elif isinstance(state.phase, Serving) and state.ledger.queued and not state.quiet:
             ledger, attempts = state.ledger.assign()
-            self.state = replace(self.state, ledger=ledger)
+            self.state = self.state._replace(ledger=ledger)
             for attempt in attempts:
                 self._send(attempt)
 
     # Actors.
 
     def _tick(self, now: float) -> None:
-        self.state = replace(self.state, now=now)
+        self.state = self.state._replace(now=now)
         if isinstance(self.state.phase, Broken):
             return
         self._look_for_workers()
@@ -180,25 +178,25 @@ class _Transition:
             self._gone(actor, self.state.watch[actor].life, "")
         for actor, why in self.state.watch.hung(now).items():
             self.actions.append(EndActor(actor, self.state.watch[actor].life, why))
-            self.state = replace(self.state, watch=self.state.watch.ends(actor, why, now))
+            self.state = self.state._replace(watch=self.state.watch.ends(actor, why, now))
             if actor.job == WORKER:
-                self.state = replace(self.state, ledger=self.state.ledger.worker_away(actor.index))
+                self.state = self.state._replace(ledger=self.state.ledger.worker_away(actor.index))
         for actor in self.state.watch.to_start(now):
-            self.state = replace(self.state, watch=self.state.watch.starts(actor, now))
+            self.state = self.state._replace(watch=self.state.watch.starts(actor, now))
             self.actions.append(StartWorker(actor, self.state.watch[actor].life))
         for actor in self.state.watch.to_ping(now):
-            self.state = replace(self.state, watch=self.state.watch.pinged(actor, now))
+            self.state = self.state._replace(watch=self.state.watch.pinged(actor, now))
             self.actions.append(PingActor(actor, self.state.watch[actor].life))
 
     def _look_for_workers(self) -> None:
         state = self.state
         if state.ledger.ready or state.quiet or not state.ledger.queued:
-            self.state = replace(self.state, workers_seen_at=state.now)
+            self.state = self.state._replace(workers_seen_at=state.now)
         elif state.now - state.workers_seen_at > state.longest_wait:
             workers = [str(actor) for actor in state.watch.workers()]
             absent = f": {state.watch.describe_absent()}"
             error = ClusterTimeoutError("the coordinator", state.longest_wait, workers, "the Ray cluster", absent)
-            self.state = replace(self.state, workers_seen_at=state.now, error=state.error or error)
+            self.state = self.state._replace(workers_seen_at=state.now, error=state.error or error)
 
     def _ping_answered(self, event: PingAnswered) -> None:
         actor, life, report = event
@@ -207,27 +205,27 @@ class _Transition:
             return
         if report is not None:
             self.actions.append(NoteReport(actor.index, report))
-        self.state = replace(
-            self.state, watch=before.answers(actor, life, report.set_up if report else 0, self.state.now)
+        self.state = self.state._replace(
+            watch=before.answers(actor, life, report.set_up if report else 0, self.state.now)
         )
         comes_up = self.state.watch[actor].stage is Stage.UP and before[actor].stage is not Stage.UP
         if comes_up and actor.job == WORKER:
-            self.state = replace(self.state, ledger=self.state.ledger.worker_ready(actor.index))
+            self.state = self.state._replace(ledger=self.state.ledger.worker_ready(actor.index))
 
     def _gone(self, actor: ActorId, life: int, why: str) -> None:
         if not self.state.watch.is_current(actor, life):
             return
-        self.state = replace(self.state, watch=self.state.watch.goes(actor, life, why, self.state.now))
+        self.state = self.state._replace(watch=self.state.watch.goes(actor, life, why, self.state.now))
         if actor.job == WORKER:
             self._worker_lost(actor.index, why)
         else:
             self.state = self.state.with_server_lost(f"{actor} has gone. {why}")
 
     def _worker_lost(self, worker: int, why: str) -> None:
-        self.state = replace(self.state, ledger=self.state.ledger.worker_lost(worker))
+        self.state = self.state._replace(ledger=self.state.ledger.worker_lost(worker))
         deadly = next((each for each in self.state.ledger.queue if each.lost_workers >= _MOST_LOST_WORKERS), None)
         if deadly is not None:
-            self.state = replace(self.state, ledger=self.state.ledger.remove(deadly.closure))
+            self.state = self.state._replace(ledger=self.state.ledger.remove(deadly.closure))
             self._fail(deadly.closure, WorkerLostError(
                 f"{deadly.closure.name} was given to {_MOST_LOST_WORKERS} workers, and each of them was lost while it "
                 f"had it. The last time it was: {why}"
@@ -241,12 +239,12 @@ class _Transition:
             return
         if self.state.is_idle:
             self.actions.append(NoteIdle())
-            self.state = replace(self.state, workers_seen_at=self.state.now)
-        self.state = replace(self.state, ledger=self.state.ledger.add(closure))
+            self.state = self.state._replace(workers_seen_at=self.state.now)
+        self.state = self.state._replace(ledger=self.state.ledger.add(closure))
 
     def _send(self, attempt: Attempt) -> None:
-        self.state = replace(
-            self.state, watch=self.state.watch.gets_work(ActorId(WORKER, attempt.worker), self.state.now)
+        self.state = self.state._replace(
+            watch=self.state.watch.gets_work(ActorId(WORKER, attempt.worker), self.state.now)
         )
         self.actions.append(SendStep(attempt))
 
@@ -257,7 +255,7 @@ class _Transition:
                 self._gone(actor, self.state.watch[actor].life, why)
                 return
             case UnexpectedBatch(iterator):
-                self.state = replace(self.state, ledger=self.state.ledger.retraces(attempt))
+                self.state = self.state._replace(ledger=self.state.ledger.retraces(attempt))
                 self.actions.append(RetraceStep(attempt, iterator))
                 return
             case ServerLost(reason):
@@ -290,7 +288,7 @@ class _Transition:
     def _fail(self, closure: Closure, error: BaseException) -> None:
         """Notes the error of a closure; what is queued is cancelled, and the first error is kept."""
         self.actions.append(SetError(closure, error))
-        self.state = replace(self.state, error=self.state.error or error)
+        self.state = self.state._replace(error=self.state.error or error)
         self._cancel_queue(error)
 
     def _cancel_queue(self, error: BaseException) -> None:
@@ -298,15 +296,15 @@ class _Transition:
             return
         cancelled = CancelledError(f"This function was not run, because another one failed before it: {error!r}")
         self.actions += [SetError(each.closure, cancelled) for each in self.state.ledger.queue]
-        self.state = replace(self.state, ledger=self.state.ledger.without_queue())
+        self.state = self.state._replace(ledger=self.state.ledger.without_queue())
 
     def _cancel_all(self, error: CancelledError) -> None:
         self.actions += [SetError(closure, error) for closure in self.state.ledger.closures()]
-        self.state = replace(self.state, ledger=self.state.ledger.without_closures())
+        self.state = self.state._replace(ledger=self.state.ledger.without_closures())
 
     def _break(self, error: BaseException) -> None:
         if not isinstance(self.state.phase, Broken):
-            self.state = replace(self.state, phase=Broken(error))
+            self.state = self.state._replace(phase=Broken(error))
             self._cancel_all(_cancelled_by(error))
 
     def _close(self) -> None:
@@ -314,7 +312,7 @@ class _Transition:
         if error is None and not self.state.is_idle:
             error = CancelledError("The strategy was closed before all functions had run.")
             self._cancel_all(error)
-        self.state = replace(self.state, phase=Ended(error))
+        self.state = self.state._replace(phase=Ended(error))
 
 
 def _cancelled_by(error: BaseException) -> CancelledError:

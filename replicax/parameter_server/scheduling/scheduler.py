@@ -166,13 +166,14 @@ class Scheduler:
 
     def _apply(self, event: Event) -> None:
         self._state, actions = next_state(self._state, event)
+        is_woken = bool(self._calls)  # or it runs, and is about to take them
         for action in actions:
             if isinstance(action, (SetResult, SetError, NoteIdle, NoteReport)):
                 self._take_note(action)
             else:
                 self._calls.append(action)
-        if self._calls and threading.get_ident() != self._thread.ident:
-            self._observations.put(None)  # wakes the thread
+        if self._calls and not is_woken and threading.get_ident() != self._thread.ident:
+            self._observations.put(None)
         self._changed.notify_all()
 
     def _take_note(self, note: Note) -> None:

@@ -30,10 +30,10 @@ _MOST_RECOVERIES = 10  # Servers may be lost while they are being replaced, but 
 
 
 class ServerActors:
-    """The servers' actors.
+    """The servers' actors, and access to the variables that they have.
 
     Args:
-        cluster: Where they live.
+        cluster: The Ray cluster that they run in.
         timeout_s: How long a server may take to answer, in seconds.
 
     Attributes:
@@ -118,7 +118,7 @@ class ServerActors:
     def begin_era(self) -> None:
         """Lets servers forget which steps were applied: they count again, after a recovery."""
         self.era += 1
-        self.age += 1  # What is being read at this moment is no more the newest.
+        self.age += 1  # A value that is being read at this moment is not the newest any more.
         self._ask(dict.fromkeys(range(len(self)), self.era), lambda handle, era: handle.begin_era.remote(era))
 
     def ping(self, server: int, life: int) -> Future[ServerIdentity] | None:
@@ -134,14 +134,14 @@ class ServerActors:
                 self._programs[server].append(program)
         self.with_recovery(lambda: self._ask(programs, lambda handle, program: handle.load.remote(program)))
 
-    def forget(self, number: int, servers: Sequence[int]) -> None:
+    def forget(self, id: int, servers: Sequence[int]) -> None:
         """Lets servers drop a program that nobody will run any more."""
         if self._closed:
             return
         for server in servers:
             with self._lock:
-                self._programs[server] = [program for program in self._programs[server] if program.number != number]
-            self.handles[server].drop.remote(number)
+                self._programs[server] = [program for program in self._programs[server] if program.number != id]
+            self.handles[server].drop.remote(id)
 
     def put(self, values: Mapping[int, Mapping[ShardId, np.ndarray]]) -> None:
         """Sends variables to servers.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 from replicax.parameter_server.scheduling.ledger import Attempt, Ledger
 from replicax.parameter_server.scheduling.watch import WORKER, ActorId, Timeouts, Watch, longest_wait
@@ -56,8 +57,7 @@ class Ended:
 Phase: TypeAlias = Serving | Draining | Recovering | Broken | Ended
 
 
-@dataclasses.dataclass(frozen=True)
-class SchedulerState:
+class SchedulerState(NamedTuple):
     """All that is known of a training, as a value.
 
     Attributes:
@@ -76,7 +76,7 @@ class SchedulerState:
     phase: Phase = Serving()
     now: float = 0.0
     error: BaseException | None = None
-    quiet: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    quiet: Mapping[int, int] = MappingProxyType({})
     awaiting: frozenset[int] = frozenset()
     workers_seen_at: float = 0.0
 
@@ -135,13 +135,13 @@ class SchedulerState:
 
     def _with_progress(self, ledger: Ledger, worker: int) -> SchedulerState:
         watch = self.watch.makes_progress(ActorId(WORKER, worker), self.now, is_busy=bool(ledger.running[worker]))
-        return dataclasses.replace(self, ledger=ledger, watch=watch)
+        return self._replace(ledger=ledger, watch=watch)
 
     def with_server_lost(self, reason: str) -> SchedulerState:
         """Notes that a server is lost; nothing begins until it has been recovered."""
-        return dataclasses.replace(self, phase=Draining(reason)) if isinstance(self.phase, Serving) else self
+        return self._replace(phase=Draining(reason)) if isinstance(self.phase, Serving) else self
 
     def with_servers_recovered(self) -> SchedulerState:
         """Notes that lost servers have been replaced; others may have been lost meanwhile."""
         lost = ", ".join(map(str, self.watch.lost_servers()))
-        return dataclasses.replace(self, phase=Draining(f"{lost} has gone.") if lost else Serving())
+        return self._replace(phase=Draining(f"{lost} has gone.") if lost else Serving())

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 WORKER, SERVER = "worker", "ps"
 _MOST_PATIENCE = 8.0  # A machine that is too busy for the time-outs must not have everything restarted for ever.
@@ -68,8 +69,7 @@ class Timeouts:
         return interval if stage is Stage.UP else min(interval, _BETWEEN_PINGS_AT_START_S)
 
 
-@dataclasses.dataclass(frozen=True)
-class ActorRecord:
+class ActorRecord(NamedTuple):
     """What is known of an actor. Times are those of the caller's clock.
 
     Attributes:
@@ -109,26 +109,26 @@ class ActorRecord:
 
     def enters(self, stage: Stage, now: float) -> ActorRecord:
         """Returns the record after the actor has entered a stage."""
-        return dataclasses.replace(self, stage=stage, since=now, pinged_at=None)
+        return self._replace(stage=stage, since=now, pinged_at=None)
 
     def answers(self, set_up_done: int, now: float, timeouts: Timeouts) -> ActorRecord:
         """Returns the record after an answer to a ping."""
-        it = dataclasses.replace(self, pinged_at=None, heard_at=now)
+        it = self._replace(pinged_at=None, heard_at=now)
         if it.stage is Stage.STARTING:
-            it = dataclasses.replace(it.enters(Stage.SETTING_UP, now), progress_at=now)
+            it = it.enters(Stage.SETTING_UP, now)._replace(progress_at=now)
         if set_up_done > it.set_up_done:
-            it = dataclasses.replace(it, set_up_done=set_up_done, progress_at=now)
+            it = it._replace(set_up_done=set_up_done, progress_at=now)
         if it.stage is Stage.SETTING_UP and it.set_up_goal is not None and it.set_up_done >= it.set_up_goal:
             return it.enters(Stage.UP, now)
         if it.stage is Stage.UP and it.hangs and now - it.since > 2 * timeouts.stall_timeout and not it.is_busy:
-            it = dataclasses.replace(it, hangs=0)
+            it = it._replace(hangs=0)
         return it
 
     def goes(self, why: str, now: float) -> ActorRecord:
         """Returns the record after the actor has gone."""
         came_up = self.stage in (Stage.UP, Stage.ENDING)
         gone, start_at = self.enters(Stage.GONE, now), now + (0.0 if came_up else _BETWEEN_STARTS_S)
-        return dataclasses.replace(gone, start_at=start_at, why=why or self.why, is_busy=False)
+        return gone._replace(start_at=start_at, why=why or self.why, is_busy=False)
 
     def wants_ping(self, now: float, timeouts: Timeouts) -> bool:
         """Returns whether the actor is to be asked for a sign of life."""
@@ -217,11 +217,11 @@ class Watch:
         """Notes how much an actor has to do before it is up."""
         if not self.is_current(actor, life):
             return self
-        return self._with(actor, dataclasses.replace(self.actors[actor], set_up_goal=goal))
+        return self._with(actor, self.actors[actor]._replace(set_up_goal=goal))
 
     def pinged(self, actor: ActorId, now: float) -> Watch:
         """Notes that a ping was sent."""
-        return self._with(actor, dataclasses.replace(self.actors[actor], pinged_at=now))
+        return self._with(actor, self.actors[actor]._replace(pinged_at=now))
 
     def answers(self, actor: ActorId, life: int, set_up_done: int, now: float) -> Watch:
         """Notes the answer to a ping: how much of the setting up is done."""
@@ -237,16 +237,16 @@ class Watch:
     def ends(self, actor: ActorId, why: str, now: float) -> Watch:
         """Notes that an actor is being ended because it hangs."""
         it = self.actors[actor].enters(Stage.ENDING, now)
-        return self._with(actor, dataclasses.replace(it, hangs=it.hangs + 1, why=why))
+        return self._with(actor, it._replace(hangs=it.hangs + 1, why=why))
 
     def gets_work(self, actor: ActorId, now: float) -> Watch:
         """Notes that a worker has steps to do."""
         it = self.actors[actor]
-        return self if it.is_busy else self._with(actor, dataclasses.replace(it, progress_at=now, is_busy=True))
+        return self if it.is_busy else self._with(actor, it._replace(progress_at=now, is_busy=True))
 
     def makes_progress(self, actor: ActorId, now: float, is_busy: bool) -> Watch:
         """Notes that a worker has answered a step, and whether it has others."""
-        it = dataclasses.replace(self.actors[actor], progress_at=now, is_busy=is_busy, hangs=0)
+        it = self.actors[actor]._replace(progress_at=now, is_busy=is_busy, hangs=0)
         return self._with(actor, it)
 
     def _with(self, actor: ActorId, record: ActorRecord) -> Watch:

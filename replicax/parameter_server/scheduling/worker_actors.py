@@ -29,31 +29,29 @@ from replicax.ray_cluster import RayCluster
 from replicax.ray_cluster.bounded import done_within
 from replicax.ray_cluster.ending_actors import end_actor
 
-_SENT_AS_THEY_ARE = ("drop", "servers")  # What others are may be large, and is stored once for all workers.
+_SENT_WITH_THE_CALL = ("drop", "servers")  # Other kinds may be large, and are stored once for all workers.
 _SECONDS_TO_KILL = 5.0
-_MOST_ASKED = 10  # Of these, some may be lost; and some may hang.
+_MOST_ASKED = 10  # Some of these may be lost, and others may hang.
 _SECONDS_BETWEEN_LOOKS = 0.005
-
-
 T = TypeVar("T")
 
 
 class _NoAnswerError(WorkerLostError):
-    """A worker that was asked something is lost."""
+    """A worker did not answer a question, since it is lost or hangs."""
 
 
 class WorkerActors:
-    """The workers' actors.
+    """The workers' actors, and what they have been set up with.
 
     Args:
-        cluster: Where they live.
+        cluster: The Ray cluster that they run in.
         servers: Handles of the servers' actors.
         start_timeout: How long a worker may take to start, in seconds.
         stall_timeout: How long a worker may take to answer.
 
     Attributes:
         platforms: The kinds of devices that workers compute on.
-        set_ups_for_servers: How many things steps must wait for, so that they go to the servers that there are.
+        set_ups_for_servers: How many set-ups a worker must have done before it knows the present servers.
     """
 
     def __init__(
@@ -75,10 +73,10 @@ class WorkerActors:
         return self._cluster.workers
 
     def start(self, worker: int, life: int) -> int:
-        """Starts (or replaces) a worker; it does again whatever workers have been told to do.
+        """Starts (or replaces) a worker, and sends it all set-ups.
 
         Returns:
-            How many things those are.
+            How many set-ups there are.
         """
         with self._lock:
             if self._closed:
@@ -91,11 +89,10 @@ class WorkerActors:
             with self._lock:
                 is_late = self._closed or self._lives.get(worker, 0) > life
                 over = handle if is_late else self._handles.get(worker)
-                told = 0 if is_late else self._introduce(worker, life, handle)
+                told = 0 if is_late else self._send_set_ups(worker, life, handle)
             if over is not None:
-                end_actor(
-                    ray_handle(over)
-                )  # It may be alive: nobody may have heard of it for a reason of the network's.
+                # It may be alive: the network may be the reason why nothing was heard of it.
+                end_actor(ray_handle(over))
         finally:
             with self._lock:
                 self._starts_under_way -= 1
@@ -110,12 +107,12 @@ class WorkerActors:
         handle: WorkerHandle = actor.remote(worker, servers, settings_for(self._cluster), era)
         return handle
 
-    def _introduce(self, worker: int, life: int, handle: WorkerHandle) -> int:
-        """Tells a new worker what the others were told, newer servers among it; returns how many things those are."""
+    def _send_set_ups(self, worker: int, life: int, handle: WorkerHandle) -> int:
+        """Sends a new worker all set-ups, those with newer servers among them; returns how many there are."""
         self._handles[worker], self._lives[worker] = handle, life
         self._reports.pop(worker, None)
-        for number, task in enumerate(self._tasks):
-            _set_up(handle, number, task)
+        for index, task in enumerate(self._tasks):
+            _set_up(handle, index, task)
         return len(self._tasks)
 
     def ping(self, worker: int, life: int) -> Future[Report] | None:
@@ -127,7 +124,7 @@ class WorkerActors:
         return handle.report.options(concurrency_group=WATCH).remote().future()
 
     def note_report(self, worker: int, report: Report) -> None:
-        """Takes a worker's report."""
+        """Notes what a worker has reported."""
         self.platforms.add(report.platform)
         self._reports[worker] = report
 
@@ -174,8 +171,8 @@ class WorkerActors:
     ) -> T:
         for _ in range(_MOST_ASKED - 1):
             with contextlib.suppress(_NoAnswerError):
-                return self._ask(self._someone(workers), what, call)
-        return self._ask(self._someone(workers), what, call)
+                return self._ask(self._any_ready(workers), what, call)
+        return self._ask(self._any_ready(workers), what, call)
 
     def _ask(self, worker: int, what: str, call: Callable[[WorkerHandle], RemoteAnswer[T | Raised]]) -> T:
         with self._lock:
@@ -203,11 +200,11 @@ class WorkerActors:
                 self._reports.pop(worker, None)
         raise _NoAnswerError(f"worker:{worker} was asked for its {what}, and has gone. {error}")
 
-    def _someone(self, workers: Sequence[int]) -> int:
-        """Returns one of these workers that is there."""
+    def _any_ready(self, workers: Sequence[int]) -> int:
+        """Returns one of these workers that is up, as soon as one is."""
         longest = longest_wait(self._start_timeout, self._stall_timeout)
         if not _wait_for(lambda: self._closed or any(worker in self._reports for worker in workers), longest):
-            names = [f"worker:{number}" for number in workers]
+            names = [f"worker:{worker}" for worker in workers]
             raise ClusterTimeoutError("the coordinator", longest, names, "the Ray cluster")
         if self._closed:
             raise closed()
@@ -215,7 +212,7 @@ class WorkerActors:
         return min(set_up, key=lambda worker: (-set_up[worker], worker), default=workers[0])
 
     def add_set_up(self, task: SetUp) -> int:
-        """Lets all workers, also later ones, do something before later steps; returns how many things there are.
+        """Lets all workers, also later ones, do something before later steps; returns how many set-ups there are.
 
         Raises:
             ContextError: The strategy is closed.
@@ -224,17 +221,17 @@ class WorkerActors:
 
         if self._closed:
             raise closed()
-        shared = task if task.kind in _SENT_AS_THEY_ARE else ray.put(task)
+        shared = task if task.kind in _SENT_WITH_THE_CALL else ray.put(task)
         with self._lock:
-            number = len(self._tasks)
+            index = len(self._tasks)
             self._tasks.append(task)
             for handle in self._handles.values():
-                _set_up(handle, number, shared)
-        return number + 1
+                _set_up(handle, index, shared)
+        return index + 1
 
     @property
     def set_ups(self) -> int:
-        """How many things workers have been told to do."""
+        """Number of set-ups so far."""
         return len(self._tasks)
 
     def run(self, worker: int, step: StepCall) -> Future[WorkerAnswer]:
@@ -269,8 +266,8 @@ class WorkerActors:
         self._ended = True
 
 
-def _set_up(handle: WorkerHandle, number: int, task: object) -> None:
-    handle.set_up.options(concurrency_group=SET_UP).remote(number, task)
+def _set_up(handle: WorkerHandle, index: int, task: object) -> None:
+    handle.set_up.options(concurrency_group=SET_UP).remote(index, task)
 
 
 def _wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
