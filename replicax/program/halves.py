@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from replicax.program.jaxprs import calls_host, inlined
 from replicax.program.split import Assigned, Split
+from replicax.typing import PyTree, PyTreeFunction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Places:
 
     home: SingleDeviceSharding
     compute: NamedSharding
-    read: Sequence[NamedSharding | None]
-    written: Sequence[NamedSharding | None]
+    read: Sequence[Sharding | None]
+    written: Sequence[Sharding | None]
 
 
 class Halves:
@@ -43,17 +43,17 @@ class Halves:
         in_place: Whether the values of updated variables and the donated arguments may be overwritten.
     """
 
-    def __init__(self, step: Callable[..., Any], assigned: Sequence[int | None], places: Places, in_place: bool):
+    def __init__(self, step: PyTreeFunction, assigned: Sequence[int | None], places: Places, in_place: bool):
         self.step, self.places, self.in_place = step, places, in_place
         self._assigned = [Assigned(i, number) for i, number in enumerate(assigned) if places.written[i] is None]
         self._compiled: _Compiled | None = None
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: PyTree) -> PyTree:
         """Runs both halves; in a function that JAX traces, the function itself becomes a part of that."""
         update, inputs, results_of = self.staged(*args)
         return results_of(update(*inputs))
 
-    def staged(self, *args: Any) -> tuple[Callable[..., Any], Sequence[Any], Callable[[Any], Any]]:
+    def staged(self, *args: PyTree) -> tuple[PyTreeFunction, Sequence[PyTree], PyTreeFunction]:
         """Runs the first half; returns the second, its arguments, and what makes the results of what it returns.
 
         Only the second overwrites values of variables.
@@ -65,16 +65,16 @@ class Halves:
             self._compiled = _Compiled(self, args)
         return self._compiled.staged(leaves)
 
-    def lower(self, *args: Any) -> jax.stages.Lowered:
+    def lower(self, *args: PyTree) -> jax.stages.Lowered:
         """Returns the worker's half as JAX lowers it."""
         return _Compiled(self, args).lower(jax.tree_util.tree_leaves(args))
 
-    def split(self, args: Sequence[Any]) -> tuple[Split, Any]:
+    def split(self, args: Sequence[PyTree]) -> tuple[Split, jax.tree_util.PyTreeDef]:
         """Returns the step cut in two, and the structure of its results."""
         leaves, treedef = jax.tree_util.tree_flatten(args)
-        found: list[Any] = []
+        found: list[jax.tree_util.PyTreeDef] = []
 
-        def flat(*leaves: Any) -> list[Any]:
+        def flat(*leaves: jax.Array) -> list[jax.Array]:
             results, structure = jax.tree_util.tree_flatten(self.step(*jax.tree_util.tree_unflatten(treedef, leaves)))
             found[:] = [structure]
             return results
@@ -87,7 +87,7 @@ class Halves:
 class _Compiled:
     """The halves for arguments of one kind. Inputs and outputs of the step go by their numbers in the flat program."""
 
-    def __init__(self, halves: Halves, args: Sequence[Any]):
+    def __init__(self, halves: Halves, args: Sequence[PyTree]):
         self._places = halves.places
         (self._home,) = halves.places.home.device_set
         self._split, self._structure = halves.split(args)
@@ -131,26 +131,28 @@ class _Compiled:
         self._read = [i for i in split.server_inputs if i not in self._donated]
         self._kept = [i for i in range(self._num_outputs) if i not in updated]
 
-    def _worker_half(self, given: list[Any], lent: list[Any], moved: list[Any]) -> tuple[list[Any], list[Any]]:
-        args: list[Any] = [None] * self._num_inputs
+    def _worker_half(
+        self, given: list[jax.Array], lent: list[jax.Array], moved: list[jax.Array]
+    ) -> tuple[list[jax.Array | None], list[jax.Array]]:
+        args: list[jax.Array | None] = [None] * self._num_inputs
         for i, value in zip([*self._given, *self._lent, *self._moved], [*given, *lent, *moved], strict=True):
             args[i] = value
         outputs, sent = self._split.worker(args)
         return [outputs[i] for i in self._kept], sent
 
-    def _server_half(self, donated: list[Any], read: list[Any], sent: list[Any]) -> list[Any]:
-        args: list[Any] = [None] * self._num_inputs
+    def _server_half(self, donated: list[jax.Array], read: list[jax.Array], sent: list[jax.Array]) -> list[jax.Array]:
+        args: list[jax.Array | None] = [None] * self._num_inputs
         for i, value in zip([*self._donated, *self._read], [*donated, *read], strict=True):
             args[i] = value
         updated = self._split.server(args, sent)
         return [updated[i] for i in self._order]
 
-    def staged(self, leaves: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any], Callable[[Any], Any]]:
+    def staged(self, leaves: Sequence[jax.Array]) -> tuple[PyTreeFunction, Sequence[PyTree], PyTreeFunction]:
         computed, sent = self._worker(*self._worker_args(leaves))
         arrived = [self._at_home(value) for value in sent]
         kept = {i: self._at_home(x) if i in self._numbers else x for i, x in zip(self._kept, computed, strict=True)}
 
-        def results_of(updated: Sequence[Any]) -> Any:
+        def results_of(updated: Sequence[jax.Array]) -> PyTree:
             known = {**kept, **dict(zip(self._updated, updated, strict=True))}
             outputs = [known[i] for i in range(self._num_outputs)]
             if self._calls_host:
@@ -159,17 +161,17 @@ class _Compiled:
 
         return self._server, ([leaves[i] for i in self._donated], [leaves[i] for i in self._read], arrived), results_of
 
-    def lower(self, leaves: Sequence[Any]) -> jax.stages.Lowered:
+    def lower(self, leaves: Sequence[jax.Array]) -> jax.stages.Lowered:
         return self._worker.lower(*self._worker_args(leaves))
 
-    def _worker_args(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    def _worker_args(self, leaves: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
         given, lent = ([self._at_work(leaves[i]) for i in group] for group in (self._given, self._lent))
         return given, lent, self._copies([leaves[i] for i in self._moved])
 
-    def _at_work(self, value: Any) -> Any:
+    def _at_work(self, value: jax.Array) -> jax.Array:
         """Returns an argument where the worker can use it: a variable's value that has been read lies at home."""
         if isinstance(value, jax.Array) and value.committed and value.sharding == self._places.home:
-            return jax.device_put(value, self._places.compute)
+            value = jax.device_put(value, self._places.compute)
         return value
 
     def _copies(self, values: list[jax.Array]) -> list[jax.Array]:
@@ -192,16 +194,16 @@ class _Compiled:
         return at_home
 
 
-def _donated(args: Sequence[Any]) -> tuple[set[int], set[int]]:
+def _donated(args: Sequence[PyTree]) -> tuple[set[int], set[int]]:
     """Returns which of the arrays in `args` are those of the first argument, and which of the third."""
     updated, others, donated = (len(jax.tree_util.tree_leaves(group)) for group in args[:3])
     return set(range(updated)), set(range(updated + others, updated + others + donated))
 
 
-def _named(half: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _named(half: PyTreeFunction, name: str) -> PyTreeFunction:
     """Returns a function with a name of its own; logs and profiles show it."""
 
-    def named(*args: Any) -> Any:
+    def named(*args: PyTree) -> PyTree:
         return half(*args)
 
     named.__name__ = named.__qualname__ = name

@@ -11,19 +11,23 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 
 from replicax.compat.jax_errors import is_about_devices
 from replicax.errors import LayoutError, ProgramError
-from replicax.variable_access import array_of, name_of
+from replicax.host import CompiledStep
+from replicax.typing import PyTree, PyTreeFunction
+from replicax.variable_access import VariableLike, array_of, name_of
 from replicax.variables import lives_elsewhere
 
 _SHOWN = 3
 
+_Kept = TypeVar("_Kept")
 
-def store_values(variables: Sequence[Any], values: Sequence[Any]) -> None:
+
+def store_values(variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> None:
     """Gives each variable its value, all of them at once: no exception can come in between.
 
     Args:
@@ -34,7 +38,7 @@ def store_values(variables: Sequence[Any], values: Sequence[Any]) -> None:
     collections.deque(map(setattr, variables, itertools.repeat("_value"), values), maxlen=0)
 
 
-def run_and_keep(program: Callable[..., Any], inputs: Sequence[Any], keep: Callable[[Any], Any]) -> Any:
+def run_and_keep(program: PyTreeFunction, inputs: Sequence[PyTree], keep: Callable[[PyTree], _Kept]) -> _Kept:
     """Returns `keep(program(*inputs))`, where the program overwrites its inputs: what it returns is not lost.
 
     Args:
@@ -42,7 +46,7 @@ def run_and_keep(program: Callable[..., Any], inputs: Sequence[Any], keep: Calla
         inputs: Its arguments.
         keep: Stores the new values. It is called again if an exception (an interrupt) comes in its way.
     """
-    made: list[Any] = []
+    made: list[PyTree] = []
     try:
         made.extend(itertools.starmap(program, (inputs,)))
         return keep(made[0])
@@ -52,7 +56,7 @@ def run_and_keep(program: Callable[..., Any], inputs: Sequence[Any], keep: Calla
         raise
 
 
-def staged(program: Any, inputs: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any], Callable[[Any], Any]]:
+def staged(program: CompiledStep, inputs: Sequence[PyTree]) -> tuple[PyTreeFunction, Sequence[PyTree], PyTreeFunction]:
     """Returns the call that overwrites inputs, its arguments, and what makes the program's results of what it returns.
 
     A program of several parts has done all others by then.
@@ -61,11 +65,11 @@ def staged(program: Any, inputs: Sequence[Any]) -> tuple[Callable[..., Any], Seq
     return (program, inputs, _itself) if in_parts is None else in_parts(*inputs)
 
 
-def _itself(results: Any) -> Any:
+def _itself(results: PyTree) -> PyTree:
     return results
 
 
-def explain_loss(error: BaseException, variables: Sequence[Any], values: Sequence[Any]) -> None:
+def explain_loss(error: BaseException, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> None:
     """Raises an error that says what to do if a program that has failed took the values of variables with it.
 
     Args:
@@ -111,12 +115,12 @@ def explain_devices(error: BaseException, name: str) -> None:
         ) from None
 
 
-def shown_names(variables: Sequence[Any]) -> str:
+def shown_names(variables: Sequence[VariableLike]) -> str:
     """Returns the names of variables for messages, at most the first few."""
     names = ", ".join(repr(name_of(variable)) for variable in variables[:_SHOWN])
     return names + (", ..." if len(variables) > _SHOWN else "")
 
 
-def is_deleted(value: Any) -> bool:
+def is_deleted(value: object) -> bool:
     """Returns whether the buffer of a value has been given to a program."""
     return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.is_deleted()

@@ -8,8 +8,8 @@ data: a few microseconds each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
+import jax
 import numpy as np
 from jax.extend import core as jex_core
 
@@ -17,7 +17,7 @@ from replicax.compat.jax import meshless
 from replicax.compat.jax_equations import called_from, run_as_one
 from replicax.compat.jax_names import CALLS
 from replicax.program.decisions import is_decision
-from replicax.program.jaxprs import is_literal
+from replicax.program.jaxprs import Atom, is_literal
 
 
 class Moved:
@@ -31,24 +31,33 @@ class Moved:
         outputs: Those of their results that are wanted.
     """
 
-    def __init__(self, name: str, jaxpr: Any, equations: Iterable[Any], inputs: Sequence[Any], outputs: Sequence[Any]):
+    def __init__(
+        self,
+        name: str,
+        jaxpr: jex_core.Jaxpr,
+        equations: Iterable[jex_core.JaxprEqn],
+        inputs: Sequence[jex_core.Var],
+        outputs: Sequence[Atom],
+    ):
         self._name = name
-        self._types: dict[Any, Any] = {}
-        self._made: list[Any] = []
+        self._types: dict[object, jax.core.AbstractValue] = {}
+        self._made: list[jex_core.JaxprEqn] = []
         #: Constants of called functions, and what stands for them.
-        self._captured: list[tuple[Any, Any]] = []
-        atoms = {var: self._new(var) for var in inputs}
+        self._captured: list[tuple[jex_core.Var, jax.Array]] = []
+        atoms: dict[Atom, Atom] = {var: self._new(var) for var in inputs}
         self._copy(equations, atoms, _itself)
         variables = [*(atoms[var] for var in inputs), *(var for var, _ in self._captured)]
         results = [atoms[var] for var in outputs]
         parts = {"constvars": [], "invars": variables, "outvars": results, "eqns": self._made, "effects": set()}
         self._program = jex_core.ClosedJaxpr(jaxpr.replace(**parts), ())
 
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
+    def __call__(self, values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns the values of the outputs, for values of the inputs; in a trace it is one call of a function."""
         return run_as_one(self._name, self._program, [*values, *(const for _, const in self._captured)])
 
-    def _copy(self, equations: Iterable[Any], atoms: dict[Any, Any], source_of: Callable[[Any], Any]) -> None:
+    def _copy(
+        self, equations: Iterable[jex_core.JaxprEqn], atoms: dict[Atom, Atom], source_of: Callable[[object], object]
+    ) -> None:
         for equation in equations:
             operands = [self._number(atom) if is_literal(atom) else atoms[atom] for atom in equation.invars]
             call = CALLS.get(equation.primitive.name)
@@ -66,7 +75,13 @@ class Moved:
                 )
             atoms.update(zip(equation.outvars, results, strict=True))
 
-    def _called(self, equation: Any, program: Any, operands: list[Any], source_of: Callable[[Any], Any]) -> list[Any]:
+    def _called(
+        self,
+        equation: jex_core.JaxprEqn,
+        program: jex_core.ClosedJaxpr,
+        operands: list[Atom],
+        source_of: Callable[[object], object],
+    ) -> list[Atom]:
         jaxpr, consts = (program.jaxpr, program.consts) if hasattr(program, "jaxpr") else (program, ())
         atoms = dict(zip(jaxpr.invars, operands, strict=True))
         for var, const in zip(jaxpr.constvars, consts, strict=True):
@@ -75,16 +90,16 @@ class Moved:
         self._copy(jaxpr.eqns, atoms, lambda source: source_of(called_from(equation.source_info, source)))
         return [self._number(atom) if is_literal(atom) else atoms[atom] for atom in jaxpr.outvars]
 
-    def _new(self, var: Any) -> Any:
+    def _new(self, var: Atom) -> jex_core.Var:
         aval = var.aval
         if aval not in self._types:
             self._types[aval] = meshless(aval)
         return jex_core.Var(self._types[aval])
 
-    def _number(self, literal: Any) -> Any:
+    def _number(self, literal: jex_core.Literal) -> jex_core.Literal:
         aval = meshless(literal.aval)
         return jex_core.Literal(np.asarray(literal.val, aval.dtype), aval)
 
 
-def _itself(source: Any) -> Any:
+def _itself(source: object) -> object:
     return source

@@ -227,7 +227,9 @@ class ReplicaCall:
             split = _cut_at_gradients(self._program_of_one(site, arrays, values), len(arrays), site)
             used = split.worker_inputs
 
-            def body(given: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
+            def body(
+                given: Sequence[jax.Array],
+            ) -> tuple[list[jax.Array | None], list[jax.Array | None], list[jax.Array]]:
                 known = dict(zip(used, given, strict=True))
                 results, sent = split.worker([known.get(i) for i in range(len(args))])
                 return results[: len(site.varying)], results[len(site.varying) :], sent

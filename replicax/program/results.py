@@ -9,9 +9,10 @@ from either outside of `run` is an array like any other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
+
+from replicax.typing import Leaf
 
 #: The number of an array that has been reduced or gathered: it counts once.
 COMBINED = 0
@@ -30,17 +31,17 @@ class Counts:
         asked: The numbers that the program has asked for, by the argument's position: it is right for those only.
     """
 
-    def __init__(self, arguments: Sequence[Any] = (), replicas: Sequence[int | None] = ()):
+    def __init__(self, arguments: Sequence[jax.Array] = (), replicas: Sequence[int | None] = ()):
         # By id; each entry holds its array, so that ids stay unique.
-        self._results: dict[int, tuple[Any, int]] = {}
+        self._results: dict[int, tuple[jax.Array, int]] = {}
         self._arguments = {id(a): (a, i, n) for i, (a, n) in enumerate(zip(arguments, replicas, strict=True))}
         self.asked: dict[int, int | None] = {}
 
-    def note(self, array: Any, replicas: int) -> None:
+    def note(self, array: jax.Array, replicas: int) -> None:
         """Notes that `array` is what so many replicas returned."""
         self._results[id(array)] = (array, replicas)
 
-    def of(self, array: Any) -> int | None:
+    def of(self, array: jax.Array) -> int | None:
         """Returns how many replicas returned `array`; None if it is no result of `run`."""
         if id(array) in self._results:
             return self._results[id(array)][1]
@@ -50,7 +51,7 @@ class Counts:
         self.asked[position] = replicas
         return replicas
 
-    def of_results(self, leaves: Sequence[Any]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    def of_results(self, leaves: Sequence[jax.Array]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Tells what a program's results count as.
 
         Returns:
@@ -61,18 +62,18 @@ class Counts:
         return known, passed
 
 
-def mark(array: Any, replicas: int | None) -> None:
+def mark(array: Leaf, replicas: int | None) -> None:
     """Notes on a computed array that it is what so many replicas returned."""
     if replicas is not None and isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
         setattr(array, _NUMBER, replicas)
 
 
-def marked_with(array: Any) -> int | None:
+def marked_with(array: Leaf) -> int | None:
     """Returns how many replicas returned a computed array; None if it is no result of `run`."""
     return getattr(array, _NUMBER, None) if isinstance(array, jax.Array) else None
 
 
-def marked_like(new: Any, old: Any) -> Any:
+def marked_like(new: jax.Array, old: jax.Array) -> jax.Array:
     """Returns `new`, the array `old` in another place, which counts as that does."""
     mark(new, marked_with(old))
     return new

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import jax
 from jax.extend import core as jex_core
@@ -23,7 +22,7 @@ from jax.extend import core as jex_core
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import CHEAP, PLACED
 from replicax.errors import ProgramError
-from replicax.program.jaxprs import evaluate, is_literal, is_mark, leading_to, read
+from replicax.program.jaxprs import Atom, Values, evaluate, is_literal, is_mark, leading_to, read
 from replicax.program.min_cut import cheapest_cut
 from replicax.runtime.mesh import REPLICA_AXIS
 
@@ -57,11 +56,11 @@ class Part:
         consts: The program's constants.
     """
 
-    equations: list[Any]
-    outvar: Any
-    inputs: dict[int, Any]
-    sent: dict[int, Any]
-    consts: dict[Any, Any]
+    equations: list[jex_core.JaxprEqn]
+    outvar: Atom
+    inputs: dict[int, jex_core.Var]
+    sent: dict[int, jex_core.Var]
+    consts: Values
 
 
 class Split:
@@ -105,13 +104,13 @@ class Split:
         self._only_gradients = only_gradients
         _check_independent(marks, self._tainted)
         self._parts: dict[int, Part] = {}
-        self._served: dict[int, Any] = {}  # equations of the server's half, by identity
-        self._leaves: dict[Any, None] = {}  # values that they take from the worker, in order
+        self._served: dict[int, jex_core.JaxprEqn] = {}  # equations of the server's half, by identity
+        self._leaves: dict[jex_core.Var, None] = {}  # values that they take from the worker, in order
         self.updates = [self._assign(each) for each in self.assigned]
         self._move_to_worker()
         self.sent = list(self._leaves)
         self._equations = [equation for equation in jaxpr.eqns if id(equation) in self._served]
-        used = {atom for equation in self._equations for atom in equation.invars if not is_literal(atom)}
+        used = {atom for equation in self._equations for atom in equation.invars if isinstance(atom, jex_core.Var)}
         used |= set(self._server_outvars())
         self.server_inputs = [
             i for i, v in enumerate(jaxpr.invars) if v in used and v in held and v not in self._leaves
@@ -119,21 +118,22 @@ class Split:
         self.worker_equations, needed = leading_to(jaxpr.eqns, self._made_by_worker(), and_effects=True)
         self.worker_inputs = [i for i, v in enumerate(jaxpr.invars) if v in needed]
 
-    def _server_outvars(self) -> list[Any]:
+    def _server_outvars(self) -> list[jex_core.Var]:
         outvars = self.program.jaxpr.outvars
         pairs = zip(self.assigned, self.updates, strict=True)
-        return [outvars[each.output] for each, served in pairs if served and not is_literal(outvars[each.output])]
+        made = [outvars[each.output] for each, served in pairs if served]
+        return [atom for atom in made if isinstance(atom, jex_core.Var)]
 
-    def _made_by_worker(self) -> set[Any]:
+    def _made_by_worker(self) -> set[jex_core.Var]:
         served = {each.output for each, flag in zip(self.assigned, self.updates, strict=True) if flag}
         outvars = self.program.jaxpr.outvars
-        results = {atom for i, atom in enumerate(outvars) if i not in served and not is_literal(atom)}
+        results = {atom for i, atom in enumerate(outvars) if i not in served and isinstance(atom, jex_core.Var)}
         return results | self._leaves.keys()
 
     def _assign(self, each: Assigned) -> bool:
         """Decides who computes a variable's new value; returns whether it is the server."""
         new = self.program.jaxpr.outvars[each.output]
-        if is_literal(new):
+        if isinstance(new, jex_core.Literal):
             return not self._only_gradients
         if new in self._tainted and self._takes_on(new):
             self._serve(new)
@@ -147,7 +147,7 @@ class Split:
             self._serve(new, path)
         return True
 
-    def _cheap_path(self, new: Any, number: int | None) -> list[Any] | None:
+    def _cheap_path(self, new: jex_core.Var, number: int | None) -> list[jex_core.JaxprEqn] | None:
         """Returns the equations from variables to a new value by which the server can as well compute it itself.
 
         Args:
@@ -162,7 +162,7 @@ class Split:
             path, is_update = self._path(new, self._held), True
         return path if is_update and all(equation.primitive.name in CHEAP for equation in path) else None
 
-    def _path(self, new: Any, old: Iterable[Any]) -> list[Any]:
+    def _path(self, new: jex_core.Var, old: Iterable[jex_core.Var]) -> list[jex_core.JaxprEqn]:
         """Returns the equations that lead from old values of variables to a new one."""
         after = _following(self.program.jaxpr.eqns, old)
         found, todo = {}, [new]
@@ -170,15 +170,15 @@ class Split:
             equation = self._producer.get(todo.pop())
             if equation is not None and id(equation) not in found and any(out in after for out in equation.outvars):
                 found[id(equation)] = equation
-                todo += [atom for atom in equation.invars if not is_literal(atom)]
+                todo += [atom for atom in equation.invars if isinstance(atom, jex_core.Var)]
         return list(found.values())
 
-    def _takes_on(self, value: Any) -> bool:
+    def _takes_on(self, value: jex_core.Var) -> bool:
         """Returns whether the server can compute a value that follows from gradients."""
         equation = self._producer[value]
         return not is_mark(equation) and not _is_bound_to_worker(equation)
 
-    def _serve(self, new: Any, path: Iterable[Any] = ()) -> None:
+    def _serve(self, new: jex_core.Var, path: Iterable[jex_core.JaxprEqn] = ()) -> None:
         """Adds all equations to the server's half that it needs for a value, down to what the worker sends.
 
         Args:
@@ -196,11 +196,11 @@ class Split:
             elif self._is_servers(value, equation, wanted):
                 if id(equation) not in self._served:
                     self._served[id(equation)] = equation
-                    todo += [atom for atom in equation.invars if not is_literal(atom)]
+                    todo += [atom for atom in equation.invars if isinstance(atom, jex_core.Var)]
             else:
                 self._leaves[value] = None
 
-    def _is_servers(self, value: Any, equation: Any, wanted: set[int]) -> bool:
+    def _is_servers(self, value: jex_core.Var, equation: jex_core.JaxprEqn, wanted: set[int]) -> bool:
         if id(equation) in wanted:
             return True
         if value in self._tainted:
@@ -212,11 +212,11 @@ class Split:
 
     def _move_to_worker(self) -> None:
         """Lets the worker do what needs no variable, as long as no more has to be sent for it."""
-        able: dict[int, Any] = {}
+        able: dict[int, jex_core.JaxprEqn] = {}
         constants = set(self.program.jaxpr.constvars)
         known = constants | self._leaves.keys()
         for equation in self.program.jaxpr.eqns:
-            operands = {atom for atom in equation.invars if not is_literal(atom)}
+            operands = {atom for atom in equation.invars if isinstance(atom, jex_core.Var)}
             if id(equation) in self._served and operands <= known:
                 able[id(equation)] = equation
                 known |= set(equation.outvars)
@@ -225,7 +225,7 @@ class Split:
         wanted = set(self._server_outvars())
         for key, equation in self._served.items():
             if key not in able:
-                wanted |= {atom for atom in equation.invars if not is_literal(atom)}
+                wanted |= {atom for atom in equation.invars if isinstance(atom, jex_core.Var)}
         wanted &= known - (constants - self._leaves.keys())
         self._leaves = dict.fromkeys(cheapest_cut(list(self._leaves), list(able.values()), wanted))
         for key in able:
@@ -233,7 +233,7 @@ class Split:
         for value in wanted - self._leaves.keys():
             self._restore(value, able)
 
-    def _restore(self, value: Any, able: dict[int, Any]) -> None:
+    def _restore(self, value: jex_core.Var, able: dict[int, jex_core.JaxprEqn]) -> None:
         todo = [value]
         while todo:
             value = todo.pop()
@@ -242,23 +242,23 @@ class Split:
                 continue
             if id(equation) not in self._served:
                 self._served[id(equation)] = equation
-                todo += [atom for atom in equation.invars if not is_literal(atom)]
+                todo += [atom for atom in equation.invars if isinstance(atom, jex_core.Var)]
 
     # Running the halves.
 
-    def worker(self, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def worker(self, args: Sequence[jax.Array | None]) -> tuple[list[jax.Array | None], list[jax.Array]]:
         """Returns the outputs of the program, None for those that the server computes, and what is sent to it."""
         values = self.inputs(args)
         evaluate(self.worker_equations, values)
         return self.worker_results(values)
 
-    def worker_results(self, values: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
+    def worker_results(self, values: Values) -> tuple[list[jax.Array | None], list[jax.Array]]:
         """Returns the same, given the values of all variables of the program."""
         served = {each.output for each, flag in zip(self.assigned, self.updates, strict=True) if flag}
         outputs = [None if i in served else read(atom, values) for i, atom in enumerate(self.program.jaxpr.outvars)]
         return outputs, [values[leaf] for leaf in self.sent]
 
-    def server(self, args: Sequence[Any], sent: Sequence[Any]) -> list[Any]:
+    def server(self, args: Sequence[jax.Array | None], sent: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns the new values of the variables that the server updates, in the order of `assigned`.
 
         Args:
@@ -292,13 +292,13 @@ class Split:
             dict(zip(self.program.jaxpr.constvars, self.program.consts, strict=True)),
         )
 
-    def inputs(self, args: Sequence[Any]) -> dict[Any, Any]:
+    def inputs(self, args: Sequence[jax.Array | None]) -> Values:
         """Returns the values of the program's inputs and constants."""
         jaxpr = self.program.jaxpr
         return dict(zip([*jaxpr.constvars, *jaxpr.invars], [*self.program.consts, *args], strict=True))
 
 
-def _following(equations: Iterable[Any], values: Iterable[Any]) -> set[Any]:
+def _following(equations: Iterable[jex_core.JaxprEqn], values: Iterable[jex_core.Var]) -> set[jex_core.Var]:
     """Returns `values` and everything that is computed from them."""
     found = set(values)
     for equation in equations:
@@ -307,18 +307,18 @@ def _following(equations: Iterable[Any], values: Iterable[Any]) -> set[Any]:
     return found
 
 
-def _is_traced(const: Any) -> bool:
+def _is_traced(const: jax.Array) -> bool:
     return isinstance(const, jax.core.Tracer)
 
 
-def _is_bound_to_worker(equation: Any) -> bool:
+def _is_bound_to_worker(equation: jex_core.JaxprEqn) -> bool:
     """Returns whether an equation acts on the outside world, on a mesh, or on values that differ between replicas."""
     if equation.effects or equation.primitive.name in PLACED:
         return True
     return any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in [*equation.invars, *equation.outvars])
 
 
-def _check_independent(marks: Sequence[Any], tainted: set[Any]) -> None:
+def _check_independent(marks: Sequence[jex_core.JaxprEqn], tainted: set[jex_core.Var]) -> None:
     for mark in marks:
         if any(not is_literal(atom) and atom in tainted for atom in mark.invars):
             raise DependentGradientError(

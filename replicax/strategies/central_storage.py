@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.program.halves import Halves, Places
@@ -16,8 +15,9 @@ from replicax.runtime.devices import chosen_devices, device_name, parse_devices
 from replicax.runtime.transfer import put
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement
+from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import is_per_replica
-from replicax.variable_access import is_per_replica_variable
+from replicax.variable_access import VariableLike, is_per_replica_variable
 
 
 class CentralStorageStrategy(MeshStrategy):
@@ -67,7 +67,7 @@ class CentralStorageStrategy(MeshStrategy):
         super().__init__(placement, cross_device_ops, communication_options)
 
     def compile_cut(
-        self, step: Callable[..., Any], variables: Sequence[Any], written: Sequence[Any], replicas: int
+        self, step: PyTreeFunction, variables: Sequence[VariableLike], written: Sequence[VariableLike], replicas: int
     ) -> Halves:
         """Returns a program's pure function as a program that computes on the devices and updates on the host."""
         position = {id(variable): i for i, variable in enumerate(variables)}
@@ -81,7 +81,7 @@ class CentralStorageStrategy(MeshStrategy):
         assigned = [position.get(id(variable)) for variable in written]
         return Halves(step, assigned, places, in_place=replicas == self.num_replicas_in_sync)
 
-    def _layout_of(self, variable: Any) -> str:
+    def _layout_of(self, variable: VariableLike) -> str:
         if is_per_replica_variable(variable):
             return super()._layout_of(variable)
         return f"on {device_name(self.parameter_device)}"
@@ -108,28 +108,28 @@ class CentralPlacement(Placement):
         """Where variables live, and what is computed from them."""
         return self._home
 
-    def variable_sharding(self, variable: Any) -> Any:
+    def variable_sharding(self, variable: VariableLike) -> Sharding:
         """Returns where a variable's value lives between steps."""
         return super().variable_sharding(variable) if is_per_replica_variable(variable) else self.home
 
-    def program_sharding(self, variable: Any, replicas: int) -> Any:
+    def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding:
         """Returns where a variable's value is at the beginning and end of a program on `replicas` replicas."""
         return self.place_of_its_own(variable, replicas) or self.home
 
-    def replica_sharding(self, variable: Any, replicas: int) -> Any:
+    def replica_sharding(self, variable: VariableLike, replicas: int) -> Sharding:
         """Returns where replicas, `replicas` in number, have a variable's value."""
         return self.place_of_its_own(variable, replicas) or self.sharding(stacked=False, replicas=replicas)
 
-    def place_of_its_own(self, variable: Any, replicas: int) -> Any:
+    def place_of_its_own(self, variable: VariableLike, replicas: int) -> Sharding | None:
         """Returns where a program on `replicas` replicas has a variable that does not live at home; None for others."""
         return super().program_sharding(variable, replicas) if is_per_replica_variable(variable) else None
 
-    def rejoined(self, nest: Any, replicas: int) -> Any:
+    def rejoined(self, tree: PyTree, replicas: int) -> PyTree:
         """Moves the mirrored results of `replicas` replicas to all devices, and numbers home, beside the variables."""
-        joined = super().rejoined(nest, replicas)
+        joined = super().rejoined(tree, replicas)
         return jax.tree_util.tree_map(self._number_at_home, joined, is_leaf=is_per_replica)
 
-    def _number_at_home(self, leaf: Any) -> Any:
+    def _number_at_home(self, leaf: Leaf) -> Leaf:
         is_number = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.ndim == 0
         return marked_like(put(leaf, self.home), leaf) if is_number else leaf
 

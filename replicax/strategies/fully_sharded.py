@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
@@ -14,7 +13,7 @@ from replicax.errors import ArgumentError
 from replicax.runtime.devices import chosen_devices
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement, cut_if_large
-from replicax.variable_access import shape_of
+from replicax.variable_access import VariableLike, shape_of
 
 
 class FullyShardedStrategy(MeshStrategy):
@@ -50,10 +49,10 @@ class FullyShardedStrategy(MeshStrategy):
         found = chosen_devices(devices)
         super().__init__(Placement(found, layout=self._layout), cross_device_ops, communication_options)
 
-    def _layout(self, variable: Any) -> PartitionSpec:
+    def _layout(self, variable: VariableLike) -> PartitionSpec:
         return cut_if_large(variable, self.min_size, self.num_replicas_in_sync)
 
-    def _why_mirrored(self, variable: Any) -> str:
+    def _why_mirrored(self, variable: VariableLike) -> str:
         if self.num_replicas_in_sync == 1:
             return "there is one device"
         size = math.prod(shape_of(variable))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +32,13 @@ from replicax.program.pytrees import is_number_like
 from replicax.program.replica import ReplicaCall, without_per_replica
 from replicax.runtime.devices import device_name
 from replicax.strategies.base import Strategy
-from replicax.strategies.combining import Combine, compiled, one_per_replica, value_of, values_of
+from replicax.strategies.combining import Combine, Components, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.placement import Placement
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.strategies.spread import Kind, SpreadPerReplica, compared, kind_of
-from replicax.typing import PyTree
+from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import Mirrored, PerReplica, UnevenPerReplica, is_per_replica
+from replicax.variable_access import VariableLike
 
 
 class MeshStrategy(Strategy):
@@ -93,11 +94,13 @@ class MeshStrategy(Strategy):
     # Running.
 
     def _run(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], donate: tuple[int, ...]
-    ) -> Any:
+        self, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]
+    ) -> PyTree:
         return self._on_replicas(fn, args, kwargs, donate, in_replica_context=True)
 
-    def _update(self, variable: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _update(
+        self, variable: VariableLike, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+    ) -> PyTree:
         current = context.current()
         if current.manual_replicas is not None:
             # Inside a replica function (or merge_call) each replica holds its copy already.
@@ -109,12 +112,12 @@ class MeshStrategy(Strategy):
 
     def _on_replicas(
         self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        fn: PyTreeFunction,
+        args: tuple[PyTree, ...],
+        kwargs: dict[str, PyTree],
         donate: tuple[int, ...],
         in_replica_context: bool,
-    ) -> Any:
+    ) -> PyTree:
         if context.current().manual_replicas is not None:
             raise ContextError(
                 "strategy.run was called inside merge_call or update, which run on the replicas already."
@@ -129,12 +132,12 @@ class MeshStrategy(Strategy):
         return self._programs.get(fn, (donate, in_replica_context), make)(args, kwargs)
 
     def _program_cache(
-        self, get_fn: Callable[[], Callable[..., Any]], donate: tuple[int, ...], in_replica_context: bool
+        self, get_fn: Callable[[], PyTreeFunction], donate: tuple[int, ...], in_replica_context: bool
     ) -> ProgramCache:
-        def get_program() -> Callable[..., Any]:
+        def get_program() -> PyTreeFunction:
             fn = get_fn()
 
-            def program(*args: Any, **kwargs: Any) -> Any:
+            def program(*args: PyTree, **kwargs: PyTree) -> PyTree:
                 return ReplicaCall(self, fn, (args, kwargs), in_replica_context).traced()
 
             program.__name__ = getattr(fn, "__name__", "program")
@@ -165,35 +168,37 @@ class MeshStrategy(Strategy):
     def _settle_program(self) -> None:
         settle_strategy(self)
 
-    def _combined(self, each: Any, combine: Combine) -> Any:
+    def _combined(self, each: Components, combine: Combine) -> jax.Array:
         array = getattr(each, "stacked", None)
         if array is None or isinstance(array, jax.core.Tracer) or not self.placement.spans_processes:
             return self._combined_here(each, combine)
         everywhere = len(array.sharding.device_set) == self.placement.mesh_for(self.placement.replicas).size
         what = f"{combine}, {array.dtype}{array.shape}"
         with health.together(type(combine).__name__.lower(), what) as call:
-            result = (self._combined_here if everywhere else self._combined_elsewhere)(each, combine)
+            combined = self._combined_here if everywhere else self._combined_elsewhere
+            result = combined(each, combine)
             call.sent(result)
             return result
 
-    def _combined_here(self, each: Any, combine: Combine) -> Any:
+    def _combined_here(self, each: Components, combine: Combine) -> jax.Array:
         replicas = each.num_replicas
-        return self.placement.mirrored(self.placement.rejoined(combine(each), replicas), replicas)
+        result: jax.Array = self.placement.mirrored(self.placement.rejoined(combine(each), replicas), replicas)
+        return result
 
-    def _combined_elsewhere(self, each: PerReplica, combine: Combine) -> jax.Array:
+    def _combined_elsewhere(self, each: Components, combine: Combine) -> jax.Array:
         """Combines a partial batch in the processes that have rows of it; process 0 is one, and tells the others."""
         replicas = each.num_replicas
         if self.placement.takes_part(replicas):
-            result: Any = compiled(each, combine, self.placement.sharding(stacked=False, replicas=replicas))
+            result = compiled(each, combine, self.placement.sharding(stacked=False, replicas=replicas))
         else:
             expected = jax.eval_shape(lambda each: combine(each), each)
-            result = np.zeros(expected.shape, expected.dtype)
+            result = cast(jax.Array, np.zeros(expected.shape, expected.dtype))
         known: jax.Array
         (known,) = self.placement.spread([result])
         return known
 
-    def replicate(self, nest: Any) -> Any:
-        """Returns a copy of the arrays and numbers in `nest` that every device of the strategy holds in full.
+    def replicate(self, tree: PyTree) -> PyTree:
+        """Returns a copy of the arrays and numbers in `tree` that every device of the strategy holds in full.
 
         On several workers it is the chief's. All of them call this together, with the same structure, shapes and
         dtypes.
@@ -201,7 +206,7 @@ class MeshStrategy(Strategy):
         Raises:
             ValuesMismatchError: They differ.
         """
-        paths, treedef = jax.tree_util.tree_flatten_with_path(opened(nest))
+        paths, treedef = jax.tree_util.tree_flatten_with_path(opened(tree))
         leaves = [leaf for _, leaf in paths]
         arrays = [i for i, leaf in enumerate(leaves) if is_number_like(leaf)]
         names = [f"value{jax.tree_util.keystr(paths[i][0])}" for i in arrays]
@@ -210,7 +215,7 @@ class MeshStrategy(Strategy):
             leaves[i] = self.placement.place(value)
         return jax.tree_util.tree_unflatten(treedef, leaves)
 
-    def local_results(self, value: Any) -> tuple[Any, ...]:
+    def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
         """Returns the components of `value`, one for each replica of this process."""
         leaves, treedef = jax.tree_util.tree_flatten(opened(value), is_leaf=is_per_replica)
         found = [one_per_replica(leaf) for leaf in leaves]
@@ -234,7 +239,7 @@ class MeshStrategy(Strategy):
         return len(self.placement.local_replicas) if replicas == self.num_replicas_in_sync else replicas
 
     def distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None, *, batch_size: int | None = None
+        self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
     ) -> DistributedDataset:
         """Splits each global batch of `dataset` over the replicas."""
         return DistributedDataset(
@@ -253,7 +258,7 @@ class MeshStrategy(Strategy):
         return self.distribute_dataset(dataset, options, batch_size=batch_size)
 
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+        self, dataset_fn: Callable[[InputContext], PyTree], options: InputOptions | None = None
     ) -> DistributedDatasetFromFunction:
         """Distributes the per-replica batches of the dataset that `dataset_fn` returns."""
         return DistributedDatasetFromFunction(
@@ -275,16 +280,16 @@ class MeshStrategy(Strategy):
         replicas = tuple(processes.count(process) for process in present)
         return InputWorkers(present.index(jax.process_index()), tuple(names), replicas)
 
-    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> PyTree:
         """Builds a per-replica value, one call of `value_fn` for each replica of this process.
 
         On several workers all call this together, and know of all components' shapes and dtypes afterwards. Inside an
         `rx.function` each worker calls `value_fn` for every replica, and all trace the same.
 
         Raises:
-            ArgumentError: `value_fn` returns nests of different structures.
+            ArgumentError: `value_fn` returns pytrees of different structures.
             ReplicaShapeError: Inside an `rx.function`: it returns arrays of different shapes or dtypes.
-            ValuesMismatchError: Workers return nests of another structure.
+            ValuesMismatchError: Workers return pytrees of another structure.
         """
         check_function("`value_fn`", value_fn)
         self._check_cross_replica("strategy.distribute_values_from_function")
@@ -292,13 +297,13 @@ class MeshStrategy(Strategy):
         if enclosing_program() is not None:
             settle_strategy(self)
             return self._stacked_in_program([value_fn(ValueContext(i, replicas)) for i in range(replicas)])
-        nests = [value_fn(ValueContext(i, replicas)) for i in self.placement.local_replicas]
+        trees = [value_fn(ValueContext(i, replicas)) for i in self.placement.local_replicas]
         if replicas == 1:
-            return self.replicate(nests[0])
+            return self.replicate(trees[0])
         if not self.placement.spans_processes:
-            _check_structures(nests)
-            return jax.tree_util.tree_map(lambda *components: self._per_replica(components), *nests)
-        leaves, structures = zip(*map(jax.tree_util.tree_flatten, nests), strict=True)
+            _check_structures(trees)
+            return jax.tree_util.tree_map(lambda *components: self._per_replica(components), *trees)
+        leaves, structures = zip(*map(jax.tree_util.tree_flatten, trees), strict=True)
         layout = compared(structures, leaves, self.placement.workers)
         values = [
             self._per_replica(components, kinds, layout.workers)
@@ -306,13 +311,13 @@ class MeshStrategy(Strategy):
         ]
         return jax.tree_util.tree_unflatten(structures[0], values)
 
-    def _stacked_in_program(self, nests: Sequence[Any]) -> Any:
+    def _stacked_in_program(self, trees: Sequence[PyTree]) -> PyTree:
         """Returns the per-replica value with these components, while a program is being traced."""
-        _check_structures(nests)
-        if len(nests) == 1:
-            return nests[0]
+        _check_structures(trees)
+        if len(trees) == 1:
+            return trees[0]
 
-        def stacked(*components: Any) -> PerReplica | UnevenPerReplica:
+        def stacked(*components: Leaf) -> PerReplica | UnevenPerReplica:
             if not all(map(is_number_like, components)):
                 return UnevenPerReplica(components)
             arrays = [strongly_typed(component) for component in components]
@@ -321,13 +326,13 @@ class MeshStrategy(Strategy):
                     "Inside an rx.function all components of a per-replica value must have the same shape and dtype, "
                     f"got {UnevenPerReplica(arrays).kinds_of_all()}: one program runs on all replicas."
                 )
-            sharding = self.placement.sharding(stacked=True, replicas=len(nests))
+            sharding = self.placement.sharding(stacked=True, replicas=len(trees))
             return PerReplica(jax.lax.with_sharding_constraint(jnp.stack(arrays), sharding))
 
-        return jax.tree_util.tree_map(stacked, *map(opened, nests))
+        return jax.tree_util.tree_map(stacked, *map(opened, trees))
 
     def _per_replica(
-        self, components: Sequence[Any], kinds: Sequence[Kind] = (), workers: Sequence[int] = ()
+        self, components: Sequence[PyTree], kinds: Sequence[Kind] = (), workers: Sequence[int] = ()
     ) -> PerReplica | UnevenPerReplica:
         """Returns a value with these components; `kinds` are those of all workers, if others have some too."""
         arrays = all(is_number_like(component) for component in components)
@@ -346,18 +351,18 @@ class MeshStrategy(Strategy):
         return f"{type(self).__name__}([{names}])"
 
 
-def _check_structures(nests: Sequence[Any]) -> None:
-    structures: list[Any] = [jax.tree_util.tree_structure(nest) for nest in nests]
+def _check_structures(trees: Sequence[PyTree]) -> None:
+    structures: list[jax.tree_util.PyTreeDef] = [jax.tree_util.tree_structure(nest) for nest in trees]
     first, *others = structures
     for i, other in enumerate(others, 1):
         if other != first:
             raise ArgumentError(
-                "`value_fn` must return nests of the same structure for all replicas, got "
+                "`value_fn` must return pytrees of the same structure for all replicas, got "
                 f"{first} for replica 0 and {other} for replica {i}."
             )
 
 
-def _components(leaf: Any, each: Any, number: int) -> tuple[Any, ...]:
+def _components(leaf: Leaf, each: Components | None, number: int) -> tuple[PyTree, ...]:
     if is_per_replica(each):
         return each.values
     leaf = value_of(leaf)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +18,12 @@ from replicax.program.results import marked_like
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
 from replicax.runtime.transfer import from_chief, is_in_host_memory, put, put_all, spans_processes
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
+from replicax.typing import Leaf, PyTree
 from replicax.values import is_per_replica
-from replicax.variable_access import array_of, is_per_replica_variable, name_of, set_array, shape_of
+from replicax.variable_access import VariableLike, array_of, is_per_replica_variable, name_of, set_array, shape_of
 
 
-def whole(variable: Any) -> PartitionSpec:
+def whole(variable: VariableLike) -> PartitionSpec:
     """The layout of a mirrored variable: every device holds all of it."""
     del variable
     return PartitionSpec()
@@ -44,9 +44,9 @@ class Placement:
 
     def __init__(
         self,
-        devices: Sequence[Any] | np.ndarray,
+        devices: Sequence[jax.Device] | np.ndarray,
         axis_names: Sequence[str] = (REPLICA_AXIS,),
-        layout: Callable[[Any], PartitionSpec] = whole,
+        layout: Callable[[VariableLike], PartitionSpec] = whole,
         workers: Sequence[str] = (),
     ):
         self._worker_names = tuple(workers)
@@ -98,23 +98,23 @@ class Placement:
         mesh = self.mesh_for(replicas or self.replicas)
         return stacked_sharding(mesh) if stacked else mirrored_sharding(mesh)
 
-    def variable_sharding(self, variable: Any) -> NamedSharding:
+    def variable_sharding(self, variable: VariableLike) -> Sharding:
         """Returns where a variable's value lives between steps."""
         if is_per_replica_variable(variable):
             return self.sharding(stacked=True)
         return NamedSharding(self.mesh_for(self.replicas), self._layout(variable))
 
-    def program_sharding(self, variable: Any, replicas: int) -> NamedSharding:
+    def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding:
         """Returns where a variable's value is at the beginning and end of a program on `replicas` replicas."""
         if replicas == self.replicas:
             return self.variable_sharding(variable)
         return self.sharding(stacked=False, replicas=replicas)
 
-    def replica_sharding(self, variable: Any, replicas: int) -> NamedSharding:
+    def replica_sharding(self, variable: VariableLike, replicas: int) -> Sharding:
         """Returns where replicas, `replicas` in number, have a variable's value."""
         return self.program_sharding(variable, replicas)
 
-    def place(self, value: Any, stacked: bool = False, replicas: int | None = None) -> jax.Array:
+    def place(self, value: jax.typing.ArrayLike, stacked: bool = False, replicas: int | None = None) -> jax.Array:
         """Returns a copy of `value` on the devices; it shares no buffer with `value`."""
         return placed_copy(value, self.sharding(stacked, replicas))
 
@@ -126,7 +126,7 @@ class Placement:
         return jax.make_array_from_single_device_arrays(shape, self.sharding(stacked=True), list(rows))
 
     def load(
-        self, variables: Sequence[Any], replicas: int, homes: Sequence[Sharding | None] | None = None
+        self, variables: Sequence[VariableLike], replicas: int, homes: Sequence[Sharding | None] | None = None
     ) -> list[jax.Array]:
         """Returns the values of variables as a program on `replicas` replicas needs them.
 
@@ -163,12 +163,14 @@ class Placement:
         # Between processes there is no way but over all devices: only they can run a program together.
         return self._first(put(value, self.sharding(stacked=False)), replicas)
 
-    def initialize(self, variable: Any, value: Any) -> None:
+    def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
         """Gives a variable a copy of `value`, which may be anybody's; of process 0's if there are several."""
         (agreed,) = self.agreed([value], [name_of(variable)])
         set_array(variable, placed_copy(agreed, self.variable_sharding(variable)))
 
-    def agreed(self, values: Sequence[Any], names: Sequence[str], what: str = FIRST_VALUES) -> Sequence[Any]:
+    def agreed(
+        self, values: Sequence[jax.typing.ArrayLike], names: Sequence[str], what: str = FIRST_VALUES
+    ) -> Sequence[jax.typing.ArrayLike]:
         """Returns values that are the same in every process: those that are not global yet become process 0's.
 
         All processes call this together, with the same values not global; without such values nobody waits.
@@ -190,7 +192,7 @@ class Placement:
             agreed[i] = value
         return agreed
 
-    def make_alike(self, variables: Sequence[Any]) -> None:
+    def make_alike(self, variables: Sequence[VariableLike]) -> None:
         """Gives variables that some process has assigned a value of its own process 0's; all call this together.
 
         Raises:
@@ -205,14 +207,14 @@ class Placement:
         chiefs = self._agreement.chiefs(what, names, [array_of(variable) for variable in changed])
         store_values(changed, placed_copies(chiefs, [self.variable_sharding(variable) for variable in changed]))
 
-    def stored(self, variables: Sequence[Any], values: Sequence[jax.Array]) -> list[jax.Array]:
+    def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns what a program on any number of replicas has computed for variables as they keep it."""
         return [
             put(value, self.variable_sharding(variable))
             for variable, value in zip(variables, self.spread(values), strict=True)
         ]
 
-    def spread(self, values: Sequence[Any]) -> Sequence[Any]:
+    def spread(self, values: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """Returns results of a program on a sub-mesh in every process, also in those that had no part in it."""
         if not self.spans_processes:
             return values
@@ -231,7 +233,7 @@ class Placement:
         """
         return self.sharding(stacked=False, replicas=replicas) if self.spans_processes else None
 
-    def shrunk(self, array: Any, replicas: int) -> Any:
+    def shrunk(self, array: jax.Array, replicas: int) -> jax.Array:
         """Returns an argument that is mirrored on all devices as a program on `replicas` replicas needs it."""
         if isinstance(array, jax.Array) and array.sharding == self.sharding(stacked=False):
             return self._first(array, replicas)
@@ -243,13 +245,13 @@ class Placement:
         sharding = self.sharding(stacked=False, replicas=replicas)
         return jax.make_array_from_single_device_arrays(mirrored.shape, sharding, held, dtype=mirrored.dtype)
 
-    def rejoined(self, nest: Any, replicas: int) -> Any:
+    def rejoined(self, tree: PyTree, replicas: int) -> PyTree:
         """Moves the mirrored results of a program on `replicas` replicas to all devices."""
         if replicas == self.replicas:
-            return nest
-        return jax.tree_util.tree_map(self._rejoined, nest, is_leaf=is_per_replica)
+            return tree
+        return jax.tree_util.tree_map(self._rejoined, tree, is_leaf=is_per_replica)
 
-    def mirrored(self, value: Any, replicas: int) -> Any:
+    def mirrored(self, value: Leaf, replicas: int) -> Leaf:
         """Returns a result of `replicas` replicas as every process can read it; in one process it is left as it is."""
         if not self.spans_processes or not isinstance(value, jax.Array):
             return value
@@ -257,30 +259,30 @@ class Placement:
             return jax.lax.with_sharding_constraint(value, self.sharding(stacked=False, replicas=replicas))
         return value if value.is_fully_addressable else put(value, self.sharding(stacked=False))
 
-    def _rejoined(self, leaf: Any) -> Any:
+    def _rejoined(self, leaf: Leaf) -> Leaf:
         if is_per_replica(leaf) or not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
             return leaf
         return marked_like(self.place(leaf), leaf) if leaf.sharding.is_fully_replicated else leaf
 
 
-def _is_own(value: Any) -> bool:
+def _is_own(value: jax.typing.ArrayLike) -> bool:
     """Returns whether a value is of this process alone."""
     return not isinstance(value, jax.Array) or value.is_fully_addressable
 
 
-def placed_copy(value: Any, sharding: Sharding) -> jax.Array:
+def placed_copy(value: jax.typing.ArrayLike, sharding: Sharding) -> jax.Array:
     """Returns a copy of `value` with a sharding; it shares no buffer with `value`."""
     (copy,) = placed_copies([value], [sharding])
     return copy
 
 
-def placed_copies(values: Sequence[Any], shardings: Sequence[Sharding]) -> list[jax.Array]:
+def placed_copies(values: Sequence[jax.typing.ArrayLike], shardings: Sequence[Sharding]) -> list[jax.Array]:
     """Returns copies of `values` with shardings; they share no buffers with `values`."""
     # `device_put` reuses the buffer of a device that has the value already, even with may_alias=False.
     return put_all(list(map(_copied, values)), shardings)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: jax.typing.ArrayLike) -> jax.Array | np.ndarray:
     if not isinstance(value, jax.Array):
         return strongly_typed(value)
     # JAX copies by a program that XLA compiles for each shape. A deep model has many small variables, and new ones have
@@ -288,7 +290,7 @@ def _copied(value: Any) -> Any:
     return np.array(value) if is_in_host_memory(value) else jnp.copy(value)
 
 
-def cut_if_large(variable: Any, min_size: int, parts: int) -> PartitionSpec:
+def cut_if_large(variable: VariableLike, min_size: int, parts: int) -> PartitionSpec:
     """Returns the layout that cuts a variable of at least `min_size` elements, and leaves others whole."""
     shape = shape_of(variable)
     return largest_divisible_cut(shape, parts) if math.prod(shape) >= min_size else PartitionSpec()
