@@ -57,23 +57,24 @@ class ParameterServerStrategy(Strategy):
     """Trains asynchronously: servers keep the variables, workers compute on their own data, at their own pace.
 
     The process that makes the strategy is the *coordinator*, the only one that runs your code. It traces each function
-    that a `ClusterCoordinator` schedules, cuts it at its gradients, and sends programs: workers get the forward and
+    that a `ClusterCoordinator` schedules, splits it at its gradients, and sends programs: workers get the forward and
     backward pass, servers the optimizer's update. A worker pulls variables, computes, and pushes gradients, which are
     applied at once; so gradients may be of variables that are a few updates old.
 
-    Where servers and workers live, the first of these tells: `cluster_resolver`, `address`, `workers` and `servers`,
-    `replicax run --ps 2 --workers 3 script.py`, `TF_CONFIG`. In a process that `TF_CONFIG` calls a worker or server the
-    constructor serves until the job ends, and then ends the process: all machines can run the same script.
+    The first of these that is given determines where servers and workers run: `cluster_resolver`, `address`, `workers`
+    and `servers`, `replicax run --ps 2 --workers 3 script.py`, `TF_CONFIG`. In a process that
+    `TF_CONFIG` calls a worker or server the constructor serves until the job ends, and then ends the process: all
+    machines can run the same script.
 
     Args:
         cluster_resolver: The addresses of all tasks: `chief`, `worker` and `ps`.
-        variable_partitioner: Cuts large variables over the servers: see `rx.FixedShardsPartitioner` and the like.
+        variable_partitioner: Shards large variables over the servers: see `rx.FixedShardsPartitioner` and the like.
         workers: How many workers, for a cluster of this machine alone or with `address`.
         servers: How many servers; 1 by default.
         address: A Ray cluster: `"auto"`, `"host:port"` or `"ray://host:port"`.
         max_staleness: By how many updates the variables may be behind when an update computed from them is applied.
             None for any number; 0 makes one step after the other, as one device would.
-        variable_placement: Returns the number of the server for a variable, or None to let it be chosen by size.
+        variable_placement: Returns the index of the server for a variable, or None to let its size decide.
         lazy_rows: Whether an optimizer updates only those rows of a large table (an embedding) that a step has looked
             up. That is exact, and done anyway, where a zero gradient changes nothing: SGD, Adagrad. Adam's momentum
             moves all rows, so without this its servers do; with it they compute less, and not quite the same.
@@ -82,19 +83,19 @@ class ParameterServerStrategy(Strategy):
         dashboard: Whether a cluster of this process's own shows Ray's dashboard, at a loopback address.
 
     Raises:
-        ClusterError: What the cluster is told about is malformed, there is none, or Ray is not installed.
-        ClusterTimeoutError: Not all tasks came in time; it says which.
+        ClusterError: The description of the cluster is malformed, there is no cluster, or Ray is not installed.
+        ClusterTimeoutError: Some tasks did not come in time; the message names them.
 
     Attributes:
         cluster: The Ray cluster.
-        cluster_resolver: The resolver that told of its tasks, given or found; None if numbers or an address did.
+        cluster_resolver: The resolver that named its tasks, given or found; None if counts or an address did.
         max_staleness: As given.
         stall_timeout: As given.
         start_timeout: As given.
     """
 
     mesh = None
-    #: Whether steps are scheduled on workers that keep no step with each other.
+    #: Whether steps are scheduled on workers that are not synchronized.
     is_asynchronous = True
 
     def __init__(
@@ -129,7 +130,7 @@ class ParameterServerStrategy(Strategy):
         self.cluster_resolver = self.cluster.resolver
         self._ending = contextlib.ExitStack()
         self._ending.callback(self.cluster.close)
-        # Before the connection is: a thread that goes on would have Ray start another cluster.
+        # This must run before the connection ends: a thread that goes on would make Ray start another cluster.
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)
         self.servers = ServerActors(self.cluster, timeout_s=max(stall_timeout, start_timeout))
@@ -147,7 +148,7 @@ class ParameterServerStrategy(Strategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """1: workers are not in step with each other."""
+        """1: workers are not synchronized."""
         return 1
 
     # Variables.
@@ -158,7 +159,7 @@ class ParameterServerStrategy(Strategy):
             return
         home, shape = Home(next(self._numbers), self.servers), shape_of(variable)
         shards = count_shards(self._partitioner, shape, dtype_of(variable), name_of(variable))
-        home.cut(shape[0] if shape else 0, shards)
+        home.shard(shape[0] if shape else 0, shards)
         move_to_servers(variable, home, ShardedVariable if len(home.bounds) > 1 else RemoteVariable)
         self._homes[home.number] = weakref.ref(variable, lambda _: self._homes.pop(home.number, None))
 
@@ -184,7 +185,7 @@ class ParameterServerStrategy(Strategy):
             home.sent()
 
     def copy_to_all_servers(self, variables: Sequence[VariableLike]) -> None:
-        """Gives every server a copy of variables that are on one, while no step is under way."""
+        """Gives every server a copy of variables that one server has, while no step runs."""
         assert self.coordinator is not None
         with self.coordinator.quiet():
             for variable in variables:
@@ -234,7 +235,7 @@ class ParameterServerStrategy(Strategy):
         return (values_of(value),)
 
     def replicate(self, nest: PyTree) -> PyTree:
-        """Returns a copy of the arrays and numbers in `nest` on the coordinator's device."""
+        """Returns a copy of the arrays and numbers in the pytree `nest` on the coordinator's device."""
         return default_strategy().replicate(nest)
 
     def keras_loops(self, model: keras.Model) -> KerasLoops:
@@ -246,7 +247,7 @@ class ParameterServerStrategy(Strategy):
     def distribute_dataset(
         self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
     ) -> WorkersDataset:
-        """Returns `dataset` for the workers, each of which gets a copy: give it to `create_per_worker_dataset`."""
+        """Returns `dataset` for the workers; each gets a copy. Give it to `create_per_worker_dataset`."""
         given = default_strategy().distribute_dataset(dataset, options, batch_size=batch_size)
         return WorkersDataset(lambda: given, given)
 
@@ -266,8 +267,8 @@ class ParameterServerStrategy(Strategy):
     def close(self) -> None:
         """Ends servers and workers, and the cluster if it is one of this process's own. Variables keep no values.
 
-        Whatever needs them raises `ContextError` from then on; a second `close` does nothing. If Ray does not answer,
-        it takes some 30 seconds at most.
+        Whatever needs them raises `ContextError` afterwards; a second `close` does nothing. If Ray does not answer, it
+        takes at most about 30 seconds.
         """
         atexit.unregister(self._at_exit)
         if self.coordinator is not None:
@@ -289,7 +290,7 @@ class ParameterServerStrategy(Strategy):
 
 
 class WorkersStrategy(DefaultStrategy):
-    """What a worker's dataset function sees of the strategy.
+    """The strategy in a worker's dataset function.
 
     Args:
         workers: How many workers there are.

@@ -1,4 +1,4 @@
-"""The three ways to a connection with Ray: a node within this process, a cluster that is there, one made of tasks."""
+"""Three ways to connect with Ray: a node within this process, an existing cluster, or a cluster made of tasks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def embed(dashboard: bool, start_timeout: float = 120.0) -> contextlib.ExitStack
         start_timeout: How long to wait for the node's processes, in seconds.
 
     Returns:
-        What ends it again.
+        A stack that ends the node when it is closed.
 
     Raises:
         ClusterError: Ray is not installed, or cannot start.
@@ -63,7 +63,7 @@ def embed(dashboard: bool, start_timeout: float = 120.0) -> contextlib.ExitStack
 
 
 def _is_too_slow(error: ClusterError) -> bool:
-    """Whether Ray has given up waiting for processes of its own, which it tells by a bare `Exception`."""
+    """Returns whether Ray has given up waiting for its own processes; it raises a bare `Exception` then."""
     return type(error.__cause__) is Exception
 
 
@@ -88,16 +88,16 @@ def _embed(dashboard: bool, start_timeout: float) -> contextlib.ExitStack:
 
 
 def attach(address: str) -> contextlib.ExitStack:
-    """Connects with a Ray cluster that somebody else has started.
+    """Connects with an existing Ray cluster.
 
     Args:
         address: Where it is, as `ray.init` takes it.
 
     Returns:
-        What ends the connection again.
+        A stack that ends the connection when it is closed.
 
     Raises:
-        ClusterError: Ray is not installed, or there is no such cluster, or it does not let us in.
+        ClusterError: Ray is not installed, there is no such cluster, or it refuses the token.
     """
     with contextlib.ExitStack() as ending:
         with starting(optional_token(os.environ)) as ray:
@@ -115,11 +115,11 @@ def attach_to_tasks(spec: ClusterSpec, deadline: Deadline, connected: bool) -> c
         connected: Whether this process is connected already.
 
     Returns:
-        What ends the connection again.
+        A stack that ends the connection when it is closed.
 
     Raises:
-        ClusterError: Ray is not installed, no token is set, or the cluster does not let us in.
-        ClusterTimeoutError: Not all tasks came in time.
+        ClusterError: Ray is not installed, no token is set, or the cluster refuses it.
+        ClusterTimeoutError: Some tasks did not come in time.
     """
     with contextlib.ExitStack() as ending:
         if not connected:
@@ -175,7 +175,7 @@ def _disconnect_by(ending: contextlib.ExitStack, ray: ModuleType, folder: Folder
 
 
 def _shut_down(ray: ModuleType, folder: Folder | None) -> None:
-    """Ends the connection, and the node in the folder, also if Ray's processes are stopped and do not answer."""
+    """Ends the connection and the node in the folder, even if Ray's processes are stopped and do not answer."""
     if done_within(_SECONDS_TO_DISCONNECT, ray.shutdown):
         return
     _log.warning("Ray has not answered for %g s: its processes are killed.", _SECONDS_TO_DISCONNECT)

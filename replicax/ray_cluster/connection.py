@@ -35,10 +35,10 @@ class RayCluster:
         placement: Where their actors go.
         is_local: Whether it is one that this process has started for itself.
         ending: What `close` does.
-        resolver: What told of the tasks.
+        resolver: The resolver that named the tasks, if one did.
 
     Attributes:
-        resolver: The resolver that told of the tasks; None if numbers did.
+        resolver: The resolver that named the tasks; None if counts did.
         workers: How many workers there are.
         servers: How many parameter servers.
         is_local: Whether all of it is on this machine and ends with this process.
@@ -62,11 +62,11 @@ class RayCluster:
     def actor_options(self, job: str, index: int) -> ActorOptions:
         """Returns the keyword arguments for `ActorClass.options` that place the actor of a task.
 
-        If the node of the task is not there, the actor waits for it.
+        If the node of the task is missing, the actor waits for it.
 
         Args:
             job: `"worker"` or `"ps"`.
-            index: Number of the task in its job.
+            index: Index of the task in its job.
 
         Raises:
             ClusterError: There is no such task.
@@ -79,11 +79,11 @@ class RayCluster:
         return self._placement.options(job, index)
 
     def end_process(self, node_id: str, pid: int) -> None:
-        """Kills a process of one of our own actors, even if it is stopped. If it has ended already, nothing happens.
+        """Kills the process of one of our actors, even if it is stopped. Nothing happens if it has ended already.
 
         Args:
             node_id: The node that it is on, in hex.
-            pid: Its number there.
+            pid: Its id there.
         """
         end_process(node_id, pid)
 
@@ -104,7 +104,7 @@ _shared: list[RayCluster] = []
 
 @contextlib.contextmanager
 def shared(cluster: RayCluster) -> Iterator[RayCluster]:
-    """Lets `connect` find this cluster while the block runs, if nothing else is asked for."""
+    """Makes `connect` use this cluster while the block runs, if no other one is asked for."""
     _shared.append(cluster)
     try:
         yield cluster
@@ -121,17 +121,17 @@ def connect(
     start_timeout: float = 120.0,
     dashboard: bool = True,
 ) -> RayCluster:
-    """Connects this process, as the coordinator, with the cluster where servers and workers shall live.
+    """Connects this process, as the coordinator, with the cluster in which servers and workers run.
 
-    Which one that is, the first of these tells: `resolver`, `address`, a cluster that `rx.testing.local_cluster` has
-    made, the numbers (here or in `REPLICAX_PS_WORKERS` and `REPLICAX_PS_SERVERS`), `TF_CONFIG`. Numbers alone mean a
-    cluster of its own within this process, on the loopback address; `RAY_ADDRESS` makes it that cluster. If this
-    process has called `ray.init`, that connection is used, and stays when the cluster is closed.
+    The first of these that is there determines the cluster: `resolver`, `address`, a cluster that
+    `rx.testing.local_cluster` has made, the counts (here or in `REPLICAX_PS_WORKERS` and `REPLICAX_PS_SERVERS`),
+    `TF_CONFIG`. Counts alone mean a cluster within this process, on the loopback address, or the one of `RAY_ADDRESS`.
+    If this process has called `ray.init`, that connection is used, and stays open when the cluster is closed.
 
     Call it in the main thread, or in one that lives as long as the cluster: Ray's processes end with it.
 
     Args:
-        resolver: The addresses of all tasks, each of which is brought up by a `Server`.
+        resolver: The addresses of all tasks; a `Server` starts each of them.
         workers: How many workers; with `address`, or for a cluster of its own.
         servers: How many parameter servers; by default 1 if `workers` is given.
         address: A Ray cluster that is there: `"auto"`, `"host:port"` or `"ray://host:port"`.
@@ -140,7 +140,7 @@ def connect(
 
     Raises:
         ClusterError: No cluster was found, it cannot be used for this, or Ray is not installed or refuses.
-        ClusterTimeoutError: Not all tasks came in time; it says which.
+        ClusterTimeoutError: Some tasks did not come in time; the message names them.
     """
     deadline = Deadline(start_timeout)
     counts = given_counts(workers, servers)

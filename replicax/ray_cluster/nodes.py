@@ -68,7 +68,7 @@ def node_ip(spec: ClusterSpec, task: Task, timeout_s: float) -> str:
     Args:
         spec: The cluster.
         task: Which task this is. The cluster need not name the coordinator.
-        timeout_s: For how many seconds to wait until the name service knows the names.
+        timeout_s: How long to wait, in seconds, until the name service can resolve the names.
 
     Raises:
         ClusterError: The task's address is of no use here.
@@ -152,7 +152,7 @@ class Node:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_SECONDS_TO_STOP)
         self.folder.close()
-        self._process.kill()  # Where processes cannot be told by their environment, at least this one.
+        self._process.kill()  # Where the environment of processes cannot be read, at least this one is killed.
         self._process.wait()
 
     def _wait_for_start(self, deadline: float) -> None:

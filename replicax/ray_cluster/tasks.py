@@ -80,17 +80,17 @@ def resource_name(task: Task) -> str:
 
 
 def describe(spec: ClusterSpec, task: Task) -> str:
-    """Returns how to call a task in messages: `"ps:1 at host:port"`."""
+    """Returns the name of a task in messages: `"ps:1 at host:port"`."""
     return f"{task} at {spec.task_address(task.type, task.index)}"
 
 
 def missing_tasks(spec: ClusterSpec, resources: Collection[str]) -> list[Task]:
-    """Returns the tasks that are not among the resources of the nodes that are there."""
+    """Returns the tasks whose resources no node has."""
     return [task for task in serving_tasks(spec) if resource_name(task) not in resources]
 
 
 def own_task(config: ClusterConfig | ClusterResolver) -> tuple[ClusterSpec, str | None, int | None]:
-    """Returns the cluster, and job and index of this process as far as they are told."""
+    """Returns the cluster, and the job and index of this process where they are known."""
     if isinstance(config, ClusterResolver):
         return config.cluster_spec(), config.task_type, config.task_id
     task = config.task

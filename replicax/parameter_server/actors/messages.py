@@ -62,7 +62,7 @@ class PulledVariable:
 
     Attributes:
         servers: For each shard, the server that has it.
-        pieces: The parts, in order.
+        shards: The shards, in order.
     """
 
     servers: tuple[int, ...]
@@ -75,7 +75,7 @@ class PulledTable:
 
     Attributes:
         servers: For each shard, the server that has it.
-        pieces: The parts, in order.
+        shards: The shards, in order.
         bounds: First row and end of each shard.
         shape: Shape of the table.
         dtype: Its dtype.

@@ -37,7 +37,7 @@ _Sent: TypeAlias = np.ndarray | tuple[np.ndarray, np.ndarray]  # an array, or so
 
 
 class Worker:
-    """The state of one worker. Two steps may be in it at once: one computes while the other one's push is under way.
+    """The state of one worker. It may run two steps at once: one computes while the other one pushes.
 
     Args:
         index: Index of the worker.

@@ -99,9 +99,9 @@ class VariablePlacer:
                     self.bytes[server] += variable_bytes(variable) // parts
 
     def _check_sharded_alike(self, group: Sequence[VariableLike]) -> None:
-        cuts = {home_of(variable).bounds: name_of(variable) for variable in group}
-        if len(cuts) > 1:
-            parts = ", ".join(f"{name!r} in {len(bounds)}" for bounds, name in cuts.items())
+        sharded = {home_of(variable).bounds: name_of(variable) for variable in group}
+        if len(sharded) > 1:
+            parts = ", ".join(f"{name!r} in {len(bounds)}" for bounds, name in sharded.items())
             raise ProgramError(
                 f"The updates of some variables need each other, but they are sharded differently: {parts}. A server "
                 "updates its own rows of a variable from the same rows of the others: make a `variable_partitioner` "

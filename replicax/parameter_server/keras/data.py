@@ -109,8 +109,8 @@ def array_batches(given: DataArguments) -> ArrayBatches:
     rows = max((len(leaf) for leaf in jax.tree_util.tree_leaves(given.x)), default=0)
     if not rows:
         raise BatchError("The data has no rows: there is no batch at all.")
-    whole = keras_door.as_one_batch(given.x, given.y, given.sample_weight, given.class_weight, rows)
-    arrays = jax.tree_util.tree_map(np.asarray, whole)
+    batch = keras_door.as_one_batch(given.x, given.y, given.sample_weight, given.class_weight, rows)
+    arrays = jax.tree_util.tree_map(np.asarray, batch)
     by_steps = math.ceil(rows / given.steps) if given.steps else _DEFAULT_BATCH_SIZE
     return ArrayBatches(arrays, given.batch_size or by_steps)
 
@@ -120,7 +120,7 @@ def _check_only_x(given: DataArguments) -> None:
     for name, value in beside.items():
         if value is not None:
             raise ArgumentError(
-                f"`{name}` is for arrays. A {type(given.x).__name__} yields whole batches, (x, y) or (x, y, "
+                f"`{name}` is for arrays. A {type(given.x).__name__} yields complete batches, (x, y) or (x, y, "
                 f"sample_weight): leave `{name}` out."
             )
 
@@ -195,9 +195,9 @@ class RoundRobinArrays(RoundRobin):
             return np.arange(rows)
         if not self._by_batch:
             return random.permutation(rows)
-        whole = rows - rows % self._size
-        batches = random.permutation(np.arange(whole).reshape(-1, self._size))
-        return np.concatenate([batches.ravel(), np.arange(whole, rows)])
+        full = rows - rows % self._size
+        batches = random.permutation(np.arange(full).reshape(-1, self._size))
+        return np.concatenate([batches.ravel(), np.arange(full, rows)])
 
     def _batch(self, order: np.ndarray, number: int) -> PyTree:
         rows = order[number * self._size : (number + 1) * self._size]

@@ -47,7 +47,7 @@ class VariableStore(Protocol):
         """Raises if variables have no values any more."""
 
     def wait_until_restored(self) -> None:
-        """Returns when no recovery is under way."""
+        """Waits for the end of a recovery, if there is one."""
 
     def fetch(self, wanted: Sequence[tuple[int, ShardId]]) -> list[np.ndarray]:
         """Returns the values of shards, each from its server."""
@@ -94,7 +94,7 @@ class Home:
         """How many times a recovery of servers has begun or ended."""
         return self._store.restorations
 
-    def cut(self, rows: int, parts: int) -> None:
+    def shard(self, rows: int, parts: int) -> None:
         """Shards the variable, before it is placed."""
         self.bounds = tuple(shard_bounds(rows, parts)) if parts > 1 else (None,)
 

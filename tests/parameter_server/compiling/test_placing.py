@@ -131,7 +131,7 @@ class FakeVariable:
     def __init__(self, number, size, parts=1):
         self.name, self._shape = f"v{number}", (size,)
         self._replicax_home = Home(number, None)
-        self._replicax_home.cut(size, parts)
+        self._replicax_home.shard(size, parts)
 
 
 # Cut variables.

@@ -63,7 +63,7 @@ def home(store):
 
 
 def placed(home, *servers, parts=1):
-    home.cut(len(ROWS), parts)
+    home.shard(len(ROWS), parts)
     home.servers = servers
     home._store.take(home)
     return home
@@ -84,11 +84,11 @@ def test_what_is_sent_comes_back(home, store, servers, parts):
 
 
 def test_the_parts_are_tensorflows(home):
-    home.cut(10, 3)
+    home.shard(10, 3)
     assert home.bounds == ((0, 4), (4, 7), (7, 10))
     assert home.shards == (ShardId(3, 0), ShardId(3, 1), ShardId(3, 2))
     np.testing.assert_array_equal(home.parts()[1], ROWS[4:7])
-    home.cut(10, 1)
+    home.shard(10, 1)
     assert home.bounds == (None,)
 
 
