@@ -170,7 +170,7 @@ class ClusterCoordinator:
 
     @called_as("tf.distribute.coordinator.ClusterCoordinator.fetch")
     def fetch(self, value: PyTree) -> PyTree:
-        """Waits for each `RemoteValue` in a nest and returns the nest with NumPy arrays in their places."""
+        """Waits for each `RemoteValue` in a pytree; returns the pytree with NumPy arrays in their places."""
         return jax.tree_util.tree_map(
             lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf,
             value,
@@ -186,13 +186,13 @@ class ClusterCoordinator:
         files by `rx.coordinator.get_current_worker_index()`. It should have no end (see `EndOfDataError`).
 
         Args:
-            dataset_fn: Returns an iterable of batches (nests of arrays). It is pickled, and called on each worker,
+            dataset_fn: Returns an iterable of batches (pytrees of arrays). It is pickled, and called on each worker,
                 again when a worker is replaced. A dataset object itself may be given too, and is copied.
         """
         return self._objects.dataset(dataset_fn)
 
     def create_per_worker_resource(self, resource_fn: Callable[[], PyTree]) -> PerWorkerValues:
-        """Lets each worker make a value, a nest of arrays that scheduled functions can use as an argument's `value`.
+        """Lets each worker make a value, a pytree of arrays that scheduled functions can use as an argument's `value`.
 
         Args:
             resource_fn: Returns the value. It is pickled, and called on each worker, again when one is replaced.
@@ -232,7 +232,7 @@ class ClusterCoordinator:
         return found | {f"ps:{server}": pid for server, pid in sorted(self.strategy.servers.pids().items())}
 
     def close(self) -> None:
-        """Ends the workers; what is queued is cancelled. The strategy's `close` does this too; twice is as good."""
+        """Ends the workers and cancels what is queued, as the strategy's `close` does; a second call does nothing."""
         self._is_closed = True
         self._scheduler.close()
         self._workers.close()

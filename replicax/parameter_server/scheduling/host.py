@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -44,13 +45,11 @@ class ServedStrategy(ScopedStrategy, Protocol):
 
 
 class CheckpointSource(Protocol):
-    """Where the values come from that variables get when a server was lost: an `rx.CheckpointManager`.
+    """Where the values come from that variables get when a server was lost: an `rx.CheckpointManager`."""
 
-    Attributes:
-        directory: The folder of the checkpoints.
-    """
-
-    directory: str
+    @property
+    def directory(self) -> str | os.PathLike[str]:
+        """The folder of the checkpoints."""
 
     def restore_or_initialize(self) -> object:
         """Restores the newest checkpoint; returns None if there is none."""

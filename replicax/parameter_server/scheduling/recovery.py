@@ -22,7 +22,7 @@ class Recovery:
 
     Args:
         strategy: The strategy.
-        workers: Who is to know the new servers.
+        workers: The workers, which are told the new servers.
         manager: Where the checkpoints are.
         starting: Is told of each server that is being started.
         replaced: Is told which servers have been replaced.
@@ -55,7 +55,7 @@ class Recovery:
         deadline = time.monotonic() + longest
         lost: list[int] = []
         for tries_left in reversed(range(_MOST_TRIES)):
-            # Those that were lost before stay among them until all is done: their variables are not back yet.
+            # Servers that were lost before stay in the list until all is done: their variables are not back yet.
             lost = sorted({*lost, *(found := servers.lost(self._strategy.stall_timeout))})
             if not lost:
                 return
@@ -100,7 +100,11 @@ def no_checkpoint(reason: str) -> ParameterServerLost:
 
 
 def _check_known(variables: Sequence[VariableLike]) -> None:
-    """Deals with variables that a lost server had, and that the checkpoint does not have."""
+    """Checks that the checkpoint had all variables of the lost servers.
+
+    Raises:
+        CheckpointError: It lacks one of which this process has no older value.
+    """
     missing = [variable for variable in variables if home_of(variable).is_unknown]
     gone = [name_of(variable) for variable in missing if not home_of(variable).has_value]
     if gone:
