@@ -11,9 +11,9 @@ comes. `stall_timeout` is 300 seconds.
 2. *What each worker does.* The main threads set flags as they go (`phases.now`; `calls.Call` counts the programs).
    `worker:1` is in phase `callback` after step 41. The others have started step 42, whose sum needs `worker:1`: their
    phase is `step`, and they wait. `traffic` sees that no bytes flow, so they are not just slow.
-3. *Who asks.* Once a second `Monitor._look` asks all peers for their `status.Status`, through `asking.QuestionThreads`
-   and `client.Client`. The answer of `worker:1` arrives at once, since its server runs in another thread.
-   `peers.History` keeps it.
+3. *Who asks.* Once a second the monitor's `observer.Observer` asks all peers for their `status.Status`, through
+   `asking.QuestionThreads` and `client.Client`. The answer of `worker:1` arrives at once, since its server runs in
+   another thread. `peers.History` keeps it.
 4. *Who notices.* After 300 seconds `diagnosis.diagnose`, a pure function of what is known of all workers, returns
    `ABSENT`: `worker:1` is alive, but does not come to where others wait for it. All monitors reach this verdict; the
    worker with the lowest index that is not to blame, `worker:0`, raises the alarm.

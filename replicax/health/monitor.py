@@ -15,28 +15,22 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from replicax.exit_codes import ExitCode, from_signal
-from replicax.health.asking import QuestionThreads
 from replicax.health.diagnosis import DONE, Diagnosis, Limits, WorkerObservation, diagnose, disagrees, diverged
+from replicax.health.observer import SECONDS_BETWEEN_LOOKS, SECONDS_FOR_A_LOOK, Observer
 from replicax.health.order import Order, order_from, recorded_call_from
 from replicax.health.peers import Peer, tell
 from replicax.health.phases import LEAVE, now
 from replicax.health.programs import ProgramComparison
 from replicax.health.reporting import AlarmReport, alarm_report, gather, table, write
-from replicax.health.status import Status, status_from, status_of
+from replicax.health.status import Status, status_of
 from replicax.health.traffic import Traffic
 
 _log = logging.getLogger(__name__)
-_SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_CONFIRM = 0.3  # before it asks again if nobody listened
-_SECONDS_FOR_A_LOOK = 1.0  # that it waits for answers; later answers count in the next look
-_MOST_AT_ONCE = 128  # threads that ask
-_LEAST_PATIENCE_S = 1.0
 _SECONDS_FOR_THE_FIRST = 1.2  # that a worker waits for each one before it, which may raise the alarm
 _SECONDS_TO_LEAVE = 2.0
-_SECONDS_UNTIL_UNREACHABLE = 20.0
 _SECONDS_BETWEEN_REMINDERS = 60.0
 _LOOKS_FOR_AN_ALARM = 30  # at most; the next one should raise the alarm
-_BYTES_OF_PROGRESS = 4096  # between two looks; fewer bytes may come from anything
 
 _running: Monitor | None = None
 
@@ -72,21 +66,15 @@ class Monitor:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.peers, self.programs, self.order = tuple(peers), ProgramComparison(name), Order()
-        self._index, self._name, self._address, self._limits = index, name, address, limits
+        self._index, self._name, self._limits = index, name, limits
         self._end, self._clock = end, clock
-        self._traffic = Traffic(()) if traffic is None else traffic
+        traffic = Traffic(()) if traffic is None else traffic
+        self.observer = Observer(index, name, address, self.peers, limits, traffic, clock)
         self._wake, self._looked = threading.Event(), threading.Condition()
         self._looks = 0
         self._told: Mapping[str, object] | None = None
         self._error: BaseException | None = None
-        self._ended, self._note, self._left = "", "", False
-        self._begin = self._last = clock()
-        self._unreachable_told = False
-        self._by_index = {peer.index: peer for peer in self.peers}
-        self._asking = QuestionThreads(lambda index: self._ask(self._by_index[index]), _MOST_AT_ONCE, clock)
-        # Each peer is asked twice in the time after which silence is an alarm, even if all are silent and take turns.
-        turns = max(1.0, len(self.peers) / _MOST_AT_ONCE)
-        self._patience_s = max(_LEAST_PATIENCE_S, limits.stall / 2 / turns)
+        self._ended, self._left = "", False
 
     # What the server asks.
 
@@ -126,75 +114,28 @@ class Monitor:
                 pause = self._look()
             except Exception:  # A bug here must not silently leave the job without a monitor.
                 _log.exception("The health monitor failed to watch the other workers; it goes on.")
-                pause = _SECONDS_BETWEEN_LOOKS
+                pause = SECONDS_BETWEEN_LOOKS
 
     def _look(self) -> float:
         """Asks all peers once and returns how long to pause. If something is wrong, the process ends here."""
-        self._notice_own_pause()
-        self._asking.begin(peer.index for peer in self.peers if not peer.history.seen(self._clock()).has_left)
-        self._asking.wait(_SECONDS_FOR_A_LOOK)
-        self._notice_own_pause()
-        for index in self._asking.late(self._patience_s):
-            self._by_index[index].history.unheard()
-        self._notice_traffic()
-        self._warn_of_unreachable()
+        self.observer.look()
         workers = self.workers()
         other = disagrees(self.order, self._index, workers)
         if other is not None:
-            self._alarm(self._diverged(other, workers))
+            peer = next(peer for peer in self.peers if peer.index == other)
+            self._alarm(_divergence(self.order, self._index, peer, workers))
         else:
             diagnosis = diagnose(workers, self._limits)
-            if diagnosis is not None and not self._notice_own_pause():
+            if diagnosis is not None and not self.observer.notice_own_pause():
                 self._alarm(diagnosis)
         with self._looked:
             self._looks += 1
             self._looked.notify_all()
-        return _SECONDS_TO_CONFIRM if any(w.refusals for w in workers if w.runs) else _SECONDS_BETWEEN_LOOKS
-
-    def _ask(self, peer: Peer) -> None:
-        begun = self._clock()
-        try:
-            status = status_from(peer.client.status(self._patience_s))
-        except ConnectionRefusedError:  # If it only hangs up, the server is there and may have too many connections.
-            peer.history.refused()
-        except (OSError, ValueError):
-            peer.history.unheard()
-        else:
-            peer.history.answered(status, self._clock(), self._clock() - begun)
-
-    def _notice_own_pause(self) -> bool:
-        """Returns whether this process itself was stopped for a while. Then the silence of the others means nothing.
-
-        Other threads ask the questions, so nothing in this one takes longer than about a second between two calls,
-        however slow the answers are.
-        """
-        time_now = self._clock()
-        away = time_now - self._last - _SECONDS_BETWEEN_LOOKS
-        self._last = time_now
-        paused = away > max(1.0, self._limits.stall / 2)
-        if paused:
-            self._note = f"({self._name} itself had been stopped, or kept from looking, for {away:.1f} s.)"
-            for peer in self.peers:
-                peer.history.forgive(time_now)
-        return paused
-
-    def _notice_traffic(self) -> None:
-        """Notes that bytes flow: then workers that wait are slow, not stuck."""
-        if now.waits_since() is not None and self._traffic.moved() >= _BYTES_OF_PROGRESS:
-            now.moved = time.monotonic()
-
-    def _warn_of_unreachable(self) -> None:
-        missing = [peer.history.name for peer in self.peers if not peer.reachable]
-        if missing and not self._unreachable_told and self._clock() - self._begin > _SECONDS_UNTIL_UNREACHABLE:
-            self._unreachable_told = True
-            _log.warning("%s cannot be watched: no answer from its health server.", ", ".join(missing))
+        return _SECONDS_TO_CONFIRM if any(w.refusals for w in workers if w.runs) else SECONDS_BETWEEN_LOOKS
 
     def workers(self) -> list[WorkerObservation]:
         """Returns what is known of all workers, in order."""
-        time_now = self._clock()
-        me = WorkerObservation(self._name, self._address, self._own_status())
-        seen = {peer.index: peer.history.seen(time_now) for peer in self.peers} | {self._index: me}
-        return [seen[i] for i in sorted(seen)]
+        return self.observer.workers(self._own_status())
 
     def _own_status(self) -> Status:
         return dataclasses.replace(status_of(ended=self._ended), order=self.order.last)
@@ -206,24 +147,14 @@ class Monitor:
 
     # The alarm.
 
-    def _diverged(self, other: int, workers: Sequence[WorkerObservation]) -> Diagnosis:
-        """Returns the alarm that a peer has run other programs. Asks it which, if it still answers."""
-        peer, status = self._by_index[other], workers[other].status
-        assert status is not None
-        mine = theirs = None
-        with contextlib.suppress(OSError, ValueError):  # It may be gone. The workers differ all the same.
-            mine, theirs = self.order.difference(
-                status.order, lambda number: recorded_call_from(peer.client.call(number, peer.seconds_to_answer))
-            )
-        return diverged(self._index, other, workers, mine, theirs)
-
     def _alarm(self, diagnosis: Diagnosis) -> None:
         if self._leave_it_to_another(diagnosis):
             assert self._told is not None
             return self._obey(self._told)
         workers, answers = self.workers(), gather(self.peers)
-        report = alarm_report(diagnosis, workers, self._index, answers, self._note)
-        self._write(report, diagnosis.exit_code, diagnosis.culprits)
+        report = alarm_report(diagnosis, workers, self._index, answers, self.observer.note)
+        code = _exit_code(self._error, self._index, diagnosis.exit_code, diagnosis.culprits)
+        write(report, self._name, code, [worker.name for i, worker in enumerate(workers) if i in diagnosis.culprits])
         document = {**dataclasses.asdict(report), "code": int(diagnosis.exit_code), "culprits": diagnosis.culprits}
         reached = [peer for peer in self.peers if peer.index in answers]
         tell(reached, "/alarm", document)
@@ -240,23 +171,14 @@ class Monitor:
         told, culprits = document.get("code"), document.get("culprits")
         code = told if isinstance(told, int) else ExitCode.STALLED
         culprits = culprits if isinstance(culprits, list) else []
-        self._write(AlarmReport(str(document.get("text")), str(document.get("summary"))), code, culprits)
+        names = [worker.name for i, worker in enumerate(self.workers()) if i in culprits]
+        own_code = _exit_code(self._error, self._index, code, culprits)
+        write(AlarmReport(str(document.get("text")), str(document.get("summary"))), self._name, own_code, names)
         self._leave(
             code,
             culprits,
             [peer for peer in self.peers if peer.history.seen(self._clock()).refusals == 0],
         )
-
-    def _write(self, report: AlarmReport, code: int, culprits: Sequence[int]) -> None:
-        names = [worker.name for i, worker in enumerate(self.workers()) if i in culprits]
-        write(report, self._name, self._exit_code(code, culprits), names)
-
-    def _exit_code(self, code: int, culprits: Sequence[int]) -> int:
-        """Returns the exit code after an alarm: that of the script's error, if this worker's failure caused the "
-        "alarm."""
-        if self._error is None or self._index not in culprits or code == ExitCode.DIVERGED:
-            return code
-        return _code_of(self._error)
 
     def _leave(self, code: int, culprits: Sequence[int], reached: Sequence[Peer]) -> None:
         if (
@@ -267,8 +189,8 @@ class Monitor:
                 time.sleep(0.05)
                 reached = [peer for peer in reached if peer.is_there()]
         self._left = True
-        self._asking.close()
-        self._end(int(self._exit_code(code, culprits)))
+        self.observer.close()
+        self._end(int(_exit_code(self._error, self._index, code, culprits)))
 
     # The end of the script.
 
@@ -308,7 +230,7 @@ class Monitor:
         remind_at = self._clock() + _SECONDS_BETWEEN_REMINDERS
         while running := [peer.history.name for peer in self.peers if peer.history.seen(self._clock()).runs]:
             with self._looked:
-                self._looked.wait(_SECONDS_BETWEEN_LOOKS)
+                self._looked.wait(SECONDS_BETWEEN_LOOKS)
             if self._clock() >= remind_at:
                 remind_at += _SECONDS_BETWEEN_REMINDERS
                 _log.warning("%s has ended (%s) and waits for %s.", self._name, self._ended, ", ".join(running))
@@ -318,8 +240,27 @@ class Monitor:
             goal = self._looks + count
             self._wake.set()
             self._wake.clear()
-            seconds = count * (_SECONDS_BETWEEN_LOOKS + _SECONDS_FOR_A_LOOK)
+            seconds = count * (SECONDS_BETWEEN_LOOKS + SECONDS_FOR_A_LOOK)
             self._looked.wait_for(lambda: self._looks >= goal, seconds)
+
+
+def _divergence(order: Order, me: int, peer: Peer, workers: Sequence[WorkerObservation]) -> Diagnosis:
+    """Returns the alarm that a peer has run other programs. Asks it which, if it still answers."""
+    status = workers[peer.index].status
+    assert status is not None
+    mine = theirs = None
+    with contextlib.suppress(OSError, ValueError):  # It may be gone. The workers differ all the same.
+        mine, theirs = order.difference(
+            status.order, lambda number: recorded_call_from(peer.client.call(number, peer.seconds_to_answer))
+        )
+    return diverged(me, peer.index, workers, mine, theirs)
+
+
+def _exit_code(error: BaseException | None, me: int, code: int, culprits: Sequence[int]) -> int:
+    """Returns the exit code after an alarm: that of the script's error, if this worker's failure caused the alarm."""
+    if error is None or me not in culprits or code == ExitCode.DIVERGED:
+        return code
+    return _code_of(error)
 
 
 def _code_of(error: BaseException) -> int:

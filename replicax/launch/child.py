@@ -1,12 +1,12 @@
-"""The first thing that runs in a task's process: ties it to the launcher, then becomes the user's script.
+"""The first code in a task's process: it ties the process to the launcher, then becomes the user's script.
 
-It is started by its path and imports nothing of replicax or JAX, so that the script finds the process as Python would
-have given it. What it adds to plain Python:
+It is started by its path and imports nothing of replicax or JAX, so that the script finds a plain Python process. It
+adds two things:
 
-- The process dies with the launcher, even if that is killed with SIGKILL (Linux).
-- The launcher learns at once that the script has failed, and of what. The process itself may take minutes to end: on
-  the way out JAX waits for all others at a barrier. The traceback goes with the news, not to standard error: the
-  launcher writes it to the log, and shows that of the first failure alone.
+- The process dies with the launcher, even if SIGKILL ends that (Linux).
+- The launcher learns at once that the script has failed, and why. The process itself may take minutes to end, since JAX
+  waits at its exit for all others at a barrier. The traceback goes to the launcher and not to standard error: the
+  launcher writes it to the log, and shows only that of the first failure.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def main(arguments: list[str]) -> None:
     """Runs a script or a module.
 
     Args:
-        arguments: The launcher's process number, the file descriptor for news, `"file"` or `"module"`, the script or
-            module, and its arguments.
+        arguments: The launcher's process id, the file descriptor for messages to it, `"file"` or `"module"`, the script
+            or module, and its arguments.
     """
     launcher, news, kind, target, *rest = arguments
     _die_with(int(launcher))
     os.set_inheritable(int(news), False)
-    os.environ[_NEWS] = f"{os.getpid()}:{news}"  # for the health monitor, which ends the process without us
+    os.environ[_NEWS] = f"{os.getpid()}:{news}"  # For the health monitor, which may end the process before this code.
     faulthandler.enable()  # A crash in compiled code shows where Python was.
     sys.argv = [target, *rest]
     try:
@@ -55,17 +55,17 @@ def main(arguments: list[str]) -> None:
 
 
 def _die_with(launcher: int) -> None:
-    """Asks the system for SIGKILL when the launcher ends; other systems than Linux have no such thing."""
+    """Makes the system send SIGKILL when the launcher ends. Only Linux can do that."""
     if sys.platform.startswith("linux"):
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != launcher:  # It died before we asked.
+    if os.getppid() != launcher:  # It died before the call.
         os._exit(_FAILED)
 
 
 def _told_by_hook(error: BaseException) -> str:
-    """Returns what Python, or the hook that the script has put in its place, says of an error that nobody caught."""
+    """Returns the text that `sys.excepthook`, Python's or the script's own, prints for an uncaught error."""
     stderr, sys.stderr = sys.stderr, io.StringIO()
     try:
         sys.excepthook(type(error), error, error.__traceback__)
@@ -75,18 +75,15 @@ def _told_by_hook(error: BaseException) -> str:
 
 
 def _tell(news: int, code: int, words: str = "") -> None:
-    """Tells the launcher the exit code, when it was known, and what is to be said of it.
-
-    That comes after everything that the script has printed.
-    """
+    """Tells the launcher the exit code, the time and the error, after everything that the script has printed."""
     if code == 0:
         return
-    os.environ[_NEWS] = ""  # All has been told.
+    os.environ[_NEWS] = ""  # There is nothing more to tell.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # The script has closed it.
             stream.flush()
     message = f"{json.dumps({'code': code, 'time': time.monotonic(), 'words': words})}\n".encode()
-    with contextlib.suppress(OSError):  # The launcher has gone, and so shall we.
+    with contextlib.suppress(OSError):  # The launcher has gone; this process follows.
         while message:
             message = message[os.write(news, message) :]
         os.close(news)
@@ -99,7 +96,7 @@ def _code_of(error: SystemExit) -> int:
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """Returns the error with the user's part of its traceback, as if Python had run the script itself."""
+    """Returns the error with only the user's part of its traceback, as if Python had run the script itself."""
     traceback = error.__traceback__
     while traceback is not None and _is_ours(traceback.tb_frame.f_code.co_filename):
         traceback = traceback.tb_next
@@ -126,7 +123,7 @@ def _run_module(name: str) -> None:
         spec = importlib.util.find_spec(f"{name}.__main__")
     code = getattr(spec.loader, "get_code", lambda _: None)(spec.name) if spec is not None else None
     if spec is None or code is None:
-        sys.exit(f"replicax run: {name!r} is a package without a module __main__, or holds no Python.")
+        sys.exit(f"replicax run: {name!r} is a package without a module __main__, or contains no Python.")
     sys.argv[0] = spec.origin or name
     main_module = _become_main(spec.origin or name, spec.loader)
     main_module.__spec__, main_module.__package__ = spec, spec.parent
@@ -134,13 +131,13 @@ def _run_module(name: str) -> None:
 
 
 def _search_first(folder: str) -> None:
-    """Puts the folder where Python would have put it, in place of the one that this file lies in."""
+    """Puts the folder first in the search path, as Python would, instead of the folder of this file."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
 
 
 def _become_main(path: str, loader: importlib.abc.Loader | None) -> types.ModuleType:
-    """Makes a new module `__main__`. `runpy` takes its own away again when the script ends, before its threads do."""
+    """Makes a new module `__main__`. `runpy` would remove its own when the script ends, before its threads do."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=path, __loader__=loader, __builtins__=__builtins__)
     sys.modules["__main__"] = module

@@ -1,8 +1,8 @@
-"""Kills what the launcher leaves behind when it is itself killed with SIGKILL and can no longer do so.
+"""Kills the processes that the launcher leaves behind if SIGKILL ends it.
 
-A process of its own, started by its path. It reads from a pipe which process groups there are (`+123`), and which are
-gone (`-123`). The pipe ends when the launcher does, however that happens; then the groups that are left are killed. The
-workers themselves have died with the launcher already (`child.py`); this is for the processes that they started.
+It is a separate process, started by its path. It reads from a pipe which process groups exist (`+123`) and which have
+ended (`-123`). The pipe ends with the launcher, however that ends; then this process kills the groups that are left.
+The workers themselves die with the launcher (`child.py`); this is for the processes that they started.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Iterable
 
 
 def main(lines: Iterable[str]) -> None:
-    """Follows the launcher's news to their end, and kills the groups that are left then.
+    """Reads the launcher's messages to their end, and kills the groups that are left.
 
     Args:
-        lines: The news, one process group a line.
+        lines: The messages, one process group per line.
     """
     groups: set[int] = set()
     for line in lines:
         number = int(line)
         groups.add(number) if number > 0 else groups.discard(-number)
     for group in groups:
-        with contextlib.suppress(OSError):  # Gone already.
+        with contextlib.suppress(OSError):  # It has ended already.
             os.killpg(group, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""A whole job: attempt after attempt, until it is done or no restart is left."""
+"""A whole job: one attempt after the other, until it is done or no restart is left."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _RULE = "─" * 8
 def launch(options: Options, terminal: Terminal | None = None, environment: Mapping[str, str] | None = None) -> int:
     """Runs a script as a cluster of processes on this machine, and waits for its end.
 
-    Call it in the main thread: only there can signals be caught, and only the main thread lives as long as the
-    process, to which the tasks' lives are tied.
+    Call it in the main thread: only that can catch signals, and only that lives as long as the process, with which the
+    tasks die.
 
     Args:
         options: What to run and how.
-        terminal: Where the output goes; by default to standard output and standard error.
-        environment: What the tasks inherit; by default the environment of this process.
+        terminal: Where the output goes; by default standard output and standard error.
+        environment: The environment that the tasks inherit; by default that of this process.
 
     Returns:
         The exit code; `replicax.exit_codes` lists them.
 
     Raises:
-        LaunchError: Nothing can be started as asked.
+        LaunchError: The options are wrong, or a process cannot be started.
     """
     check_script(options)
     log_dir = make_log_dir(options)
@@ -74,13 +74,13 @@ def _attempts(job: Job, log_dir: Path, terminal: Terminal, guard: Guard, events:
 
 
 def _reason(failure: Failure | None) -> str:
-    """Returns what the first failing task raised, in a line."""
+    """Returns the error of the first failing task, in one line."""
     line = error_line(failure.process.last_words) if failure else ""
     return f" ({line})" if line else ""
 
 
 def _tell_end(terminal: Terminal, attempt: AttemptResult, failure: Failure | None) -> None:
-    """Shows what the first failing task said last: below everything else, where it is looked for."""
+    """Shows the last words of the first failing task, below everything else, where users look for them."""
     if attempt.interrupted:
         terminal.say(f"All tasks have ended; {describe(attempt.code)}.")
     elif failure is not None and failure.code == ExitCode.RESUME:
@@ -94,7 +94,7 @@ def _tell_end(terminal: Terminal, attempt: AttemptResult, failure: Failure | Non
 
 @contextlib.contextmanager
 def _signals(events: Events[Event]) -> Iterator[None]:
-    """Reports signals as events while the block runs. One that is ignored (`nohup`) stays so."""
+    """Reports signals as events while the block runs. Signals that are ignored (`nohup`) stay ignored."""
 
     def report(number: int, _: FrameType | None) -> None:
         events.put(SignalReceived(number))

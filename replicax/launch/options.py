@@ -1,4 +1,4 @@
-"""What a user asks of the launcher, checked: each mistake is a `LaunchError` before anything is started."""
+"""The options of the launcher, checked: each mistake is a `LaunchError` before anything starts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from replicax.checks import is_int
 from replicax.errors import LaunchError
 
 _GRACE_OF_SURVIVORS = 5.0
@@ -23,18 +24,18 @@ class Options:
 
     Attributes:
         script: The Python file that each task runs, or the name of a module.
-        arguments: What the script finds in `sys.argv[1:]`.
+        arguments: The script's `sys.argv[1:]`.
         module: Whether `script` names a module, as with `python -m`.
-        workers: How many workers to start; `min_workers` of them if there are parameter servers.
-        min_workers: With how few the job may go on when workers die for good.
+        workers: Number of workers to start; with parameter servers, `min_workers` of them.
+        min_workers: The smallest number of workers with which the job goes on when workers die for good.
         devices_per_worker: Virtual CPU devices in each.
-        ps: How many parameter servers to train with; then one process runs the script, the coordinator, which starts
-            them and the workers itself.
+        ps: Number of parameter servers. With any, one process runs the script, the coordinator, which itself starts
+            the servers and the workers.
         evaluator: Whether to start an evaluator.
         restarts: How often all tasks are started again after a failure.
-        grace: Seconds that tasks have to end, from the signal that asks them to SIGKILL. None: 5 for the survivors of a
-            failure, 30 if it is the launcher that was told to end.
-        log_dir: Folder for one log a task; None makes a new one in `runs/`.
+        grace: Seconds that tasks have to end, from the first signal to SIGKILL. None: 5 for the survivors of a failure,
+            30 if the launcher itself gets a signal.
+        log_dir: Folder for the logs, one per task; None makes a new one in `runs/`.
     """
 
     script: str
@@ -56,20 +57,20 @@ class Options:
         _check_number("The smaller number of --workers", self.fewest_workers, 1)
         if self.fewest_workers > self.workers:
             raise LaunchError(
-                f"--workers {self.fewest_workers}:{self.workers} is no range: write the smaller number first."
+                f"--workers {self.fewest_workers}:{self.workers} is not a range: write the smaller number first."
             )
         _check_number("--devices-per-worker", self.devices_per_worker, 1)
         _check_number("--ps", self.ps, 0)
         _check_number("--restarts", self.restarts, 0)
         if self.ps and self.evaluator:
             raise LaunchError(
-                "--ps and --evaluator do not go together: the workers of parameter servers train for one coordinator, "
-                "which evaluates itself. Leave --evaluator out, or run the evaluator's script by itself."
+                "--ps and --evaluator exclude each other: with parameter servers the coordinator evaluates. Leave "
+                "--evaluator out, or run the evaluator's script by itself."
             )
         if self.ps:  # Its workers come and go without a restart of the job.
             object.__setattr__(self, "workers", self.min_workers)
         if self.grace is not None and not (math.isfinite(self.grace) and self.grace >= 0):
-            raise LaunchError(f"--grace is a number of seconds, at least 0, got {self.grace!r}.")
+            raise LaunchError(f"--grace must be a number of seconds of at least 0, got {self.grace!r}.")
 
     @property
     def grace_of_survivors(self) -> float:
@@ -78,22 +79,22 @@ class Options:
 
     @property
     def grace_of_all(self) -> float:
-        """How many seconds all tasks have to end when the launcher is told to."""
+        """How many seconds all tasks have to end when the launcher gets a signal."""
         return _GRACE_OF_ALL if self.grace is None else self.grace
 
     @property
     def fewest_workers(self) -> int:
-        """`min_workers` as a number: that of the workers, if no other was given."""
+        """`min_workers`, by default the number of workers."""
         return self.workers if self.min_workers is None else self.min_workers
 
 
 def _check_number(name: str, number: int, least: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+    if not is_int(number) or number < least:
         raise LaunchError(f"{name} must be a whole number of at least {least}, got {number!r}.")
 
 
 def parse_workers(text: str) -> tuple[int, int]:
-    """Returns the smallest and the largest number of workers that `"4"` or `"2:4"` stands for.
+    """Returns the smallest and the largest number of workers in `"4"` or `"2:4"`.
 
     >>> parse_workers("4"), parse_workers("2:4")
     ((4, 4), (2, 4))
@@ -105,9 +106,9 @@ def parse_workers(text: str) -> tuple[int, int]:
 
 
 def check_script(options: Options) -> None:
-    """Raises if there is no such script or module, so that not each worker has to say so."""
+    """Raises a `LaunchError` if the script or module does not exist, so that not each worker has to."""
     if not options.script:
-        raise LaunchError("No script is named. Write: replicax run --workers 4 train.py, and after it its arguments.")
+        raise LaunchError("No script is named. Write: replicax run --workers 4 train.py, followed by its arguments.")
     if options.module:
         _check_module(options.script)
     elif not Path(options.script).is_file():
@@ -132,7 +133,7 @@ def _check_module(name: str) -> None:
 
 
 def _is_module(name: str) -> bool:
-    """Looks the file of a module up without importing anything, not even its packages."""
+    """Returns whether a module exists, without importing anything, not even its packages."""
     path: Sequence[str] | None = [os.getcwd(), *sys.path]
     for depth in range(name.count(".") + 1):
         full_name = ".".join(name.split(".")[: depth + 1])
@@ -144,7 +145,7 @@ def _is_module(name: str) -> bool:
 
 
 def make_log_dir(options: Options) -> Path:
-    """Returns the folder for the logs, which exists afterwards."""
+    """Makes the folder for the logs and returns it."""
     name = options.script if options.module else Path(options.script).stem
     folder = options.log_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     try:

@@ -1,4 +1,4 @@
-"""What a task prints: cut into lines for the terminal, kept raw in its log, and searched for the last traceback."""
+"""The output of a task: split into lines for the terminal, stored raw in its log, and searched for a traceback."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _LINES_WITHOUT_TRACEBACK = 20
 _LINES_SHOWN_FIRST, _LINES_SHOWN_LAST = 10, 29  # of a traceback
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^Fatal Python error: ")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-# Where Keras writes into a pipe it draws its bar as one line after the other.
-# How a process dies that no Python error ends: many lines of stacks, which the log keeps.
+# A process that dies without a Python error prints many lines of stacks, which only the log shows.
 _DEATH = re.compile(r"^Fatal Python error: |^\*\*\* Check failure stack trace: ")
-_NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected to ")  # XLA says so for each group of devices.
+_NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected to ")  # XLA prints it for each group of devices.
+# Into a pipe Keras draws its progress bar as one line after the other.
 _KERAS_BAR = re.compile(r"^\x1b\[1m *\d+/(\d+|Unknown)\x1b\[0m .*━")
 
 
 class Log:
-    """The file that takes everything a task prints, byte for byte.
+    """The file with everything that a task prints, byte for byte.
 
     Args:
-        path: Where it is.
-        attempt: Number of the attempt; all but the first go on where the one before ended.
+        path: Its path.
+        attempt: Number of the attempt; all but the first append to the file.
 
     Raises:
         LaunchError: It cannot be written.
@@ -48,7 +48,7 @@ class Log:
             self.write(f"=== attempt {attempt} ===\n".encode())
 
     def write(self, chunk: bytes) -> None:
-        """Adds what came. A full disk must not stop the task, so what cannot be written is lost."""
+        """Appends some output. A full disk must not stop the task, so output that cannot be written is lost."""
         with self._lock:
             try:
                 self._file.write(chunk)
@@ -56,7 +56,7 @@ class Log:
                 return
 
     def close(self) -> None:
-        """Closes the file; what comes later is lost."""
+        """Closes the file; later output is lost."""
         with self._lock:
             self._file.close()
 
@@ -64,13 +64,13 @@ class Log:
 class Stream:
     """Standard output or standard error of one task, on its way to the terminal.
 
-    Progress bars go over their own line again and again. Only one task's are shown, and where the terminal cannot show
-    them, the last state of each.
+    Progress bars rewrite their own line. Only those of one task are shown; a terminal that cannot show them gets the
+    last state of each.
 
     Args:
-        terminal: Where lines go.
+        terminal: The terminal.
         task: The task's name.
-        number: Its number among all tasks.
+        number: Its index among all tasks.
         error: Whether this is standard error.
     """
 
@@ -83,7 +83,7 @@ class Stream:
         self.last_lines: collections.deque[str] = collections.deque(maxlen=_LINES_KEPT)
 
     def feed(self, chunk: bytes, final: bool = False) -> None:
-        """Takes what came; `final` says that nothing comes after it."""
+        """Takes some output; `final` says that it is the last."""
         text = self._unfinished + self._decoder.decode(chunk, final)
         *lines, self._unfinished = text.split("\n")
         for line in lines:
@@ -94,7 +94,7 @@ class Stream:
         self._draw()
 
     def _line(self, line: str) -> None:
-        line = line.removesuffix("\r")  # The other convention for the end of a line.
+        line = line.removesuffix("\r")  # A Windows line break.
         shown = _last_state(line)
         self.last_lines.append(shown)
         if self._drawn:
@@ -102,7 +102,7 @@ class Stream:
             self._terminal.end_bar()
         self._dies = self._dies or bool(self._error and _DEATH.match(shown))
         if self._dies or _NOISE.match(shown):
-            return  # It is in the log.
+            return  # Only the log has it.
         if self._with_bars or not ("\r" in line or _KERAS_BAR.match(line)):
             self._terminal.line(self._task, self._number, shown, self._error)
 
@@ -112,22 +112,22 @@ class Stream:
         if self._with_bars and self._terminal.shows_bars:
             self._drawn = True
             self._terminal.bar(self._task, self._number, _last_state(self._unfinished))
-        # Earlier states are of no use any more, but that this line has some is.
+        # Earlier states are dropped, but the fact stays that this line had some.
         self._unfinished = self._unfinished[max(self._unfinished.rstrip("\r").rfind("\r"), 0) :]
 
 
 def _last_state(line: str) -> str:
-    """Returns what a terminal would show of a line that goes back to its start, by `\\r` or `\\b`, and over itself."""
+    """Returns what a terminal shows of a line that rewrites itself with `\\r` or `\\b`."""
     return next((part for part in reversed(line.replace("\b", "").split("\r")) if part), "")
 
 
 def last_traceback(lines: Sequence[str]) -> str:
-    """Returns the last traceback among `lines` and all that follows, or the last lines if there is none.
+    """Returns the last traceback among `lines` and everything after it, or the last lines if there is none.
 
-    An exception that was raised while another was handled comes with that one's traceback before its own.
+    If the exception was raised while another one was handled, that one's traceback comes first.
     """
     starts = [number for number, line in enumerate(lines) if _TRACEBACK.search(line)]
-    if not starts or len(lines) - starts[-1] > _LONGEST_TRACEBACK:  # One from long ago is about something else.
+    if not starts or len(lines) - starts[-1] > _LONGEST_TRACEBACK:  # An old traceback belongs to something else.
         return "\n".join(lines[-_LINES_WITHOUT_TRACEBACK:]).strip("\n")
     start = starts.pop()
     while starts and any(line.startswith(_CHAINED) for line in lines[starts[-1] : start]):
@@ -136,10 +136,10 @@ def last_traceback(lines: Sequence[str]) -> str:
 
 
 def error_line(words: str) -> str:
-    """Returns the line of a task's last words that says what went wrong.
+    """Returns the line of a task's last words that names the error.
 
-    In a traceback that is the one after its last frame: notes may follow it. A report of the health monitor begins
-    with it.
+    In a traceback it is the line after the last frame; notes may follow. In a report of the health monitor it is the
+    first line.
     """
     lines = [line for line in words.splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
@@ -152,10 +152,10 @@ def error_line(words: str) -> str:
 
 
 def shortened(text: str) -> str:
-    """Returns a text without its middle, if it has many lines."""
+    """Returns a text without its middle if it has many lines."""
     lines = text.splitlines()
     left_out = len(lines) - _LINES_SHOWN_FIRST - _LINES_SHOWN_LAST
     if left_out <= 1:
         return text
-    note = f"  ... {left_out} lines more are in the log ..."
+    note = f"  ... {left_out} more lines are in the log ..."
     return "\n".join([*lines[:_LINES_SHOWN_FIRST], note, *lines[-_LINES_SHOWN_LAST:]])

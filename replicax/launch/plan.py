@@ -1,4 +1,4 @@
-"""From the options to the tasks of one attempt and the environment of each. Nothing here starts or asks anything."""
+"""The plan of one attempt: from the options to the tasks and the environment of each. Nothing here starts anything."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import NamedTuple
 from replicax.launch.options import Options
 from replicax.ray_cluster.task_counts import SERVERS, WORKERS
 
-HOST = "127.0.0.1"  # A local cluster is nobody else's business.
+HOST = "127.0.0.1"  # Other machines must not reach a local cluster.
 WORKER, EVALUATOR, COORDINATOR = "worker", "evaluator", "chief"
 _THREADS_PER_DEVICE = 2
 REPORTS = "REPLICAX_LOG_DIR"
 
-# A cluster that the launcher itself runs in would contradict the one that it makes.
+# If the launcher itself runs in a cluster, its variables would contradict those of the new cluster.
 _OF_ANOTHER_CLUSTER = (
     "TF_CONFIG",
     "JAX_COORDINATOR_ADDRESS",
@@ -32,7 +32,7 @@ _OF_ANOTHER_CLUSTER = (
     SERVERS,
 )
 
-# Small programs too come from the cache at a restart: a step of them costs little to compile, hundreds do not.
+# The cache holds small programs too: one is quick to compile, but a restart needs hundreds.
 _CACHE_SETTINGS = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -40,13 +40,13 @@ _CACHE_SETTINGS = {
 
 
 class Job(NamedTuple):
-    """What stays the same while a job is restarted.
+    """What stays the same when a job is restarted.
 
     Attributes:
-        options: What the user asked for.
+        options: The user's options.
         environment: The launcher's own environment, from which the tasks inherit.
         token: The secret that the processes of this job share.
-        launcher_pid: Number of the launcher's process.
+        launcher_pid: The launcher's process id.
     """
 
     options: Options
@@ -61,8 +61,8 @@ class PlannedTask:
 
     Attributes:
         type: `"worker"`, `"evaluator"`, or `"chief"` for the coordinator of parameter servers and workers.
-        index: Its number among those of its type.
-        port: Where it may listen; None for an evaluator, which no one calls, and a coordinator, which calls others.
+        index: Its index among those of its type.
+        port: The port where it can listen; None for an evaluator or a coordinator, which listen nowhere.
         environment: All of its environment variables.
     """
 
@@ -73,12 +73,12 @@ class PlannedTask:
 
     @property
     def name(self) -> str:
-        """What it is called in messages, such as `"worker 1"`."""
+        """Its name in messages, such as `"worker 1"`."""
         return f"{self.type} {self.index}"
 
     @property
     def log_name(self) -> str:
-        """What its log is called, such as `"worker-1.log"`."""
+        """The name of its log, such as `"worker-1.log"`."""
         return f"{self.type}-{self.index}.log"
 
 
@@ -87,9 +87,9 @@ class Plan:
     """One attempt at a job.
 
     Attributes:
-        attempt: 0 at first, and one more with each restart.
-        workers: How many workers there are.
-        tasks: All tasks: the workers and then an evaluator, or the coordinator that starts its workers itself.
+        attempt: Number of the attempt, from 0.
+        workers: Number of workers.
+        tasks: All tasks: the workers and perhaps an evaluator, or the coordinator, which itself starts its workers.
     """
 
     attempt: int
@@ -98,7 +98,7 @@ class Plan:
 
 
 def count_ports(options: Options, workers: int) -> int:
-    """Returns how many ports `make_plan` needs."""
+    """Returns the number of ports that `make_plan` needs."""
     return 0 if options.ps else workers
 
 
@@ -107,10 +107,10 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_di
 
     Args:
         job: What stays the same in all attempts.
-        workers: How many workers this one has.
+        workers: Number of workers in this attempt.
         attempt: Its number, from 0.
-        ports: Free ports, as many as `count_ports` says.
-        log_dir: Where the tasks write their reports, unless the environment says so.
+        ports: Free ports; `count_ports` says how many.
+        log_dir: Where the tasks write their reports, unless the environment decides that.
     """
     options = job.options
     addresses = [f"{HOST}:{port}" for port in ports]
@@ -131,7 +131,7 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_di
 
 
 def _common(job: Job, attempt: int) -> dict[str, str]:
-    """Returns the environment that all tasks share: the user's own, completed."""
+    """Returns the environment that all tasks share: the user's own with additions."""
     inherited = {name: value for name, value in job.environment.items() if name not in _OF_ANOTHER_CLUSTER}
     defaults = {
         "KERAS_BACKEND": "jax",
@@ -153,9 +153,9 @@ def _common(job: Job, attempt: int) -> dict[str, str]:
 
 
 def _past_proxies(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Returns what keeps gRPC from asking a proxy for the way to this machine.
+    """Returns the variables with which gRPC uses no proxy to reach this machine.
 
-    Where no proxy is set nothing is needed, and JAX would warn of the variable.
+    Without a proxy none is needed, and JAX would warn of the variable.
     """
     names = {name.lower() for name, value in inherited.items() if value}
     if not names & {"grpc_proxy", "https_proxy", "http_proxy", "all_proxy"}:
@@ -173,7 +173,7 @@ def _jax(workers: Sequence[str], index: int) -> dict[str, str]:
 
 
 def _threads(devices: int, previous: str) -> int:
-    """Returns the size of XLA's thread pool: with fewer than two threads a device, collectives can deadlock."""
+    """Returns the size of XLA's thread pool: with fewer than two threads per device, collectives can deadlock."""
     return max(_THREADS_PER_DEVICE * devices, os.cpu_count() or 1, int(previous) if previous.isdecimal() else 1)
 
 

@@ -1,4 +1,4 @@
-"""Ports that nobody else takes between the moment when they are chosen and the moment when a worker listens there."""
+"""Ports that no other process takes until a worker listens there."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from replicax.launch.plan import HOST
 def reserved_ports(count: int) -> Iterator[list[int]]:
     """Yields `count` free ports of the loopback address, and keeps them from others until the block ends.
 
-    The launcher's sockets are bound but do not listen. While they are, the system gives the ports to no one who asks
-    for any free port. A worker that asks for one by number gets it, because both sides allow reuse of the address:
-    gRPC (JAX's coordination service), asyncio and `socket.create_server` do so without being asked.
+    The launcher's sockets are bound but do not listen. Meanwhile the system does not give these ports to a process that
+    asks for any free port. A worker that asks for one by number gets it, because both sides allow reuse of the address;
+    gRPC (JAX's coordination service), asyncio and `socket.create_server` do so by default.
     """
     with contextlib.ExitStack() as sockets:
         yield [_reserve(sockets) for _ in range(count)]

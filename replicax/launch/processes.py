@@ -1,8 +1,8 @@
-"""The processes of a job: started, listened to, ended with all that they started, and guarded against our own death.
+"""The processes of a job: the launcher starts them, reads their output, and ends them with all that they started.
 
-Each task leads a session, and so a process group, of its own. Ctrl-C in the terminal reaches the launcher alone, which
-decides; and one signal ends a task together with the processes that it has started and not ended. Limit: a process that
-goes into a session of its own, as daemons do, is out of reach.
+Each task leads its own session, and so its own process group. Ctrl-C in the terminal reaches only the launcher, which
+decides what to do, and one signal ends a task with all processes that it started. There is a limit: a process that
+opens a session of its own, as daemons do, is out of reach.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from replicax.launch.terminal import Terminal
 _CHUNK = 65_536
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_FOR_THREADS = 2.0
-# A dying process loses its connections before we hear of its end: a peer may have raised because of that in between.
+# A dying process loses its connections before the launcher learns of its end, and a peer may fail in between.
 _SECONDS_TO_HEAR = 0.05
 
 
 class ScriptEnded(NamedTuple):
-    """A task's script is over, though its process may take a while to end.
+    """A task's script has failed, though its process may take a while to end.
 
     Attributes:
-        process: Which.
+        process: The process.
         code: Its exit code.
         time: When, by `time.monotonic`.
-        blames: The names of the tasks that it gives up because of, such as `"worker 2"`.
+        blames: The names of the tasks that caused its failure, such as `"worker 2"`.
     """
 
     process: Process
@@ -55,10 +55,10 @@ class ScriptEnded(NamedTuple):
 
 
 class ProcessEnded(NamedTuple):
-    """A task's process has ended; nothing has been tidied up after it yet.
+    """A task's process has ended, and nothing has been cleaned up yet.
 
     Attributes:
-        process: Which.
+        process: The process.
         time: When, by `time.monotonic`.
     """
 
@@ -67,10 +67,10 @@ class ProcessEnded(NamedTuple):
 
 
 class SignalReceived(NamedTuple):
-    """The launcher was sent a signal.
+    """The launcher has received a signal.
 
     Attributes:
-        number: Which.
+        number: Its number.
     """
 
     number: int
@@ -80,38 +80,38 @@ class WaitingForOthers(NamedTuple):
     """A task now needs the others of its cluster, and waits for those that have not come.
 
     Attributes:
-        process: Which.
+        process: The process.
     """
 
     process: Process
 
 
 Event = ScriptEnded | ProcessEnded | SignalReceived | WaitingForOthers
-Events = SimpleQueue  # Not Queue: a signal handler puts into it while the main thread may just be taking out.
+Events = SimpleQueue  # Not Queue: a signal handler may put an event while the main thread takes one.
 
 
 class Process:
     """One task's process.
 
-    Create it in the main thread: Linux ties the life of a child to that of the thread which started it.
+    Create it in the main thread: Linux ends a child with the thread that started it.
 
     Args:
-        task: What it is.
-        number: Its number among all tasks.
+        task: The task.
+        number: Its index among all tasks.
         options: What it runs.
-        log: Where its output is kept.
-        terminal: Where its output is shown.
-        events: Where it reports what happens to it.
+        log: The log of its output.
+        terminal: The terminal that shows its output.
+        events: Where it reports events.
 
     Raises:
         LaunchError: The system cannot start it.
 
     Attributes:
-        task: As given.
-        last_words: What it said of its failure.
-        told: That its script is over, if it has said so.
-        meets: Of how many processes the cluster is that it has begun to meet; 0 before.
-        has_left: Whether it has left them in order, on its way out of Python.
+        task: The task.
+        last_words: The end of its output, or its error.
+        told: Its message that its script has failed, if it has sent one.
+        meets: The number of processes in the cluster that it has begun to join; 0 before.
+        has_left: Whether it has left the cluster normally, when Python exited.
     """
 
     def __init__(
@@ -145,16 +145,16 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Number of the process, and of its group."""
+        """The id of the process and of its group."""
         return self._popen.pid
 
     @property
     def log_path(self) -> Path:
-        """Where its output is kept."""
+        """The path of its log."""
         return self._log.path
 
     def send(self, number: int) -> None:
-        """Sends a signal to the task alone: the processes that it started are its own business."""
+        """Sends a signal to the task alone, and not to the processes that it started."""
         if self._popen.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -162,12 +162,12 @@ class Process:
     def kill(self) -> None:
         """Kills the task and all processes of its group."""
         if self._popen.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS forbids signals to the ended.
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS forbids signals to ended processes.
                 os.killpg(self.pid, signal.SIGKILL)
 
     def tidy_up(self) -> int:
-        """Ends what an ended task has left behind; returns its return code, -n for signal n."""
-        self.kill()  # Before the number of the process is given back to the system, so that it is still this group's.
+        """Ends the processes that an ended task has left behind; returns its return code, -n for signal n."""
+        self.kill()  # Before the system may reuse the id, so that it still belongs to this group.
         self._waiter.join()
         returncode = self._popen.wait()
         self._ended.set()
@@ -176,7 +176,7 @@ class Process:
         return returncode
 
     def _wait(self) -> None:
-        """Reports the end of the process, but leaves it a zombie, whose number nobody else can have."""
+        """Reports the end of the process, but leaves it a zombie, so that the system does not reuse its id."""
         if hasattr(os, "waitid"):
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         else:  # macOS before Python 3.13
@@ -184,7 +184,7 @@ class Process:
         self._events.put(ProcessEnded(self, time.monotonic() - _SECONDS_TO_HEAR))
 
     def _listen(self) -> None:
-        """Reads what the process prints, and its news, until all of it has been read."""
+        """Reads the output and the messages of the process to their end."""
         *sources, news = self._sources
         with selectors.DefaultSelector() as selector:
             for source in self._sources:
@@ -194,15 +194,15 @@ class Process:
             while any(source in selector.get_map() for source in self._sources):
                 ready = [key.fd for key, _ in selector.select(_SECONDS_BETWEEN_LOOKS)]
                 if not ready and self._ended.is_set():
-                    break  # Something that we cannot kill holds the other end.
+                    break  # A process that cannot be killed holds the other end.
                 for source, stream in zip(sources, self._streams, strict=True):
-                    # What was printed before the news counts as such, even if it was found after.
+                    # Output from before a message must be read before it, even if it is found later.
                     if (source in ready or news in ready) and source in selector.get_map():
                         self._read(source, stream, selector)
                 if news in ready:
                     chunk = os.read(news, _CHUNK)
                     *lines, heard = (heard + chunk).split(b"\n")
-                    if not chunk:  # What is left of a line was cut off by the end of the process.
+                    if not chunk:  # The end of the process has cut off the rest of a line.
                         selector.unregister(news)
                     for line in filter(None, lines):
                         self._take_news(json.loads(line))
@@ -213,19 +213,19 @@ class Process:
         self.last_words = self.last_words or self._last_words()
 
     def _read(self, source: int, stream: Stream, selector: selectors.BaseSelector) -> None:
-        """Reads until nothing is there, or the other end is closed."""
+        """Reads until there is nothing more, or the other end is closed."""
         try:
             while chunk := os.read(source, _CHUNK):
                 self._log.write(chunk)
                 stream.feed(chunk)
         except BlockingIOError:
             return
-        except OSError:  # How Linux says that the other end of a terminal is closed.
+        except OSError:  # On Linux: the other end of a terminal is closed.
             pass
         selector.unregister(source)
 
     def _take_news(self, told: dict[str, Any]) -> None:
-        """Reports what the task has told; what it said of a failure is written to the log, and not shown yet."""
+        """Reports a message of the task. Its error goes to the log, and is not shown yet."""
         if "meets" in told:
             self.meets = told["meets"]
             self._events.put(WaitingForOthers(self))
@@ -251,7 +251,7 @@ def _start(task: PlannedTask, options: Options, out: int, err: int, news: int) -
     return subprocess.Popen(
         [sys.executable, *ours, options.script, *options.arguments],
         env=dict(task.environment),
-        stdin=subprocess.DEVNULL,  # There is one keyboard, and many tasks.
+        stdin=subprocess.DEVNULL,  # Many tasks cannot share one keyboard.
         stdout=out,
         stderr=err,
         pass_fds=[news],
@@ -260,7 +260,7 @@ def _start(task: PlannedTask, options: Options, out: int, err: int, news: int) -
 
 
 def _pty(size: tuple[int, int]) -> tuple[int, int]:
-    """Returns both ends of a terminal, for a task that shall know that it draws on one."""
+    """Returns both ends of a terminal, for a task that should see that it writes to one."""
     columns, rows = size
     source, end = pty.openpty()
     tty.setraw(end)  # The real terminal translates line ends.
@@ -269,7 +269,7 @@ def _pty(size: tuple[int, int]) -> tuple[int, int]:
 
 
 class Guard:
-    """The process that kills what is left of ours when we are killed ourselves."""
+    """The process that kills the remaining tasks if the launcher itself is killed."""
 
     def __init__(self) -> None:
         self._popen = subprocess.Popen(
@@ -277,11 +277,11 @@ class Guard:
         )
 
     def watch(self, processes: Sequence[Process]) -> None:
-        """Kills these too, if we die."""
+        """Makes it kill these processes too, if the launcher dies."""
         self._tell("".join(f"+{process.pid}\n" for process in processes))
 
     def forget(self, process: Process) -> None:
-        """Leaves this one alone, for it is gone."""
+        """Makes it forget a process that has ended."""
         self._tell(f"-{process.pid}\n")
 
     def close(self) -> None:
@@ -293,6 +293,8 @@ class Guard:
 
     def _tell(self, lines: str) -> None:
         if self._popen.stdin is not None:
-            with contextlib.suppress(OSError):  # It has been killed; then the tasks die with us, if not their own.
+            with contextlib.suppress(
+                OSError
+            ):  # It was killed. The tasks still die with the launcher, though not the processes that they started.
                 self._popen.stdin.write(lines.encode())
                 self._popen.stdin.flush()

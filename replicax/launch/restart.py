@@ -1,4 +1,4 @@
-"""What to do when an attempt has ended: pure decisions."""
+"""What to do after an attempt: pure decisions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from replicax.exit_codes import ExitCode, is_restartable
 from replicax.launch.options import Options
 from replicax.launch.plan import WORKER
 
-# A job that asks to be resumed as soon as it is started would go on for ever, if that never counted as a failure.
+# A job that asks to be resumed right after its start would go on for ever if that never counted as a failure.
 _SECONDS_OF_A_USEFUL_ATTEMPT = 5.0
 
 
@@ -18,11 +18,11 @@ class AttemptResult:
     """How an attempt ended.
 
     Attributes:
-        workers: How many workers it had.
+        workers: Its number of workers.
         code: Its exit code: that of the task that failed first, or 0.
         failed: The name of that task; "" if none failed.
         seconds: How long it took.
-        interrupted: Whether the launcher was told to end (Ctrl-C, SIGTERM).
+        interrupted: Whether the launcher got a signal to end (Ctrl-C, SIGTERM).
     """
 
     workers: int
@@ -45,10 +45,10 @@ class Finish:
 
 @dataclasses.dataclass(frozen=True)
 class Restart:
-    """Everything is started once more.
+    """All tasks start once more.
 
     Attributes:
-        workers: With how many workers.
+        workers: The number of workers.
         why: What to tell the user.
     """
 
@@ -57,13 +57,13 @@ class Restart:
 
 
 def decide(attempts: Sequence[AttemptResult], options: Options) -> Finish | Restart:
-    """Returns what follows after the last of `attempts`.
+    """Returns what to do after the last of `attempts`.
 
-    - Success, a failure that a restart would only repeat (`exit_codes`), or an interrupted launcher end the job.
-    - A task that asks to be resumed is no failure: all start again, as long as a restart is left.
-    - A failure takes one of `options.restarts`.
-    - When the same worker has failed twice in a row, or when no restart is left, one worker fewer starts, down to
-      `options.min_workers`. That takes no restart.
+    - Success, a failure that a restart would only repeat (`exit_codes`), or an interrupted launcher end the job. - A
+    task that asks to be resumed is not a failure: all start again, as long as a restart is left. - A failure uses one
+    of `options.restarts`. - If the same worker has failed twice in a row, or no restart is left, the job goes on with
+    one worker fewer, down to
+      `options.min_workers`. That uses no restart.
     """
     last = attempts[-1]
     if last.interrupted or not is_restartable(last.code):
@@ -80,7 +80,7 @@ def decide(attempts: Sequence[AttemptResult], options: Options) -> Finish | Rest
 
 
 def _restarts_taken(attempts: Sequence[AttemptResult], options: Options) -> int:
-    """Counts the failures before the last attempt that were followed by a restart with as many workers."""
+    """Counts the failures before the last attempt after which as many workers started again."""
     return sum(
         not _is_resumption(attempts, number) and attempts[number + 1].workers == attempts[number].workers
         for number in range(len(attempts) - 1)

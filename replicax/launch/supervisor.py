@@ -1,4 +1,4 @@
-"""One attempt, from the start of its tasks to the end of the last: who failed first, and how the others are ended."""
+"""One attempt, from the start of its tasks to the end of the last: which failed first, and how the others end."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from replicax.launch.processes import (
 from replicax.launch.restart import AttemptResult
 from replicax.launch.terminal import Terminal
 
-# Two tasks that end within this time are put in order by when they ended, not by when we heard of it.
+# Two tasks that end within this time are ordered by when they ended, not by when the launcher learned of it.
 _SECONDS_TO_SETTLE = 0.1
 #: The signals that tell the launcher to end the job.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Workers that are being preempted save one after the other, and must not be disturbed by the first that has done so.
+# Preempted workers save one after the other. The first that is done must not disturb the others.
 _SECONDS_TO_SAVE = 60.0
-# Workers that all end themselves with `os._exit(0)` after their last line do so within this time.
+# If all workers call `os._exit(0)` after their last line, they do so within this time.
 _SECONDS_TO_FOLLOW = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A task that did not end well.
+    """A task that failed.
 
     Attributes:
-        process: Which.
+        process: Its process.
         code: Its exit code.
         time: When it failed.
-        culprit: The task to blame: itself, or the one that it gave up because of.
+        culprit: The task to blame: itself, or the one that caused its failure.
     """
 
     process: Process
@@ -68,8 +68,8 @@ class Supervisor:
         job: What they run.
         log_dir: Folder for their logs.
         terminal: Where their output goes.
-        guard: Who kills them if we die.
-        events: What happens; signals come in here too.
+        guard: Kills them if the launcher dies.
+        events: The events of the processes, and signals.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class Supervisor:
         self._tasks: list[Process] = []
         self._running: list[Process] = []
         self._failures: list[Failure] = []
-        self._done: list[ProcessEnded] = []  # Those that ended with 0.
-        self._missed: list[Failure] = []  # Those of them that others may need, until that is sure.
+        self._done: list[ProcessEnded] = []  # The processes that ended with 0.
+        self._missed: list[Failure] = []  # Those of them that others may still need.
         self._signal = 0
         self._killed = False
-        self._ask_at = math.inf  # When to send SIGTERM to those that still run, and when to kill them.
+        self._ask_at = math.inf  # When to send SIGTERM to the processes that still run; `_kill_at`: when to kill them.
         self._kill_at = math.inf
-        self._miss_at = math.inf  # When it is sure that others need those who ended.
-        self._blamed_until = math.inf  # What fails later fails because we ended it.
+        self._miss_at = math.inf  # When it is certain that others need the missed ones.
+        self._blamed_until = math.inf  # Later failures come from our own signals.
 
     def run(self) -> tuple[AttemptResult, Failure | None]:
-        """Returns how the attempt ended, and the first failure, when no process is left."""
+        """Runs the tasks to their end. Returns the result of the attempt and the first failure."""
         started = time.monotonic()
         try:
             self._start()
@@ -106,7 +106,7 @@ class Supervisor:
         return AttemptResult(self._plan.workers, code, name, time.monotonic() - started, bool(self._signal)), first
 
     def _first(self) -> Failure | None:
-        """Returns the first failure; that of the task to blame itself, if it has failed in its own way."""
+        """Returns the first failure, or that of the task to blame, if that has failed too."""
         first = min(self._failures, key=lambda failure: failure.time, default=None)
         own = [failure for failure in self._failures if first is not None and failure.process is first.culprit]
         return own[0] if own else first
@@ -136,7 +136,7 @@ class Supervisor:
             self._on_failing(event)
         elif isinstance(event, WaitingForOthers):
             self._find_missed()
-        elif event.process in self._running:  # Not one of an attempt that was broken off.
+        elif event.process in self._running:  # Not a process of an aborted attempt.
             self._on_end(event)
 
     def _on_end(self, event: ProcessEnded) -> None:
@@ -144,7 +144,7 @@ class Supervisor:
         returncode = process.tidy_up()
         self._running.remove(process)
         self._guard.forget(process)
-        if process.told is not None:  # We may hear of the end of a process before we hear what it told.
+        if process.told is not None:  # The end of a process may be noticed before its message.
             self._on_failing(process.told)
         if returncode != 0:
             self._on_failure(Failure(process, from_returncode(returncode), event.time, process))
@@ -155,13 +155,13 @@ class Supervisor:
             self._on_training_done()
 
     def _find_missed(self) -> None:
-        """Finds workers that ended with 0 and cannot be done without: they left in the midst, or never came."""
+        """Finds workers that ended with 0 although others need them: they left early or never came."""
         for process, time_of_end in [] if self._signal else self._done:
             if process.task.type != WORKER or any(process is missed.process for missed in self._missed):
                 continue
             waiting = [other.task.name for other in self._running if other.meets == self._plan.workers]
             if process.meets and not process.has_left:
-                why = "in the midst of the job: not by the end of its script, but by os._exit or the like"
+                why = "in the middle of the job, by os._exit or the like and not at the end of its script"
             elif waiting and not process.meets:
                 why = f"before it came to where {', '.join(waiting)} waited for it: it made no strategy"
             else:
@@ -172,7 +172,7 @@ class Supervisor:
             self._miss_at = min(self._miss_at, time.monotonic() + seconds)
 
     def _miss(self, now: bool = False) -> None:
-        """Counts it as a failure that a worker ended with 0, if others need it: they fail, or go on."""
+        """Counts the end of a worker with 0 as a failure, if others that need it fail or go on."""
         if now or time.monotonic() >= self._miss_at:
             self._miss_at = math.inf
             for failure in self._missed if now or self._training_runs() else []:
@@ -187,17 +187,17 @@ class Supervisor:
 
     def _fail(self, failure: Failure) -> None:
         if any(failure.process is other.process for other in self._failures):
-            return  # Its script's failure was told, now its process has ended.
+            return  # The failure of its script is known, and now its process has ended.
         if failure.time > self._blamed_until:
             return
         self._failures.append(failure)
         now = time.monotonic()
         delay = _SECONDS_TO_SAVE if failure.code == ExitCode.RESUME else _SECONDS_TO_SETTLE
-        if not self._signal:  # Otherwise they have been asked already.
+        if not self._signal:  # Otherwise they have got a signal already.
             self._ask_at = min(self._ask_at, now + delay)
 
     def _on_training_done(self) -> None:
-        """An evaluator ends when it has evaluated the last checkpoint."""
+        """Reports that only an evaluator is left, which ends after the last checkpoint."""
         for process in self._running:
             self._terminal.say(f"The training is done; waiting for {process.task.name}. Ctrl-C ends it.")
 
@@ -209,7 +209,7 @@ class Supervisor:
             return
         more = " Ctrl-C again kills them." if number == signal.SIGINT else ""
         self._terminal.say(f"{name} is passed on to all tasks.{more}")
-        self._signal, self._ask_at = number, math.inf  # Nobody is asked twice.
+        self._signal, self._ask_at = number, math.inf  # No task gets a second signal.
         if number in ENDING:
             self._kill_at = min(self._kill_at, time.monotonic() + self._options.grace_of_all)
         for process in self._running:
@@ -235,7 +235,7 @@ class Supervisor:
             process.kill()
 
     def _ask(self, first: Failure) -> None:
-        """Sends SIGTERM to those that have not failed. Who has failed is on its way out, or waits for them there."""
+        """Sends SIGTERM to the tasks that have not failed. The others are ending, or wait for these at their exit."""
         failed = [failure.process for failure in self._failures]
         others = [process for process in self._running if process not in failed]
         if others:
@@ -262,6 +262,6 @@ class Supervisor:
         if not self._signal:
             return first.code if first else ExitCode.OK
         codes = {failure.code for failure in self._failures}
-        if ExitCode.RESUME in codes:  # Whoever started the launcher shall resume the job.
+        if ExitCode.RESUME in codes:  # The launcher's caller should resume the job.
             return ExitCode.RESUME
         return from_signal(self._signal) if codes or self._killed else ExitCode.OK

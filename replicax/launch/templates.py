@@ -1,6 +1,6 @@
 """Manifests that start the same script on real clusters: Kubernetes and Slurm.
 
-Pure functions from what the user asks for to text. The exit codes in them are those of `replicax.exit_codes`.
+Pure functions from the user's options to text. The exit codes in the manifests are those of `replicax.exit_codes`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from replicax.errors import LaunchError
 from replicax.exit_codes import ExitCode
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_LONGEST_NAME = 50  # A pod is called "<name>-<index>", which Kubernetes allows 63 characters.
+_LONGEST_NAME = 50  # A pod's name is "<name>-<index>", and Kubernetes allows 63 characters.
 _MEMORY = re.compile(r"(?P<size>[1-9]\d*[MGT])i?")
-_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")  # What Slurm takes for a time.
+_TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")  # Slurm's notations of a time.
 _THREADS_PER_DEVICE = 2
 _CPUS_PER_GPU = 8
 _GB_PER_CPU = 4
@@ -31,19 +31,19 @@ class ClusterJob:
     Attributes:
         script: The Python file that each worker runs, as the cluster's machines find it.
         arguments: Its arguments.
-        name: What the job is called.
-        workers: How many workers, one on each pod or node.
+        name: Name of the job.
+        workers: Number of workers, one on each pod or node.
         devices: Virtual CPU devices in each, where there are no GPUs.
         gpus: GPUs for each; 0 for CPUs only.
         image: The container's image (Kubernetes, which needs one).
-        restarts: How often a worker may fail before the job does.
+        restarts: How often a worker may fail before the job fails.
         cpus: CPU cores for each worker; None for 8 for each GPU, or without GPUs 2 for each device.
         memory: Memory for each worker, such as `"32G"`; None for 4 GB for each core.
         shm: Size of `/dev/shm`, a part of that memory (Kubernetes).
-        time: After how long Slurm ends the job: minutes, `"HH:MM:SS"` or `"D-HH:MM:SS"`.
+        time: Slurm's time limit of the job: minutes, `"HH:MM:SS"` or `"D-HH:MM:SS"`.
         partition: Slurm's partition; None for its default.
-        setup: What brings up the Python environment (Slurm), such as `"source .venv/bin/activate"`.
-        port: Where worker 0 is called by the others.
+        setup: The command that activates the Python environment (Slurm), such as `"source .venv/bin/activate"`.
+        port: The port of worker 0, where the others meet it.
     """
 
     script: str
@@ -64,7 +64,7 @@ class ClusterJob:
 
     def __post_init__(self) -> None:
         if not self.script:
-            raise LaunchError("No script is named. Write it, and after it its arguments, at the end of the command.")
+            raise LaunchError("No script is named. Write it at the end of the command, followed by its arguments.")
         if not _NAME.fullmatch(self.name) or len(self.name) > _LONGEST_NAME:
             raise LaunchError(
                 f"--name must be a name that a host can have: at most {_LONGEST_NAME} small letters, digits and "
@@ -103,25 +103,25 @@ class ClusterJob:
 
     @property
     def command(self) -> str:
-        """What runs the script, quoted for a shell."""
+        """The command that runs the script, quoted for a shell."""
         return shlex.join(["python", self.script, *self.arguments])
 
     @property
     def device_variables(self) -> dict[str, str]:
-        """The environment variables that decide over the devices of a worker."""
-        if self.gpus:  # Under Slurm JAX would take one for each process.
+        """The environment variables that determine the devices of a worker."""
+        if self.gpus:  # Under Slurm, JAX would use one GPU per process.
             return {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(self.gpus)))}
-        # With fewer than two threads a device XLA's collectives can deadlock.
+        # With fewer than two threads per device, XLA's collectives can deadlock.
         return {"JAX_NUM_CPU_DEVICES": str(self.devices), "NPROC": str(max(_THREADS_PER_DEVICE * self.devices, 4))}
 
 
 def _size(text: str) -> str:
-    """Returns a size without the i that Kubernetes's sizes have and Slurm's have not."""
+    """Returns a size without the i at the end, which Kubernetes writes and Slurm does not."""
     return text.removesuffix("i")
 
 
 def kubernetes(cluster: ClusterJob, token: str) -> str:
-    """Returns a manifest of an Indexed Job, the service that gives its pods names, and their secret.
+    """Returns the manifests of an Indexed Job, of the service that gives its pods names, and of their secret.
 
     Args:
         cluster: What to run.
@@ -131,10 +131,12 @@ def kubernetes(cluster: ClusterJob, token: str) -> str:
         LaunchError: No image is named.
     """
     if not cluster.image:
-        raise LaunchError(
-            "--image must name a container image with replicax and your script in it; one of Python alone has neither."
-        )
-    name, codes = cluster.name, ExitCode
+        raise LaunchError("--image must name a container image with replicax and your script in it.")
+    return f"{_service_and_secret(cluster, token)}---\n{_indexed_job(cluster)}"
+
+
+def _service_and_secret(cluster: ClusterJob, token: str) -> str:
+    name = cluster.name
     return f"""\
 # kubectl apply -f this-file.yaml        (Kubernetes 1.29 or newer)
 # kubectl logs -f -l job-name={name} --prefix
@@ -157,7 +159,12 @@ metadata:
   name: {name}-token
 stringData:
   token: {json.dumps(token)}
----
+"""
+
+
+def _indexed_job(cluster: ClusterJob) -> str:
+    name, codes = cluster.name, ExitCode
+    return f"""\
 apiVersion: batch/v1
 kind: Job
 metadata:
@@ -217,8 +224,8 @@ spec:
 
 
 def _pod_script(cluster: ClusterJob) -> str:
-    """Returns what a pod runs. Worker 0 is where JAX's processes meet, and the first in TF_CONFIG."""
-    command = cluster.command.replace("$(", "$$(")  # Kubernetes would put a variable of its own in its place.
+    """Returns the script of a pod. JAX's processes meet at worker 0, the first in TF_CONFIG."""
+    command = cluster.command.replace("$(", "$$(")  # Otherwise Kubernetes would insert one of its variables.
     hosts = ", ".join(f'"{cluster.name}-{index}.{cluster.name}:{cluster.port}"' for index in range(cluster.workers))
     task = """{"type": "worker", "index": '$JOB_COMPLETION_INDEX'}"""
     return f"""\
@@ -237,7 +244,7 @@ def _variables(cluster: ClusterJob) -> str:
 
 
 def _resources(cluster: ClusterJob) -> str:
-    # No limit on CPU time: a worker that is throttled keeps all others waiting.
+    # No limit on CPU time: a throttled worker would delay all others.
     gpus, memory = f", nvidia.com/gpu: {cluster.gpus}" if cluster.gpus else "", f"memory: {cluster.memory_size}i"
     return f'resources:\n  requests: {{cpu: "{cluster.num_cpus}", {memory}{gpus}}}\n  limits: {{{memory}{gpus}}}'
 
@@ -250,7 +257,7 @@ def slurm(cluster: ClusterJob) -> str:
     """Returns a batch script: one task on each node, which finds the others by Slurm's own variables.
 
     Args:
-        cluster: What to run. Slurm starts no containers: the image is left out.
+        cluster: What to run. Slurm starts no containers, so the image is not used.
     """
     gpus = f"#SBATCH --gpus-per-node={cluster.gpus}\n" if cluster.gpus else ""
     partition = f"#SBATCH --partition={cluster.partition}\n" if cluster.partition else ""

@@ -11,17 +11,17 @@ from typing import TextIO
 _COLORS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red
 _BOLD, _RESET = "\x1b[1m", "\x1b[0m"
 _CLEAR_LINE = "\r\x1b[2K"
-_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"  # A bar that wraps could not be drawn over any more.
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"  # A bar that wraps could not be rewritten.
 _NARROWEST = 20
 
 
 class Terminal:
-    """Where the launcher and its tasks write. Threads may share it.
+    """The terminal of the launcher and its tasks. Threads can share it.
 
     Args:
-        out: For what the tasks write to their standard output.
-        err: For their standard error, and for the launcher's own words.
-        environment: Where `NO_COLOR` may stand.
+        out: For the standard output of the tasks.
+        err: For their standard error, and for the launcher's own messages.
+        environment: The environment, which may contain `NO_COLOR`.
     """
 
     def __init__(self, out: TextIO, err: TextIO, environment: Mapping[str, str] = os.environ):
@@ -33,11 +33,11 @@ class Terminal:
 
     @property
     def shows_bars(self) -> bool:
-        """Whether a line can be drawn over: whether standard output is a terminal, not a file or a pipe."""
+        """Whether a line can be rewritten: whether standard output is a terminal and not a file or a pipe."""
         return self._out.isatty()
 
     def bar_size(self, task: str) -> tuple[int, int]:
-        """Returns the columns and rows that are left for a program that draws after the name of `task`."""
+        """Returns the columns and rows for a program that writes after the name of `task`."""
         columns, rows = shutil.get_terminal_size()
         return max(columns - len(_tag(task)), _NARROWEST), rows
 
@@ -46,7 +46,7 @@ class Terminal:
 
         Args:
             task: The task's name.
-            number: Its number among all tasks, which decides the colour.
+            number: Its index among all tasks, which determines the colour.
             text: The line, without its end.
             error: Whether it came from standard error.
         """
@@ -54,25 +54,25 @@ class Terminal:
         self._write(stream, f"{self._colored_tag(stream, task, number)}{text}\n")
 
     def bar(self, task: str, number: int, text: str) -> None:
-        """Draws the one progress bar anew; it stays below all lines until `end_bar`."""
+        """Redraws the progress bar, which stays below all lines until `end_bar`."""
         with self._lock:
             self._bar = f"{self._colored_tag(self._out, task, number)}{_NO_WRAP}{text}{_WRAP}"
             self._put(self._out, f"{_CLEAR_LINE}{self._bar}")
 
     def end_bar(self) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         with self._lock:
             if self._bar:
                 self._bar = ""
                 self._put(self._out, _CLEAR_LINE)
 
     def say(self, text: str) -> None:
-        """Writes a line of the launcher's own."""
+        """Writes a line of the launcher itself."""
         tag = _tag("replicax")
         self._write(self._err, f"{_BOLD}{tag}{_RESET}{text}\n" if self._colors(self._err) else f"{tag}{text}\n")
 
     def show(self, text: str) -> None:
-        """Writes some lines as they are to standard error."""
+        """Writes lines unchanged to standard error."""
         self._write(self._err, f"{text}\n")
 
     def _write(self, stream: TextIO, text: str) -> None:
@@ -84,7 +84,7 @@ class Terminal:
                 self._put(self._out, self._bar)
 
     def _put(self, stream: TextIO, text: str) -> None:
-        """Writes, unless nobody reads any more: a closed pipe must not stop the tasks, whose logs go on."""
+        """Writes, unless the pipe is closed. That must not stop the tasks, whose logs go on."""
         if stream in self._broken:
             return
         try:

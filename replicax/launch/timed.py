@@ -1,4 +1,4 @@
-"""A local cluster that must be done in time: for tests, and for what `replicax doctor` tries out."""
+"""A local cluster with a time limit, for tests and for `replicax doctor`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replicax.launch.processes import Event, Events, Guard, SignalReceived
 from replicax.launch.supervisor import Supervisor
 from replicax.launch.terminal import Terminal
 
-STACKS_SIGNAL = signal.SIGUSR1  # Not SIGTERM: JAX catches that one for itself.
+STACKS_SIGNAL = signal.SIGUSR1  # Not SIGTERM, which JAX catches itself.
 _SECONDS_TO_WRITE_STACKS = 1.0
 _TOKEN_BYTES = 16
 
@@ -32,8 +32,8 @@ class Outcome:
     Attributes:
         code: 0, or the exit code of the task that failed first.
         failed: The name of that task, such as `"worker 1"`; "" if none failed.
-        timed_out: Whether it was ended because its time was up.
-        logs: By task what it printed, `{"worker 0": path}`.
+        timed_out: Whether it was ended by the time limit.
+        logs: The log of each task, such as `{"worker 0": path}`.
     """
 
     code: int
@@ -45,16 +45,16 @@ class Outcome:
 def run_in_time(
     options: Options, log_dir: Path, timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> Outcome:
-    """Runs a script as a cluster, once, without showing what it prints.
+    """Runs a script as a cluster, once, without showing its output.
 
-    When the time is up each task is sent `STACKS_SIGNAL`, for `faulthandler` to write its stacks into the log, and then
+    When the time is up, each task gets `STACKS_SIGNAL`, at which `faulthandler` writes its stacks to the log, and then
     SIGKILL. Whatever happens, no process is left.
 
     Args:
-        options: What to run; its `restarts` and `log_dir` are of no account.
-        log_dir: An existing folder, for one log a task.
+        options: What to run; its `restarts` and `log_dir` have no effect.
+        log_dir: An existing folder for the logs, one per task.
         timeout_s: Seconds until all tasks are ended.
-        environment: What the tasks inherit; by default the environment of this process.
+        environment: The environment that the tasks inherit; by default that of this process.
     """
     inherited = dict(os.environ if environment is None else environment)
     job = Job(options, inherited, secrets.token_hex(_TOKEN_BYTES), os.getpid())
@@ -70,7 +70,7 @@ def run_in_time(
 
 @contextlib.contextmanager
 def _alarm(events: Events[Event], timeout_s: float) -> Iterator[threading.Event]:
-    """Has all tasks write their stacks and killed, unless the block ends in time; yields whether it came to that."""
+    """Makes all tasks write their stacks and kills them, unless the block ends in time; yields whether it did."""
     over, rang = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -79,7 +79,7 @@ def _alarm(events: Events[Event], timeout_s: float) -> Iterator[threading.Event]
         rang.set()
         events.put(SignalReceived(STACKS_SIGNAL))
         over.wait(_SECONDS_TO_WRITE_STACKS)
-        events.put(SignalReceived(signal.SIGINT))  # The second signal, if it is this one, means: kill.
+        events.put(SignalReceived(signal.SIGINT))  # As a second signal it kills the tasks.
 
     thread = threading.Thread(target=wait, name="replicax-alarm", daemon=True)
     thread.start()

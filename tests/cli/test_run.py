@@ -20,7 +20,7 @@ from replicax.cli.app import app
         (["run", "absent.py"], "replicax run: There is no file 'absent.py' in "),
         (["run", "-m", "absent"], "replicax run: There is no module 'absent' in "),
         (["run", "--workers", "0", "train.py"], "replicax run: --workers must be a whole number of at least 1, got 0."),
-        (["run", "--workers", "4:2", "train.py"], "replicax run: --workers 4:2 is no range"),
+        (["run", "--workers", "4:2", "train.py"], "replicax run: --workers 4:2 is not a range"),
         (["run", "--workers", "x", "train.py"], "replicax run: --workers must be a number such as 4, or a range"),
         (["run", "--devices-per-worker", "0", "train.py"], "replicax run: --devices-per-worker must be"),
         (["run", "--log-dir", "train.py/logs", "train.py"], "replicax run: The folder for the logs cannot be made: "),

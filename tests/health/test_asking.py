@@ -175,12 +175,12 @@ def test_a_pause_of_the_process_within_a_look_is_noticed(monkeypatch: pytest.Mon
     monitor = Monitor(0, "worker:0", "", [peer], Limits(10.0), end=codes.append, clock=lambda: time_now[0])
     peer.history.answered(Status("step"), 0.0)
     peer.history.unheard()
-    monkeypatch.setattr(monitor._asking, "begin", lambda workers: None)
-    monkeypatch.setattr(monitor._asking, "wait", lambda seconds: time_now.__setitem__(0, 60.0))
+    monkeypatch.setattr(monitor.observer._asking, "begin", lambda workers: None)
+    monkeypatch.setattr(monitor.observer._asking, "wait", lambda seconds: time_now.__setitem__(0, 60.0))
     monitor._look()
     assert monitor.workers()[1].silent == 0.0
     real = monitor_module.diagnose
-    monkeypatch.setattr(monitor._asking, "wait", lambda seconds: None)
+    monkeypatch.setattr(monitor.observer._asking, "wait", lambda seconds: None)
 
     def stopped_before(*arguments: Any) -> Any:
         time_now[0] += 60.0

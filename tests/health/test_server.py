@@ -59,7 +59,7 @@ class Worker:
     def stop(self) -> None:
         self.server.shutdown()
         self.server.server_close()
-        self.monitor._asking.close()
+        self.monitor.observer._asking.close()
         for peer in self.monitor.peers:
             peer.client.close()
 
@@ -124,7 +124,7 @@ def test_who_hangs_up_is_not_dead(error: OSError, refusals: int):
             raise error
 
     peer = Peer(1, HangsUp(), History("worker:1", "", 0.0))  # type: ignore[arg-type]
-    Monitor(0, "worker:0", "", [peer], Limits(1.0))._ask(peer)
+    Monitor(0, "worker:0", "", [peer], Limits(1.0)).observer._ask(peer)
     assert peer.history.seen(1.0).refusals == refusals
     assert peer.history.seen(1.0).silent == 1.0
 
@@ -259,7 +259,7 @@ def test_own_absence_is_no_fault_of_the_others():
     peer.history.unheard()
     time_now[0] = 60.0
     assert monitor.workers()[1].silent == 59.0
-    monitor._notice_own_pause()
+    monitor.observer.notice_own_pause()
     assert monitor.workers()[1].silent == 0.0
 
 

@@ -68,4 +68,4 @@ def test_a_worker_that_vanishes_with_0_in_a_strategy_is_named_and_not_the_one_th
     done = run(body, environment=ENVIRONMENT)
     assert done.code == 71
     assert "worker 1 failed first: exit code 71: it was gone, and others needed it" in done.err
-    assert "worker 1 ended with exit code 0 in the midst of the job" in done.err
+    assert "worker 1 ended with exit code 0 in the middle of the job" in done.err

@@ -21,21 +21,8 @@ class Verdict(NamedTuple):
     because: str
 
 
-class ClusterResolver(AdvisedContract):
-    """Tells where the tasks of a cluster are, and which of them this process is.
-
-    A resolver reads its source again on every access and stores only its arguments. It starts nothing.
-
-    Args:
-        task_type: Job of this process; by default what the source says.
-        task_id: Index of this process in its job; by default what the source says.
-        rpc_layer: Prefix of addresses for `master`, such as `"grpc"`.
-        environment: A label for the environment, such as `"google"`; it is not used.
-        environ: The environment variables; by default `os.environ`.
-    """
-
-    name: ClassVar[str]
-    """The name of the source in messages; by default the name of the class."""
+class OwnTask(AdvisedContract):
+    """The task of this process and the prefix of addresses: what the caller gave, or else what the source says."""
 
     # For users' classes whose constructor does not call this one.
     _given_type: str | None = None
@@ -43,11 +30,6 @@ class ClusterResolver(AdvisedContract):
     _given_rpc_layer: str | None = None
     _environment: str | None = None
     _environ: Environ = os.environ
-
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__(**kwargs)
-        if not hasattr(cls, "name"):
-            cls.name = cls.__name__
 
     def __init__(
         self,
@@ -62,28 +44,6 @@ class ClusterResolver(AdvisedContract):
         self._given_rpc_layer = _check_text("rpc_layer", rpc_layer)
         self._environment = _check_text("environment", environment)
         self._environ = os.environ if environ is None else environ
-
-    @classmethod
-    def applies(cls, environ: Environ) -> Verdict:
-        """Returns whether `environ` belongs to this resolver, without checking the details."""
-        return Verdict(False, "it never applies by itself: make the resolver and pass it")
-
-    @classmethod
-    def check_complete(cls, environ: Environ) -> None:
-        """Checks, if `applies` says no, that nobody forgot one of the variables.
-
-        Raises:
-            ClusterError: A variable shows that there are other processes, but one that belongs to it is missing. Every
-                process would train alone.
-        """
-
-    @abc.abstractmethod
-    def cluster_spec(self) -> ClusterSpec:
-        """Returns the tasks whose addresses are known; an empty spec if there is no cluster.
-
-        Raises:
-            ClusterError: The source is malformed; also in the members below.
-        """
 
     @property
     def task_type(self) -> str | None:
@@ -117,6 +77,59 @@ class ClusterResolver(AdvisedContract):
         """The label that was given for the environment."""
         return self._environment
 
+    def _told_type(self) -> str | None:
+        return None
+
+    def _told_id(self) -> int | None:
+        return None
+
+    def _told_rpc_layer(self) -> str | None:
+        return None
+
+
+class ClusterResolver(OwnTask):
+    """Tells where the tasks of a cluster are, and which of them this process is.
+
+    A resolver reads its source again on every access and stores only its arguments. It starts nothing.
+
+    Args:
+        task_type: Job of this process; by default what the source says.
+        task_id: Index of this process in its job; by default what the source says.
+        rpc_layer: Prefix of addresses for `master`, such as `"grpc"`.
+        environment: A label for the environment, such as `"google"`; it is not used.
+        environ: The environment variables; by default `os.environ`.
+    """
+
+    name: ClassVar[str]
+    """The name of the source in messages; by default the name of the class."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
+
+    @classmethod
+    def applies(cls, environ: Environ) -> Verdict:
+        """Returns whether `environ` belongs to this resolver, without checking the details."""
+        return Verdict(False, "it never applies by itself: make the resolver and pass it")
+
+    @classmethod
+    def check_complete(cls, environ: Environ) -> None:
+        """Checks, if `applies` says no, that nobody forgot one of the variables.
+
+        Raises:
+            ClusterError: A variable shows that there are other processes, but one that belongs to it is missing. Every
+                process would train alone.
+        """
+
+    @abc.abstractmethod
+    def cluster_spec(self) -> ClusterSpec:
+        """Returns the tasks whose addresses are known; an empty spec if there is no cluster.
+
+        Raises:
+            ClusterError: The source is malformed; also in the members below.
+        """
+
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Returns the address of a task, with `rpc_layer://` before it if there is one.
 
@@ -138,7 +151,7 @@ class ClusterResolver(AdvisedContract):
         spec = self.cluster_spec()
         if task_type is None and task_id is None and not spec.has_task(wanted_type, wanted_id):
             return ""
-        return self._with_prefix(spec.task_address(wanted_type, wanted_id), rpc_layer)
+        return with_prefix(spec.task_address(wanted_type, wanted_id), rpc_layer or self.rpc_layer)
 
     @called_as("tf.distribute.cluster_resolver.ClusterResolver.num_accelerators")
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
@@ -153,7 +166,7 @@ class ClusterResolver(AdvisedContract):
         """
         return ClusterConfig(
             spec=self.cluster_spec(),
-            task=self._task(),
+            task=_task(self.name, self.task_type, self.task_id),
             rpc_layer=self.rpc_layer,
             processes=self.told_processes(),
             local_process_id=self.local_process_id(),
@@ -168,32 +181,25 @@ class ClusterResolver(AdvisedContract):
         """Returns the index of this process among those on its machine; None if the source does not know it."""
         return None
 
-    def _told_type(self) -> str | None:
-        return None
-
-    def _told_id(self) -> int | None:
-        return None
-
-    def _told_rpc_layer(self) -> str | None:
-        return None
-
-    def _task(self) -> Task | None:
-        task_type, task_id = self.task_type, self.task_id
-        if task_type is None and task_id is None:
-            return None
-        if task_type is None or task_id is None:
-            missing = "task.type" if task_type is None else "task.index"
-            raise ClusterError(
-                f"{self.name} {missing}", None, "is missing", "Give both the type and the index of this task, or none."
-            )
-        return Task(task_type, task_id)
-
-    def _with_prefix(self, address: str, rpc_layer: str | None) -> str:
-        layer = rpc_layer or self.rpc_layer
-        return f"{layer}://{address}" if layer and address else address
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def with_prefix(address: str, rpc_layer: str | None) -> str:
+    """Returns an address with `rpc_layer://` before it, if there is one."""
+    return f"{rpc_layer}://{address}" if rpc_layer and address else address
+
+
+def _task(source: str, task_type: str | None, task_id: int | None) -> Task | None:
+    """Returns the task of this process; None if the source knows neither its job nor its index."""
+    if task_type is None and task_id is None:
+        return None
+    if task_type is None or task_id is None:
+        missing = "task.type" if task_type is None else "task.index"
+        raise ClusterError(
+            f"{source} {missing}", None, "is missing", "Give both the type and the index of this task, or none."
+        )
+    return Task(task_type, task_id)
 
 
 def _check_text(argument: str, value: object) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from replicax.cluster.environment import Environ
-from replicax.cluster.resolvers.base import ClusterResolver
+from replicax.cluster.resolvers.base import ClusterResolver, with_prefix
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ArgumentError
 from replicax.migration import called_as
@@ -56,7 +56,7 @@ class SimpleClusterResolver(ClusterResolver):
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         if task_type is not None and task_id is not None:
             return super().master(task_type, task_id, rpc_layer)
-        return self._with_prefix(self._master, rpc_layer)
+        return with_prefix(self._master, rpc_layer or self.rpc_layer)
 
     @called_as("tf.distribute.cluster_resolver.ClusterResolver.num_accelerators")
     def num_accelerators(self, task_type: str | None = None, task_id: int | None = None) -> dict[str, int]:
