@@ -35,6 +35,7 @@ CALLBACKS = {
 STATEFUL = frozenset(["rng_uniform"])  # Their results depend on a device's own state.
 # Collectives after which all replicas have the same value.
 EQUALIZING_COLLECTIVES = frozenset(["psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"])
+SUMS_OVER_AXES = frozenset(["psum", "psum_invariant"])
 # Operations that name axes without communicating over them.
 LOCAL_WITH_AXES = frozenset([
     "pvary", "axis_index", "replicax_assert_equal_over_axis",

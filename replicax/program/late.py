@@ -20,6 +20,7 @@ from replicax.compat.jax_names import BOUND_TO_PLACE, JIT
 from replicax.program.divergence import Divergence
 from replicax.program.jaxprs import evaluate, is_literal, read
 from replicax.program.moving import Moved
+from replicax.program.sharded_replicas import Shard, ShardedEvaluation, own_shard, whole_value
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
@@ -58,20 +59,35 @@ class Late:
         self._needed_late = [atom for atom in read_late if atom not in made_late]
         self.sent = [atom for atom in self._needed_late if atom in made_early]
 
-    def early(self, constants: Mapping[int, Any], arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def early(
+        self, constants: Mapping[int, Any], arrays: Sequence[Any], dimensions: Mapping[tuple[int, ...], int]
+    ) -> tuple[list[Any], list[Any]]:
         """Evaluates the first part, inside `shard_map`.
 
         Args:
-            constants: The constants of `needed`, by their positions.
+            constants: The constants of `needed`, by their positions; sharded variables as a `Shard`.
             arrays: The program's arguments.
+            dimensions: See `sent_dimensions`.
 
         Returns:
-            The program's results, None for the late ones, and the values of `sent`.
+            The program's results, None for the late ones, and the values of `sent`, sharded as `sent_dimensions` says.
         """
         values = self._known(constants, arrays)
-        evaluate(self._early, values)
-        results = zip(self._results, self.is_late, strict=True)
-        return [None if late else read(atom, values) for atom, late in results], [values[var] for var in self.sent]
+        (ShardedEvaluation(dimensions) if dimensions else evaluate)(self._early, values)
+        results = [
+            None if late else whole_value(read(atom, values))
+            for atom, late in zip(self._results, self.is_late, strict=True)
+        ]
+        shards = zip(self.sent, self.sent_dimensions(dimensions), strict=True)
+        return results, [_sent(values[var], dimension) for var, dimension in shards]
+
+    def sent_dimensions(self, dimensions: Mapping[tuple[int, ...], int]) -> list[int | None]:
+        """Returns for each of `sent` the dimension that is sharded over the replicas, None where they have all of it.
+
+        Args:
+            dimensions: The sharded dimension of each value of a shape.
+        """
+        return [dimensions.get(var.aval.shape) for var in self.sent]
 
     def late(self, constants: Mapping[int, Any], arrays: Sequence[Any], sent: Sequence[Any]) -> list[Any]:
         """Evaluates the second part, outside of `shard_map`; returns the late results in their order.
@@ -98,6 +114,12 @@ class Late:
             if is_literal(atom) or atom in values
         }
         return values | self._captured
+
+
+def _sent(value: Any, dimension: int | None) -> Any:
+    if dimension is None:
+        return whole_value(value)
+    return value.own() if isinstance(value, Shard) else own_shard(value, dimension)
 
 
 def _parted(equations: Sequence[Any], differs: Mapping[Any, Any]) -> tuple[list[Any], list[Any], set[Any]]:

@@ -1,0 +1,190 @@
+"""Replicas on sharded variables: each gathers a variable where it uses it, and keeps its own shard of each gradient.
+
+Where variables live sharded over the replicas, what each replica does could begin by gathering all of them. Then every
+device would hold the whole model while a step runs. Here the program of a replica gets its shards. It is evaluated
+equation by equation, and an equation that uses a variable gathers it just then. The forward pass and the backward pass
+gather it once each, and what is cheap to compute of a variable alone (a transposition, a conversion to bfloat16) is
+computed again rather than kept. A sum over the replicas that has the shape of a sharded variable, as its gradient has,
+becomes a reduce-scatter, and the update that follows (`program/late.py`) is partitioned like the variable: stage 3 of
+ZeRO (Rajbhandari et al., 2020).
+
+For example, two layers `y = tanh(x @ w1) @ w2` on two replicas:
+
+    w1 = all_gather(shard1); h = tanh(x @ w1)        # w1 is not needed any more
+    w2 = all_gather(shard2); y = h @ w2
+    ...
+    g2 = reduce_scatter(h.T @ dy)                    # half of the gradient
+    w2 = all_gather(shard2); dh = dy @ w2.T          # gathered again
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex_core
+from jax.sharding import NamedSharding, Sharding
+
+from replicax.compat.jax import axes_of_type
+from replicax.compat.jax_names import BY_ELEMENT, CALLS, MOVE_NUMBERS, SUMS_OVER_AXES
+from replicax.host import PlacementLike
+from replicax.program.decisions import is_decision
+from replicax.program.jaxprs import bind, is_literal
+from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.variable_access import VariableLike, is_per_replica_variable
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A replica's shard of a value, and cheap operations on the whole value that have not been done yet.
+
+    Attributes:
+        array: The shard.
+        dimension: The dimension of the whole value that is sharded over the replicas.
+        pending: The operations: equations of one operand.
+    """
+
+    array: jax.Array
+    dimension: int
+    pending: tuple[jex_core.JaxprEqn, ...] = ()
+
+    def whole(self, needed_with: Sequence[jax.Array] = ()) -> jax.Array:
+        """Returns the whole value, gathered from all replicas.
+
+        Args:
+            needed_with: What it is used with: it is not gathered before this is computed. Otherwise XLA would gather
+                each variable once, as early as it can, and keep it for the backward pass.
+        """
+        array = self.array
+        for each in needed_with[:1]:
+            array = _not_before(each, array)
+        value = jax.lax.all_gather(array, REPLICA_AXIS, axis=self.dimension, tiled=True, to="invarying")
+        for equation in self.pending:
+            [value] = bind(equation, [value])
+        return value
+
+    def own(self) -> jax.Array:
+        """Returns the shard of the value after the pending operations."""
+        if not all(equation.primitive.name in BY_ELEMENT for equation in self.pending):
+            return own_shard(self.whole(), self.dimension)
+        value = self.array
+        for equation in self.pending:
+            [value] = bind(equation, [value])
+        return value
+
+
+def _not_before(other: jax.Array, array: jax.Array) -> jax.Array:
+    """Returns `array`, which XLA believes to depend on `other`.
+
+    XLA takes optimization barriers away before it looks for what is computed twice, at least on CPUs. So here is a
+    choice between `array` and zeros whose outcome the compiler does not know.
+    """
+    if not other.size or not jnp.issubdtype(other.dtype, jnp.number):
+        return array
+    number = other[(0,) * other.ndim]
+    bits = jax.lax.bitcast_convert_type(jnp.real(number).astype(jnp.float32), jnp.int32)
+    return jnp.where((bits & 1) < 2, array, jnp.zeros_like(array))
+
+
+def own_shard(value: jax.Array, dimension: int) -> jax.Array:
+    """Returns this replica's shard of a value that it has as a whole."""
+    size = value.shape[dimension] // jax.lax.axis_size(REPLICA_AXIS)
+    start = jax.lax.axis_index(REPLICA_AXIS) * size
+    return jax.lax.dynamic_slice_in_dim(value, start, size, dimension)
+
+
+class ShardedEvaluation:
+    """Evaluates equations inside `jax.shard_map`, some of whose values are shards.
+
+    Args:
+        dimensions: By the shapes of the sharded variables, the dimension that is sharded. A sum over the replicas that
+            has one of these shapes becomes a shard.
+    """
+
+    def __init__(self, dimensions: Mapping[tuple[int, ...], int]):
+        self._dimensions = dimensions
+
+    def __call__(self, equations: Iterable[jex_core.JaxprEqn], values: dict[Any, Any]) -> None:
+        """Evaluates equations in their order and puts the results into `values`, arrays or shards."""
+        for equation in equations:
+            operands = [atom.val if is_literal(atom) else values[atom] for atom in equation.invars]
+            values.update(zip(equation.outvars, self._results(equation, operands), strict=True))
+
+    def _results(self, equation: jex_core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        name, shards = equation.primitive.name, [each for each in operands if isinstance(each, Shard)]
+        if is_decision(equation):
+            return operands[:1]
+        if name in SUMS_OVER_AXES and equation.params["axes"] == (REPLICA_AXIS,):
+            return self._sums(equation, [whole_value(each) for each in operands])
+        if name in CALLS and (shards or _sums_inside(equation.params[CALLS[name]])):
+            return self._called(equation.params[CALLS[name]], operands)
+        if not shards:
+            return bind(equation, operands)
+        if len(operands) == 1 and name in MOVE_NUMBERS and not equation.effects:
+            return [dataclasses.replace(shards[0], pending=(*shards[0].pending, equation))]
+        return bind(equation, _gathered(operands))
+
+    def _called(self, program: Any, operands: Sequence[Any]) -> list[Any]:
+        jaxpr, consts = (program.jaxpr, program.consts) if hasattr(program, "jaxpr") else (program, ())
+        values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
+        self(jaxpr.eqns, values)
+        return [atom.val if is_literal(atom) else values[atom] for atom in jaxpr.outvars]
+
+    def _sums(self, equation: jex_core.JaxprEqn, operands: Sequence[jax.Array]) -> list[Any]:
+        """Returns the sums of an equation: each that has the shape of a sharded variable as a shard."""
+        scattered = [self._is_scattered(each) for each in operands]
+        kept = [each for each, flag in zip(operands, scattered, strict=True) if not flag]
+        others = iter(bind(equation, kept) if kept else ())
+        return [
+            self._scattered_sum(each) if flag else next(others) for each, flag in zip(operands, scattered, strict=True)
+        ]
+
+    def _is_scattered(self, value: jax.Array) -> bool:
+        varies = REPLICA_AXIS in axes_of_type(jax.typeof(value))
+        return varies and value.shape in self._dimensions and jnp.issubdtype(value.dtype, jnp.inexact)
+
+    def _scattered_sum(self, value: jax.Array) -> Shard:
+        dimension = self._dimensions[value.shape]
+        own = jax.lax.psum_scatter(value, REPLICA_AXIS, scatter_dimension=dimension, tiled=True)
+        return Shard(own, dimension)
+
+
+def whole_value(value: Any) -> Any:
+    """Returns a value of an evaluation as a whole array."""
+    return value.whole() if isinstance(value, Shard) else value
+
+
+def sharded_dimensions(placement: PlacementLike, variables: Sequence[VariableLike], replicas: int) -> list[int | None]:
+    """Returns for each variable which dimension of it is sharded over the replicas; None for one that is not.
+
+    Args:
+        placement: Where the variables are. Where several devices make one replica, all variables count as replicated.
+        variables: The variables.
+        replicas: How many replicas take part.
+    """
+    return [_sharded_dimension(placement.program_sharding(variable, replicas), variable) for variable in variables]
+
+
+def _sharded_dimension(sharding: Sharding | None, variable: VariableLike) -> int | None:
+    if is_per_replica_variable(variable) or not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+        return None
+    if sharding.mesh.axis_names != (REPLICA_AXIS,) or REPLICA_AXIS not in sharding.spec:
+        return None
+    return list(sharding.spec).index(REPLICA_AXIS)
+
+
+def _gathered(operands: Sequence[Any]) -> list[Any]:
+    others = [each for each in operands if isinstance(each, jax.Array)]
+    return [each.whole(others) if isinstance(each, Shard) else each for each in operands]
+
+
+def _sums_inside(program: Any) -> bool:
+    """Returns whether a called program sums over the replicas, at any depth of calls."""
+    for equation in getattr(program, "jaxpr", program).eqns:
+        name = equation.primitive.name
+        if name in SUMS_OVER_AXES or (name in CALLS and _sums_inside(equation.params[CALLS[name]])):
+            return True
+    return False
