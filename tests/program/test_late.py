@@ -20,7 +20,8 @@ def two():
 def operands_of_maps(fn, *args):
     """Returns the numbers of operands and of results of each `shard_map` in a function's program."""
     program, arrays = fn._cache.program(args, {})
-    traced = program._compiled.trace(*program._inputs(arrays, program._fetched())).jaxpr
+    compiled, updated, others = program.parts()
+    traced = compiled.trace([v.value for v in updated], [v.value for v in others], [], arrays).jaxpr
     return [(len(e.invars), len(e.outvars)) for e in equations_in(traced.jaxpr) if e.primitive.name == "shard_map"]
 
 
