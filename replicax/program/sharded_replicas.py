@@ -61,7 +61,7 @@ class Shard:
         array = self.array
         for each in needed_with[:1]:
             array = _not_before(each, array)
-        value = jax.lax.all_gather(array, REPLICA_AXIS, axis=self.dimension, tiled=True, to="invarying")
+        value: jax.Array = jax.lax.all_gather(array, REPLICA_AXIS, axis=self.dimension, tiled=True, to="invarying")
         for equation in self.pending:
             [value] = bind(equation, [value])
         return value
