@@ -8,10 +8,10 @@ STAMP := .venv/.stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format docs bench clean
+.PHONY: help demo test test-all test-versions lint format docs bench clean
 
 help:            ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 15
 
 demo: $(DEMO)    ## train a small network on eight virtual devices (or all GPUs); ARGS="--data mnist ..." passes options
 	@echo "== The demo. JAX and Keras take some seconds to load, at first more."
@@ -22,6 +22,9 @@ test: $(STAMP)   ## run the tests; ARGS="-k name" selects
 
 test-all: $(STAMP)   ## the same with XLA's optimizations, all combinations, and the public programs under tests/outside
 	XLA_FLAGS= $(BIN)/pytest -n 2 --dist worksteal --durations=30 $(ARGS)
+
+test-versions: $(STAMP) ## the suites that depend on JAX and Keras, on the oldest and newest; ARGS="-s nightly"
+	$(BIN)/nox $(ARGS)
 
 lint: $(STAMP)   ## style, types, floors, words, and the documentation's links
 	$(BIN)/ruff check .
@@ -45,7 +48,7 @@ bench: $(STAMP)  ## measure the cost of a step against hand-written JAX
 	$(BIN)/python benchmarks/scaling.py
 
 clean:           ## remove what the other targets made
-	rm -rf .venv site runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv site runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .nox
 
 $(DEMO): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
