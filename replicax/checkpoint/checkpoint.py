@@ -51,7 +51,7 @@ _OVERWRITES = (
 
 @dataclasses.dataclass(frozen=True)
 class _ReadCheckpoint:
-    """What was read of a checkpoint for some objects.
+    """The values, states and metadata that were read of a checkpoint, for some objects.
 
     Attributes:
         path: The checkpoint.

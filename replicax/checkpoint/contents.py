@@ -1,4 +1,4 @@
-"""What a checkpoint holds: variables, arrays, and states that JSON can hold, each by its name."""
+"""The contents of a checkpoint: variables, arrays, and states that JSON can hold, each by its name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SavedState: TypeAlias = bool | int | float | str | bytes | HasState
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a checkpoint is to hold.
+    """The contents of a checkpoint that is to be written.
 
     Attributes:
         arrays: Arrays by name; over a mesh of several processes each of them has its view of the same arrays.

@@ -82,8 +82,8 @@ def _wanted(value: SavedArray, shape: tuple[int, ...], placed: bool) -> jax.Shap
     if is_random_key(value):
         data = jax.eval_shape(jax.random.key_data, value)
         return jax.ShapeDtypeStruct(data.shape, data.dtype)
-    # What JAX has placed by default is read as NumPy: committed to that device, it could not be used together with
-    # values on others any more.
+    # An array that JAX has placed by default is read as NumPy: committed to that device, it could not be used
+    # together with values on others any more.
     sharding = value.sharding if placed and isinstance(value, jax.Array) else None
     return jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding)
 

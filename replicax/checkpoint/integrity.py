@@ -1,7 +1,7 @@
-"""Whether a checkpoint's files are as they were written, and writing them so that they are on disk.
+"""Checks that the files of a checkpoint are as they were written, and writes files durably.
 
-What is restored is checked while it is read: threads compute the checksums of the next files while the numbers in the
-last ones are read (`checked_in_turn`). So a file is fetched from the disk once, and a damaged one is never read.
+A restore checks while it reads: threads compute the checksums of the next files while the numbers in the last ones are
+read (`checked_in_turn`). So a file is fetched from the disk once, and a damaged one is never read.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def problems(directory: Path, files: Files) -> dict[str, str]:
 
 
 def check_sizes(directory: Path, files: Files) -> None:
-    """Checks that all files are there and have their sizes, which costs next to nothing.
+    """Checks that all files exist and have their sizes, which costs next to nothing.
 
     Raises:
-        CheckpointError: Some are not.
+        CheckpointError: Some files are missing or have another size.
     """
     _raise_damage(directory, {name: _wrong_size(directory / name, size) for name, (size, _) in files.items()})
 
@@ -53,7 +53,7 @@ def check_no_others(directory: Path, folders: Iterable[str], files: Files) -> No
     """Checks that the folders of arrays have no parts that were not written with them: they would be read.
 
     Raises:
-        CheckpointError: They have.
+        CheckpointError: There are such parts.
     """
     for folder in folders:
         parts = [name for name in os.listdir(directory / folder) if _PART.fullmatch(name)]
@@ -64,7 +64,7 @@ def check(directory: Path, files: Files) -> None:
     """Reads files and checks that they are as they were written.
 
     Raises:
-        CheckpointError: Some are not.
+        CheckpointError: Some files are damaged.
     """
     _raise_damage(directory, problems(directory, files))
 
@@ -91,7 +91,7 @@ def checked_in_turn(directory: Path, groups: Sequence[Files]) -> Iterator[None]:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Writes a file that is on disk, and not just on its way there, when this returns."""
+    """Writes a file and returns when it is on disk, and not just on its way there."""
     with open(path, "w") as file:
         file.write(text)
         file.flush()

@@ -1,4 +1,4 @@
-"""What is known of a checkpoint besides its numbers: `metadata.json`, written when everything else is on disk.
+"""The metadata of a checkpoint, `metadata.json`, which is written when everything else is on disk.
 
 A directory without it is not a complete checkpoint. It names each array's shape, dtype and checksum and each file's
 size and checksum, and has a checksum of its own, so that a reader can tell which file is damaged (`integrity.py`).
@@ -23,7 +23,7 @@ from replicax.checks import is_int
 from replicax.errors import CheckpointError
 
 FILE = "metadata.json"
-STATE = "state-{:05d}.json"  # What each process wrote, by its index.
+STATE = "state-{:05d}.json"  # The state that a process wrote, by its index.
 _FORMAT = 2
 _FIRST_WITH_DIGEST = 2
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -53,7 +53,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-    """What `metadata.json` says.
+    """The contents of `metadata.json`.
 
     Attributes:
         arrays: The arrays by name.

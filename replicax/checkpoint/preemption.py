@@ -1,4 +1,4 @@
-"""What to do when a worker is preempted: all workers save the same step, and end so that they are started again."""
+"""Preemption of a worker: all workers save the same step, and end so that they are started again."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def place(parts: PyTree, mesh: Mesh, *, bare: bool, first: int = 0) -> PyTree:
     """Puts the parts of a step on the devices of `mesh`, part i on device i.
 
     The memory of `parts` may be overwritten as soon as this returns. (JAX itself would use the memory of a NumPy array
-    for ever on a CPU device, whatever `may_alias` says, and elsewhere until the transfer is done.)
+    forever on a CPU device, whatever `may_alias` says, and elsewhere until the transfer is done.)
 
     Args:
         parts: Pytree of host arrays of shape `(replicas, rows, ...)`. Where the mesh spans processes, the parts of this

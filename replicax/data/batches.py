@@ -1,4 +1,4 @@
-"""What a batch is: a pytree of host arrays that agree in their number of rows. Every batch is checked here."""
+"""Batches: pytrees of host arrays that agree in their number of rows. Every batch is checked here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replicax.typing import Leaf, PyTree
 
 
 class Signature(NamedTuple):
-    """What all batches of a dataset have in common.
+    """The properties that all batches of a dataset have in common.
 
     Attributes:
         structure: The structure of the pytree.

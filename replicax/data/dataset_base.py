@@ -1,4 +1,4 @@
-"""What both kinds of distributed datasets share: passes, placement, prefetching, position."""
+"""The base of both kinds of distributed datasets: passes, placement, prefetching, position."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _BegunPass(NamedTuple):
 
 
 class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
-    """What both kinds of distributed datasets share: passes, placement, prefetching, position, `element_spec`."""
+    """The base of both kinds of distributed datasets: passes, placement, prefetching, position, `element_spec`."""
 
     _keeps_peeked_pass: bool
     _reading: DatasetReading
@@ -168,7 +168,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
             return place_rows(split.parts, self._mesh_for(split.replicas), first=split.first)
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), split.parts)
 
-    # What it is.
+    # Its properties.
 
     @property
     def num_workers(self) -> int:
@@ -196,7 +196,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
 
     @property
     def element_spec(self) -> PyTree:
-        """What one replica gets in the first step: a pytree of `jax.ShapeDtypeStruct`.
+        """The shapes and dtypes that one replica gets in the first step: a pytree of `jax.ShapeDtypeStruct`.
 
         Before the first pass the source is opened to look at its first batch. No data is lost: an iterator's first
         batch is kept for the coming pass; other sources start anew. With several workers, all of them must ask.

@@ -1,4 +1,4 @@
-"""What a user's function learns about the replica or input pipeline that it makes data for."""
+"""The contexts that tell a user's function which replica or input pipeline it makes data for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from replicax.errors import ArgumentError
 
 @dataclasses.dataclass(frozen=True)
 class InputContext:
-    """What a `dataset_fn` gets, so that it can batch and shard its data.
+    """The argument of a `dataset_fn`, with all that it needs to batch and shard its data.
 
     Attributes:
         num_input_pipelines: Number of pipelines (one per process) that together feed all replicas.
@@ -45,7 +45,7 @@ class InputContext:
 
 @dataclasses.dataclass(frozen=True)
 class ValueContext:
-    """What a `value_fn` gets about the replica that it makes a value for.
+    """The argument of a `value_fn`: the replica that it makes a value for.
 
     Attributes:
         replica_id_in_sync_group: The id of the replica, from 0 to `num_replicas_in_sync - 1`.

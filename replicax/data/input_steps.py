@@ -1,4 +1,4 @@
-"""What this worker's replicas get in each step, of data that all workers read alike or that each reads by itself."""
+"""Makes the steps of a pass: the rows that this worker's replicas get, and the agreement of all workers on them."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class InputStep(NamedTuple):
 
 
 class _SharedBatchNote(NamedTuple):
-    """What workers compare of a batch that all of them read."""
+    """The properties of a batch that workers compare if all of them read it."""
 
     rows: int
     digest: str
 
 
 class _WorkerBatchNote(TypedDict):
-    """What a worker tells of its own batch; the description only where it differs from that of the batch before."""
+    """The properties of a worker's own batch that it tells the others; the description only where it is new."""
 
     rows_of_shards: list[tuple[int, int]]
     full: bool

@@ -67,7 +67,7 @@ class DistributedIterator(Iterator[PyTree]):
 
     @property
     def element_spec(self) -> PyTree:
-        """What one replica gets in the first step, as the dataset's `element_spec`; no batch is lost by asking.
+        """The shapes and dtypes that one replica gets, as the dataset's `element_spec`; no batch is lost by asking.
 
         Raises:
             BatchError: There is no batch.

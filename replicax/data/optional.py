@@ -1,4 +1,4 @@
-"""What `iterator.get_next_as_optional()` returns: the data of the next step, or no value at the end of the data."""
+"""The result of `iterator.get_next_as_optional()`: the data of the next step, or no value at the end of the data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Optional:
 
     @property
     def element_spec(self) -> PyTree:
-        """What one replica gets: a pytree of `jax.ShapeDtypeStruct`; None where it is not known."""
+        """The shapes and dtypes that one replica gets: a pytree of `jax.ShapeDtypeStruct`; None if they are unknown."""
         return self._spec
 
     def tree_flatten(self) -> tuple[tuple[PyTree, ...], tuple[tuple[Leaf, ...], jax.tree_util.PyTreeDef]]:

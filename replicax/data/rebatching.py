@@ -28,7 +28,7 @@ class ShardBatch(NamedTuple):
 
 
 class WorkerBatch(NamedTuple):
-    """What one worker has for a step.
+    """The batch that one worker has for a step.
 
     Attributes:
         batch: Its rows, in memory of their own.

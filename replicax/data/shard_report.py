@@ -23,7 +23,7 @@ class _Counts(TypedDict):
 
 
 class ShardSummary:
-    """What a worker reads in one pass.
+    """A summary of the rows that a worker reads in one pass.
 
     Attributes:
         digests: A digest of each of its rows.

@@ -23,7 +23,7 @@ _MOST_BYTES = 64 * 2**20
 
 
 class Announcement(NamedTuple, Generic[_Item, _Note]):
-    """What a worker has for a step.
+    """The data that a worker has for a step, and what it tells the others of it.
 
     Attributes:
         item: The data itself.
@@ -37,7 +37,7 @@ class Announcement(NamedTuple, Generic[_Item, _Note]):
 
 
 class _Message(TypedDict, Generic[_Note]):
-    """What a worker tells of its next steps: notes, whether its data ends, with which error, and how far to read."""
+    """A worker's message on its next steps: notes, whether its data ends, with which error, and how far to read."""
 
     notes: list[_Note]
     end: bool
@@ -119,7 +119,7 @@ def _check_errors(reader: _Reader[_Item, _Note], messages: list[_Message[_Note]]
 
 
 class _StepChunk(Generic[_Item, _Note]):
-    """What this worker has for the next few steps."""
+    """The items of this worker for the next few steps."""
 
     def __init__(self, steps: int):
         self.steps = steps

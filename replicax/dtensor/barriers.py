@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.health as health
+from replicax.checks import is_int
 from replicax.cluster.exchange import AbsentError, Exchange
 from replicax.cluster.key_value_store import Store
 from replicax.compat.jax_tracing import constants_are_traced
@@ -40,7 +41,7 @@ def barrier(mesh: MeshLike, barrier_name: str | None = None, timeout_in_ms: int 
     mesh = Mesh.of(mesh)
     timeout_ms = _DAY_IN_MS if timeout_in_ms is None else timeout_in_ms
     name = "barrier" if barrier_name is None else barrier_name
-    if isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int) or timeout_ms < 1:
+    if not is_int(timeout_ms) or timeout_ms < 1:
         raise ArgumentError(f"`timeout_in_ms` is a positive int, got {timeout_in_ms!r}.")
     if not isinstance(name, str):
         raise ArgumentError(f"`barrier_name` is a string, got {barrier_name!r}.")
