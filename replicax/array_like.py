@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.checks import is_int
 from replicax.compat.jax import refuse_as_argument
 from replicax.errors import VariableError
 from replicax.typing import Leaf, PyTree
@@ -102,7 +103,7 @@ def check_index(index: object, shape: Sequence[int]) -> None:
         IndexError: One is out of range.
     """
     for each, size in zip(index if isinstance(index, tuple) else (index,), shape, strict=False):
-        if isinstance(each, (int, np.integer)) and not isinstance(each, bool):
+        if is_int(each):
             if not -size <= each < size:
                 raise IndexError(f"The index {each} is out of range: the dimension has {size} entries.")
         elif not isinstance(each, slice):

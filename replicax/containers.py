@@ -1,8 +1,8 @@
 """Containers that JAX does not know: dict and list subclasses, mappings, dataclasses and the like that hold arrays.
 
-JAX takes lists, tuples, named tuples, dicts and what is registered with it apart, and counts anything else as one
-value, whatever it holds. `opened` puts the others into a form that it takes apart too; taken together again they are
-what they were. A container without arrays stays one value: it is a setting, which a program may be specialised to.
+JAX flattens lists, tuples, named tuples, dicts and what is registered with it. Anything else is one leaf, whatever it
+holds. `opened` puts the other containers into a form that JAX flattens too; unflattened they are what they were. A
+container without arrays stays one leaf: it is a setting, which a program may be specialised to.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _VALUES = (jax.Array, np.ndarray, NoArray)
 
 
 def opened(tree: PyTree) -> PyTree:
-    """Returns `tree` with the containers that JAX does not know, and that hold arrays, in a form that it takes apart.
+    """Returns `tree` with the containers that JAX does not know, and that hold arrays, in a form that it flattens.
 
     Raises:
-        ArgumentError: There is no way to put one together again, or it contains itself.
+        ArgumentError: There is no way to unflatten one, or it contains itself.
     """
     leaves, _ = _flattened(tree, is_leaf=is_value)
     return _opened(tree, ()) if _any_container(leaves) else tree
@@ -58,7 +58,7 @@ def _flattened(
         if "key" not in str(error):
             raise
         raise ArgumentError(
-            "JAX takes dicts apart in the order of their keys, so the keys of one dict must be of one type, such as "
+            "JAX flattens dicts in the order of their keys, so the keys of one dict must be of one type, such as "
             "strings."
         ) from error
 
@@ -116,9 +116,9 @@ class _Shell:
 
     Attributes:
         kind: Its class.
-        names: Keys and attributes of what it holds; numbers of a sequence.
+        names: Keys and attributes of what it holds; indices of a sequence.
         settings: Attributes that are fixed. Two shells that differ in them are two structures.
-        make: Puts it together.
+        make: Unflattens it.
     """
 
     kind: type
@@ -140,7 +140,7 @@ class _Shell:
 
 @jax.tree_util.register_pytree_node_class
 class _Opened:
-    """A container that JAX takes apart, and puts together as what it was."""
+    """A container that JAX flattens, and unflattens as what it was."""
 
     def __init__(self, shell: _Shell, children: Sequence[Leaf]):
         self.shell, self.children = shell, children
@@ -166,7 +166,7 @@ _Flattened = tuple["_Shell", list[Leaf]]
 
 @functools.cache
 def _opener(kind: type) -> Callable[[Leaf], _Flattened] | None:
-    """Returns what takes a class of containers apart; None for anything else."""
+    """Returns what flattens a class of containers; None for anything else."""
     if kind is types.MappingProxyType:
         return _open_view
     for base, opener in _OPENERS.items():
@@ -182,7 +182,7 @@ def _is_container(leaf: Leaf) -> bool:
 
 
 def _open_dict(items: Leaf) -> _Flattened:
-    # What puts it together keeps nothing of what it held: that is the first step's batch.
+    # What unflattens it keeps nothing of what it held: that is the first step's batch.
     put: Callable[[Leaf, Leaf, Leaf], None] = (
         collections.OrderedDict.__setitem__ if isinstance(items, collections.OrderedDict) else dict.__setitem__
     )
@@ -242,7 +242,7 @@ def _flat(
     without: Sequence[str] = (),
     children_among: Sequence[str] | None = None,
 ) -> _Flattened:
-    """Returns a container taken apart: its items, and its attributes.
+    """Returns a flattened container: its items, and its attributes.
 
     Args:
         container: The container.
@@ -288,8 +288,8 @@ def _nothing(new: Leaf, children: Sequence[Leaf]) -> None:
 def _cannot(kind: type, why: str) -> ArgumentError:
     name = kind.__name__
     return ArgumentError(
-        f"An object of class {name} that holds arrays went into or came out of a compiled function, which cannot take "
-        f"it apart. {why} "
+        f"An object of class {name} that holds arrays went into or came out of a compiled function, which cannot "
+        f"flatten it. {why} "
         f"Use a dict, list, tuple or dataclass, or register {name} with JAX (jax.tree_util.register_pytree_node)."
     )
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numbers
-
 import jax
 import jax.numpy as jnp
 
+from replicax.checks import is_int
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.advice import advise
 from replicax.strategies.ambient import get_replica_context, in_cross_replica_context
@@ -112,7 +111,7 @@ def _replicas() -> int:
 def _checked_size(size: object) -> int | jax.Array:
     if isinstance(size, jax.Array) and size.ndim == 0 and jnp.issubdtype(size.dtype, jnp.integer):
         return size
-    if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 0:
+    if not is_int(size) or size < 0:
         raise ArgumentError(f"global_batch_size must be a non-negative integer, got {size!r}.")
     return int(size)
 

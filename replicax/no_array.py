@@ -58,7 +58,7 @@ class NoArray(np.lib.mixins.NDArrayOperatorsMixin):
             raise self._is_no("NumPy array")
         return getattr(jnp, ufunc.__name__)(*values)
 
-    # With None, a string and the like nobody means the components: then Python goes by identity.
+    # A comparison with None, a string and the like does not mean the components: there Python compares identities.
 
     def __eq__(self, other: object) -> Any:
         return super().__eq__(other) if _is_comparable(other) else NotImplemented

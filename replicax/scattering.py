@@ -19,11 +19,11 @@ from replicax.values import component_here
 
 
 class IndexedSlices(NamedTuple):
-    """Rows of an array by their numbers; TensorFlow's class of that name.
+    """Rows of an array by their indices; TensorFlow's class of that name.
 
     Attributes:
         values: The rows, shape `(*indices.shape, *row shape)`.
-        indices: Their numbers, integers of any shape.
+        indices: Their indices, integers of any shape.
         dense_shape: Shape of the array; accepted as in TensorFlow, not used.
     """
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
+from replicax.checks import is_int
 from replicax.compat.jax import vary
 from replicax.errors import ContextError, ReduceError, ReplicaShapeError, VariableError
 from replicax.no_array import NoArray
@@ -315,7 +316,7 @@ def normalize_axes(axis: int | Sequence[int], shape: Sequence[int]) -> tuple[int
     """
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     for entry in axes:
-        if isinstance(entry, bool) or not isinstance(entry, int):
+        if not is_int(entry):
             raise ReduceError(f"`axis` is None, an int or a tuple of ints, got {axis!r}.")
         if not -len(shape) <= entry < len(shape):
             raise ReduceError(f"axis={axis!r} does not exist: each replica's component has shape {tuple(shape)}.")

@@ -6,11 +6,11 @@ import dataclasses
 
 import jax
 
+from replicax.checks import checked_int
 from replicax.collectives.checks import check_num_packs
 from replicax.collectives.cross_device_ops import CrossDeviceOps
 from replicax.collectives.trees import copy_from_heads, sum_to_heads
 from replicax.compat.jax_primitives import assert_equal_over_axis
-from replicax.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +35,8 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 
     def __post_init__(self) -> None:
         check_num_packs(self.num_packs)
-        size = self.group_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ArgumentError(f"`group_size` must be an int of at least 1, or None to choose one, got {size!r}.")
+        if self.group_size is not None:
+            checked_int("group_size", self.group_size, least=1, note=", or None to choose one")
 
     def _all_reduce_sum(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
         groups = _groups(num_replicas, self.group_size or _default_group_size(num_replicas))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from replicax.checks import is_int
 from replicax.collectives.cross_device_ops import CrossDeviceOps
 from replicax.collectives.trees import copy_from_heads
 from replicax.compat.jax import vary
@@ -44,10 +45,10 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     def __post_init__(self) -> None:
         target = self.reduce_to_device
-        is_number = isinstance(target, int) and not isinstance(target, bool) and target >= 0
-        if not (target is None or is_number or isinstance(target, str | jax.Device)):
+        is_index = is_int(target) and target >= 0
+        if not (target is None or is_index or isinstance(target, str | jax.Device)):
             raise ArgumentError(
-                "`reduce_to_device` must be a replica number of at least 0, a jax.Device, a string such as 'cpu:0', or "
+                "`reduce_to_device` must be a replica id of at least 0, a jax.Device, a string such as 'cpu:0', or "
                 f"None for the first replica, got {target!r}."
             )
         if self.accumulation_fn is not None and not callable(self.accumulation_fn):
@@ -84,7 +85,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         if not isinstance(root, int):
             raise ContextError(
                 f"It is not known which replica lives on {root!r}. Give these ops to a strategy, or call "
-                "`.for_devices(devices)` with the replicas' devices in order, or name the replica by its number."
+                "`.for_devices(devices)` with the replicas' devices in order, or name the replica by its id."
             )
         if root >= num_replicas:
             raise ReduceError(

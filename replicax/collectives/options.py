@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import math
 
+from replicax.checks import is_real
 from replicax.errors import ArgumentError
 from replicax.migration import called_as
 from replicax.named import member_of
@@ -104,5 +105,4 @@ class CommunicationOptions:
 
 
 def _is_positive_time(seconds: object) -> bool:
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    return is_number and math.isfinite(seconds) and seconds > 0  # type: ignore[arg-type, operator]
+    return is_real(seconds) and math.isfinite(seconds) and seconds > 0

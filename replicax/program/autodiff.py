@@ -66,8 +66,8 @@ def value_and_grad(
 
     Returns:
         A function that takes `loss_fn`'s arguments and returns `(loss, gradients)`, or `((loss, aux), gradients)`.
-        The gradients nest like `variables`, with each variable's shape and dtype, and None for variables that the
-        loss does not depend on. The loss is this replica's own.
+        The gradients have the structure of `variables`, with each variable's shape and dtype, and None for
+        variables that the loss does not depend on. The loss is this replica's own.
 
     Raises:
         ArgumentError: `variables` holds something else, or is empty; `loss_fn` is `async` or a generator; or what it
@@ -204,8 +204,8 @@ class _Differentiation:
         if frame.saw_new and frame.parent is not None:
             raise VariablesCreatedError
         raise ArgumentError(
-            "There are no variables to differentiate with respect to: got an empty nest. If a Keras model should have "
-            "some, build it first (model.build(shape), or call it once)."
+            "There are no variables to differentiate with respect to: got an empty pytree. If a Keras model should "
+            "have some, build it first (model.build(shape), or call it once)."
         )
 
     def _loss(

@@ -289,7 +289,7 @@ def function(
             (of Keras or `rx.Variable`) that it uses may be created in the first call by layers that do so.
         donate_argnums: Positions of arguments whose buffers the program may reuse for its results; the caller must
             not use them afterwards. Variables are always updated in place.
-        input_signature: A list with a nest of specs (`rx.TensorSpec`) for each argument, which the arguments
+        input_signature: A list with a pytree of specs (`rx.TensorSpec`) for each argument, which the arguments
             must fit then; a size of None fits any, and each makes a program. Python numbers and NumPy values are
             converted to the dtype. For a per-replica argument the spec is that of a component, as
             `dataset.element_spec` has it.

@@ -24,20 +24,20 @@ class InputSignature:
     """The shapes and dtypes of a function's arguments.
 
     Args:
-        specs: For each of the function's first parameters a nest of specs, which have a `shape` (None for a dimension
+        specs: For each of the function's first parameters a pytree of specs, which have a `shape` (None for a dimension
             of any size) and a `dtype`: `rx.TensorSpec`, `jax.ShapeDtypeStruct`, or what `dataset.element_spec` returns.
         fn: The function.
         bound: How many of its parameters are filled in already (`self`).
 
     Raises:
-        ArgumentError: `specs` is no list or tuple of such nests.
+        ArgumentError: `specs` is no list or tuple of such pytrees.
     """
 
     def __init__(self, specs: Sequence[PyTree], fn: PyTreeFunction, bound: int = 0):
         if not isinstance(specs, (list, tuple)):
             raise ArgumentError(
-                f"`input_signature` is a list or tuple with a nest of specs for each argument, got {specs!r:.200}. For "
-                "one argument: [rx.TensorSpec((None, 3), 'float32')]."
+                f"`input_signature` is a list or tuple with a pytree of specs for each argument, got {specs!r:.200}. "
+                "For one argument: [rx.TensorSpec((None, 3), 'float32')]."
             )
         for spec in jax.tree_util.tree_leaves(specs):
             if not _is_spec(spec):
@@ -93,7 +93,7 @@ class InputSignature:
         specs, expected = jax.tree_util.tree_flatten(spec)
         if structure != expected:
             raise ArgumentError(
-                f"{name!r} of {self._name} must be a nest like its `input_signature`, {expected}, got {structure}."
+                f"{name!r} of {self._name} must be a pytree like its `input_signature`, {expected}, got {structure}."
             )
         fitting = [self._fitted(leaf, spec, name) for leaf, spec in zip(leaves, specs, strict=True)]
         return jax.tree_util.tree_unflatten(structure, fitting)

@@ -1,4 +1,4 @@
-"""Taking nested values apart into the arrays that a compiled program handles and everything else.
+"""Flattening pytrees into the arrays that a compiled program handles and everything else.
 
 Arrays and Python numbers become inputs and outputs of the program. Everything else (flags, strings, models,
 variables) is Python's business: it is part of a program's signature on the way in, and comes back as the very object
@@ -43,7 +43,7 @@ class Structure:
     """How to rebuild a tree from its arrays.
 
     Attributes:
-        treedef: Structure of the tree, `PerReplica` values taken apart.
+        treedef: Structure of the tree; `PerReplica` values are containers in it.
         static: The leaves that are no arrays, by position.
         count: Number of leaves.
     """
@@ -67,7 +67,7 @@ def flatten_inputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:
 
     Raises:
         ReplicaShapeError: A per-replica value has components of different shapes.
-        ArgumentError: A container that holds arrays cannot be taken apart, or a leaf is an array of strings, objects or
+        ArgumentError: A container that holds arrays cannot be flattened, or a leaf is an array of strings, objects or
             times.
     """
     leaves, treedef = flattened(tree)

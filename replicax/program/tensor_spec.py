@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from replicax.checks import is_int
 from replicax.errors import ArgumentError
 
 
@@ -46,4 +47,4 @@ class TensorSpec:
 
 
 def _is_size(size: object) -> bool:
-    return size is None or (isinstance(size, int) and not isinstance(size, bool) and size >= 0)
+    return size is None or (is_int(size) and size >= 0)

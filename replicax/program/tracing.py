@@ -134,7 +134,7 @@ def trace_function(
 
 
 def _without_repetitions(passes: Sequence[Pass]) -> list[Pass]:
-    """Returns the whole passes among `passes`, each of which does something else than the one after it."""
+    """Returns the complete passes among `passes`, each of which does something else than the one after it."""
     kept = [passes[-1]]
     for each in reversed(passes[:-1]):
         if each.function is not None and not each.frame.accesses.are_repeated_by(kept[0].frame.accesses):

@@ -352,7 +352,7 @@ class MeshStrategy(Strategy):
 
 
 def _check_structures(trees: Sequence[PyTree]) -> None:
-    structures: list[jax.tree_util.PyTreeDef] = [jax.tree_util.tree_structure(nest) for nest in trees]
+    structures: list[jax.tree_util.PyTreeDef] = [jax.tree_util.tree_structure(tree) for tree in trees]
     first, *others = structures
     for i, other in enumerate(others, 1):
         if other != first:

@@ -56,7 +56,7 @@ def kind_of(component: Leaf) -> Kind:
 
 
 class Layout(NamedTuple):
-    """What every component of a nest is, on all workers.
+    """What every component of a pytree is, on all workers.
 
     Attributes:
         kinds: For each leaf, the kinds of its components, by replica.
@@ -73,8 +73,8 @@ def compared(
     """Returns what all workers' components are; all call this together.
 
     Args:
-        structures: For each replica of this worker, the structure of its nest.
-        leaves: For each replica of this worker, the leaves of its nest.
+        structures: For each replica of this worker, the structure of its pytree.
+        leaves: For each replica of this worker, the leaves of its pytree.
         names: Names of the workers, in their order.
 
     Raises:

@@ -126,7 +126,8 @@ class AssignableVariable(ReadableVariable, Scattered):
         if self.per_replica:
             raise VariableError(
                 f"Variable {self.name!r} keeps a component for each replica (synchronization 'on_read'), and has no "
-                "scatter methods. Inside strategy.run, assign the whole: v.assign(v.value.at[indices].add(updates))."
+                "scatter methods. Inside strategy.run, assign the whole value: "
+                "v.assign(v.value.at[indices].add(updates))."
             )
         current = context.current()
         replicas = current.manual_replicas or 1
