@@ -19,6 +19,7 @@ os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Or each process would compile replicax anew.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).with_name("children")), os.environ.get("PYTHONPATH")])
 )
@@ -61,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.path for item in items if item.get_closest_marker("multiprocess") or item.get_closest_marker("slow")
     }
     items.sort(key=lambda item: item.path not in waiting)
+
+
+def pytest_collection_finish() -> None:
+    """Spares the garbage collector what stays: the modules and the tests are most of what it would look through."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
