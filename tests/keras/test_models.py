@@ -280,9 +280,9 @@ class Diary(keras.callbacks.Callback):
         if not name.startswith("on_"):
             return value
 
-        def note(*args, logs=None):
-            *position, last = (*args, logs)
-            self.calls.append((name, tuple(position), tuple(last) if last else ()))
+        def note(*args, logs=None):  # Of logs the names: their numbers are in the history.
+            given = (*args, *([] if logs is None else [logs]))
+            self.calls.append((name, *(tuple(each) if isinstance(each, dict) else each for each in given)))
 
         return note
 
