@@ -24,7 +24,7 @@ from replicax.cli.app import app
         (["run", "--workers", "x", "train.py"], "replicax run: --workers must be a number such as 4, or a range"),
         (["run", "--devices-per-worker", "0", "train.py"], "replicax run: --devices-per-worker must be"),
         (["run", "--log-dir", "train.py/logs", "train.py"], "replicax run: The folder for the logs cannot be made: "),
-        (["run", "--grace", "nan", "train.py"], "replicax run: --grace is a number of seconds"),
+        (["run", "--grace", "nan", "train.py"], "replicax run: --grace must be a number of seconds"),
         (["template", "slurm"], "replicax template: No script is named."),
         (["template", "kubernetes", "--name", "My_Job", "train.py"], "replicax template: --name must be a name"),
         (["template", "kubernetes", "--image", "a b", "train.py"], "replicax template: --image must be"),
