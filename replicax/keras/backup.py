@@ -19,6 +19,7 @@ import numpy as np
 
 from replicax.checkpoint import CheckpointManager, read_metadata
 from replicax.checkpoint.preemption import PreemptionWatch, TerminationConfig, resume_exit
+from replicax.checks import is_int
 from replicax.compat.keras import set_initial_epoch
 from replicax.errors import ArgumentError, CheckpointError
 
@@ -72,7 +73,7 @@ class _BackupAndRestore:
         exit_fn: Callable[[], Any] | None = None,
     ):
         super().__init__()
-        if save_freq != "epoch" and (isinstance(save_freq, bool) or not isinstance(save_freq, int) or save_freq < 1):
+        if save_freq != "epoch" and (not is_int(save_freq) or save_freq < 1):
             raise ArgumentError(f"`save_freq` is 'epoch' or a number of steps, at least 1, got {save_freq!r}.")
         if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
             raise ArgumentError(f"`directory` is the path of a folder, got {directory!r}.")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax.checks import is_int, is_real
 from replicax.errors import ArgumentError
 from replicax.keras.checkpoints import Found, Watched
 from replicax.keras.saving import write_atomically
@@ -196,12 +197,12 @@ class SidecarEvaluator:
 
 
 def _check_count(name: str, value: Any) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+    if value is not None and (not is_int(value) or value < 1):
         raise ArgumentError(f"`{name}` is a whole number of at least 1, or None, got {value!r}.")
 
 
 def _check_seconds(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if not is_real(value) or not 0 < value < math.inf:
         raise ArgumentError(f"`{name}` is a positive number of seconds, got {value!r}.")
 
 
