@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import math
 
-from replicax.checks import is_real
+from replicax.checks import is_int, is_real
 from replicax.errors import ArgumentError
 from replicax.migration import called_as
 from replicax.named import member_of
@@ -69,7 +69,7 @@ class CommunicationOptions:
     compression: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int) or self.bytes_per_pack < 0:
+        if not is_int(self.bytes_per_pack) or self.bytes_per_pack < 0:
             raise ArgumentError(
                 f"`bytes_per_pack` must be an int of at least 0 (0: no packs), got {self.bytes_per_pack!r}."
             )

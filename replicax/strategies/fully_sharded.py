@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import PartitionSpec
 
+from replicax.checks import is_int
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
 from replicax.errors import ArgumentError
 from replicax.runtime.devices import chosen_devices
@@ -45,7 +46,7 @@ class FullyShardedStrategy(MeshStrategy):
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
     ):
-        if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 0:
+        if not is_int(min_size) or min_size < 0:
             raise ArgumentError(f"`min_size` is a number of elements, an int of at least 0, got {min_size!r}.")
         self.min_size = min_size
         found = chosen_devices(devices)
