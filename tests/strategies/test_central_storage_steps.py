@@ -1,0 +1,301 @@
+"""Central storage: everything that replicas do beside training."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.errors import ProgramError
+from tests.strategies.test_central_storage import BATCHES, PLACES, batch_of, lives_at, model_and_optimizer, variable
+
+
+@pytest.fixture(params=PLACES)
+def central(request):
+    return rx.CentralStorageStrategy(*PLACES[request.param])
+
+
+@pytest.fixture
+def beside():
+    """Two compute devices, and the parameters elsewhere."""
+    return rx.CentralStorageStrategy(["cpu:1", "cpu:2"], "cpu:0")
+
+
+# Everything else that replicas do.
+
+
+def test_variables_are_assigned_without_gradients(central):
+    v, steps = variable(central, 5.0), variable(central, 0)
+    last = variable(central, np.zeros(3), aggregation="mean")
+    other = variable(central, 2.0)
+
+    def step(x):
+        last.assign(x.sum(axis=0))
+        steps.assign_add(1)
+        v.assign(other.value)
+        other.assign(3.0)
+
+    replicas = central.num_replicas_in_sync
+    for _ in range(2):
+        central.run(step, args=batch_of(central, np.ones((replicas, 3))))
+    assert (float(v.value), int(steps.value), float(other.value)) == (3.0, 2, 3.0)
+    np.testing.assert_array_equal(last.numpy(), np.ones(3))
+    assert all(lives_at(each, central.parameter_device) for each in (v, steps, last, other))
+
+
+def test_a_step_that_reads_nothing_but_variables(central):
+    v = variable(central, np.full(3, 2.0))
+    assert central.run(lambda: v.assign_add(jnp.ones(3)) is None) is False
+    results = central.run(lambda: v * 2)
+    np.testing.assert_array_equal(results, np.full(3, 6.0))
+    assert lives_at(v, central.parameter_device)
+
+
+def test_on_read_variables_are_the_replicas_own(beside):
+    seen = variable(beside, 0.0, synchronization="on_read", aggregation="sum")
+    mean = variable(beside, 0.0, synchronization="on_read", aggregation="mean")
+    v = variable(beside)
+
+    def step(x):
+        seen.assign_add(x.sum())
+        mean.assign(x.sum())
+        v.assign_sub(rx.grad(lambda: v * x.sum(), v)())
+
+    for batch in ([1.0, 2.0], [3.0], [4.0, 6.0]):
+        beside.run(step, args=batch_of(beside, batch))
+    assert (float(seen.value), float(mean.value), float(v.value)) == (16.0, 5.0, -15.0)
+    assert [component.devices() for component in beside.local_results(rx.PerReplica(seen._value))] == [
+        {device} for device in beside.devices
+    ]
+    with beside.scope():
+        rx.function(lambda: mean.assign(7.0))()
+    assert float(mean.value) == 7.0
+
+
+def test_partial_batches_leave_what_was_read_valid():
+    strategy = rx.CentralStorageStrategy(["cpu:0", "cpu:1", "cpu:2"])
+    v = variable(strategy, np.zeros(4, "float32"))
+
+    def step(x):
+        v.assign_sub(rx.grad(lambda: jnp.sum(v.value) * x.sum(), v)())
+
+    read = [v.value]
+    for n in (3, 2, 1, 3, 1):
+        strategy.run(step, args=batch_of(strategy, np.ones(n)))
+        read.append(v.value)
+        assert lives_at(v, strategy.parameter_device)
+    assert [float(value[0]) for value in read] == [0.0, -3.0, -5.0, -6.0, -9.0, -10.0]
+
+
+def test_what_was_read_stays_valid_and_what_is_deleted_is_the_users_doing(central):
+    v = variable(central, np.zeros(4, "float32"))
+    x = central.replicate(np.ones(4, "float32"))
+
+    def step(x):
+        old = v.value
+        v.assign_sub(rx.grad(lambda: jnp.sum(v.value * x), v, aggregation="mean")())
+        return old, x
+
+    first = v.value
+    old, same = central.run(step, args=(x,))
+    second = v.value
+    central.run(step, args=(x,))
+    assert [float(value[0]) for value in (first, old, second, v.value, same, x)] == [0.0, 0.0, -1.0, -2.0, 1.0, 1.0]
+    v.assign(x)
+    central.run(step, args=(x,))
+    assert float(x[0]) == 1.0
+    del first, old, second
+    central.run(step, args=(x,))
+    assert float(v.value[0]) == -1.0
+
+
+def test_several_runs_in_one_function(beside):
+    v, seen = variable(beside), variable(beside, 0.0)
+
+    @rx.function
+    def step(x):
+        doubled = beside.run(lambda x: x * 2, args=(x,))
+        beside.run(lambda x: v.assign_sub(rx.grad(lambda: v * x.sum(), v)()) is None, args=(doubled,))
+        loss = beside.reduce("sum", beside.run(lambda x: v * x.sum(), args=(x,)), axis=None)
+        seen.assign_add(loss)
+        return loss
+
+    batch = batch_of(beside, [1.0, 2.0])
+    assert [float(step(*batch)) for _ in range(2)] == [-15.0, -33.0]
+    assert (float(v.value), float(seen.value)) == (-11.0, -48.0)
+    assert lives_at(v, beside.parameter_device)
+
+
+def test_a_second_training_run_in_a_function_is_refused(beside):
+    v = variable(beside)
+
+    @rx.function
+    def twice(x):
+        for _ in range(2):
+            beside.run(lambda x: v.assign_sub(rx.grad(lambda: v * v * x.sum(), v)()) is None, args=(x,))
+
+    with pytest.raises(ProgramError, match="two steps"):
+        twice(*batch_of(beside, [1.0, 2.0]))
+
+
+def test_a_function_outside_of_the_replicas_updates_too(central):
+    v = variable(central, 2.0)
+
+    @rx.function
+    def step():
+        loss, gradient = rx.value_and_grad(lambda: v * v, v)()
+        v.assign_sub(0.25 * gradient * loss)
+        return loss
+
+    with central.scope():
+        assert [float(step()) for _ in range(2)] == [4.0, 4.0]
+    assert float(v.value) == 2.0 - 4.0 + 4.0
+    assert lives_at(v, central.parameter_device)
+
+
+def test_an_update_that_uses_what_replicas_make_of_variables_alone(central):
+    v, rate = variable(central, np.ones(3)), variable(central, 0.25)
+
+    @rx.function
+    def step():
+        def replica_step():
+            scale = rx.get_replica_context().replica_id_in_sync_group * 0.0 + 1.0
+            gradient = rx.grad(lambda: jnp.sum(v.value**2) * scale, v, aggregation="mean")()
+            total = rx.get_replica_context().all_reduce("mean", jnp.sum(v.value) * scale)
+            v.assign_sub(rate * gradient * total)
+            return total
+
+        total = central.run(replica_step)
+        rate.assign(total * rate)
+
+    step()
+    np.testing.assert_allclose(v.numpy(), np.full(3, 1 - 0.25 * 2 * 3), rtol=1e-6)
+    assert float(rate.value) == 0.75
+    assert all(lives_at(each, central.parameter_device) for each in (v, rate))
+
+
+def test_merge_call_and_update(central):
+    v = variable(central, 1.0)
+    result = central.update(v, lambda v, x: v.assign_add(x), args=(2.0,))
+    assert float(result) == float(v.value) == 3.0
+
+    def step(x):
+        replica = rx.get_replica_context()
+        total = replica.all_reduce("sum", x.sum())
+        add = lambda v, x: v.assign_add(x)  # noqa: E731
+        return replica.merge_call(lambda strategy, x: strategy.update(v, add, args=(x,)), args=(total,))
+
+    replicas = central.num_replicas_in_sync
+    result = central.run(step, args=batch_of(central, np.ones(replicas)))
+    assert float(result) == float(v.value) == 3.0 + replicas
+    assert lives_at(v, central.parameter_device)
+
+
+def test_reduce_gather_and_replicate(central):
+    replicas = central.num_replicas_in_sync
+    rows = np.arange(replicas * 2.0).reshape(replicas, 2)
+    doubled = central.run(lambda x: x * 2, args=batch_of(central, rows))
+    np.testing.assert_array_equal(central.gather(doubled, axis=0), rows * 2)
+    np.testing.assert_array_equal(central.reduce("mean", doubled, axis=0), rows.mean(axis=0) * 2)
+    everywhere = central.replicate({"x": np.ones(3)})["x"]
+    assert everywhere.devices() == set(central.devices)
+    assert isinstance(everywhere, rx.Mirrored) or replicas == 1
+
+
+def test_numbers_and_variables_can_be_combined_outside_of_steps(central):
+    with central.scope():
+        v, metric = rx.Variable(1.0), keras.metrics.Mean()
+
+    @rx.function
+    def step(x):
+        return central.reduce("sum", central.run(lambda x: {"sum": x.sum()}, args=(x,))["sum"], axis=None)
+
+    replicas = central.num_replicas_in_sync
+    for n in (replicas, 1):
+        (batch,) = batch_of(central, np.ones(n))
+        loss = step(batch)
+        summed = central.reduce("sum", central.run(lambda x: x.sum(), args=(batch,)), axis=None)
+        metric.update_state(loss)
+        v.assign_add(summed)
+        assert float(v.value + loss + summed) == float(v.value) + 2 * n
+        assert float(central.run(lambda x: x * v, args=(loss,))) == n * float(v.value)
+    assert float(metric.result()) == (replicas + 1) / 2
+    assert float(v.value) == 2.0 + replicas
+
+
+def test_a_variables_value_may_be_an_argument(central):
+    v = variable(central, np.ones(3))
+    np.testing.assert_array_equal(central.run(lambda x: x * 2, args=(v.value,)), np.full(3, 2.0))
+    held = v.value
+    np.testing.assert_array_equal(central.run(lambda: held * 3), np.full(3, 3.0))
+
+
+def test_input_options_are_taken(beside):
+    options = rx.InputOptions(prefetch=1)
+    batches = list(beside.distribute_dataset([np.ones((4, 2))] * 2, options))
+    assert [batch.values[1].shape for batch in batches] == [(2, 2)] * 2
+    assert [component.devices() for component in batches[0].values] == [{device} for device in beside.devices]
+
+
+def test_debugging_operation_by_operation(beside):
+    strategy = beside
+    v, seen = variable(strategy, 3.0), variable(strategy, 0.0, synchronization="on_read", aggregation="sum")
+
+    def step(x):
+        seen.assign_add(x[0])
+        loss, gradient = rx.value_and_grad(lambda: v * x[0], v)()
+        v.assign_sub(gradient)
+        return loss
+
+    rx.config.run_eagerly(True)
+    try:
+        replicas = strategy.num_replicas_in_sync
+        for n in (replicas, 1):
+            loss = strategy.reduce("sum", strategy.run(step, args=batch_of(strategy, np.ones(n))), axis=None)
+        assert float(loss) == float(v.value + loss - v.value) == 3.0 - replicas
+    finally:
+        rx.config.run_eagerly(False)
+    assert (float(v.value), float(seen.value)) == (2.0 - replicas, replicas + 1.0)
+    assert lives_at(v, strategy.parameter_device)
+
+
+def test_prints_come_once_from_each_replica(beside, capsys):
+    v = variable(beside)
+
+    def step(x):
+        gradient = rx.grad(lambda: v * x.sum(), v)()
+        jax.debug.print("gradient {}", gradient)
+        v.assign_sub(gradient)
+
+    beside.run(step, args=batch_of(beside, [1.0, 2.0]))
+    jax.effects_barrier()
+    assert capsys.readouterr().out.splitlines() == ["gradient 3.0"] * 2
+
+
+def test_gradients_summed_in_a_loop_are_cut_too(beside):
+    v, m = variable(beside, np.ones(3)), variable(beside, np.zeros(3))
+
+    def step(x):
+        def one(total, row):
+            return total + rx.grad(lambda: jnp.sum(v.value**2) * row, v)(), None
+
+        total, _ = jax.lax.scan(one, jnp.zeros(3), x)
+        m.assign(0.9 * m.value + total)
+        v.assign_sub(0.1 * m.value)
+
+    function = rx.function(lambda x: beside.run(step, args=(x,)))
+    batch = batch_of(beside, [1.0, 2.0, 3.0, 4.0])
+    arguments = jax.tree.leaves(function.lower(*batch).args_info)
+    assert sorted(info.shape for info in arguments) == [(2, 2), (3,)]
+    function(*batch)
+    np.testing.assert_allclose(v.numpy(), np.full(3, 1 - 0.1 * 20), rtol=1e-6)
+
+
+def test_a_model_is_exported_like_any_other(beside, tmp_path):
+    model, _ = model_and_optimizer(beside)
+    rx.export(lambda x: model(x, training=False), tmp_path / "model", BATCHES[0][0])
+    loaded = rx.load_export(tmp_path / "model")
+    np.testing.assert_allclose(loaded(BATCHES[0][0]), model(BATCHES[0][0]), rtol=1e-5, atol=1e-6)
