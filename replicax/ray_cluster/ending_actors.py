@@ -16,7 +16,7 @@ _SECONDS_TO_KILL = 10.0
 _SECONDS_TO_ORDER = 5.0
 
 
-def end_actor(handle: ActorHandle) -> bool:
+def end_actor(handle: ActorHandle[object]) -> bool:
     """Lets Ray kill an actor; returns whether Ray has taken the order. It does not while its head is out of reach."""
     import ray
 

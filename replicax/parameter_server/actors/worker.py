@@ -24,7 +24,7 @@ from replicax.parameter_server.actors.messages import (
     UnexpectedBatch,
     WorkerProgram,
 )
-from replicax.parameter_server.actors.parameter_server import identity, take_over
+from replicax.parameter_server.actors.parameter_server import ParameterServer, identity, take_over
 from replicax.parameter_server.actors.variable_cache import VariableCache
 from replicax.parameter_server.actors.worker_data import WorkerData
 from replicax.parameter_server.actors.worker_program import LoadedProgram, TableLookUp
@@ -46,7 +46,9 @@ class Worker:
         era: How many times lost servers have been replaced.
     """
 
-    def __init__(self, index: int, servers: Sequence[ActorHandle], settings: Mapping[str, object], era: int = 0):
+    def __init__(
+        self, index: int, servers: Sequence[ActorHandle[ParameterServer]], settings: Mapping[str, object], era: int = 0
+    ):
         take_over(settings)
         self._index = index
         self._servers = _ServerHandles(servers, era)
@@ -111,7 +113,7 @@ class Worker:
             ) from error
         return function
 
-    def _use_servers(self, servers: Sequence[ActorHandle], era: int) -> None:
+    def _use_servers(self, servers: Sequence[ActorHandle[ParameterServer]], era: int) -> None:
         with self._computing:
             self._servers, self._cache = _ServerHandles(servers, era), VariableCache()
 
@@ -275,7 +277,7 @@ class _RowRequest:
 class _ServerHandles:
     """The servers' actors, as a worker calls them."""
 
-    def __init__(self, handles: Sequence[ActorHandle], era: int):
+    def __init__(self, handles: Sequence[ActorHandle[ParameterServer]], era: int):
         import ray
 
         self.era = era

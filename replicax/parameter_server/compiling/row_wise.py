@@ -185,7 +185,8 @@ def _all_have_rows(equation: JaxprEqn, touched: Sequence[bool]) -> bool:
 
 
 def _rows_of(atom: Atom) -> int:
-    return aval_of(atom).shape[0]
+    rows: int = aval_of(atom).shape[0]
+    return rows
 
 
 def _refused(equation: JaxprEqn) -> NotByRowsError:

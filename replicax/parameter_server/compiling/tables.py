@@ -82,7 +82,8 @@ class Table:
 
     @property
     def capacity(self) -> int:
-        return min(self.rows, sum(math.prod(aval_of(index).shape[:-1]) for index in self.indices))
+        look_ups: int = sum(math.prod(aval_of(index).shape[:-1]) for index in self.indices)
+        return min(self.rows, look_ups)
 
     def _trace_back(self, gradient: Var) -> None:
         """Goes back from the gradient to where rows were added up, and forward to everything made of them."""

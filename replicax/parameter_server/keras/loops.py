@@ -326,4 +326,5 @@ def _opened(given: DataArguments) -> tuple[PyTree, Iterator[PyTree], int | None]
 def _unpacked(data: PyTree) -> tuple[PyTree, PyTree, PyTree]:
     import keras
 
-    return keras.utils.unpack_x_y_sample_weight(data)
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    return x, y, sample_weight
