@@ -3,7 +3,7 @@
 A save of `rx.Checkpoint(model=model, step=3)` goes through these files:
 
 1. `checkpoint.py` collects the contents. `contents.py` finds variables, arrays and states in the objects;
-   `variable_names.py` names the variables by the path to them; `encoding.py` makes plain arrays and JSON of all of them.
+   `variable_names.py` names the variables by the path to them; `encoding.py` makes plain arrays and JSON of them.
 2. `writing.py` writes them to a directory that gets its name when it is complete: each process the parts that its
    devices hold, in stages that all processes go through together (`coordination.py`).
 3. `metadata.py` writes the shapes, dtypes and checksums (`integrity.py`) last.
