@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 import jax
 import numpy as np
 from jax._src import core as jax_core, dtypes as jax_dtypes
 
 
-def varying_axes(x: Any) -> frozenset[str]:
+def varying_axes(x: object) -> frozenset[str]:
     """Returns the manual mesh axes over which `x` may differ (its "varying manual axes").
 
     Args:
@@ -19,8 +19,12 @@ def varying_axes(x: Any) -> frozenset[str]:
     return axes_of_type(jax.typeof(x))
 
 
-def axes_of_type(aval: Any) -> frozenset[str]:
-    """Returns the manual mesh axes over which values of a type may differ."""
+def axes_of_type(aval: jax.core.AbstractValue) -> frozenset[str]:
+    """Returns the manual mesh axes over which values of a type may differ.
+
+    JAX 0.10 and newer ones have two names for them. Without either: a pass over the program, as in
+    `program/divergence.py`.
+    """
     axes = getattr(aval, "vma", None)
     if axes is None:
         # JAX 0.10; types of effects have neither.
@@ -28,7 +32,7 @@ def axes_of_type(aval: Any) -> frozenset[str]:
     return frozenset(axes)
 
 
-def meshless(aval: Any) -> Any:
+def meshless(aval: jax.core.AbstractValue) -> jax.core.AbstractValue:
     """Returns a type without the mesh that JAX has noted in it; its values do not vary over that."""
     return aval.update(sharding=None) if getattr(aval, "sharding", None) is not None else aval
 
@@ -40,7 +44,7 @@ def vary(x: jax.Array, axis_name: str) -> jax.Array:
     return jax.lax.pcast(x, (axis_name,), to="varying")
 
 
-def strongly_typed(x: Any, dtype: Any = None) -> jax.Array:
+def strongly_typed(x: jax.typing.ArrayLike, dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
     """Returns `x` as an array whose dtype is its own, not "weak" like that of a Python number.
 
     A program is specialised to that too, so state that starts weak would be compiled for twice. A NumPy array is
@@ -53,14 +57,14 @@ def strongly_typed(x: Any, dtype: Any = None) -> jax.Array:
 def refuse_as_argument(kind: type, error_of: Callable[[Any], Exception]) -> None:
     """Lets JAX's functions raise an error of ours when they get an object of a class, or of a subclass, for an array.
 
-    JAX would say that `__jax_array__` is not supported there, and not what to do instead.
+    JAX would say that `__jax_array__` is not supported there, and not what to do instead. Without the names, it does.
 
     Args:
         kind: The class.
         error_of: Makes the error from the object. It must be no `TypeError`, which JAX would hide.
     """
 
-    def refuse(value: Any) -> Any:
+    def refuse(value: Any) -> NoReturn:
         raise error_of(value)
 
     jax_core.pytype_aval_mappings[kind] = refuse
@@ -74,6 +78,6 @@ def is_weak(array: jax.Array) -> bool:
     return getattr(array, "weak_type", False)
 
 
-def is_random_key(value: Any) -> TypeGuard[jax.Array]:
+def is_random_key(value: object) -> TypeGuard[jax.Array]:
     """Returns whether `value` is an array of JAX random keys, which NumPy and files know only as `key_data`."""
     return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -7,13 +7,17 @@ from typing import Any
 
 import jax
 from jax._src import source_info_util as jax_source_info
+from jax._src.source_info_util import SourceInfo
 from jax.extend import core as jex_core
 
 
-def bind(equation: Any, inputs: Sequence[Any], params: dict[str, Any]) -> Sequence[Any]:
+def bind(
+    equation: jex_core.JaxprEqn, inputs: Sequence[jax.typing.ArrayLike | None], params: dict[str, Any]
+) -> Sequence[jax.Array]:
     """Returns the results of an equation of a traced program, on other operands or with other parameters.
 
-    Errors and profiles go on to name the line of the user's code that it comes from.
+    Errors and profiles go on to name the line of the user's code that it comes from. Without the names of
+    `source_info_util`: `jax.named_scope`, and errors that name our line.
     """
     found = equation.primitive.get_bind_params(params)
     functions, params = found if isinstance(found, tuple) else ((), found)  # They are among the parameters today.
@@ -24,7 +28,7 @@ def bind(equation: Any, inputs: Sequence[Any], params: dict[str, Any]) -> Sequen
     return results if equation.primitive.multiple_results else [results]
 
 
-def run_as_one(name: str, program: jex_core.ClosedJaxpr, inputs: Sequence[Any]) -> list[Any]:
+def run_as_one(name: str, program: jex_core.ClosedJaxpr, inputs: Sequence[jax.Array]) -> list[jax.Array]:
     """Returns the results of a program: in a trace it is noted as one call of a compiled function, as it stands.
 
     Args:
@@ -33,7 +37,7 @@ def run_as_one(name: str, program: jex_core.ClosedJaxpr, inputs: Sequence[Any]) 
         inputs: Its operands.
     """
 
-    def alike(*operands: Any) -> list[float]:
+    def alike(*operands: jax.Array) -> list[float]:
         return [0.0] * len(program.jaxpr.outvars)
 
     alike.__name__ = alike.__qualname__ = name
@@ -41,7 +45,7 @@ def run_as_one(name: str, program: jex_core.ClosedJaxpr, inputs: Sequence[Any]) 
     return list(bind(call, inputs, {**call.params, "jaxpr": program}))
 
 
-def called_from(outer: Any, inner: Any) -> Any:
+def called_from(outer: SourceInfo, inner: SourceInfo) -> SourceInfo:
     """Returns where an equation of a called function comes from (`source_info`), named also by the scopes of the call.
 
     Args:
@@ -59,16 +63,19 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
-def location(equation: Any) -> str:
-    """Returns where in the user's code an equation of a traced program comes from: `file:line (function)`."""
+def location(equation: jex_core.JaxprEqn) -> str:
+    """Returns where in the user's code an equation of a traced program comes from: `file:line (function)`.
+
+    Without the name: nothing, and messages do without it.
+    """
     return jax_source_info.summarize(equation.source_info)
 
 
-def called_on_host(equation: Any) -> str:
+def called_on_host(equation: jex_core.JaxprEqn) -> str:
     """Returns the name of the function of the host that an equation of a traced program calls, if JAX knows it."""
     return getattr(getattr(equation.params["callback"], "callback_func", None), "__qualname__", "")
 
 
-def scopes(equation: Any) -> str:
+def scopes(equation: jex_core.JaxprEqn) -> str:
     """Returns the names of the scopes and transformations that an equation of a traced program comes from."""
     return str(equation.source_info.name_stack)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 from jax.extend import core as jex_core
@@ -24,7 +23,7 @@ def _assert_equal_impl(x: jax.Array, *, axis_name: str, proven: bool) -> jax.Arr
 
 
 @_assert_equal_p.def_abstract_eval
-def _assert_equal_abstract(aval: Any, *, axis_name: str, proven: bool) -> Any:
+def _assert_equal_abstract(aval: jax.core.ShapedArray, *, axis_name: str, proven: bool) -> jax.core.ShapedArray:
     del proven
     if hasattr(aval, "vma"):
         return aval.update(vma=aval.vma - {axis_name})
@@ -36,7 +35,7 @@ mlir.register_lowering(_assert_equal_p, lambda context, x, *, axis_name, proven:
 batching.defvectorized(_assert_equal_p)
 
 
-def _assert_equal_transpose(cotangent: Any, x: Any, *, axis_name: str, proven: bool) -> list[Any]:
+def _assert_equal_transpose(cotangent: jax.Array, x: object, *, axis_name: str, proven: bool) -> list[jax.Array]:
     del proven
     # One value was made of equal copies: each device's copy has an equal share in it.
     return [vary(cotangent / jax.lax.axis_size(axis_name), axis_name)]
@@ -63,11 +62,11 @@ _stand_in_p = jex_core.Primitive("replicax_stand_in")
 
 
 @_stand_in_p.def_abstract_eval
-def _stand_in_abstract(*, aval: Any) -> Any:
+def _stand_in_abstract(*, aval: jax.core.ShapedArray) -> jax.core.ShapedArray:
     return aval
 
 
-def stand_in(shape: Sequence[int], dtype: Any) -> jax.Array:
+def stand_in(shape: Sequence[int], dtype: jax.typing.DTypeLike) -> jax.Array:
     """Returns a traced array of a shape and dtype, in the innermost trace, on the mesh of the place."""
     mesh = jax.sharding.get_abstract_mesh()
     sharding = None if mesh.empty else NamedSharding(mesh, PartitionSpec(*[None] * len(shape)))

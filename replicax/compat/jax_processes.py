@@ -6,15 +6,20 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax._src import compiler as jax_compiler, config as jax_config, distributed as jax_distributed, xla_bridge
 from jax._src.lib import _jax as jaxlib
 
+_T = TypeVar("_T")
+
 
 def backends_have_started() -> bool:
-    """Returns whether JAX has looked for devices: then it is too late to start `jax.distributed`."""
+    """Returns whether JAX has looked for devices: then it is too late to start `jax.distributed`.
+
+    Without the name: `jax.distributed.initialize` is tried, and says it in a `RuntimeError`.
+    """
     return xla_bridge.backends_are_initialized()
 
 
@@ -38,7 +43,10 @@ def without_preemption_service() -> Iterator[None]:
 
 
 def connected_as() -> tuple[int, int]:
-    """Returns number and count of the processes that `jax.distributed` connects; JAX's own would start the devices."""
+    """Returns index and count of the processes that `jax.distributed` connects.
+
+    `jax.process_index` would start the devices; without the names, what `initialize` was called with is noted.
+    """
     state = jax_distributed.global_state
     return state.process_id, state.num_processes
 
@@ -46,7 +54,8 @@ def connected_as() -> tuple[int, int]:
 def give_up_connecting() -> None:
     """Lets the process end in its own way while `jax.distributed.initialize` still waits, in a thread.
 
-    At exit JAX would wait for the others to say goodbye with it, which were never connected.
+    At exit JAX would wait for the others to say goodbye with it, which were never connected. Without the name:
+    `os._exit`, after the user's own exit handlers.
     """
     jax_distributed.global_state.client = None
 
@@ -55,10 +64,11 @@ def let_collectives_listen_at(ip: str) -> None:
     """Lets XLA's collectives between CPUs (Gloo) listen at one IP address of this machine.
 
     By itself JAX takes what the machine's name stands for. It must be called before JAX looks for devices. Other
-    collectives than Gloo (MPI) are left as they are.
+    collectives than Gloo (MPI) are left as they are. Without the names: the machine's name is to stand for the address
+    that other machines reach it by, which `replicax doctor` checks.
     """
 
-    def make_client() -> Any:
+    def make_client() -> jaxlib.Client:
         connection = jax_distributed.global_state.client
         if connection is None or not collectives_are_gloo():
             return xla_bridge.make_cpu_client()
@@ -68,7 +78,10 @@ def let_collectives_listen_at(ip: str) -> None:
 
 
 def collectives_are_gloo() -> bool:
-    """Returns whether XLA's collectives between CPUs are those of Gloo, which listen at ports of their own."""
+    """Returns whether XLA's collectives between CPUs are those of Gloo, which listen at ports of their own.
+
+    Without the name: the environment variable `JAX_CPU_COLLECTIVES_IMPLEMENTATION` and JAX's default.
+    """
     return bool(jax_config.cpu_collectives_implementation.value == "gloo")
 
 
@@ -112,13 +125,14 @@ def delete_stored(key: str) -> None:
     _service().key_value_delete(key)
 
 
-def _service() -> Any:
+def _service() -> jaxlib.DistributedRuntimeClient:
+    """Returns the client of JAX's coordination service. Without it: a TCP server of our own in process 0."""
     client = jax_distributed.global_state.client
     assert client is not None, "jax.distributed is not initialized"
     return client
 
 
-def _found_in_time(get: Callable[[str, int], Any], key: str, timeout_ms: int) -> Any:
+def _found_in_time(get: Callable[[str, int], _T], key: str, timeout_ms: int) -> _T | None:
     """Returns what `get` finds under `key`, None if the time is up before."""
     try:
         return get(key, timeout_ms)
@@ -133,7 +147,7 @@ def write_compilation_cache_from_every_process() -> None:
     """Lets each CPU process write what it compiles into JAX's compilation cache.
 
     JAX leaves the writing to process 0. But the programs of CPU processes are kept under different names, so that after
-    a restart the others would not find theirs.
+    a restart the others would not find theirs. Without the name: each process gets a folder for the cache of its own.
     """
     write = jax_compiler._cache_write
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from typing import Any
+from collections.abc import Callable
 
 import jax
 from jax._src import config as jax_config, core as jax_core
+from jax._src.core import Trace
 from jax.extend import core as jex_core
+
+from replicax.typing import PyTree
 
 # JAX's traces, by what becomes of an operation: it is done, noted in a program, done on several devices, or given to
 # the trace around this one if its operands are known here. JAX has no other way to tell; without these names replicax
@@ -19,13 +22,16 @@ _DIFFERENTIATE = ("JVPTrace", "LinearizeTrace")
 _PASS_CONSTANTS_ON = (*_DIFFERENTIATE, "BatchTrace")
 
 
-def trace_state() -> Any:
+def trace_state() -> object:
     """Returns a token of the innermost JAX trace; two equal tokens mean the same trace."""
     return jex_core.get_opaque_trace_state()
 
 
 def is_tracing() -> bool:
-    """Returns whether the code runs inside a function that JAX traces or transforms."""
+    """Returns whether the code runs inside a function that JAX traces or transforms.
+
+    Without the name: `jax.extend.core.get_opaque_trace_state` compared with the one of a thread that traces nothing.
+    """
     return not jax_core.trace_state_clean()
 
 
@@ -39,7 +45,7 @@ def constants_are_traced() -> bool:
         return False
     trace = current_trace()
     while type(trace).__name__ in _PASS_CONSTANTS_ON:
-        trace = trace.parent_trace
+        trace = getattr(trace, "parent_trace")  # noqa: B009  # Not every kind of trace has one.
     if type(trace).__name__ == _INTO_PROGRAM and jax_config.eager_constant_folding.value:
         return False
     return type(trace).__name__ != _AT_ONCE
@@ -50,7 +56,7 @@ def is_kept_by_jax() -> bool:
 
     A function that is only differentiated or mapped (`jax.grad`, `jax.vmap` outside of `jax.jit`) runs anew each time.
     """
-    trace = current_trace()
+    trace: Trace | None = current_trace()
     while trace is not None:
         if type(trace).__name__ == _INTO_PROGRAM:
             return True
@@ -58,22 +64,23 @@ def is_kept_by_jax() -> bool:
     return False
 
 
-def outside_traces() -> contextlib.AbstractContextManager[Any]:
+def outside_traces() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which operations on known values are done at once, whatever function is being traced.
 
     That is what `jax.ensure_compile_time_eval` is for; but where `jax.shard_map` runs op by op it keeps to its devices.
+    Without the name of that trace: in another thread, which has no trace.
     """
     trace = current_trace()
     return jax_core.eval_context() if type(trace).__name__ == _ON_DEVICES else jax.ensure_compile_time_eval()
 
 
-def current_trace() -> Any:
+def current_trace() -> Trace:
     """Returns JAX's innermost trace, for `within_trace`."""
     with jex_core.take_current_trace() as trace:
         return trace
 
 
-def within_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
+def within_trace(trace: Trace) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which JAX's operations belong to a trace that encloses the innermost one."""
     return jex_core.set_current_trace(trace)
 
@@ -81,7 +88,8 @@ def within_trace(trace: Any) -> contextlib.AbstractContextManager[Any]:
 def being_differentiated() -> set[int]:
     """Returns the ids of the values with respect to which the innermost trace differentiates; none if it does not.
 
-    JAX does not keep a list of them, so this looks through all objects: some 0.05 s.
+    JAX does not keep a list of them, so this looks through all objects: some 0.05 s. Without the attributes `_trace`
+    and `primal` nothing is found.
     """
     trace = current_trace()
     if type(trace).__name__ not in _DIFFERENTIATE:
@@ -90,7 +98,7 @@ def being_differentiated() -> set[int]:
     return {id(tracer.primal) for tracer in tracers if hasattr(tracer, "primal")}
 
 
-def primal_of(value: Any) -> Any:
+def primal_of(value: PyTree) -> PyTree:
     """Returns the value in a tracer that stands for it while JAX differentiates, op by op; others as they are."""
     while isinstance(value, jax.core.Tracer) and getattr(value, "primal", None) is not None:
         value = value.primal
@@ -98,7 +106,7 @@ def primal_of(value: Any) -> Any:
 
 
 @functools.cache
-def _trace_context() -> Any:
+def _trace_context() -> Callable[[object], contextlib.AbstractContextManager[None]]:
     return jax.make_user_context(default_value=None)
 
 
@@ -107,7 +115,7 @@ def prepare_tracing_anew() -> None:
     _trace_context()
 
 
-def tracing_anew() -> Any:
+def tracing_anew() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which JAX traces functions under `jax.jit` that it has traced before, too.
 
     What it has kept of them may go by the variables' values of another program, or by what was equal there.

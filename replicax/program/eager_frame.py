@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.compat.jax import is_random_key, vary, varying_axes
-from replicax.compat.jax_tracing import within_trace
+from replicax.compat.jax_tracing import Trace, within_trace
 from replicax.compat.keras import initialize_new_variables
 from replicax.equality import OWN_DATA, Difference
 from replicax.host import Host
@@ -29,7 +29,7 @@ class EagerReplicaFrame(ReplicaFrame):
         replicas: How many replicas run.
     """
 
-    def __init__(self, outside: object, strategy: Host, replicas: int):
+    def __init__(self, outside: Trace, strategy: Host, replicas: int):
         super().__init__(outside, Decisions(), Accesses())
         self._strategy, self._replicas = strategy, replicas
 

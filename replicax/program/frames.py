@@ -14,7 +14,7 @@ import jax
 
 from replicax.compat.jax import is_random_key, vary
 from replicax.compat.jax_primitives import stand_in
-from replicax.compat.jax_tracing import being_differentiated, trace_state, within_trace
+from replicax.compat.jax_tracing import Trace, being_differentiated, trace_state, within_trace
 from replicax.context import StateFrame
 from replicax.equality import Difference
 from replicax.errors import ProgramError
@@ -133,7 +133,7 @@ class _TracedFrame(_Frame):
         placeholders: What stands for their values in the traced function, in the same order.
     """
 
-    def __init__(self, outside: object, accesses: Accesses, placeholder_of: Callable[[VariableLike], jax.Array]):
+    def __init__(self, outside: Trace, accesses: Accesses, placeholder_of: Callable[[VariableLike], jax.Array]):
         super().__init__(accesses)
         self.inputs: dict[int, VariableLike] = {}
         self.placeholders: dict[int, jax.Array] = {}
@@ -166,7 +166,7 @@ class ProgramFrame(_TracedFrame):
         counts: Which arrays are results of a `strategy.run`.
     """
 
-    def __init__(self, outside: object):
+    def __init__(self, outside: Trace):
         super().__init__(outside, Accesses(), lambda variable: placeholder(variable, stacked_in_program(variable)))
         self.returned: Any = None
         self.strategy: Host | None = None
@@ -189,7 +189,7 @@ class ReplicaFrame(_TracedFrame):
         decisions: The decisions.
     """
 
-    def __init__(self, outside: object, decisions: Decisions, accesses: Accesses):
+    def __init__(self, outside: Trace, decisions: Decisions, accesses: Accesses):
         super().__init__(outside, accesses, _placeholder_of_component)
         self.decisions = decisions
         #: The accumulators that were read or assigned, by their ids, in their order.

@@ -23,6 +23,7 @@ import jax
 
 import replicax.context as context
 import replicax.health as health
+from replicax.compat.jax_tracing import Trace
 from replicax.errors import ProgramError
 from replicax.host import CompiledStep, Host
 from replicax.program.advice import advise_of_zeros
@@ -82,7 +83,7 @@ class Program:
     def _trace(self, name: str, arrays: Sequence[jax.Array | jax.ShapeDtypeStruct], replicas: int | None) -> list[Pass]:
         argument_counts = [marked_with(array) for array in arrays]
 
-        def new_frame(outside: object, arrays: Arrays) -> ProgramFrame:
+        def new_frame(outside: Trace, arrays: Arrays) -> ProgramFrame:
             frame = ProgramFrame(outside)
             frame.replicas = replicas
             frame.strategy = context.current().strategy if self._view is None else self._view.strategy

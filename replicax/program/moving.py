@@ -14,10 +14,10 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from replicax.compat.jax import meshless
-from replicax.compat.jax_equations import called_from, run_as_one
+from replicax.compat.jax_equations import SourceInfo, called_from, run_as_one
 from replicax.compat.jax_names import CALLS
 from replicax.program.decisions import is_decision
-from replicax.program.jaxprs import Atom, is_literal
+from replicax.program.jaxprs import Atom, aval_of, is_literal
 
 
 class Moved:
@@ -56,7 +56,10 @@ class Moved:
         return run_as_one(self._name, self._program, [*values, *(const for _, const in self._captured)])
 
     def _copy(
-        self, equations: Iterable[jex_core.JaxprEqn], atoms: dict[Atom, Atom], source_of: Callable[[object], object]
+        self,
+        equations: Iterable[jex_core.JaxprEqn],
+        atoms: dict[Atom, Atom],
+        source_of: Callable[[SourceInfo], SourceInfo],
     ) -> None:
         for equation in equations:
             operands = [self._number(atom) if is_literal(atom) else atoms[atom] for atom in equation.invars]
@@ -80,7 +83,7 @@ class Moved:
         equation: jex_core.JaxprEqn,
         program: jex_core.ClosedJaxpr,
         operands: list[Atom],
-        source_of: Callable[[object], object],
+        source_of: Callable[[SourceInfo], SourceInfo],
     ) -> list[Atom]:
         jaxpr, consts = (program.jaxpr, program.consts) if hasattr(program, "jaxpr") else (program, ())
         atoms = dict(zip(jaxpr.invars, operands, strict=True))
@@ -97,9 +100,8 @@ class Moved:
         return jex_core.Var(self._types[aval])
 
     def _number(self, literal: jex_core.Literal) -> jex_core.Literal:
-        aval = meshless(literal.aval)
-        return jex_core.Literal(np.asarray(literal.val, aval.dtype), aval)
+        return jex_core.Literal(np.asarray(literal.val, aval_of(literal).dtype), meshless(literal.aval))
 
 
-def _itself(source: object) -> object:
+def _itself(source: SourceInfo) -> SourceInfo:
     return source

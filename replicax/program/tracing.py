@@ -10,7 +10,7 @@ import jax
 from jax.extend import core as jex_core
 
 from replicax.compat.jax_errors import is_call_of_array
-from replicax.compat.jax_tracing import current_trace, tracing_anew
+from replicax.compat.jax_tracing import Trace, current_trace, tracing_anew
 from replicax.errors import TracedValueError
 from replicax.program.captured import captured_error
 from replicax.program.flax_modules import flax_error
@@ -80,7 +80,7 @@ def trace_function(
     name: str,
     call: Callable[[ProgramFrame, Sequence[jax.Array]], list[jax.Array]],
     arrays: Sequence[jax.Array | jax.ShapeDtypeStruct],
-    new_frame: Callable[[object, Sequence[jax.Array]], ProgramFrame],
+    new_frame: Callable[[Trace, Sequence[jax.Array]], ProgramFrame],
 ) -> list[Pass]:
     """Traces a function; again if variables were created on the way, for then it may do something else next time.
 
