@@ -33,8 +33,8 @@ from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, array_of, set_array
 
 
-class PlacementLike(Protocol):
-    """Where values live: between steps, in a program, and on replicas. It also moves them from one to the other.
+class ReplicaDevicesLike(Protocol):
+    """The devices of the replicas, and how values move from one to the other.
 
     A *mirrored* value is replicated over all devices; a *stacked* one has a row for each replica, on its device. A
     program may run on the first few replicas only: `replicas` is their number.
@@ -78,41 +78,6 @@ class PlacementLike(Protocol):
             ContextError: There is no mesh.
         """
 
-    # Variables.
-
-    def variable_sharding(self, variable: VariableLike) -> Sharding | None:
-        """Returns where a variable's value lives between steps; None leaves it where it is."""
-
-    def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
-        """Returns where its value is at the beginning and end of a program; None leaves it where it is."""
-
-    def replica_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
-        """Returns where the replicas have its value; None leaves it where it is."""
-
-    def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
-        """Makes a copy of `value` what the variable holds, where it lives between steps."""
-
-    def load(
-        self, variables: Sequence[VariableLike], replicas: int, homes: Sequence[Sharding | None] | None = None
-    ) -> list[jax.Array]:
-        """Returns the values of variables as a program on `replicas` replicas takes them.
-
-        Args:
-            variables: The variables.
-            replicas: How many replicas the program runs on.
-            homes: Where a program on all replicas wants the values; by default where variables live between steps.
-        """
-
-    def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns what a program on any number of replicas has computed for variables, as they hold it."""
-
-    def make_alike(self, variables: Sequence[VariableLike]) -> None:
-        """Gives variables that some process has changed on its own process 0's values; all call this together.
-
-        Raises:
-            ValuesMismatchError: The processes have other variables.
-        """
-
     # Arguments and results.
 
     def place(self, value: jax.typing.ArrayLike, stacked: bool = False, replicas: int | None = None) -> jax.Array:
@@ -146,6 +111,43 @@ class PlacementLike(Protocol):
 
     def rejoined(self, tree: PyTree, replicas: int) -> PyTree:
         """Returns results of a program on `replicas` replicas, the mirrored ones on all devices."""
+
+
+class PlacementLike(ReplicaDevicesLike, Protocol):
+    """Where the values of variables live: between steps, in a program, and on replicas. It also moves them."""
+
+    def variable_sharding(self, variable: VariableLike) -> Sharding | None:
+        """Returns where a variable's value lives between steps; None leaves it where it is."""
+
+    def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
+        """Returns where its value is at the beginning and end of a program; None leaves it where it is."""
+
+    def replica_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
+        """Returns where the replicas have its value; None leaves it where it is."""
+
+    def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
+        """Makes a copy of `value` what the variable holds, where it lives between steps."""
+
+    def load(
+        self, variables: Sequence[VariableLike], replicas: int, homes: Sequence[Sharding | None] | None = None
+    ) -> list[jax.Array]:
+        """Returns the values of variables as a program on `replicas` replicas takes them.
+
+        Args:
+            variables: The variables.
+            replicas: How many replicas the program runs on.
+            homes: Where a program on all replicas wants the values; by default where variables live between steps.
+        """
+
+    def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns what a program on any number of replicas has computed for variables, as they hold it."""
+
+    def make_alike(self, variables: Sequence[VariableLike]) -> None:
+        """Gives variables that some process has changed on its own process 0's values; all call this together.
+
+        Raises:
+            ValuesMismatchError: The processes have other variables.
+        """
 
 
 class RunningReplica(Protocol):

@@ -33,29 +33,19 @@ class NoArray(np.lib.mixins.NDArrayOperatorsMixin):
 
     def own(self) -> jax.Array:
         """Returns the running replica's component; only called inside `strategy.run`."""
-        raise self._is_no("array")
+        raise _not_an(self, "array")
 
     def _array(self, what: str) -> jax.Array:
         if context.current().replica is None:
-            raise self._is_no(what)
+            raise _not_an(self, what)
         return self.own()
-
-    def _is_no(self, what: str) -> ArgumentError:
-        return ArgumentError(f"A per-replica value is no {what}: {self._hint()}")
-
-    def _hint(self) -> str:
-        return (
-            f"it has one component for each replica, got {self!r:.200}. Make one value of them with "
-            "strategy.reduce('sum', value, axis=None) or strategy.gather(value, axis=0), take them with "
-            "strategy.local_results(value), or compute with them in a step: strategy.run(step, args=(value,))."
-        )
 
     # Operators and NumPy's functions.
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Leaf, **kwargs: PyTree) -> jax.Array:
         values = [jnp.asarray(x) if hasattr(x, "__jax_array__") else x for x in inputs]  # of itself, and of variables
         if method != "__call__" or kwargs:
-            raise self._is_no("NumPy array")
+            raise _not_an(self, "NumPy array")
         return getattr(jnp, ufunc.__name__)(*values)
 
     # A comparison with None, a string and the like does not mean the components: there Python compares identities.
@@ -78,7 +68,7 @@ class NoArray(np.lib.mixins.NDArrayOperatorsMixin):
         return self._array("array or sequence")[index]
 
     def __setitem__(self, index: object, value: object) -> None:
-        raise self._is_no("array or list")
+        raise _not_an(self, "array or list")
 
     def __iter__(self) -> Iterator[jax.Array]:
         return iter(self._array("array or sequence"))
@@ -116,12 +106,24 @@ class NoArray(np.lib.mixins.NDArrayOperatorsMixin):
         if name in _ATTRIBUTES and context.current().replica is not None:
             return getattr(self._array("array"), name)
         if name in _ATTRIBUTES:
-            raise AttributeError(f"A per-replica value has no {name!r}: {self._hint()}")
+            raise AttributeError(f"A per-replica value has no {name!r}: {_hint(self)}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _not_an(value: NoArray, what: str) -> ArgumentError:
+    return ArgumentError(f"A per-replica value is no {what}: {_hint(value)}")
+
+
+def _hint(value: NoArray) -> str:
+    return (
+        f"it has one component for each replica, got {value!r:.200}. Make one value of them with "
+        "strategy.reduce('sum', value, axis=None) or strategy.gather(value, axis=0), take them with "
+        "strategy.local_results(value), or compute with them in a step: strategy.run(step, args=(value,))."
+    )
 
 
 def _is_comparable(value: object) -> bool:
     return isinstance(value, (NoArray, jax.Array, np.ndarray, np.generic, bool, int, float, complex))
 
 
-refuse_as_argument(NoArray, lambda value: ReplicaShapeError(str(value._is_no("array"))))
+refuse_as_argument(NoArray, lambda value: ReplicaShapeError(str(_not_an(value, "array"))))

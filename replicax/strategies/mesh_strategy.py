@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
 import replicax.health as health
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops
-from replicax.compat.jax import strongly_typed
 from replicax.compat.jax_tracing import prepare_tracing_anew
 from replicax.containers import opened
 from replicax.data import (
@@ -22,26 +20,23 @@ from replicax.data import (
     InputContext,
     InputOptions,
     InputWorkers,
-    ValueContext,
 )
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
-from replicax.program.calls import check_function
 from replicax.program.enclosing import enclosing_program, settle_strategy
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.pytrees import is_number_like
 from replicax.program.replica import ReplicaCall, without_per_replica
 from replicax.runtime.devices import device_name
-from replicax.strategies.base import Strategy
 from replicax.strategies.combining import Combine, Components, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.placement import Placement
 from replicax.strategies.replica_context import ReplicaContext
-from replicax.strategies.spread import Kind, SpreadPerReplica, compared, kind_of
+from replicax.strategies.values_from_function import ValuesFromFunction
 from replicax.typing import Leaf, PyTree, PyTreeFunction
-from replicax.values import Mirrored, PerReplica, UnevenPerReplica, is_per_replica
+from replicax.values import Mirrored, is_per_replica
 from replicax.variable_access import VariableLike
 
 
-class MeshStrategy(Strategy):
+class MeshStrategy(ValuesFromFunction):
     """Replicas on local devices, all running the same program in step.
 
     Args:
@@ -220,7 +215,7 @@ class MeshStrategy(Strategy):
         leaves, treedef = jax.tree_util.tree_flatten(opened(value), is_leaf=is_per_replica)
         found = [one_per_replica(leaf) for leaf in leaves]
         counts = {len(each.values) for each in found if each is not None and is_per_replica(each)}
-        counts = counts or {self._number_here(each.num_replicas) for each in found if each is not None}
+        counts = counts or {_count_here(self, each.num_replicas) for each in found if each is not None}
         if not counts and any(isinstance(leaf, Mirrored) for leaf in values_of(leaves)):
             counts = {len(self.placement.local_replicas)}
         if not counts:
@@ -233,10 +228,6 @@ class MeshStrategy(Strategy):
         (count,) = counts
         components = [_components(leaf, each, count) for leaf, each in zip(leaves, found, strict=True)]
         return tuple(jax.tree_util.tree_unflatten(treedef, row) for row in zip(*components, strict=True))
-
-    def _number_here(self, replicas: int) -> int:
-        """Returns how many components of an equal result are here: those of a partial step are in every process."""
-        return len(self.placement.local_replicas) if replicas == self.num_replicas_in_sync else replicas
 
     def distribute_dataset(
         self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
@@ -280,86 +271,14 @@ class MeshStrategy(Strategy):
         replicas = tuple(processes.count(process) for process in present)
         return InputWorkers(present.index(jax.process_index()), tuple(names), replicas)
 
-    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> PyTree:
-        """Builds a per-replica value, one call of `value_fn` for each replica of this process.
-
-        On several workers all call this together, and know of all components' shapes and dtypes afterwards. Inside an
-        `rx.function` each worker calls `value_fn` for every replica, and all trace the same.
-
-        Raises:
-            ArgumentError: `value_fn` returns pytrees of different structures.
-            ReplicaShapeError: Inside an `rx.function`: it returns arrays of different shapes or dtypes.
-            ValuesMismatchError: Workers return pytrees of another structure.
-        """
-        check_function("`value_fn`", value_fn)
-        self._check_cross_replica("strategy.distribute_values_from_function")
-        replicas = self.num_replicas_in_sync
-        if enclosing_program() is not None:
-            settle_strategy(self)
-            return self._stacked_in_program([value_fn(ValueContext(i, replicas)) for i in range(replicas)])
-        trees = [value_fn(ValueContext(i, replicas)) for i in self.placement.local_replicas]
-        if replicas == 1:
-            return self.replicate(trees[0])
-        if not self.placement.spans_processes:
-            _check_structures(trees)
-            return jax.tree_util.tree_map(lambda *components: self._per_replica(components), *trees)
-        leaves, structures = zip(*map(jax.tree_util.tree_flatten, trees), strict=True)
-        layout = compared(structures, leaves, self.placement.workers)
-        values = [
-            self._per_replica(components, kinds, layout.workers)
-            for components, kinds in zip(zip(*leaves, strict=True), layout.kinds, strict=True)
-        ]
-        return jax.tree_util.tree_unflatten(structures[0], values)
-
-    def _stacked_in_program(self, trees: Sequence[PyTree]) -> PyTree:
-        """Returns the per-replica value with these components, while a program is being traced."""
-        _check_structures(trees)
-        if len(trees) == 1:
-            return trees[0]
-
-        def stacked(*components: Leaf) -> PerReplica | UnevenPerReplica:
-            if not all(map(is_number_like, components)):
-                return UnevenPerReplica(components)
-            arrays = [strongly_typed(component) for component in components]
-            if len({(array.shape, array.dtype) for array in arrays}) > 1:
-                raise ReplicaShapeError(
-                    "Inside an rx.function all components of a per-replica value must have the same shape and dtype, "
-                    f"got {UnevenPerReplica(arrays).kinds_of_all()}: one program runs on all replicas."
-                )
-            sharding = self.placement.sharding(stacked=True, replicas=len(trees))
-            return PerReplica(jax.lax.with_sharding_constraint(jnp.stack(arrays), sharding))
-
-        return jax.tree_util.tree_map(stacked, *map(opened, trees))
-
-    def _per_replica(
-        self, components: Sequence[PyTree], kinds: Sequence[Kind] = (), workers: Sequence[int] = ()
-    ) -> PerReplica | UnevenPerReplica:
-        """Returns a value with these components; `kinds` are those of all workers, if others have some too."""
-        arrays = all(is_number_like(component) for component in components)
-        devices = [self.devices[i] for i in self.placement.local_replicas]
-        if arrays and len(set(kinds or map(kind_of, components))) == 1:
-            rows = [jax.device_put(strongly_typed(c)[None], d) for c, d in zip(components, devices, strict=True)]
-            return PerReplica(self.placement.assembled(rows))
-        if arrays:
-            components = [jax.device_put(strongly_typed(c), d) for c, d in zip(components, devices, strict=True)]
-        if kinds:
-            return SpreadPerReplica(components, kinds, workers, self.placement.place)
-        return UnevenPerReplica(components)
-
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)
         return f"{type(self).__name__}([{names}])"
 
 
-def _check_structures(trees: Sequence[PyTree]) -> None:
-    structures: list[jax.tree_util.PyTreeDef] = [jax.tree_util.tree_structure(tree) for tree in trees]
-    first, *others = structures
-    for i, other in enumerate(others, 1):
-        if other != first:
-            raise ArgumentError(
-                "`value_fn` must return pytrees of the same structure for all replicas, got "
-                f"{first} for replica 0 and {other} for replica {i}."
-            )
+def _count_here(strategy: MeshStrategy, replicas: int) -> int:
+    """Returns how many components of an equal result are here: those of a partial step are in every process."""
+    return len(strategy.placement.local_replicas) if replicas == strategy.num_replicas_in_sync else replicas
 
 
 def _components(leaf: Leaf, each: Components | None, number: int) -> tuple[PyTree, ...]:

@@ -1,0 +1,158 @@
+"""The devices of a strategy's replicas: values on all of them, or on the first few for a step on fewer replicas."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
+
+import replicax.health as health
+from replicax.compat.jax import strongly_typed
+from replicax.program.results import marked_like
+from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
+from replicax.runtime.transfer import from_chief, is_in_host_memory, put, put_all, spans_processes
+from replicax.typing import Leaf, PyTree
+from replicax.values import is_per_replica
+
+
+class ReplicaDevices:
+    """The devices of the replicas, the meshes over them, and how values move from one to the other.
+
+    A *mirrored* value is replicated over all devices. A *stacked* one has a row for each replica, on its device. A step
+    may run on the first few replicas only: on a sub-mesh.
+
+    Args:
+        devices: The devices, replicas first: shape `(replicas,)`, or `(replicas, ...)` where several devices make one.
+        axis_names: Names of the dimensions; the first is `"replica"`.
+        workers: What the processes are called in messages, in their order.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[jax.Device] | np.ndarray,
+        axis_names: Sequence[str] = (REPLICA_AXIS,),
+        workers: Sequence[str] = (),
+    ):
+        self._worker_names = tuple(workers)
+        self._devices = np.array(devices, dtype=object)
+        self._axis_names = tuple(axis_names)
+        self.replicas = len(self._devices)
+        #: One device for each replica.
+        self.devices: tuple[jax.Device, ...] = tuple(
+            row.flat[0] if self._devices.ndim > 1 else row for row in self._devices
+        )
+        self._meshes: dict[int, Mesh] = {}
+        #: Whether some of the devices belong to other processes.
+        self.spans_processes = spans_processes(self.sharding(stacked=False))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the first of them, which writes for all."""
+        return jax.process_index() == 0
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """What the processes are called in messages, in their order."""
+        return self._worker_names or tuple(f"process {process}" for process in range(jax.process_count()))
+
+    @functools.cached_property
+    def local_replicas(self) -> tuple[int, ...]:
+        """Ids of the replicas whose (first) device belongs to this process."""
+        return tuple(i for i, device in enumerate(self.devices) if device.process_index == jax.process_index())
+
+    def mesh_for(self, replicas: int) -> Mesh:
+        """Returns the mesh of the first `replicas` replicas."""
+        if replicas not in self._meshes:
+            types = (AxisType.Auto,) * len(self._axis_names)
+            self._meshes[replicas] = Mesh(self._devices[:replicas], self._axis_names, axis_types=types)
+        return self._meshes[replicas]
+
+    def sharding(self, stacked: bool, replicas: int | None = None) -> NamedSharding:
+        """Returns where a mirrored (or stacked) value lives in a step on `replicas` replicas (default: all)."""
+        mesh = self.mesh_for(replicas or self.replicas)
+        return stacked_sharding(mesh) if stacked else mirrored_sharding(mesh)
+
+    def place(self, value: jax.typing.ArrayLike, stacked: bool = False, replicas: int | None = None) -> jax.Array:
+        """Returns a copy of `value` on the devices; it shares no buffer with `value`."""
+        return placed_copy(value, self.sharding(stacked, replicas))
+
+    def assembled(self, rows: Sequence[jax.Array]) -> jax.Array:
+        """Returns the stacked value of this process's `rows`, arrays of shape `(1, ...)` on their replicas' devices."""
+        if self._devices.ndim > 1:
+            return self.place(np.concatenate(rows), stacked=True)
+        shape = (self.replicas, *rows[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self.sharding(stacked=True), list(rows))
+
+    def spread(self, values: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Returns results of a program on a sub-mesh in every process, also in those that had no part in it."""
+        if not self.spans_processes:
+            return values
+        with health.phase(health.WAIT, "results of a partial batch"):
+            return [self.place(value) for value in from_chief(values)]
+
+    def takes_part(self, replicas: int) -> bool:
+        """Returns whether a device of the first `replicas` replicas belongs to this process."""
+        return bool(self.sharding(stacked=False, replicas=replicas).addressable_devices)
+
+    def result_sharding(self, replicas: int) -> NamedSharding | None:
+        """Returns how a program on so many replicas returns results that every process reads; None leaves it to XLA.
+
+        Where the mesh spans processes they are replicated over all devices. (Of a sub-mesh, process 0 sends them to
+        those that have no part in it.)
+        """
+        return self.sharding(stacked=False, replicas=replicas) if self.spans_processes else None
+
+    def shrunk(self, array: jax.Array, replicas: int) -> jax.Array:
+        """Returns an argument that is mirrored on all devices as a program on `replicas` replicas needs it."""
+        if isinstance(array, jax.Array) and array.sharding == self.sharding(stacked=False):
+            return self._first(array, replicas)
+        return array
+
+    def _first(self, mirrored: jax.Array, replicas: int) -> jax.Array:
+        shards = {shard.device: shard.data for shard in mirrored.addressable_shards}
+        held = [shards[device] for device in self._devices[:replicas].flat if device in shards]
+        sharding = self.sharding(stacked=False, replicas=replicas)
+        return jax.make_array_from_single_device_arrays(mirrored.shape, sharding, held, dtype=mirrored.dtype)
+
+    def rejoined(self, tree: PyTree, replicas: int) -> PyTree:
+        """Moves the mirrored results of a program on `replicas` replicas to all devices."""
+        if replicas == self.replicas:
+            return tree
+        return jax.tree_util.tree_map(self._rejoined, tree, is_leaf=is_per_replica)
+
+    def mirrored(self, value: Leaf, replicas: int) -> Leaf:
+        """Returns a result of `replicas` replicas as every process can read it; in one process it is left as it is."""
+        if not self.spans_processes or not isinstance(value, jax.Array):
+            return value
+        if isinstance(value, jax.core.Tracer):
+            return jax.lax.with_sharding_constraint(value, self.sharding(stacked=False, replicas=replicas))
+        return value if value.is_fully_addressable else put(value, self.sharding(stacked=False))
+
+    def _rejoined(self, leaf: Leaf) -> Leaf:
+        if is_per_replica(leaf) or not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+            return leaf
+        return marked_like(self.place(leaf), leaf) if leaf.sharding.is_fully_replicated else leaf
+
+
+def placed_copy(value: jax.typing.ArrayLike, sharding: Sharding) -> jax.Array:
+    """Returns a copy of `value` with a sharding; it shares no buffer with `value`."""
+    (copy,) = placed_copies([value], [sharding])
+    return copy
+
+
+def placed_copies(values: Sequence[jax.typing.ArrayLike], shardings: Sequence[Sharding]) -> list[jax.Array]:
+    """Returns copies of `values` with shardings; they share no buffers with `values`."""
+    # `device_put` reuses the buffer of a device that has the value already, even with may_alias=False.
+    return put_all(list(map(_copied, values)), shardings)
+
+
+def _copied(value: jax.typing.ArrayLike) -> jax.Array | np.ndarray:
+    if not isinstance(value, jax.Array):
+        return strongly_typed(value)
+    # JAX copies by a program that XLA compiles for each shape. A deep model has many small variables, and new ones have
+    # their first values on one device: where that is the host, memory is all that there is to copy.
+    return np.array(value) if is_in_host_memory(value) else jnp.copy(value)

@@ -1,0 +1,106 @@
+"""Per-replica values made by a function of the user's, which is called for each replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from replicax.compat.jax import strongly_typed
+from replicax.containers import opened
+from replicax.data import (
+    ValueContext,
+)
+from replicax.errors import ArgumentError, ReplicaShapeError
+from replicax.program.calls import check_function
+from replicax.program.enclosing import enclosing_program, settle_strategy
+from replicax.program.pytrees import is_number_like
+from replicax.strategies.base import Strategy
+from replicax.strategies.placement import Placement
+from replicax.strategies.spread import Kind, SpreadPerReplica, compared, kind_of
+from replicax.typing import Leaf, PyTree
+from replicax.values import PerReplica, UnevenPerReplica
+
+
+class ValuesFromFunction(Strategy):
+    """A strategy over a mesh, as it makes per-replica values."""
+
+    placement: Placement
+
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> PyTree:
+        """Builds a per-replica value, one call of `value_fn` for each replica of this process.
+
+        On several workers all call this together, and know of all components' shapes and dtypes afterwards. Inside an
+        `rx.function` each worker calls `value_fn` for every replica, and all trace the same.
+
+        Raises:
+            ArgumentError: `value_fn` returns pytrees of different structures.
+            ReplicaShapeError: Inside an `rx.function`: it returns arrays of different shapes or dtypes.
+            ValuesMismatchError: Workers return pytrees of another structure.
+        """
+        check_function("`value_fn`", value_fn)
+        self._check_cross_replica("strategy.distribute_values_from_function")
+        replicas = self.num_replicas_in_sync
+        if enclosing_program() is not None:
+            settle_strategy(self)
+            return self._stacked_in_program([value_fn(ValueContext(i, replicas)) for i in range(replicas)])
+        trees = [value_fn(ValueContext(i, replicas)) for i in self.placement.local_replicas]
+        if replicas == 1:
+            return self.replicate(trees[0])
+        if not self.placement.spans_processes:
+            _check_structures(trees)
+            return jax.tree_util.tree_map(lambda *components: self._per_replica(components), *trees)
+        leaves, structures = zip(*map(jax.tree_util.tree_flatten, trees), strict=True)
+        layout = compared(structures, leaves, self.placement.workers)
+        values = [
+            self._per_replica(components, kinds, layout.workers)
+            for components, kinds in zip(zip(*leaves, strict=True), layout.kinds, strict=True)
+        ]
+        return jax.tree_util.tree_unflatten(structures[0], values)
+
+    def _stacked_in_program(self, trees: Sequence[PyTree]) -> PyTree:
+        """Returns the per-replica value with these components, while a program is being traced."""
+        _check_structures(trees)
+        if len(trees) == 1:
+            return trees[0]
+
+        def stacked(*components: Leaf) -> PerReplica | UnevenPerReplica:
+            if not all(map(is_number_like, components)):
+                return UnevenPerReplica(components)
+            arrays = [strongly_typed(component) for component in components]
+            if len({(array.shape, array.dtype) for array in arrays}) > 1:
+                raise ReplicaShapeError(
+                    "Inside an rx.function all components of a per-replica value must have the same shape and dtype, "
+                    f"got {UnevenPerReplica(arrays).kinds_of_all()}: one program runs on all replicas."
+                )
+            sharding = self.placement.sharding(stacked=True, replicas=len(trees))
+            return PerReplica(jax.lax.with_sharding_constraint(jnp.stack(arrays), sharding))
+
+        return jax.tree_util.tree_map(stacked, *map(opened, trees))
+
+    def _per_replica(
+        self, components: Sequence[PyTree], kinds: Sequence[Kind] = (), workers: Sequence[int] = ()
+    ) -> PerReplica | UnevenPerReplica:
+        """Returns a value with these components; `kinds` are those of all workers, if others have some too."""
+        arrays = all(is_number_like(component) for component in components)
+        devices = [self.devices[i] for i in self.placement.local_replicas]
+        if arrays and len(set(kinds or map(kind_of, components))) == 1:
+            rows = [jax.device_put(strongly_typed(c)[None], d) for c, d in zip(components, devices, strict=True)]
+            return PerReplica(self.placement.assembled(rows))
+        if arrays:
+            components = [jax.device_put(strongly_typed(c), d) for c, d in zip(components, devices, strict=True)]
+        if kinds:
+            return SpreadPerReplica(components, kinds, workers, self.placement.place)
+        return UnevenPerReplica(components)
+
+
+def _check_structures(trees: Sequence[PyTree]) -> None:
+    structures: list[jax.tree_util.PyTreeDef] = [jax.tree_util.tree_structure(tree) for tree in trees]
+    first, *others = structures
+    for i, other in enumerate(others, 1):
+        if other != first:
+            raise ArgumentError(
+                "`value_fn` must return pytrees of the same structure for all replicas, got "
+                f"{first} for replica 0 and {other} for replica {i}."
+            )
