@@ -10,7 +10,7 @@ _S = "tf.distribute.Strategy"
 _E = "tf.distribute.StrategyExtended"
 _V1 = "It belongs to TensorFlow 1's sessions and graphs."
 _LOOP = "Iterate over what `strategy.distribute_dataset(...)` returns: `for batch in dataset:`."
-_ONE_CORE = "A replica is one device; `rx.LayoutStrategy` and `rx.dtensor` cut a model over several."
+_ONE_CORE = "A replica is one device; `rx.LayoutStrategy` and `rx.dtensor` shard a model over several."
 _RUN_OPTIONS = refused("XLA compiles each step for the shapes that it gets; there is nothing to set.", None)
 _NO_ASSIGNMENT = refused("Replicas are in JAX's order of devices. " + _ONE_CORE, None)
 
@@ -42,7 +42,8 @@ STRATEGIES: Rows = {
     f"{_D}.CollectiveAllReduceStrategy": renamed("MultiWorkerMirroredStrategy"),
     f"{_D}.ParameterServerStrategy": differs(
         "ParameterServerStrategy",
-        "A step is cut into one pull and one push; see [asynchronous training](asynchronous.md). Without a resolver it "
+        "A step is split into one pull and one push; see [asynchronous training](asynchronous.md). Without a resolver "
+        "it "
         "asks the environment.",
     ),
     f"{_X}.ParameterServerStrategy": renamed("ParameterServerStrategy"),

@@ -55,7 +55,7 @@ VARIABLES: Rows = {
     f"{_V}.initial_value": absent("A variable has its value from the beginning; keep a copy of it where you need it."),
     f"{_V}.initialized_value": absent("A variable has its value from the beginning: `v.value`."),
     f"{_V}.initializer": absent("A variable has its value from the beginning."),
-    f"{_V}.SaveSliceInfo": absent("Checkpoints store whole tensors, whatever their layout."),
+    f"{_V}.SaveSliceInfo": absent("Checkpoints store global tensors, whatever their layout."),
     **absent_members("from_proto graph op to_proto", _V, _V1),
     f"{_DV}.create": absent("A variable has its value from the beginning."),
     f"{_DV}.handle": absent("A variable is one object; its value is `v.value`."),
@@ -75,7 +75,7 @@ VARIABLES: Rows = {
     "tf.train": absent("`rx.Checkpoint` and `rx.CheckpointManager` stand in `replicax` itself."),
     _K: differs(
         "Checkpoint",
-        "Stores whole arrays by name, on Orbax; TensorFlow's files are not read. Objects that are not built get their "
+        "Stores global arrays by name, on Orbax; TensorFlow's files are not read. Objects that are not built get their "
         "values later.",
     ),
     f"{_K}.write": differs(

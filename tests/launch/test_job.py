@@ -298,7 +298,7 @@ def test_a_worker_that_vanishes_with_0_while_others_need_it_is_the_one_that_is_l
     done = run(f"{NEWS}\ntell(meets=2)\nif index == 1: os._exit(0)\ntime.sleep(0.5)\n{others}")
     assert done.code == 71
     assert "worker 1 failed first: exit code 71: it was gone, and others needed it" in done.err
-    assert "ended with exit code 0 in the midst of the job" in done.err
+    assert "ended with exit code 0 in the middle of the job" in done.err
     assert "Connection closed" not in done.err
 
 
