@@ -177,7 +177,7 @@ class ClusterCoordinator:
             is_leaf=lambda leaf: isinstance(leaf, RemoteValue),
         )
 
-    # What each worker has of its own.
+    # Objects that each worker has of its own.
 
     def create_per_worker_dataset(self, dataset_fn: Callable[[], PyTree]) -> PerWorkerDataset:
         """Lets each worker make a dataset; `iter()` of what is returned gives what to pass to `schedule`.

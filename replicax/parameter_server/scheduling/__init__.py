@@ -2,7 +2,7 @@
 
 The problem: steps are scheduled by one process and run by others, which may die or hang at any time, two of them at
 once, while they start, compute, or are replaced. No step may be lost, no update may be applied twice, whoever waits
-must hear of errors, and nobody may wait for ever.
+must hear of errors, and nobody may wait forever.
 
 The way: *observe, decide, act*. All that is known is one immutable value, the `SchedulerState`. Whatever happens is an
 event, and one pure function decides what follows from it: `next_state(state, event)` returns the next state and the

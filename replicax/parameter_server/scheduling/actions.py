@@ -1,4 +1,4 @@
-"""What is to be done in an asynchronous training: the actions that `machine.next_state` returns."""
+"""The actions that `machine.next_state` returns: things to be done in an asynchronous training."""
 
 from __future__ import annotations
 

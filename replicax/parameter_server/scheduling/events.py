@@ -1,4 +1,4 @@
-"""What may happen in an asynchronous training: the events that `machine.next_state` takes."""
+"""The events that `machine.next_state` takes: things that may happen in an asynchronous training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from replicax.parameter_server.scheduling.closures import Closure
 from replicax.parameter_server.scheduling.ledger import Attempt
 from replicax.parameter_server.scheduling.watch import ActorId
 
-# What users' threads ask for.
+# Requests of users' threads.
 
 
 class Scheduled(NamedTuple):
@@ -72,7 +72,7 @@ class Closed(NamedTuple):
     """The strategy is closed."""
 
 
-# What the scheduler's thread observes.
+# Observations of the scheduler's thread.
 
 
 class Tick(NamedTuple):

@@ -1,4 +1,4 @@
-"""What Ray's handles of workers and servers can be asked, as types: Ray's own type knows no methods."""
+"""Types for Ray's handles of workers and servers: Ray's own type knows no methods."""
 
 from __future__ import annotations
 

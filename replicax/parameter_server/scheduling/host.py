@@ -1,4 +1,4 @@
-"""What scheduling asks of the strategy that it works for, and of where checkpoints are, as types."""
+"""Types for what scheduling asks of its strategy and of a checkpoint manager."""
 
 from __future__ import annotations
 

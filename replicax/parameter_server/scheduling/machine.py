@@ -1,4 +1,4 @@
-"""What follows from whatever happens in an asynchronous training: `next_state(state, event) -> (state, actions)`.
+"""The decisions of an asynchronous training: `next_state(state, event) -> (state, actions)`.
 
 States, events and actions are values. Nothing here waits, talks to anybody, or looks at a clock; the scheduler carries
 out what is decided here, and tells what came of it as further events.
@@ -59,7 +59,7 @@ from replicax.parameter_server.scheduling.ledger import Attempt
 from replicax.parameter_server.scheduling.state import Broken, Draining, Ended, Recovering, SchedulerState, Serving
 from replicax.parameter_server.scheduling.watch import WORKER, ActorId, Stage
 
-_MOST_LOST_WORKERS = 10  # A function that kills whoever runs it must not go on for ever.
+_MOST_LOST_WORKERS = 10  # A function that kills whoever runs it must not go on forever.
 
 
 def next_state(state: SchedulerState, event: Event) -> tuple[SchedulerState, tuple[Action, ...]]:
@@ -154,7 +154,7 @@ class _Transition:
     def go_on(self) -> None:
         """Begins what may begin in the state that there is now."""
         if self.state.error is not None:
-            self._cancel_queue(self.state.error)  # What a lost worker had is in the queue again.
+            self._cancel_queue(self.state.error)  # The closures of a lost worker are in the queue again.
         state = self.state
         if isinstance(state.phase, Draining):
             # Whoever wants quiet may go on reading and writing variables, unless it waits for the recovery itself.

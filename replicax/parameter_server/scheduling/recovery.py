@@ -14,7 +14,7 @@ from replicax.parameter_server.variables.remote import home_of
 from replicax.variable_access import VariableLike, name_of
 
 _log = logging.getLogger(__name__)
-_MOST_TRIES = 10  # Servers may be lost while others are being replaced, but not for ever.
+_MOST_TRIES = 10  # Servers may be lost while others are being replaced, but not forever.
 
 
 class Recovery:

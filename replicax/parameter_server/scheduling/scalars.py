@@ -1,4 +1,4 @@
-"""What workers and servers are doing, for TensorBoard."""
+"""Figures of workers and servers for TensorBoard."""
 
 from __future__ import annotations
 

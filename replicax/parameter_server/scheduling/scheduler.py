@@ -39,8 +39,8 @@ class Scheduler:
     """Lets closures be run by workers, and takes care of workers and servers.
 
     All that is known is one value, the state. It is replaced under a lock by `next_state`, in the thread in which
-    something happens; those who wait look at it again then. What the machine decides is carried out by the scheduler's
-    own thread, without the lock: if Ray does not answer, those who wait must be able to hear Ctrl-C.
+    something happens; those who wait look at it again then. The scheduler's own thread carries out the decisions,
+    without the lock: if Ray does not answer, those who wait must be able to hear Ctrl-C.
 
     Args:
         actors: The workers and servers.
@@ -63,7 +63,7 @@ class Scheduler:
         self._runner.start()
         self._thread.start()
 
-    # What other threads call.
+    # Calls of other threads.
 
     def add(self, closure: Closure) -> None:
         """Queues a closure; waits while the queue is full.

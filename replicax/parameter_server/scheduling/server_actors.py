@@ -26,7 +26,7 @@ Asked = TypeVar("Asked")
 _TICK_S = 0.25
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_KILL = 5.0
-_MOST_RECOVERIES = 10  # Servers may be lost while they are being replaced, but not for ever.
+_MOST_RECOVERIES = 10  # Servers may be lost while they are being replaced, but not forever.
 
 
 class ServerActors:

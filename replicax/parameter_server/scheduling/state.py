@@ -118,7 +118,7 @@ class SchedulerState(NamedTuple):
         """How many seconds closures wait while no worker is up, before that is an error."""
         return longest_wait(self.watch.timeouts.start_timeout, self.watch.timeouts.stall_timeout)
 
-    # What concerns several parts at once: each returns the state afterwards.
+    # Transitions of several parts at once: each returns the state afterwards.
 
     def with_finished(self, attempt: Attempt) -> SchedulerState:
         """Notes that a worker is through with a closure."""

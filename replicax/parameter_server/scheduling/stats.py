@@ -1,4 +1,4 @@
-"""What a coordinator has seen so far: steps, times, staleness, bytes, restarts."""
+"""Figures of a training so far: steps, times, staleness, bytes, restarts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replicax.parameter_server.actors.messages import Done
 
 @dataclasses.dataclass(frozen=True)
 class WorkerStats:
-    """What one worker has done.
+    """Figures of one worker.
 
     Attributes:
         steps: Steps that it has made.
@@ -48,7 +48,7 @@ class Queue:
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """What a coordinator has seen so far.
+    """Figures of a training so far.
 
     Attributes:
         steps: Steps that are through.

@@ -1,4 +1,4 @@
-"""What workers and servers may drop, since nobody refers to it any more."""
+"""Notes of what workers and servers may drop, since nobody refers to it any more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Unused(NamedTuple):
-    """What nobody refers to any more.
+    """An object that nobody refers to any more.
 
     Attributes:
         provided: What workers may drop: the id of a dataset, iterator or resource, or `("program", id)`.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 WORKER, SERVER = "worker", "ps"
-_MOST_PATIENCE = 8.0  # A machine that is too busy for the time-outs must not have everything restarted for ever.
+_MOST_PATIENCE = 8.0  # A machine that is too busy for the time-outs must not have everything restarted forever.
 _SUSPECT_AFTER_S = 5.0
 _ENDED_WITHIN_S = 30.0
 _BETWEEN_STARTS_S = 2.0  # Ray refuses at once what it cannot place, such as an actor whose node is away.
@@ -70,7 +70,7 @@ class Timeouts:
 
 
 class ActorRecord(NamedTuple):
-    """What is known of an actor. Times are those of the caller's clock.
+    """The state of one actor. Times are those of the caller's clock.
 
     Attributes:
         stage: How far it has come.
@@ -252,7 +252,7 @@ class Watch:
     def _with(self, actor: ActorId, record: ActorRecord) -> Watch:
         return Watch(self.timeouts, {**self.actors, actor: record})
 
-    # What to do.
+    # Decisions.
 
     def to_ping(self, now: float) -> list[ActorId]:
         """Returns the actors to ask for a sign of life."""

@@ -1,4 +1,4 @@
-"""What each worker has of its own: datasets, iterators and resources, as the coordinator makes and describes them."""
+"""Objects that each worker has of its own: datasets, iterators and resources, as the coordinator sees them."""
 
 from __future__ import annotations
 
