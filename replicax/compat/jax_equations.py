@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 from jax._src import source_info_util as jax_source_info
-from jax._src.source_info_util import SourceInfo
+from jax._src.source_info_util import SourceInfo as SourceInfo  # for who types equations
 from jax.extend import core as jex_core
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import jax
 from jax._src import config as jax_config, core as jax_core
-from jax._src.core import Trace
+from jax._src.core import Trace as Trace  # for who types traces
 from jax.extend import core as jex_core
 
 from replicax.typing import PyTree
