@@ -34,7 +34,7 @@ def test_idle_replicas_are_told_once_for_each_number_of_rows(caplog):
     strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
     for rows in (3, 3, 2, 5, 3):
         list(strategy.distribute_dataset([np.zeros(rows)]))
-    told = [message for message in caplog.messages if "stand idle" in message]
+    told = [message for message in caplog.messages if "are idle" in message]
     assert [message.split()[4] for message in told] == ["3", "5"]
 
 
