@@ -1,10 +1,11 @@
-"""What is asked of Keras that it exports no name for. Read in Keras 3.10 to 3.15.
+"""What is asked of Keras that it exports no name for. Read in Keras 3.12 to 3.15.
 
 Keras is imported when it is asked, not before. `tests/compat/test_keras.py` names what a newer Keras lacks.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -164,6 +165,16 @@ def stop_writing(backup: keras.callbacks.BackupAndRestore) -> None:
     """Lets a `BackupAndRestore` restore only; without the method, a subclass overrides the hooks that save."""
     backup._save_model = lambda: None
     backup.on_train_end = lambda logs=None: None
+
+
+def is_of_empty_generator(error: BaseException) -> bool:
+    """Returns whether a loop was given a generator that yields nothing; Keras 3.15 has a `ValueError` for it.
+
+    Where the module has another name, the `IndexError` of Keras's own stays what it is.
+    """
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    module = frame.f_globals.get("__name__")
+    return isinstance(error, IndexError) and module == "keras.src.trainers.data_adapters.generator_data_adapter"
 
 
 def check_compiled(model: keras.Model, call: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import replicax.context as context
 import replicax.health as health
-from replicax.compat.keras import trainer_class
+from replicax.compat.keras import is_of_empty_generator, trainer_class
 from replicax.data.sources import check_batch_size
 from replicax.errors import BatchError, ContextError
 from replicax.keras.feeding import as_keras_data
@@ -157,9 +157,10 @@ def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArgu
     model._replicax.loops += 1
     try:
         return original(*given.args, **given.kwargs)
-    except (StopIteration, UnboundLocalError) as error:
+    except (StopIteration, UnboundLocalError, IndexError) as error:
         # What Keras's loops end with when their first `next` finds nothing.
-        if model._replicax.steps == before:
+        is_of_keras = not isinstance(error, IndexError) or is_of_empty_generator(error)
+        if is_of_keras and model._replicax.steps == before:
             raise BatchError(f"{original.__name__}: the data yielded no batch at all.") from error
         raise
     finally:

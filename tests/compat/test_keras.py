@@ -177,6 +177,23 @@ def test_what_the_loops_ask_a_model(model):
     assert keras_door.in_order_of_metrics(model, logs) == [logs["loss"], logs["mae"]]
 
 
+@pytest.mark.parametrize("loop", ["fit", "predict"])
+def test_a_generator_that_yields_nothing_is_known(model, loop, monkeypatch):
+    monkeypatch.setenv("REPLICAX_TRACEBACK", "full")  # as where the error is caught
+    with pytest.raises((ValueError, IndexError)) as caught:
+        getattr(model, loop)((batch for batch in ()), verbose=0)
+    assert isinstance(caught.value, ValueError) or keras_door.is_of_empty_generator(caught.value)
+
+
+def test_an_error_of_the_users_data_is_another_one(model):
+    def data():
+        yield [][1]
+
+    with pytest.raises(IndexError) as caught:
+        model.fit(data(), verbose=0)
+    assert not keras_door.is_of_empty_generator(caught.value)
+
+
 def test_arrays_are_split_and_made_one_batch():
     x, y = np.arange(12.0).reshape(4, 3), np.arange(4)
     assert keras_door.are_arrays((x, y, None))

@@ -13,8 +13,8 @@ from replicax.cluster.environment import Environ
 from replicax.launch.doctor.findings import Finding, fail, ok, warn
 
 _OLDEST_PYTHON = (3, 11)
-_OLDEST_JAX, _NEWEST_TESTED_JAX = (0, 10), (0, 11)  # compat says what differs.
-_OLDEST_KERAS = (3, 10)
+_OLDEST_JAX, _NEWEST_TESTED_JAX = (0, 10), (0, 12)  # compat says what differs.
+_OLDEST_KERAS = (3, 12)
 _INSTALL = "pip install --upgrade"
 
 Version = Callable[[str], str | None]
