@@ -41,8 +41,8 @@ def by_name(findings: Any) -> dict[str, Finding]:
         ({"jax": None}, "3.12.0", {"jax": Severity.FAIL}),
         ({"jaxlib": "0.9.0"}, "3.12.0", {"jax": Severity.FAIL}),
         ({"jax": "0.9.2", "jaxlib": "0.9.2"}, "3.12.0", {"jax": Severity.FAIL}),
-        ({"jax": "0.12.0.dev1", "jaxlib": "0.12.0"}, "3.12.0", {"jax": Severity.WARN}),
-        ({"keras": "3.9.0"}, "3.12.0", {"keras": Severity.FAIL}),
+        ({"jax": "0.13.0.dev1", "jaxlib": "0.13.0"}, "3.12.0", {"jax": Severity.WARN}),
+        ({"keras": "3.11.0"}, "3.12.0", {"keras": Severity.FAIL}),
         ({"keras": None, "replicax": None}, "3.12.0", {"keras": Severity.FAIL}),
     ],
 )
