@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ class BoundVariables:
         host: Runs the program.
         replicas: How many replicas take part.
         view: See `Program`.
+        in_update: The ids of variables that are where an optimizer's variables are updated.
 
     Attributes:
         updated: Those that it reads and overwrites: their buffers are given to the program.
@@ -44,8 +45,9 @@ class BoundVariables:
         host: Host,
         replicas: int,
         view: GlobalView | None,
+        in_update: Collection[int] = (),
     ):
-        self._host, self._replicas, self._view = host, replicas, view
+        self._host, self._replicas, self._view, self._in_update = host, replicas, view, in_update
         self._is_partial = replicas != host.num_replicas_in_sync
         assigned = {id(variable) for variable in written}
         # On a sub-mesh the inputs are views of buffers that other replicas keep: those are not ours to give away.
@@ -75,6 +77,8 @@ class BoundVariables:
     def _sharding_by_host(self, variable: VariableLike) -> Sharding | None:
         if self._view is not None:
             return self._view.sharding_of(variable)
+        if id(variable) in self._in_update:
+            return self._host.optimizer_sharding(variable)
         return self._host.placement.program_sharding(variable, self._replicas)
 
     def fetched(self) -> dict[int, jax.Array]:
@@ -113,7 +117,7 @@ class BoundVariables:
     def _loaded(self, placements: Sequence[tuple[VariableLike, Sharding]]) -> list[jax.Array]:
         """Returns the values of variables at their shardings, those that the host places all at once."""
         hosts = [variable for variable, _ in placements if self._is_placed_by_host(variable)]
-        homes = None if self._view is None else list(map(self._view.sharding_of, hosts))
+        homes = None if self._is_partial else list(map(self._sharding_by_host, hosts))
         values = iter(self._host.placement.load(hosts, self._replicas, homes))
         return [
             next(values) if self._is_placed_by_host(variable) else put(array_of(variable), sharding)

@@ -85,7 +85,7 @@ class CompiledPass:
         self._takes_part = not self._is_partial or placement.takes_part(self._replicas)
         self._host_calls = HostCalls(name, self._function.program)
         self.variables = BoundVariables(
-            self._function.read, self._function.written, self._host, self._replicas, self._view
+            self._function.read, self._function.written, self._host, self._replicas, self._view, frame.in_update
         )
         self.compiled = self._jit()
         self._calls = health.Calls(name, placement.spans_processes)

@@ -164,6 +164,7 @@ class ProgramFrame(_TracedFrame):
         strategy: The strategy that the program runs under, once known.
         replicas: Number of replicas that take part, once known.
         counts: Which arrays are results of a `strategy.run`.
+        in_update: The variables that only the updates after the replicas read, by their ids.
     """
 
     def __init__(self, outside: Trace):
@@ -172,6 +173,20 @@ class ProgramFrame(_TracedFrame):
         self.strategy: Host | None = None
         self.replicas: int | None = None
         self.counts = Counts()
+        self.in_update: dict[int, VariableLike] = {}
+        self._in_replicas: set[int] = set()
+
+    def note_replicas(self, read: Iterable[VariableLike], in_update: Iterable[VariableLike]) -> None:
+        """Notes what replicas do with variables.
+
+        Args:
+            read: Those that the replicas read.
+            in_update: Those that only the update reads, which comes after them.
+        """
+        self._in_replicas |= set(map(id, read))
+        self.in_update |= {id(variable): variable for variable in in_update}
+        for key in self._in_replicas & self.in_update.keys():
+            del self.in_update[key]
 
 
 class ReplicaFrame(_TracedFrame):

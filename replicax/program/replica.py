@@ -38,7 +38,7 @@ from replicax.program.late import Late
 from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
 from replicax.program.replica_program import ReplicaProgram, trace_replica
 from replicax.program.scales import Search, find_local_mean, scope_of
-from replicax.program.sharded_replicas import Shard, sharded_dimensions
+from replicax.program.sharded_replicas import Shard, sharded_in
 from replicax.program.split import Assigned, Split
 from replicax.program.summed_means import find_summed_mean
 from replicax.program.tracing import explained_op_by_op
@@ -47,7 +47,7 @@ from replicax.program.unknown_axes import axes_explained
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import ManualPerReplica, PerReplica, is_per_replica
-from replicax.variable_access import VariableLike, array_of, is_per_replica_variable, name_of, shape_of
+from replicax.variable_access import VariableLike, array_of, is_per_replica_variable, name_of
 
 _SHARED, _STACKED = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
 #: How arguments or results lie over the replicas: first those of the function, then those of variables.
@@ -198,21 +198,22 @@ class ReplicaCall:
         constants = dict(enumerate(site.constants(values)))
         early = [i for i, late in enumerate(parts.is_late) if not late]
         needed = site.variables_among(parts.needed)
-        sharded = sharded_dimensions(self.strategy.placement, site.inputs, self.replicas)
-        dimensions = {shape_of(v): d for v, d in zip(site.inputs, sharded, strict=True) if d is not None}
-        given_specs = [_spec_of_shard(sharded[number], in_specs[1][number]) for number in needed]
-        sent_specs = [_spec_of_shard(dimension, _SHARED) for dimension in parts.sent_dimensions(dimensions)]
+        sharded = sharded_in(self.strategy, site.inputs, site.outputs, needed, self.replicas)
+        if (program := enclosing_program()) is not None:
+            program.note_replicas([site.inputs[number] for number in needed], sharded.in_update)
+        given_specs = [_spec_of_shard(sharded.variables[number], in_specs[1][number]) for number in needed]
+        sent_specs = [_spec_of_shard(dimension, _SHARED) for dimension in parts.sent_dimensions(sharded.shapes)]
 
         def body(arrays: Sequence[jax.Array], given: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             local: list[Any] = [None] * len(values)  # what is not needed stays None
             for number, value in zip(needed, given, strict=True):
-                dimension = sharded[number]
+                dimension = sharded.variables[number]
                 if dimension is not None:
                     local[number] = Shard(value, dimension)
                 else:
                     local[number] = _component(value) if is_per_replica_variable(site.inputs[number]) else value
             inside = site.constants(local)
-            results, sent = parts.early({i: inside[i] for i in parts.needed}, arrays, dimensions)
+            results, sent = parts.early({i: inside[i] for i in parts.needed}, arrays, sharded.shapes)
             results[:first_stored] = site.typed(results[:first_stored])
             return [results[i][None] if specs[i] is _STACKED else results[i] for i in early], sent
 

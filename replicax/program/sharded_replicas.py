@@ -30,11 +30,11 @@ from jax.sharding import NamedSharding, Sharding
 
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import BY_ELEMENT, CALLS, MOVE_NUMBERS, SUMS_OVER_AXES
-from replicax.host import PlacementLike
+from replicax.host import Host
 from replicax.program.decisions import is_decision
 from replicax.program.jaxprs import bind, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variable_access import VariableLike, is_per_replica_variable
+from replicax.variable_access import VariableLike, is_per_replica_variable, layout_of, shape_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,18 +157,54 @@ def whole_value(value: Any) -> Any:
     return value.whole() if isinstance(value, Shard) else value
 
 
-def sharded_dimensions(placement: PlacementLike, variables: Sequence[VariableLike], replicas: int) -> list[int | None]:
-    """Returns for each variable which dimension of it is sharded over the replicas; None for one that is not.
+@dataclasses.dataclass(frozen=True)
+class Sharded:
+    """Which values are sharded over the replicas of one `run`.
+
+    Attributes:
+        variables: For each variable that is read, the dimension that is sharded; None for one that is not.
+        shapes: By the shapes of these variables, the dimension. Gradients of these shapes are sharded too.
+        in_update: The variables that only the update reads: they are where the strategy has an optimizer's variables.
+    """
+
+    variables: list[int | None]
+    shapes: dict[tuple[int, ...], int]
+    in_update: list[VariableLike]
+
+
+def sharded_in(
+    host: Host, inputs: Sequence[VariableLike], outputs: Sequence[VariableLike], needed: Sequence[int], replicas: int
+) -> Sharded:
+    """Returns what is sharded over replicas.
 
     Args:
-        placement: Where the variables are. Where several devices make one replica, all variables count as replicated.
-        variables: The variables.
+        host: Runs the replicas.
+        inputs: The variables that are read.
+        outputs: Those that are assigned.
+        needed: Which of `inputs` the replicas read, by their positions; only the update reads the others.
         replicas: How many replicas take part.
     """
-    return [_sharded_dimension(placement.program_sharding(variable, replicas), variable) for variable in variables]
+    assigned, read = set(map(id, outputs)), set(needed)
+    in_update = [
+        variable
+        for i, variable in enumerate(inputs)
+        if replicas == host.num_replicas_in_sync
+        and i not in read
+        and id(variable) in assigned
+        and layout_of(variable) is None
+        and not is_per_replica_variable(variable)
+    ]
+    updated = set(map(id, in_update))
+    shardings = [
+        host.optimizer_sharding(v) if id(v) in updated else host.placement.program_sharding(v, replicas) for v in inputs
+    ]
+    dimensions = list(map(_sharded_dimension, shardings, inputs))
+    shapes = {shape_of(v): d for v, d in zip(inputs, dimensions, strict=True) if d is not None}
+    return Sharded(dimensions, shapes, in_update)
 
 
 def _sharded_dimension(sharding: Sharding | None, variable: VariableLike) -> int | None:
+    """Returns which dimension is sharded. Where several devices make one replica, variables count as replicated."""
     if is_per_replica_variable(variable) or not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None
     if sharding.mesh.axis_names != (REPLICA_AXIS,) or REPLICA_AXIS not in sharding.spec:
