@@ -26,10 +26,10 @@ class MirroredStrategy(MeshStrategy):
             every (virtual) CPU where there is none. An empty list means the default too; a number the first so many.
         cross_device_ops: The algorithm that combines gradients; by default `NcclAllReduce`, XLA's own all-reduce.
         communication_options: How gradients are packed and compressed on the way.
-        shard_update: Whether `Model.fit` cuts large optimizer state over the devices, so that each of them updates its
-            part of the parameters and then gets the others': less work and memory than N copies of the same update, and
-            the same numbers (Xu et al., "Automatic Cross-Replica Sharding of Weight Update", 2020). Custom loops run
-            the update on every device.
+        shard_update: Whether training shards large optimizer state over the devices, so that each of them updates its
+            shard of the parameters and then gets the others': less work and memory than N copies of the same update,
+            and the same numbers (Xu et al., "Automatic Cross-Replica Sharding of Weight Update", 2020). In a custom loop
+            that is any large variable that only the update in `run` reads.
 
     Raises:
         DeviceError: A device does not exist or comes twice.
@@ -52,7 +52,7 @@ class MirroredStrategy(MeshStrategy):
         self.shard_update = shard_update
 
     def optimizer_sharding(self, variable: VariableLike) -> Sharding | None:
-        """Returns where a variable of an optimizer lives while `Model.fit` trains."""
+        """Returns where a variable of an optimizer lives while a step updates it."""
         if not self.shard_update:
             return super().optimizer_sharding(variable)
         layout = cut_if_large(variable, _MIN_SHARDED_SIZE, self.num_replicas_in_sync)

@@ -173,3 +173,30 @@ def test_a_batch_for_fewer_replicas_trains_whole_variables():
         rx.function(step)(others, batch(None, rows))
     for w, other in zip(ws, others, strict=True):
         np.testing.assert_allclose(w.numpy(), other.numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("shard_update", [True, False])
+def test_a_mirrored_strategy_shards_what_only_the_update_reads(shard_update):
+    size = 64  # 4096 elements: large enough to be sharded
+    strategy = rx.MirroredStrategy(8, shard_update=shard_update)
+    start = np.random.default_rng(0).normal(size=(size, size)).astype("float32") / 8
+
+    def trained_by(strategy):
+        with strategy.scope():
+            w, slot = rx.Variable(start), rx.Variable(np.zeros_like(start))
+
+        def step(x):
+            _, [gradient] = rx.value_and_grad(lambda: jnp.sum(jnp.tanh(x @ w.value) ** 2) / 16, [w])()
+            slot.assign(0.9 * slot.value + gradient)
+            w.assign_sub(0.1 * slot.value)
+
+        x = np.random.default_rng(1).normal(size=(16, size)).astype("float32")
+        for batch in strategy.distribute_dataset([x, x, x[:6], x]):
+            strategy.run(step, args=(batch,))
+        return w, slot
+
+    w, slot = trained_by(strategy)
+    assert w.value.sharding.is_fully_replicated
+    assert slot.value.sharding.is_fully_replicated == (not shard_update)
+    for value, other in zip((w, slot), trained_by(rx.OneDeviceStrategy("cpu:0")), strict=True):
+        np.testing.assert_allclose(value.numpy(), other.numpy(), rtol=0, atol=1e-6)
