@@ -28,8 +28,8 @@ class MirroredStrategy(MeshStrategy):
         communication_options: How gradients are packed and compressed on the way.
         shard_update: Whether training shards large optimizer state over the devices, so that each of them updates its
             shard of the parameters and then gets the others': less work and memory than N copies of the same update,
-            and the same numbers (Xu et al., "Automatic Cross-Replica Sharding of Weight Update", 2020). In a custom loop
-            that is any large variable that only the update in `run` reads.
+            and the same numbers (Xu et al., "Automatic Cross-Replica Sharding of Weight Update", 2020). In a custom
+            loop that is any large variable that only the update in `run` reads.
 
     Raises:
         DeviceError: A device does not exist or comes twice.
