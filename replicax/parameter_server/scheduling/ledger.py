@@ -148,7 +148,7 @@ class Ledger(NamedTuple):
     def assign(self) -> tuple[Ledger, tuple[Attempt, ...]]:
         """Hands out closures: the oldest first, to the workers that have least; returns the attempts, too."""
         ledger, attempts = self, []
-        while ledger.queue and ledger._may_begin():
+        while ledger.queue and _may_begin(ledger):
             free = [worker for worker in sorted(ledger.ready) if len(ledger.running[worker]) < ledger.depth]
             if not free:
                 break
@@ -157,12 +157,6 @@ class Ledger(NamedTuple):
             ledger, attempt = ledger._begin(worker)
             attempts.append(attempt)
         return ledger, tuple(attempts)
-
-    def _may_begin(self) -> bool:
-        if self.max_staleness is None:
-            return True
-        most = self.max_staleness
-        return self.under_way <= most and all(each.overtaken < most for worker in self.running for each in worker)
 
     def _begin(self, worker: int) -> tuple[Ledger, Attempt]:
         waiting, queue = self.queue.pop()
@@ -177,17 +171,17 @@ class Ledger(NamedTuple):
 
     def retraces(self, attempt: Attempt) -> Ledger:
         """Notes that a closure is being compiled for another batch; its worker keeps it."""
-        return self._changed(attempt, lambda each: each._replace(is_retracing=True))
+        return _changed(self, attempt, lambda each: each._replace(is_retracing=True))
 
     def repeat(self, attempt: Attempt) -> tuple[Ledger, Attempt]:
         """Lets a worker try again a closure that it has; returns the new attempt, too."""
         again = attempt._replace(id=self.next_attempt)
-        ledger = self._changed(attempt, lambda each: each._replace(attempt=again, is_retracing=False))
+        ledger = _changed(self, attempt, lambda each: each._replace(attempt=again, is_retracing=False))
         return ledger._replace(next_attempt=self.next_attempt + 1), again
 
     def finish(self, attempt: Attempt) -> Ledger:
         """Notes that a worker is through with a closure."""
-        return self._changed(attempt, lambda each: None)
+        return _changed(self, attempt, lambda each: None)
 
     def put_back(self, attempt: Attempt) -> Ledger:
         """Notes that a worker could not run a closure, which goes back to the head of the queue."""
@@ -208,12 +202,20 @@ class Ledger(NamedTuple):
         """Returns the ledger with nothing queued and nothing under way."""
         return self._replace(queue=_EMPTY, running=((),) * self.workers)
 
-    def _changed(self, attempt: Attempt, change: Callable[[RunningClosure], RunningClosure | None]) -> Ledger:
-        worker = attempt.worker
-        changed = [change(each) if each.attempt.id == attempt.id else each for each in self.running[worker]]
-        left = tuple(each for each in changed if each is not None)
-        return self._replace(running=_with(self.running, worker, left))
-
 
 def _with(running: _PerWorker, worker: int, closures: tuple[RunningClosure, ...]) -> _PerWorker:
     return (*running[:worker], closures, *running[worker + 1 :])
+
+
+def _may_begin(ledger: Ledger) -> bool:
+    if ledger.max_staleness is None:
+        return True
+    most = ledger.max_staleness
+    return ledger.under_way <= most and all(each.overtaken < most for worker in ledger.running for each in worker)
+
+
+def _changed(ledger: Ledger, attempt: Attempt, change: Callable[[RunningClosure], RunningClosure | None]) -> Ledger:
+    worker = attempt.worker
+    changed = [change(each) if each.attempt.id == attempt.id else each for each in ledger.running[worker]]
+    left = tuple(each for each in changed if each is not None)
+    return ledger._replace(running=_with(ledger.running, worker, left))

@@ -256,11 +256,11 @@ class Watch:
 
     def to_ping(self, now: float) -> list[ActorId]:
         """Returns the actors to ask for a sign of life."""
-        return self._those(lambda actor, it: it.wants_ping(now, self.timeouts))
+        return _those(self, lambda actor, it: it.wants_ping(now, self.timeouts))
 
     def to_start(self, now: float) -> list[ActorId]:
         """Returns the workers to start. Servers are not among them: their variables have to be restored with them."""
-        return self._those(lambda actor, it: actor.job == WORKER and it.stage is Stage.GONE and now >= it.start_at)
+        return _those(self, lambda actor, it: actor.job == WORKER and it.stage is Stage.GONE and now >= it.start_at)
 
     def hung(self, now: float) -> dict[ActorId, str]:
         """Returns the actors that hang, and how that shows."""
@@ -271,11 +271,11 @@ class Watch:
 
     def never_ended(self, now: float) -> list[ActorId]:
         """Returns the actors whose end was ordered long ago, without news of it: their nodes may be out of reach."""
-        return self._those(lambda actor, it: it.stage is Stage.ENDING and now - it.since > _ENDED_WITHIN_S)
+        return _those(self, lambda actor, it: it.stage is Stage.ENDING and now - it.since > _ENDED_WITHIN_S)
 
     def lost_servers(self) -> list[ActorId]:
         """Returns the servers that have gone and have not been started again."""
-        return self._those(lambda actor, it: actor.job == SERVER and it.stage is Stage.GONE)
+        return _those(self, lambda actor, it: actor.job == SERVER and it.stage is Stage.GONE)
 
     def _is_a_server_suspect(self, now: float) -> bool:
         suspect_after = min(_SUSPECT_AFTER_S, self.timeouts.stall_timeout / 2)
@@ -294,5 +294,6 @@ class Watch:
             if it.stage is not Stage.UP
         )
 
-    def _those(self, condition: Callable[[ActorId, ActorRecord], bool]) -> list[ActorId]:
-        return [actor for actor, it in self.actors.items() if condition(actor, it)]
+
+def _those(watch: Watch, condition: Callable[[ActorId, ActorRecord], bool]) -> list[ActorId]:
+    return [actor for actor, it in watch.actors.items() if condition(actor, it)]
