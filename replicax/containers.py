@@ -158,7 +158,7 @@ def _is_same(one: tuple[str, Leaf], other: tuple[str, Leaf]) -> bool:
     return name == other_name and (a is b or (type(a) is type(b) and bool(a == b)))
 
 
-# What kinds of containers there are.
+# The kinds of containers.
 
 
 _Flattened = tuple["_Shell", list[Leaf]]
@@ -182,7 +182,7 @@ def _is_container(leaf: Leaf) -> bool:
 
 
 def _open_dict(items: Leaf) -> _Flattened:
-    # What unflattens it keeps nothing of what it held: that is the first step's batch.
+    # The container that unflattens holds no arrays: they would be the first step's batch.
     put: Callable[[Leaf, Leaf, Leaf], None] = (
         collections.OrderedDict.__setitem__ if isinstance(items, collections.OrderedDict) else dict.__setitem__
     )

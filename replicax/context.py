@@ -67,7 +67,7 @@ class ReplicaStateFrame(StateFrame, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What surrounds the running code.
+    """The surroundings of the running code.
 
     Attributes:
         strategy: The current strategy; None outside every scope (the default strategy).
@@ -95,7 +95,7 @@ class Context:
 
 
 class Changes(TypedDict, total=False):
-    """What `entered` may change: attributes of `Context`."""
+    """The attributes of `Context` that `entered` may change."""
 
     strategy: Host | None
     replica: RunningReplica | None
@@ -119,7 +119,7 @@ def current() -> Context:
 
 @contextlib.contextmanager
 def entered(**changes: Unpack[Changes]) -> Iterator[Context]:
-    """Makes the current context with `changes` current for the duration of a `with` block."""
+    """Makes the current context with `changes` current inside a `with` block."""
     context = dataclasses.replace(_current.get(), **changes)
     token = _current.set(context)
     try:

@@ -149,7 +149,7 @@ class ProgramError(ReplicaxError, RuntimeError):
 
 
 class ProgramMismatchError(ProgramError):
-    """Two workers were about to run different programs, and would have waited for each other for ever.
+    """Two workers were about to run different programs, and would have waited for each other forever.
 
     Attributes:
         exit_code: The exit code of a process that does not catch it: 72, `rx.exit_codes.ExitCode.DIVERGED`.

@@ -1,4 +1,4 @@
-"""What variables, programs, Keras's loops and datasets ask of whoever runs them: a strategy, or nobody.
+"""The contract between programs (and variables, Keras's loops, datasets) and their host: a strategy, or none.
 
 `strategies.Strategy` fills in `Host`, and `strategies.Placement` fills in `PlacementLike`. `NO_HOST` answers where no
 strategy is current: one replica, on whatever device JAX chooses, and values that stay where they are. So a program asks
@@ -50,7 +50,7 @@ class ReplicaDevicesLike(Protocol):
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """What the processes are called in messages, in their order."""
+        """The names of the processes in messages, in their order."""
 
     @property
     def is_chief(self) -> bool:
@@ -168,7 +168,7 @@ class CompiledStep(Protocol):
 
 
 class Host(Protocol):
-    """Who runs programs: a strategy, or `NO_HOST`."""
+    """Runs programs: a strategy, or `NO_HOST`."""
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -184,7 +184,7 @@ class Host(Protocol):
 
     @property
     def advice(self) -> set[str]:
-        """What users have been told about their steps, so that they are told once; `program.advice` adds to it."""
+        """The advice that users have had about their steps, so that each is given once; `program.advice` adds to it."""
 
     @property
     def cuts_steps(self) -> bool:
@@ -302,7 +302,7 @@ class NoPlacement:
 
 
 class HostDefaults:
-    """What a host does that has nothing else to say: one program for a whole step, and variables where they are put."""
+    """The defaults of a host: one program for a whole step, and variables stay where they are put."""
 
     cuts_steps = False
     is_asynchronous = False
@@ -310,7 +310,7 @@ class HostDefaults:
 
     @functools.cached_property
     def advice(self) -> set[str]:
-        """What users have been told about their steps, so that they are told once."""
+        """The advice that users have had about their steps, so that each is given once."""
         return set()
 
     def replica_context(self, replicas: int, batch_rows: frozenset[int] = frozenset()) -> RunningReplica:
@@ -338,7 +338,7 @@ class HostDefaults:
 
 
 class NoHost(HostDefaults):
-    """Who runs programs where no strategy is current: one replica, and nothing is placed."""
+    """Runs programs where no strategy is current: one replica, and nothing is placed."""
 
     num_replicas_in_sync = 1
 

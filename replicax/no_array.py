@@ -14,7 +14,7 @@ from replicax.compat.jax import refuse_as_argument
 from replicax.errors import ArgumentError, ReplicaShapeError
 from replicax.typing import Leaf, PyTree
 
-#: What people ask an array for.
+#: Attributes that people ask an array for.
 _ATTRIBUTES = frozenset({
     "T", "all", "any", "argmax", "argmin", "astype", "at", "block_until_ready", "copy", "device", "devices", "dtype",
     "flatten", "item", "max", "mean", "min", "ndim", "numpy", "prod", "ravel", "reshape", "round", "shape", "size",

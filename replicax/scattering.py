@@ -44,7 +44,7 @@ class Entries(NamedTuple):
     updates: jax.Array
 
 
-_OVERWRITE = ("max", "min", "update")  # What several replicas would do one after the other depends on their order.
+_OVERWRITE = ("max", "min", "update")  # The result of several replicas' changes depends on their order.
 
 
 class Scattered:

@@ -108,7 +108,7 @@ class PerReplica(DistributedValues):
         if replicas != self.num_replicas:
             raise ReplicaShapeError(
                 f"A step that runs on {replicas} replicas has captured a per-replica value with {self.num_replicas} "
-                "components. What comes from a step of another size cannot be used in it: pass the batch that belongs "
+                "components. A value from a step of another size cannot be used in it: pass the batch that belongs "
                 "to it as an argument, or make one value of it first (strategy.reduce, strategy.gather)."
             )
         stacked, frame = self.stacked, context.current().frame
@@ -192,7 +192,7 @@ class UnevenPerReplica(DistributedValues):
         rest = [tuple(n for i, n in enumerate(s) if i not in axes) for s, axes in zip(shapes, dropped, strict=True)]
         if len(set(rest)) > 1:
             raise ReplicaShapeError(
-                f"What is left of the components after a reduction along axis={axis!r} must have one shape, got "
+                f"After a reduction along axis={axis!r} all components must have one shape, got "
                 f"{rest} of components {self.kinds_of_all()}. Give all axes in which they differ: axis=(0, 1)."
             )
 

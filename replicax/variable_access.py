@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 
 class VariableLike(Protocol):
-    """What a Keras variable, an `rx.Variable`, a `DVariable` and a parameter server's variable have in common."""
+    """The common part of a Keras variable, an `rx.Variable`, a `DVariable` and a parameter server's variable."""
 
     @property
     def name(self) -> str:
@@ -23,7 +23,7 @@ class VariableLike(Protocol):
 
     @property
     def value(self) -> jax.Array:
-        """What user code reads: inside a traced function the value there."""
+        """The value that user code reads: inside a traced function, the value there."""
 
 
 class AssignableLike(VariableLike, Protocol):

@@ -11,14 +11,14 @@ from replicax.errors import LaunchError
 from replicax.exit_codes import ExitCode
 from replicax.launch import Options, launch, parse_workers
 
-# What follows the script belongs to the script, whatever it looks like.
+# Everything after the script belongs to the script, whatever it looks like.
 SETTINGS = {"allow_interspersed_args": False}
 
 
 def run(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCRIPT [ARGUMENTS]", show_default=False, help="What each worker runs."),
+        typer.Argument(metavar="SCRIPT [ARGUMENTS]", show_default=False, help="The script that each worker runs."),
     ] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as with `python -m`.")] = False,
     workers: Annotated[

@@ -14,15 +14,15 @@ from replicax.launch import templates
 from replicax.launch.templates import ClusterJob
 
 template = typer.Typer(help="Print what starts a script on a real cluster.", no_args_is_help=True)
-# What follows the script belongs to the script, whatever it looks like.
+# Everything after the script belongs to the script, whatever it looks like.
 _SETTINGS = {"allow_interspersed_args": False}
 _TOKEN_BYTES = 16
 
 Command = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SCRIPT [ARGUMENTS]", show_default=False, help="What each worker runs."),
+    typer.Argument(metavar="SCRIPT [ARGUMENTS]", show_default=False, help="The script that each worker runs."),
 ]
-Name = Annotated[str, typer.Option(metavar="NAME", help="What the job is called.")]
+Name = Annotated[str, typer.Option(metavar="NAME", help="The job's name.")]
 Workers = Annotated[int, typer.Option(metavar="N", help="Workers, one on each pod or node.")]
 Devices = Annotated[int, typer.Option(metavar="N", help="Virtual CPU devices in each worker, where it has no GPUs.")]
 Gpus = Annotated[int, typer.Option(metavar="N", help="GPUs for each worker.")]

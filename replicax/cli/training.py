@@ -126,7 +126,7 @@ class Training:
     def _distributed_test_step(self, batch: PyTree) -> jax.Array:
         return self._strategy.reduce("sum", self._strategy.run(self._test_step, args=(batch,)), axis=None)
 
-    # What one replica does with its shard of a batch.
+    # The step of one replica, on its shard of a batch.
 
     def _train_step(self, batch: PyTree) -> jax.Array:
         images, labels = batch

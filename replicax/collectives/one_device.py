@@ -74,7 +74,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 
         def total(buffer: jax.Array) -> jax.Array:
             buffer = self._accumulated(_components(buffer, root, axis_name, num_replicas))
-            # What the other replicas have accumulated means nothing; the root's result replaces it.
+            # The sums of the other replicas are incomplete; the root's result replaces them.
             buffer = copy_from_heads(vary(buffer, axis_name), everyone, axis_name)
             return assert_equal_over_axis(buffer, axis_name)
 

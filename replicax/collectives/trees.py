@@ -25,7 +25,7 @@ def sum_to_heads(buffer: jax.Array, groups: Groups, axis_name: str) -> jax.Array
         axis_name: The mesh axis that holds the replicas.
     """
     for sends in _sum_rounds(groups):
-        # Who receives nothing receives zeros.
+        # A device that receives nothing gets zeros.
         buffer = buffer + jax.lax.ppermute(buffer, axis_name, sends)
     return buffer
 

@@ -1,4 +1,4 @@
-"""What differs between JAX versions in the types of values, and what JAX knows of a value without a public spelling."""
+"""Types of values: where JAX versions differ, and facts about a value for which JAX has no public name."""
 
 from __future__ import annotations
 

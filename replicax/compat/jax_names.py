@@ -1,7 +1,7 @@
 """Names of JAX's primitives, by what replicax does with an equation of each: `equation.primitive.name`.
 
-JAX promises none of them. A program in which an operation has got a new name is treated as one with an operation that
-nobody knows: slower, or refused, but right. `tests/compat/test_jax_names.py` tells which names a newer JAX lacks, and
+JAX promises none of them. A program in which an operation has got a new name is treated as one with an unknown
+operation: slower, or refused, but right. `tests/compat/test_jax_names.py` tells which names a newer JAX lacks, and
 that no other is used. A name of one version only has it beside it; it goes when that JAX is no longer supported.
 """
 
@@ -18,7 +18,7 @@ CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "closed_call": "call_jaxpr",  # JAX 0.10
 }
-# What is computed again to save memory can be written out too where nobody will differentiate it.
+# Code that is recomputed to save memory is inlined too where nobody will differentiate it.
 RECOMPUTED = {"remat2": "jaxpr"}
 SHARD_MAP = "shard_map"
 # The function gets the operands of the call.

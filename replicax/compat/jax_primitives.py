@@ -57,7 +57,7 @@ def taken_as_equal_over_axis(x: jax.Array, axis_name: str) -> jax.Array:
     return _assert_equal_p.bind(x, axis_name=axis_name, proven=False)
 
 
-# What stands for a value that is not known yet. It has no lowering: a program in which it is left means nothing.
+# A placeholder for a value that is not known yet. It has no lowering: a program in which it is left means nothing.
 _stand_in_p = jex_core.Primitive("replicax_stand_in")
 
 

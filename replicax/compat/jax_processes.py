@@ -28,7 +28,7 @@ def without_preemption_service() -> Iterator[None]:
     """Keeps `jax.distributed.initialize`, called in the block, from catching SIGTERM.
 
     JAX catches it for its preemption service, whether or not somebody asks that: the signal would end no process any
-    more. Who wants JAX's service sets `JAX_ENABLE_PREEMPTION_SERVICE` in the environment.
+    more. To use JAX's service, set `JAX_ENABLE_PREEMPTION_SERVICE` in the environment.
     """
     name = "jax_enable_preemption_service"
     if name.upper() in os.environ or not hasattr(jax.config, name):

@@ -118,6 +118,6 @@ def prepare_tracing_anew() -> None:
 def tracing_anew() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which JAX traces functions under `jax.jit` that it has traced before, too.
 
-    What it has kept of them may go by the variables' values of another program, or by what was equal there.
+    JAX's cached traces may hold the variables' values of another program, or rest on what was equal there.
     """
     return _trace_context()(object())

@@ -1,4 +1,4 @@
-"""What is asked of Keras that it exports no name for. Read in Keras 3.12 to 3.15.
+"""Parts of Keras for which it exports no name. Read in Keras 3.12 to 3.15.
 
 Keras is imported when it is asked, not before. `tests/compat/test_keras.py` names what a newer Keras lacks.
 """

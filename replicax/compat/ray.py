@@ -1,4 +1,4 @@
-"""What is private in Ray, or patched in it. Read in Ray 2.60.
+"""Private names of Ray, and patches of it. Read in Ray 2.60.
 
 Ray is imported when it is asked, not before. `tests/compat/test_ray.py` names what a newer Ray lacks. Most functions
 here do nothing then, so that a cluster still starts, by Ray's own rules.

@@ -14,7 +14,7 @@ from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import ArgumentError, LayoutError, TensorError
 from replicax.variable_access import VariableLike
 
-#: What the functions on tensors take: an array, traced or not, numbers, nested lists of numbers, or a variable.
+#: Arguments of the functions on tensors: an array, traced or not, numbers, nested lists of numbers, or a variable.
 TensorLike: TypeAlias = "jax.typing.ArrayLike | Sequence[TensorLike] | VariableLike"
 
 

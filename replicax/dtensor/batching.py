@@ -17,7 +17,7 @@ from replicax.typing import Leaf, PyTree
 
 
 class _Kind(NamedTuple):
-    """What all elements of a batch have in common.
+    """The structure that all elements of a batch have in common.
 
     Attributes:
         treedef: Their structure.
@@ -76,7 +76,7 @@ def of_size(batches: HostBatches, size: int) -> Generator[PyTree]:
 
 
 def _as_row(leaf: Leaf) -> Leaf:
-    """Returns a leaf of an element as a batch of one row. What is not an array stays, for `host_batch` to refuse."""
+    """Returns a leaf of an element as a batch of one row. Anything else stays as it is; `host_batch` refuses it."""
     if isinstance(leaf, np.ndarray) or hasattr(leaf, "unsqueeze"):  # A torch tensor: the row shares its memory.
         return leaf[None]
     if is_array(leaf) or isinstance(leaf, (bool, int, float, complex)):

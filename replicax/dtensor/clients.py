@@ -23,7 +23,7 @@ _DEVICE_TYPES = ("tpu", "gpu", "cpu")  # best first
 _SECONDS_BETWEEN_SIGNS_OF_LIFE = {True: 100, False: 10 * 365 * 24 * 60 * 60}
 
 
-# Who is who.
+# Clients and their numbers.
 
 
 def client_id() -> int:

@@ -1,4 +1,4 @@
-"""What a function sends between devices, as its compiled program says."""
+"""The communication of a function between devices, read from its compiled program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replicax.typing import PyTree, PyTreeFunction
 if TYPE_CHECKING:
     from rich.table import Table
 
-# What a device sends when n of them use the standard ring algorithm, and each starts with `payload` bytes.
+# The bytes that a device sends when n of them use the standard ring algorithm, and each starts with `payload` bytes.
 _SENT: dict[str, Callable[[int, int], float]] = {
     "all-reduce": lambda payload, n: 2 * payload * (n - 1) / n,
     "all-gather": lambda payload, n: payload * (n - 1),
@@ -55,7 +55,7 @@ class Collective:
 class CommunicationReport:
     """The collectives of a compiled program; `print` shows them as a table.
 
-    A collective in a loop counts once, since nobody knows how often it will run. All branches of a conditional count.
+    A collective in a loop counts once: the number of rounds is unknown. All branches of a conditional count.
 
     *Payload* is what a device puts in: the bytes of the operands, which are its shard of the tensor. *Sent* is what a
     device sends in a group of `n` devices if the ring algorithms are used: 2(n-1)/n of the payload for an all-reduce,

@@ -119,7 +119,7 @@ class DTensorDataset(AdvisedContract, Iterable[PyTree]):
 
     @property
     def element_spec(self) -> PyTree:
-        """What a full batch is like: a pytree of `jax.ShapeDtypeStruct`, with the global shape and the sharding.
+        """The shape of a full batch: a pytree of `jax.ShapeDtypeStruct`, with the global shape and the sharding.
 
         Before the first pass this opens the source to look at its first batch. No data is lost: the first batch of an
         iterator is kept for the next pass, and other sources start anew.

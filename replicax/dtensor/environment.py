@@ -15,7 +15,7 @@ _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclasses.dataclass(frozen=True)
 class ClientSettings:
-    """What the environment says about the clients.
+    """The clients, as the environment describes them.
 
     Attributes:
         jobs: Address `"host:port"` of each client; empty for a program of one client.

@@ -20,7 +20,7 @@ from replicax.runtime.devices import parse_devices
 if TYPE_CHECKING:
     import keras
 
-#: What takes a mesh takes any of these.
+#: Every parameter that is a mesh takes any of these.
 MeshLike: TypeAlias = "Mesh | jax.sharding.Mesh | keras.distribution.DeviceMesh"
 
 

@@ -1,6 +1,6 @@
 """DTensors, which are arrays over a mesh: packing and unpacking them, changing their layout and asking for it.
 
-A DTensor *is* a `jax.Array`: its layout is its sharding, so every function of JAX takes it. What follows is the
+A DTensor *is* a `jax.Array`: its layout is its sharding, so every function of JAX takes it. This module is the
 vocabulary of TensorFlow's DTensor over that.
 """
 

@@ -1,6 +1,6 @@
 """No silent hangs: workers watch each other, and when the job stands still, all end with the same report.
 
-Collectives have no timeout in a training step: if one worker does not come, the others wait for ever. So each worker
+Collectives have no timeout in a training step: if one worker does not come, the others wait forever. So each worker
 runs two threads besides its main thread: a health server, which answers questions, and a monitor, which asks them.
 
 A worked example. Three workers train, and `worker:1` hangs in a callback: its script waits for a file that never
@@ -47,7 +47,7 @@ from replicax.health.watching import (
 )
 from replicax.shown import Shown
 
-__all__ = ["report"]  # What users call; the package itself uses all the names above.
+__all__ = ["report"]  # This is what users call; the package itself uses all the names above.
 
 
 def report() -> Shown:

@@ -34,7 +34,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerObservation:
-    """What is known of a worker.
+    """The known facts about a worker.
 
     Attributes:
         name: Its name, such as `"worker:1"`.

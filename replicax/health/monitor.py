@@ -76,7 +76,7 @@ class Monitor:
         self._error: BaseException | None = None
         self._ended, self._left = "", False
 
-    # What the server asks.
+    # Questions of the server.
 
     def status(self) -> Mapping[str, object]:
         return dataclasses.asdict(self._own_status())

@@ -1,4 +1,4 @@
-"""What a monitor observes: it asks all peers once a second, and notes what it finds out itself."""
+"""The eyes of a monitor: it asks all peers once a second, and notes what it finds out itself."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class RecordedCall(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CallDescription:
-    """What is noted of a call.
+    """A noted call.
 
     Attributes:
         words: What it runs, for people.

@@ -1,4 +1,4 @@
-"""What this process is doing now: a few flags that the training loop sets and the monitor's thread reads.
+"""The current phase of this process: a few flags that the training loop sets and the monitor's thread reads.
 
 The flags are one object of the module, `now`. Besides the monitor it is the only global state here, for three reasons:
 a process does one thing at a time, every step of every loop sets the flags whether or not anybody watches, and the
@@ -44,7 +44,7 @@ _NOTHING: tuple[str, tuple[int, ...]] = ("", ())
 
 
 class Activity:
-    """What a process is doing.
+    """The activity of a process.
 
     Attributes:
         at: The phase and when it began (`time.monotonic`).
@@ -102,7 +102,7 @@ class Activity:
             return self.called
         if phase not in (INPUT, FIRST_BATCH):
             return None
-        exchanging = list(self.exchanging.values())  # Nobody knows which of these threads it waits for.
+        exchanging = list(self.exchanging.values())  # It is unknown which of these threads it waits for.
         return max(since, *exchanging) if exchanging else None
 
 

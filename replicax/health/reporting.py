@@ -107,7 +107,7 @@ def write(report: AlarmReport, name: str, code: int, culprits: Sequence[str]) ->
     """Writes a report to a file, if `REPLICAX_LOG_DIR` names a folder, and its summary to the launcher or stderr.
 
     The launcher shows the summary of only one worker. Writing gets only a moment: the main thread may hold the lock of
-    stderr for ever, or nobody may read it.
+    stderr forever, or nobody may read it.
 
     Args:
         report: The report.

@@ -32,7 +32,7 @@ _MOST_STRANGERS = 256  # connected at once; then the oldest is closed
 
 
 class Answers(Protocol):
-    """What the server asks: the monitor of this process."""
+    """The monitor of this process, as the server needs it."""
 
     def status(self) -> Mapping[str, object]:
         """Returns what this worker is doing."""

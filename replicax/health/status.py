@@ -14,7 +14,7 @@ from replicax.health.phases import WAIT, WAITING_PHASES, Activity, now
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What a worker is doing.
+    """The status of a worker.
 
     Attributes:
         phase: Its phase; `replicax.health.phases` lists them.

@@ -36,13 +36,13 @@ def backup_class() -> Any:
 class _BackupAndRestore:
     """Saves the training every so often, and continues from there when `fit` is called again after an interruption.
 
-    What is saved: the weights, the optimizer's state, the metrics, the epoch, the step in it, and the state of the
+    It saves the weights, the optimizer's state, the metrics, the epoch, the step in it, and the state of the
     global random generators of NumPy and Python from which `shuffle=True` draws. The continued training is then the
     same as one without an interruption, provided that the data can be read again and come in the same order: arrays,
     shuffled or not, and data whose order depends on nothing but a seed. The batches that were seen are read and
     skipped; for these, callbacks are called again with the restored logs.
 
-    When a worker is told to go (SIGTERM), all workers save the same step and exit with code 75, "resume me". Every
+    When a worker is preempted (SIGTERM), all workers save the same step and exit with code 75, "resume me". Every
     worker of a strategy must have the callback, with a directory that all of them see. A training that ends well
     deletes its backup.
 

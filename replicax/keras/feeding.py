@@ -49,7 +49,7 @@ class Feed:
         return cls(1, home, home)
 
     def placed(self, data: Any) -> Any:
-        """Returns the batch `data`, a nest of arrays with rows first (or None), on the devices.
+        """Returns the batch `data`, a pytree of arrays with rows first (or None), on the devices.
 
         Raises:
             BatchError: There are no rows.

@@ -1,4 +1,4 @@
-"""What Keras's loops ask of a strategy, beside what every program asks."""
+"""The part of a strategy's contract that only Keras's loops need."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class KerasLoopsLike(Protocol):
-    """What runs `fit` and the like in the place of Keras's loops: methods of these names."""
+    """Runs `fit` and the like in the place of Keras's loops: methods of these names."""
 
     @property
     def steps(self) -> object:
-        """What makes the step functions: methods `train`, `test` and `predict`."""
+        """Makes the step functions: methods `train`, `test` and `predict`."""
 
 
 class KerasHost(Host, Protocol):

@@ -46,7 +46,7 @@ def keras_entered(strategy: KerasHost) -> Iterator[None]:
 
 
 class _Membership:
-    """What a model made in a strategy's scope remembers.
+    """The memory of a model that was made in a strategy's scope.
 
     Attributes:
         strategy: The strategy.
@@ -158,7 +158,7 @@ def _run_loop(original: Callable[..., Any], model: Any, given: inspect.BoundArgu
     try:
         return original(*given.args, **given.kwargs)
     except (StopIteration, UnboundLocalError, IndexError) as error:
-        # What Keras's loops end with when their first `next` finds nothing.
+        # Keras's loops raise this when their first `next` finds nothing.
         is_of_keras = not isinstance(error, IndexError) or is_of_empty_generator(error)
         if is_of_keras and model._replicax.steps == before:
             raise BatchError(f"{original.__name__}: the data yielded no batch at all.") from error

@@ -134,7 +134,7 @@ def gradients_marked(optimizer: keras.optimizers.Optimizer | None) -> Iterator[N
         results: tuple[list[jax.Array], list[jax.Array]] = apply(optimizer_variables, marked, trainable_variables)
         return results
 
-    own = vars(optimizer)  # What stands there goes before the method of the class, and Keras does not track it.
+    own = vars(optimizer)  # An entry here goes before the method of the class, and Keras does not track it.
     own["stateless_apply"] = stateless_apply
     try:
         yield

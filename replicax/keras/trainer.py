@@ -35,7 +35,7 @@ from replicax.variables import check_owner
 if TYPE_CHECKING:
     import keras
 
-#: What Keras's loops call: (state, iterator of batches) -> (outputs, state).
+#: The function that Keras's loops call: (state, iterator of batches) -> (outputs, state).
 LoopStep = Callable[[State, Iterator[PyTree]], tuple[PyTree, State]]
 
 

@@ -23,7 +23,7 @@ from replicax.compat.keras import initial_epoch, set_initial_epoch, stop_writing
 from replicax.errors import WorkersDisagreeError
 from replicax.host import Host
 
-# What these do besides writing is done by the chief for all.
+# The chief does for all whatever these do besides writing.
 _WRITERS = ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
 
 

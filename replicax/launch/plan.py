@@ -40,7 +40,7 @@ _CACHE_SETTINGS = {
 
 
 class Job(NamedTuple):
-    """What stays the same when a job is restarted.
+    """The part of a job that stays the same when it is restarted.
 
     Attributes:
         options: The user's options.

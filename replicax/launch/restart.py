@@ -1,4 +1,4 @@
-"""What to do after an attempt: pure decisions."""
+"""Pure decisions after an attempt: end, restart, or resume."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from replicax.exit_codes import ExitCode, is_restartable
 from replicax.launch.options import Options
 from replicax.launch.plan import WORKER
 
-# A job that asks to be resumed right after its start would go on for ever if that never counted as a failure.
+# A job that asks to be resumed right after its start would go on forever if that never counted as a failure.
 _SECONDS_OF_A_USEFUL_ATTEMPT = 5.0
 
 

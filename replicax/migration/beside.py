@@ -89,7 +89,7 @@ BESIDE: Rows = {
     "tf.errors.OutOfRangeError": differs(
         "errors.EndOfDataError", "In a scheduled function; a loop over a dataset ends with StopIteration."
     ),
-    # What went before.
+    # Predecessors.
     "tf.estimator": absent(_ESTIMATOR),
     **{
         f"tf.estimator.{name}": absent(_ESTIMATOR)

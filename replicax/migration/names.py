@@ -1,4 +1,4 @@
-"""What each public name of TensorFlow has become: data without logic, one row for each name.
+"""The fate of each public name of TensorFlow: data without logic, one row for each name.
 
 The guide `docs/guides/from-tf-distribute.md` shows these rows. An `AttributeError` for a name that does not exist here
 gives the advice of its row, and so does the error for a keyword.

@@ -9,7 +9,7 @@ Kind = Literal["same", "renamed", "differs", "absent"]
 
 
 class Keyword(NamedTuple):
-    """What a keyword of TensorFlow has become, if it is not a parameter of the same name here.
+    """The fate of a keyword of TensorFlow, if it is not a parameter of the same name here.
 
     Attributes:
         here: The parameter that takes its value; empty if there is none.
@@ -23,7 +23,7 @@ class Keyword(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a name of TensorFlow has become.
+    """The fate of a name of TensorFlow.
 
     Attributes:
         kind: `"same"`: same name and meaning. `"renamed"`: another name, same meaning. `"differs"`: it exists and

@@ -124,7 +124,7 @@ STRATEGIES: Rows = {
     ),
     f"{_S}.experimental_barrier": absent("Use `rx.dtensor.barrier`; a step needs none."),
     f"{_S}.broadcast": renamed("Strategy.replicate"),
-    # What is reached through `strategy.extended`.
+    # Names that are reached through `strategy.extended`.
     _E: absent("There is one object for each strategy: its methods are the strategy's."),
     f"{_E}.reduce_to": absent("`strategy.reduce(op, value, axis=None)` puts the result on every device."),
     f"{_E}.batch_reduce_to": absent(

@@ -25,11 +25,11 @@ This package turns the first into the second. For example:
 Under a strategy, `strategy.run(fn, args)` inside `step` adds one level:
 
 5. `replica.py` maps `fn` over the replicas with `jax.shard_map`. `replica_program.py` traces it once more, in the frame
-   of a replica. What its Python decides by whether a value is equal on all replicas is noted (`decisions.py`), and
-   `divergence.py` checks these decisions in the traced program.
-6. `rx.value_and_grad` (`autodiff.py`) sums gradients over the replicas. What follows from the sums needs no replica any
-   more: `late.py` and `moving.py` take it out of the map. A strategy that keeps variables on another device has the
-   program split at the gradients (`split.py`, `halves.py`).
+   of a replica. Each decision of its Python that depends on whether a value is equal on all replicas is noted
+   (`decisions.py`), and `divergence.py` checks these decisions in the traced program.
+6. `rx.value_and_grad` (`autodiff.py`) sums gradients over the replicas. Whatever follows from the sums needs no replica
+   any more: `late.py` and `moving.py` take it out of the map. A strategy that keeps variables on another device has
+   the program split at the gradients (`split.py`, `halves.py`).
 7. `accumulators.py`, `scales.py` and `summed_means.py` look for steps that run and compute something else than what is
    meant; `advice.py` says so.
 """

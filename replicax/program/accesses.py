@@ -1,4 +1,4 @@
-"""What a pass of tracing did with variables, and what is lost when the pass is thrown away.
+"""Accesses to variables in a pass of tracing, and the values that are lost when the pass is thrown away.
 
 Layers and optimizers build themselves when they are first called: they make variables, and may give them a value made
 of others (`ScheduleFreeAdamW` copies the weights). A pass in which that happens is traced again, and Python then finds
@@ -18,7 +18,7 @@ _LOST = "_replicax_lost"  # an attribute of variables: it asks for the value tha
 
 
 class Accesses:
-    """What one pass did with variables.
+    """The accesses of one pass.
 
     Attributes:
         first_values: The variables that were made in the pass and assigned before they were read, by their ids.
@@ -64,7 +64,7 @@ class Accesses:
         del self._counts[key]
         self._assigned.pop(key, None)
         self.first_values.pop(key, None)
-        self._read[key] = variable  # What is assigned to it from now on is not its first value.
+        self._read[key] = variable  # A value that is assigned from now on is not its first.
 
     def add(self, others: Accesses) -> None:
         """Notes what was done in a pass that is a part of this one."""

@@ -1,4 +1,4 @@
-"""What a strategy tells its users about a step that runs, but hardly computes what they mean."""
+"""Advice about a step that runs, but hardly computes what its author means."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def value_and_grad(
 
     Args:
         loss_fn: Returns a scalar float loss; with `has_aux`, a pair `(loss, aux)`. It may assign variables.
-        variables: Nest of the variables to differentiate with respect to (`rx.Variable` or Keras), float or complex.
+        variables: Pytree of the variables to differentiate with respect to (`rx.Variable` or Keras), float or complex.
         has_aux: Whether `loss_fn` returns auxiliary values beside the loss.
         aggregation: `"sum"` adds the replicas' gradients: right for losses divided by the *global* batch size
             (`rx.compute_average_loss`). `"mean"` averages them: right for losses that are a mean over the replica's
@@ -116,7 +116,7 @@ def grad(
 
 
 class _Differentiated:
-    """What `value_and_grad` and `grad` return: a function, which says so to those who take it for its result.
+    """The result of `value_and_grad` and `grad`: a function, which says so to those who take it for its result.
 
     Args:
         fn: What it does.

@@ -1,4 +1,4 @@
-"""Who holds a buffer: a program may overwrite only what nobody else can see.
+"""Owners of buffers: a program may overwrite only what nobody else can see.
 
 There is one rule, and it is applied in one place. Between programs the values of variables are in the variables. Before
 a program updates some of them in place, `own` looks who else refers to their arrays. An array that only its variable

@@ -1,4 +1,4 @@
-"""What is checked of a function of the user, and of the arguments for it, before it is called."""
+"""Checks of a user's function, and of the arguments for it, before it is called."""
 
 from __future__ import annotations
 

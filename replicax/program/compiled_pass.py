@@ -37,7 +37,7 @@ Outputs: TypeAlias = tuple[list[jax.Array], list[jax.Array]]
 
 @dataclasses.dataclass
 class Returned:
-    """What is known of the result of a traced function.
+    """The known facts about the result of a traced function.
 
     Attributes:
         structure: How it is rebuilt from arrays.
@@ -136,7 +136,7 @@ class CompiledPass:
             raise ProgramError(
                 f"{self._name!r} reads variables ({shown_names(self.variables.constant)}) and was called inside a "
                 "function that JAX compiles (jax.jit, or the body of jax.lax.scan, cond, ...), which would keep the "
-                "values that they have now for ever. Decorate the outer function with @rx.function instead of jax.jit, "
+                "values that they have now forever. Decorate the outer function with @rx.function instead of jax.jit, "
                 "or pass the values in as arguments."
             )
 

@@ -1,8 +1,8 @@
 """Which values of a replica's program may differ between replicas, control flow taken into account.
 
 JAX's types follow data only: a `cond` with two equal branches is typed as equal, whatever chooses the branch. This is a
-pass over the traced program that follows both. What a `cond` returns differs if its predicate does, and so does what a
-loop carries if the replicas may leave it at different times. What a callback returns may differ since it is called on
+pass over the traced program that follows both. The results of a `cond` differ if its predicate does, and so does what a
+loop carries if the replicas may leave it at different times. The result of a callback may differ since it is called on
 each device by itself.
 """
 
@@ -27,7 +27,7 @@ Differences = list[Difference | None]
 
 @dataclasses.dataclass
 class Divergence:
-    """What may differ between replicas in a program.
+    """The values of a program that may differ between replicas.
 
     Attributes:
         outputs: For each result of the program, why it may differ; None if it is equal on all replicas.
@@ -60,7 +60,7 @@ class Divergence:
         raise ProgramError(
             f"{name} calls the collective `{equation.primitive.name}` ({location(equation)}) where not all "
             f"replicas may meet: whether it is reached {split.reason}. All replicas must call a collective equally "
-            "often, or those that do wait for ever. Move it out of the branch or loop, or let all replicas decide "
+            "often, or those that do wait forever. Move it out of the branch or loop, or let all replicas decide "
             "alike: combine the predicate first (rx.get_replica_context().all_reduce, jax.lax.pmax)."
         )
 

@@ -57,7 +57,7 @@ class PassedModules:
             if changed and not any(id(leaf) in returned for leaf in changed):
                 raise ProgramError(
                     f"A step changes the {type(module).__name__} of flax.nnx that was passed to it, and does not "
-                    "return it. What a compiled function gets is a copy, so the change would be lost. Return it: "
+                    "return it. A compiled function gets a copy, so the change would be lost. Return it: "
                     f"loss, model = strategy.run(step, args=(model, batch)). {_INSTEAD}"
                 )
 

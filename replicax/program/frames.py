@@ -157,7 +157,7 @@ class ProgramFrame(_TracedFrame):
     """The variables of one program, in global (cross-replica) view, while its function is being traced.
 
     Args:
-        outside: A JAX trace that encloses that of the function. What the frame answers reads with belongs to it.
+        outside: A JAX trace that encloses that of the function. The values that the frame gives to reads belong to it.
 
     Attributes:
         returned: What the caller of the function notes of its result.

@@ -134,7 +134,7 @@ class _Static:
 
 
 def _kind(array: jax.Array | np.ndarray) -> Hashable:
-    """What a program is specialised to: shape, dtype and weakness of the type; a Python number has only the last."""
+    """Returns what a program is specialised to: shape, dtype and whether the type is weak; of a Python number, its type."""
     if isinstance(array, jax.Array):
         return array.shape, array.dtype, is_weak(array)
     if isinstance(array, np.ndarray):
@@ -174,7 +174,7 @@ class Function(Advised, Generic[_P, _T]):
         input_signature: InputSignature | None = None,
     ):
         check_function("What rx.function wraps", fn)
-        # What an object that can be called (a Keras model) keeps in its attributes is its own.
+        # The attributes of an object that can be called (a Keras model) stay its own.
         functools.update_wrapper(self, fn, updated=("__dict__",) if inspect.isroutine(fn) else ())
         self.python_function = fn
         self._donate_argnums = _positions(donate_argnums)

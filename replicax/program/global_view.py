@@ -13,7 +13,7 @@ from replicax.variable_access import VariableLike
 
 @dataclasses.dataclass(frozen=True)
 class GlobalView:
-    """What makes a function over global arrays a program of a strategy, as the steps of `Model.fit` are.
+    """Makes a function over global arrays a program of a strategy, as the steps of `Model.fit` are.
 
     Attributes:
         strategy: The strategy, whichever is current when the program is called.

@@ -1,7 +1,7 @@
 """Functions of the host that a program calls (`jax.pure_callback`, ...), and what happens when one of them fails.
 
 XLA knows no way out of a program in which a function fails on one device while the others wait for that one's part of
-a sum: they wait for ever. So a function that fails returns zeros, the program goes on to its end, nothing of it is
+a sum: they wait forever. So a function that fails returns zeros, the program goes on to its end, nothing of it is
 stored, and then the error is raised.
 """
 

@@ -76,7 +76,7 @@ class InputSignature:
             beyond = f" and {sorted(kwargs)}" if kwargs else ""
             raise ArgumentError(
                 f"{self._name} takes the {len(self.specs)} argument(s) of its `input_signature`, got {len(given)}"
-                f"{beyond}. What is not in the signature keeps its default."
+                f"{beyond}. Parameters outside of the signature keep their defaults."
             )
         return tuple(
             self._checked(value, spec, name)

@@ -18,7 +18,7 @@ from replicax.typing import PyTreeFunction
 #: An operand of an equation.
 Atom: TypeAlias = jex_core.Var | jex_core.Literal
 
-#: What is known of a program's values while it is evaluated (NumPy's where they are numbers of the program).
+#: The known values of a program while it is evaluated (NumPy's where they are numbers of the program).
 Values: TypeAlias = dict[jex_core.Var, jax.Array]
 
 _GRADIENT = "replicax_gradient"
@@ -208,6 +208,6 @@ def is_mark(equation: jex_core.JaxprEqn) -> bool:
     if equation.primitive.name == "name":
         return is_gradient(equation)
     if equation.primitive.name == "shard_map":
-        return False  # What replicas compute gradients for is cut there.
+        return False  # Values that replicas differentiate are cut there.
     inner = jex_core.jaxprs_in_params(equation.params)
     return any(is_mark(equation) for jaxpr in inner for equation in jaxpr.eqns)

@@ -1,4 +1,4 @@
-"""What Keras computes with: its models run under a strategy on JAX only."""
+"""Keras's backend: its models run under a strategy on JAX only."""
 
 from __future__ import annotations
 

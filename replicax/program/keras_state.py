@@ -187,7 +187,7 @@ def _fold_replica_id(state: jax.Array) -> jax.Array:
 
 
 def _share_of_total(variable: keras.Variable, total: jax.Array, frame: context.ReplicaStateFrame) -> jax.Array:
-    """What a replica starts to accumulate from: replica 0 continues the total, the others start at zero.
+    """The value from which a replica accumulates: replica 0 continues the total, the others start at zero.
 
     The sum over replicas is then the total at every moment, whether the replicas add to it or reset it.
     """

@@ -1,4 +1,4 @@
-"""What of a replica's program comes after the replicas have met: the same on all of them, it needs no replica.
+"""The part of a replica's program after the replicas have met: the same on all of them, it needs no replica.
 
 A step ends with the optimizer's update, which is computed from summed gradients and mirrored variables. `jax.shard_map`
 would pass each variable of the optimizer in and out, and XLA's partitioner looks at each of them in view of all others:

@@ -1,7 +1,7 @@
 """Lifting: from Python that reads and assigns variables to a compiled pure function.
 
 A function is traced once (`program/tracing.py`; nothing is computed), which shows what variables it reads and assigns,
-and creates those that layers make on their first call. What was traced is kept, and is now a function
+and creates those that layers make on their first call. The traced program is kept, and is now a function
 
     (values of the assigned variables, values of the others, arguments) -> (new values, results)
 
@@ -71,7 +71,7 @@ class Program:
         with health.phase(health.COMPILE), collected_later():
             *first, last = [CompiledPass(name, traced, donate, view) for traced in self._trace(name, arrays, replicas)]
         self._last = last
-        #: What the first calls do, in which the function builds variables.
+        #: The programs of the first calls, in which the function builds variables.
         self._first = first
         self.asked = last.returned.asked
         assert last.traced.function is not None

@@ -62,7 +62,7 @@ class ReplicaCall:
     Attributes:
         strategy: The strategy whose replicas run it.
         fn: The function, as one replica sees it.
-        args: Nest `(args, kwargs)`; per-replica values in it are dealt out, everything else goes to each replica.
+        args: Pytree `(args, kwargs)`; each replica gets its component of a per-replica value, and all else as it is.
         in_replica_context: Whether `fn` is a replica function; False for `update`, which is a cross-replica one.
     """
 
@@ -306,7 +306,7 @@ class ReplicaCall:
             frame.aggregate_deferred()
             if frame.passed_by:
                 advise_of_zeros(self.strategy, _name(self.fn), frame.passed_by.values())
-            # What is per-replica here was captured, not passed: its components are still stacked.
+            # A per-replica value here was captured, not passed: its components are still stacked.
             mine = without_per_replica(result)
             if frame.accesses.captured:
                 advise_of_captured(self.strategy, _name(self.fn))

@@ -1,4 +1,4 @@
-"""What one replica does, as a program: a replica function is traced once, and the program is kept and evaluated."""
+"""A replica function as a program: it is traced once, and the program is kept and evaluated."""
 
 from __future__ import annotations
 

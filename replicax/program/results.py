@@ -2,8 +2,8 @@
 
 `run` returns a value that is proven equal on all replicas as one plain array. It is still each replica's own: a sum
 over R replicas is R times that value, and `gather` repeats it, as if it had not been proven. So such an array carries
-the number of replicas that returned it, and what `reduce` and `gather` return is marked as combined. What is computed
-from either outside of `run` is an array like any other.
+the number of replicas that returned it, and what `reduce` and `gather` return is marked as combined. An array
+that is computed from either outside of `run` is like any other.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from replicax.runtime.mesh import REPLICA_AXIS
 
 #: A number that stands in a program.
 Constant: TypeAlias = jax.Array | np.ndarray
-#: What an input of a program is: a scope and an atom in it, or None and a constant; None for one that is not known.
+#: The source of an input of a program: a scope and an atom in it, or None and a constant; None if unknown.
 _Given: TypeAlias = tuple["Scope | None", Any]
 
 _SUMMED_LOSS = "replicax_summed_loss"

@@ -1,6 +1,6 @@
 """Cutting a traced step in two at the gradient: a worker's half and a server's.
 
-`rx.value_and_grad` marks the gradients in the program (with JAX's own `name` operation, which costs nothing). What
+`rx.value_and_grad` marks the gradients in the program (with JAX's own `name` operation, which costs nothing). Whatever
 follows from them and ends in a variable is the update; it goes to the server, which has the variables. Everything else
 (forward and backward pass, metrics, results) is the worker's, who sends what the update needs: the gradients, or what
 they were made into where that does not need the variables (clipping by the global norm, say). Of all places where the
@@ -46,7 +46,7 @@ class Assigned:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What the server does for one of the variables.
+    """The server's part for one of the variables.
 
     Attributes:
         equations: The equations, in order.

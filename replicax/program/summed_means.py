@@ -55,7 +55,7 @@ def _local_means(equations: Sequence[tuple[Scope, jex_core.JaxprEqn]], search: S
 
 
 class _Flow:
-    """What follows from spreading `1 / size` over `size` numbers.
+    """The values that follow from spreading `1 / size` over `size` numbers.
 
     Attributes:
         sums: The sums over replicas of what follows.

@@ -1,4 +1,4 @@
-"""The Ray cluster in which the servers and workers of a parameter server strategy run. It knows nothing of training.
+"""The Ray cluster in which the servers and workers of a parameter server strategy run. It does not know about training.
 
 `connect` (`connection.py`) decides which cluster that is and returns a `RayCluster`: one within this process, one that
 exists already, or one made of tasks (`attaching.py`). A task is a process that runs `Server` (`task_server.py`): it

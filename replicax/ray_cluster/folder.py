@@ -34,7 +34,7 @@ class Folder:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the node's processes must have in their environment."""
+        """The variables that the node's processes must have in their environment."""
         return {keeper.VARIABLE: self.root}
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ _SHARE = 0.25
 def object_store_memory(shared_memory: str = "/dev/shm") -> int:
     """Returns the bytes for the object store: a quarter of the memory, at most 1 GiB and what `shared_memory` has.
 
-    What goes through it are gradients and batches on their way, which do not stay; Ray's own default is far more.
+    Gradients and batches pass through it and do not stay; Ray's own default is far more.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     wanted = min(int(memory * _SHARE), _MOST)

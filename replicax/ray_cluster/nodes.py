@@ -160,5 +160,5 @@ class Node:
             if not self.is_running() or time.monotonic() >= deadline:
                 ended = "has ended at once" if not self.is_running() else "is not up in time"
                 words = "\n".join(self._log.read_text(errors="replace").splitlines()[-_LINES_TO_SHOW:])
-                raise ClusterError(f"The Ray node of {self._name}", None, ended, f"What it said last:\n{words}")
+                raise ClusterError(f"The Ray node of {self._name}", None, ended, f"Its last output:\n{words}")
             time.sleep(_SECONDS_BETWEEN_LOOKS)

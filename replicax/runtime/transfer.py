@@ -17,7 +17,7 @@ from jax.sharding import Sharding
 
 from replicax.compat.jax import is_random_key
 
-#: What can be put on devices: an array of JAX or NumPy, or a number.
+#: Values that can be put on devices: an array of JAX or NumPy, or a number.
 HostOrDeviceArray: TypeAlias = jax.typing.ArrayLike
 
 

@@ -1,4 +1,4 @@
-"""What workers must have alike before they exchange it: it is described, and the descriptions are compared.
+"""Values that workers must have alike before they exchange them: they are described, and the descriptions compared.
 
 Values that several workers make each for itself are matched by their order. Nothing else would tell two variables of
 one shape apart whose order differs between workers, and a collective of arrays of different shapes aborts the process.
@@ -34,7 +34,7 @@ _WORD = re.compile(r"([^/_]+)((?:_[0-9]+(?=[/_]|$))*)")
 
 
 class Described(NamedTuple):
-    """What workers compare of a value.
+    """The description of a value that workers compare.
 
     Attributes:
         name: What it is called.

@@ -1,4 +1,4 @@
-"""What `reduce`, `gather` and `local_results` take a value for: one component per replica, or one value for all."""
+"""How `reduce`, `gather` and `local_results` read a value: as one component per replica, or one value for all."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def explanation(rows: Sequence[Explained]) -> Shown:
 
 
 class Explaining:
-    """What a strategy says of where its variables live."""
+    """A strategy's table of where its variables live."""
 
     placement: PlacementLike
 
@@ -70,7 +70,7 @@ class Explaining:
         total = Explained("total", f"{len(rows)} variables", self._sum_of, sum(row.bytes for row in rows))
         return explanation([*rows, total] if len(rows) > 1 else rows)
 
-    #: What the sum of the bytes that `explain` lists is.
+    #: The meaning of the sum of the bytes that `explain` lists.
     _sum_of = "on each device"
 
     def _explained(self, variable: VariableLike) -> Explained:

@@ -1,4 +1,4 @@
-"""Data parallelism with the state cut over the devices."""
+"""Data parallelism with the state sharded over the devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FullyShardedStrategy(MeshStrategy):
         communication_options: Its options. Gradients that they pack are summed as a whole.
 
     Raises:
-        ArgumentError: `min_size` is no int of at least 0.
+        ArgumentError: `min_size` is not an int of at least 0.
         DeviceError: A device does not exist or comes twice.
     """
 

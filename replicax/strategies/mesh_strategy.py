@@ -1,4 +1,4 @@
-"""What strategies that run one program over a mesh of local devices have in common."""
+"""The common part of strategies that run one program over a mesh of local devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica function can ask about itself, and do together with the other replicas."""
+"""The replica context: facts about the own replica, and collectives with the others."""
 
 from __future__ import annotations
 

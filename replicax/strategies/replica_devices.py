@@ -56,7 +56,7 @@ class ReplicaDevices:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """What the processes are called in messages, in their order."""
+        """The names of the processes in messages, in their order."""
         return self._worker_names or tuple(f"process {process}" for process in range(jax.process_count()))
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""What `strategy.scope()` returns: a context manager that says so when it is used in another way than `with` does."""
+"""The result of `strategy.scope()`: a context manager that says so when it is used in another way than `with` does."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def kind_of(component: Leaf) -> Kind:
 
 
 class Layout(NamedTuple):
-    """What every component of a pytree is, on all workers.
+    """The descriptions of every component of a pytree, on all workers.
 
     Attributes:
         kinds: For each leaf, the kinds of its components, by replica.
@@ -78,7 +78,7 @@ def compared(
         names: Names of the workers, in their order.
 
     Raises:
-        ValuesMismatchError: Nests have another structure than that of the first replica.
+        ValuesMismatchError: Pytrees have another structure than that of the first replica.
     """
     kinds = [[kind_of(leaf) for leaf in own] for own in leaves]
     message = json.dumps([[str(structure) for structure in structures], kinds])

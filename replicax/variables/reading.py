@@ -20,7 +20,7 @@ _MOST_SHOWN = 24  # entries of a value that are printed all
 
 
 class ReadableVariable(ArrayLike):
-    """What a variable holds, and how it is read.
+    """The value of a variable, and how it is read.
 
     Attributes:
         name: Name for messages.

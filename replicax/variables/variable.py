@@ -28,8 +28,8 @@ class Variable(Advised, AssignableVariable):  # type: ignore[metaclass] # NumPy'
     `synchronization="on_read"` each replica has a component of its own instead (an accumulator), and reading it
     outside of a replica combines the components by `aggregation`.
 
-    What is assigned outside of a replica is the value that is then read there: a component of a mean is the value, the
-    components of a sum share it out so that they add up to it exactly (10 becomes 4, 3, 3). The initial value is every
+    A value that is assigned outside of a replica is then read there unchanged: each component of a mean is the value,
+    and the components of a sum share it out so that they add up to it exactly (10 becomes 4, 3, 3). The initial value is every
     component's own, as in tf.distribute: `rx.Variable(10, synchronization="on_read", aggregation="sum")` reads 30 on
     three replicas.
 

@@ -147,7 +147,7 @@ MEETINGS = {
 
 @pytest.mark.parametrize("name", MEETINGS)
 def test_a_collective_that_not_all_reach_is_refused_either_way(two, per_replica, either_way, name):
-    """XLA would wait for ever."""
+    """XLA would wait forever."""
     with pytest.raises(rx.errors.ProgramError, match="where not all replicas may meet"):
         two.run(MEETINGS[name], args=(per_replica(two, 1.0, 2.0),))
 

@@ -37,7 +37,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_function_that_fails_on_one_of_two_devices_is_an_error_that_names_it(two, per_replica, name):
-    """The other device waits for the sum: XLA alone would wait for ever."""
+    """The other device waits for the sum: XLA alone would wait forever."""
     with two.scope():
         total = rx.Variable(0.0, name="total")
 

@@ -29,7 +29,7 @@ def run_python(code: str, **environment: str) -> str:
 
 
 def test_more_virtual_devices_than_cores_can_talk_to_each_other():
-    """XLA sizes its thread pool by the cores, two here; a collective that waits for eight would wait for ever."""
+    """XLA sizes its thread pool by the cores, two here; a collective that waits for eight would wait forever."""
     code = """
         import os
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])

@@ -34,7 +34,7 @@ class _Pods(Protocol):
 
 
 class PodClient(Protocol):
-    """What the resolver needs of a `kubernetes.client.CoreV1Api`."""
+    """The part of a `kubernetes.client.CoreV1Api` that the resolver needs."""
 
     def list_pod_for_all_namespaces(self, *, label_selector: str) -> _Pods:
         """Returns the pods with some labels, in all namespaces."""

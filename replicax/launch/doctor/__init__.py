@@ -1,4 +1,4 @@
-"""What `replicax doctor` looks at: software, devices, the cluster, this machine, and a real all-reduce."""
+"""The checks of `replicax doctor`: software, devices, the cluster, this machine, and a real all-reduce."""
 
 from replicax.launch.doctor.diagnosis import DoctorReport, diagnose
 from replicax.launch.doctor.findings import SCHEMA_VERSION, Finding, Severity

@@ -18,7 +18,7 @@ from replicax.launch.timed import Outcome, run_in_time
 _SECONDS = 120.0
 _NAME = "all-reduce"
 _STACK = re.compile(r"\s*(@ |\*\*\* |PC: |#\d)")  # Lines of a stack in compiled code.
-_CRASH = "Fatal Python error"  # What follows is a list of modules.
+_CRASH = "Fatal Python error"  # A list of modules follows it.
 _CURE = "If the message does not tell, run `replicax run --workers 2` with a script of yours and look at its logs."
 
 

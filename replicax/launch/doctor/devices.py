@@ -86,7 +86,7 @@ def describe_devices(found: Sequence[FoundDevice]) -> Finding:
 
 
 def check_threads(environ: Environ, devices: int, cores: int) -> Finding:
-    """Checks that XLA has two threads for each virtual device: with fewer, collectives wait for threads for ever."""
+    """Checks that XLA has two threads for each virtual device: with fewer, collectives wait for threads forever."""
     told = environ.get("NPROC", "")
     threads = int(told) if told.isdecimal() and int(told) else cores
     needed = _THREADS_PER_DEVICE * devices

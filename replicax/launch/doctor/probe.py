@@ -1,4 +1,4 @@
-"""What each of two processes runs to measure an all-reduce. It prints one line of JSON, with the times."""
+"""The program of each of two processes that measure an all-reduce. It prints one line of JSON, with the times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs in the processes of workers and servers, and the messages that they exchange.
+"""The code that runs in the processes of workers and servers, and the messages that they exchange.
 
 `worker.py` and `parameter_server.py` are the two actors. They have no user code but the functions that make datasets
 and resources (`worker_data.py`), which arrive pickled, and the halves of steps, which arrive as StableHLO

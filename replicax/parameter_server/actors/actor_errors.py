@@ -10,7 +10,7 @@ from replicax.errors import ContextError, RemoteError
 
 @dataclasses.dataclass(frozen=True)
 class Raised:
-    """What an actor answers instead of raising an error, which Ray would wrap in a class of its own.
+    """An actor's answer in place of an error, which Ray would wrap in a class of its own.
 
     Attributes:
         pickled: The error and its cause; None if they cannot be pickled.

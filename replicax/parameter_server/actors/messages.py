@@ -42,7 +42,7 @@ class ServerProgram:
 
 
 class SentValue(NamedTuple):
-    """What a server gets of one of the values that a worker sends.
+    """The part of one of a worker's values that a server gets.
 
     Attributes:
         result: Index of the value among those that the worker sends.
@@ -79,7 +79,7 @@ class PulledTable:
         bounds: First row and end of each shard.
         shape: Shape of the table.
         dtype: Its dtype.
-        capacity: The largest number of different rows that a batch needs.
+        capacity: The most distinct rows that a batch needs.
         indices: Which of the index arrays look up rows in it.
         clips: For each of them, whether indices out of range are clipped.
     """
@@ -162,7 +162,7 @@ class SetUp(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a worker answers to a ping.
+    """A worker's answer to a ping.
 
     Attributes:
         node: The Ray node that it is on.

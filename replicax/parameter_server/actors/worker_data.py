@@ -1,4 +1,4 @@
-"""What a worker makes with users' functions: datasets, their iterators, and resources."""
+"""Objects that a worker makes with users' functions: datasets, their iterators, and resources."""
 
 from __future__ import annotations
 

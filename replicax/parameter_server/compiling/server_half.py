@@ -45,7 +45,7 @@ class _LookedUp(NamedTuple):
 
 
 class ServerHalf:
-    """What one server does in a step: `(updated, others, sent) -> new values of updated`.
+    """The part of a step that one server runs: `(updated, others, sent) -> new values of updated`.
 
     Args:
         step: The step; its variables are placed.

@@ -2,7 +2,7 @@
 
 If a worker's half only looks rows up in a variable, the worker pulls those rows and no others: the look-ups are
 rewritten to a small table of the rows that the batch needs. In the backward pass JAX adds the rows' gradients to zeros
-of the variable's shape; they become a small table too, and only that is sent. What happens to it in between (scaling,
+of the variable's shape; they become a small table too, and only that is sent. Operations on it in between (scaling,
 clipping, also by a norm) must map zeros to zeros. A variable that is used in another way is pulled completely.
 """
 
@@ -35,7 +35,7 @@ class Table:
             not looked up are zero.
         indices: The look-ups' index arrays, of shape `(..., 1)`; for each whether indices out of range are clipped.
             Otherwise look-ups out of range are dropped, or give NaN.
-        capacity: The largest number of different rows that are looked up.
+        capacity: The most distinct rows that are looked up.
 
     Raises:
         NotATableError: The step does something else with the variable.

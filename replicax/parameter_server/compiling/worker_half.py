@@ -19,7 +19,7 @@ _Spec: TypeAlias = jax.ShapeDtypeStruct
 
 
 class WorkerHalf:
-    """What a worker does in a step: `(variables, rows, positions, inputs) -> (results, sent)`.
+    """The part of a step that a worker runs: `(variables, rows, positions, inputs) -> (results, sent)`.
 
     Args:
         step: The step; its variables are placed.

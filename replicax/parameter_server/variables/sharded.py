@@ -33,7 +33,7 @@ class ShardedVariable(RemoteVariable, Scattered):
     """
 
     __slots__ = ()
-    if TYPE_CHECKING:  # What the variable's own class has, into which this one is mixed.
+    if TYPE_CHECKING:  # Attributes of the variable's own class, into which this one is mixed.
         name: str
         dtype: object
         value: jax.Array
