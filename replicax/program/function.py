@@ -134,7 +134,7 @@ class _Static:
 
 
 def _kind(array: jax.Array | np.ndarray) -> Hashable:
-    """Returns what a program is specialised to: shape, dtype and whether the type is weak; of a Python number, its type."""
+    """Returns what a program is specialised to: shape, dtype and weakness; for a Python number, its type."""
     if isinstance(array, jax.Array):
         return array.shape, array.dtype, is_weak(array)
     if isinstance(array, np.ndarray):

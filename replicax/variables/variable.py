@@ -29,9 +29,9 @@ class Variable(Advised, AssignableVariable):  # type: ignore[metaclass] # NumPy'
     outside of a replica combines the components by `aggregation`.
 
     A value that is assigned outside of a replica is then read there unchanged: each component of a mean is the value,
-    and the components of a sum share it out so that they add up to it exactly (10 becomes 4, 3, 3). The initial value is every
-    component's own, as in tf.distribute: `rx.Variable(10, synchronization="on_read", aggregation="sum")` reads 30 on
-    three replicas.
+    and the components of a sum share it out so that they add up to it exactly (10 becomes 4, 3, 3). The initial value
+    is every component's own, as in tf.distribute: `rx.Variable(10, synchronization="on_read", aggregation="sum")` reads
+    30 on three replicas.
 
     It takes part in arithmetic and in NumPy's functions like the array that it holds; give `value` to those of JAX.
 
