@@ -68,7 +68,7 @@ def test_who_serves_tries_to(bare: pytest.MonkeyPatch):
     ("arguments", "says"),
     [
         ([], "job is missing"),
-        (["--cluster", "{"], "--cluster is no JSON"),
+        (["--cluster", "{"], "--cluster is not JSON"),
         (["--cluster", json.dumps(SPEC), "--job", "ps", "--index", "3"], "index of job 'ps' must be one of"),
     ],
 )
