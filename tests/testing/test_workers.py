@@ -67,7 +67,7 @@ def test_when_the_time_is_up_it_shows_all_stacks_and_leaves_nothing():
         (bodies.coroutine, {}, "write it with `def`"),
         (bodies.who_am_i, {"factor": object()}, "`factor` is a object"),
         (bodies.who_am_i, {"pair": [{"x": {1}}]}, "is a set"),
-        (bodies.sleep_for_ever, {"timeout": 0}, "`timeout` is a positive number"),
+        (bodies.sleep_for_ever, {"timeout": 0}, "`timeout` must be a positive number of seconds"),
     ],
 )
 def test_what_cannot_go_to_other_processes(function, arguments, message):
