@@ -133,23 +133,11 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
                 kept += 1
                 if self._spec is None:
                     self._spec = _component_spec(split)
-                    self._warn_of_idle_replicas(split)
+                    _warn_of_idle_replicas(split, self._num_replicas, self._advice)
                 yield InputStep(split, rows_read)
                 rows_read = []
         if not kept and not position.rows:
             self._check_empty_pass(dropped)
-
-    def _warn_of_idle_replicas(self, first: SplitBatch) -> None:
-        """Warns once for each strategy and number of rows: some loops make a dataset of every batch."""
-        rows = first.replicas * jax.tree.leaves(first.parts)[0].shape[1]
-        about = f"first batches of {rows} rows"
-        if first.replicas < self._num_replicas and about not in self._advice:
-            self._advice.add(about)
-            _log.warning(
-                "The first batch has %d rows and is split over %d of %d replicas, because that many divide it: exact, "
-                "but the others are idle. Use a batch size that is a multiple of %d.",
-                rows, first.replicas, self._num_replicas, self._num_replicas,
-            )  # fmt: skip
 
     def _check_empty_pass(self, dropped: int) -> None:
         if dropped:
@@ -266,3 +254,16 @@ def _placed_steps(steps: Generator[InputStep], placed: Callable[[SplitBatch], Py
 
 def _component_spec(split: SplitBatch) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], device_dtype(leaf.dtype)), split.parts)
+
+
+def _warn_of_idle_replicas(first: SplitBatch, num_replicas: int, advice: set[str]) -> None:
+    """Warns once for each strategy and number of rows: some loops make a dataset of every batch."""
+    rows = first.replicas * jax.tree.leaves(first.parts)[0].shape[1]
+    about = f"first batches of {rows} rows"
+    if first.replicas < num_replicas and about not in advice:
+        advice.add(about)
+        _log.warning(
+            "The first batch has %d rows and is split over %d of %d replicas, because that many divide it: exact, "
+            "but the others are idle. Use a batch size that is a multiple of %d.",
+            rows, first.replicas, num_replicas, num_replicas,
+        )  # fmt: skip

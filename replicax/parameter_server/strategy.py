@@ -53,7 +53,7 @@ _START_TIMEOUT_S = 120.0
 _STALL_TIMEOUT_S = 300.0
 
 
-class ParameterServerStrategy(Strategy):
+class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["ParameterServerStrategy"]):
     """Trains asynchronously: servers keep the variables, workers compute on their own data, at their own pace.
 
     The process that makes the strategy is the *coordinator*, the only one that runs your code. It traces each function
@@ -170,19 +170,7 @@ class ParameterServerStrategy(Strategy):
     def send_changes(self, variables: Sequence[VariableLike]) -> None:
         """Gives servers the values that were assigned on the coordinator."""
         # If a server is lost, the values of a checkpoint have to be sent instead: so this looks again.
-        self.servers.with_recovery(lambda: self._send_changes(variables))
-
-    def _send_changes(self, variables: Sequence[VariableLike]) -> None:
-        changed = [home for home in map(home_of, variables) if home.changed and home.servers]
-        values: dict[int, dict[ShardId, np.ndarray]] = {}
-        for home in changed:
-            parts = list(zip(home.shards, home.parts(), strict=True))
-            for i, server in enumerate(home.servers):
-                shard, part = parts[0 if home.copies else i]
-                values.setdefault(server, {})[shard] = part
-        self.servers.put(values)
-        for home in changed:
-            home.sent()
+        self.servers.with_recovery(lambda: _send_changes(self.servers, variables))
 
     def copy_to_all_servers(self, variables: Sequence[VariableLike]) -> None:
         """Gives every server a copy of variables that one server has, while no step runs."""
@@ -198,17 +186,9 @@ class ParameterServerStrategy(Strategy):
     _sum_of = "on all servers"
 
     def _explained(self, variable: VariableLike) -> Explained:
-        home, shape = home_of(variable), shape_of(variable)
-        if home.copies:
-            where = "a copy on each server"
-        elif not home.servers:
-            where = "on no server yet"
-        else:
-            where = ", ".join(
-                f"ps:{server}" if bounds is None else f"ps:{server} rows {bounds[0]}-{bounds[1] - 1}"
-                for server, bounds in zip(home.servers, home.bounds, strict=True)
-            )
-        return Explained(name_of(variable), str(shape), where, variable_bytes(variable))
+        return Explained(
+            name_of(variable), str(shape_of(variable)), _where(home_of(variable)), variable_bytes(variable)
+        )
 
     # Running.
 
@@ -275,9 +255,6 @@ class ParameterServerStrategy(Strategy):
             self.coordinator.close()
         self._ending.close()
 
-    def __enter__(self) -> ParameterServerStrategy:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -314,6 +291,31 @@ class WorkersStrategy(DefaultStrategy):
 
     def __reduce__(self) -> tuple[type[WorkersStrategy], tuple[int]]:
         return WorkersStrategy, (self._workers,)
+
+
+def _send_changes(servers: ServerActors, variables: Sequence[VariableLike]) -> None:
+    changed = [home for home in map(home_of, variables) if home.changed and home.servers]
+    values: dict[int, dict[ShardId, np.ndarray]] = {}
+    for home in changed:
+        parts = list(zip(home.shards, home.parts(), strict=True))
+        for i, server in enumerate(home.servers):
+            shard, part = parts[0 if home.copies else i]
+            values.setdefault(server, {})[shard] = part
+    servers.put(values)
+    for home in changed:
+        home.sent()
+
+
+def _where(home: Home) -> str:
+    """Returns on which servers a variable is, for `explain`."""
+    if home.copies:
+        return "a copy on each server"
+    if not home.servers:
+        return "on no server yet"
+    return ", ".join(
+        f"ps:{server}" if bounds is None else f"ps:{server} rows {bounds[0]}-{bounds[1] - 1}"
+        for server, bounds in zip(home.servers, home.bounds, strict=True)
+    )
 
 
 def _close(reference: weakref.ref[ParameterServerStrategy]) -> None:

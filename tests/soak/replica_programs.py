@@ -118,42 +118,8 @@ def _step(chance: random.Random, known: int, depth: int, smooth: bool = False) -
     return Step(kind, of, (), chance.uniform(-1, 1))
 
 
-class World:
-    """How the operations that know of replicas are done; the rest is JAX's."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-
-    def run(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
-        """Runs the steps, makes the assignments and returns the results."""
-        known = list(inputs)
-        for i, step in enumerate(program.steps):
-            self.noted = i
-            known.append(self.step(step, known))
-        for name, number in program.assigned:
-            self.assign(name, known[number])
-        return [known[number] for number in program.returned]
-
-    def body(self, body: Body, known: Sequence[Any]) -> Callable[[Any], Any]:
-        """Returns a body as a function of its argument."""
-
-        def call(argument: Any) -> Any:
-            self.depth += 1
-            values = [*known, argument]
-            for step in body.steps:
-                values.append(self.step(step, values))
-            self.depth -= 1
-            return values[body.result]
-
-        return call
-
-    def step(self, step: Step, known: list[Any]) -> Any:
-        """Returns the value of one step."""
-        a, b, c = (known[i] for i in step.of)
-        inner = [self.body(body, known) for body in step.bodies]
-        return getattr(self, f"do_{step.kind}")(step.detail, inner, a, b, c)
-
-    # Plain operations, on float32 of SHAPE.
+class PlainOperations:
+    """Operations on float32 of `SHAPE`."""
 
     def do_add(self, _: Any, inner: Any, a: Any, b: Any, c: Any) -> Any:
         return a + 0.5 * b
@@ -177,7 +143,9 @@ class World:
     def do_random(self, _: Any, inner: Any, a: Any, b: Any, c: Any) -> Any:
         return jax.random.uniform(jax.random.fold_in(jax.random.key(1), self.number(a, 5)), SHAPE)
 
-    # Control flow and calls.
+
+class ControlFlow:
+    """Branches, loops, calls and transformations."""
 
     def number(self, a: Any, below: int) -> Any:
         """Returns a small number that depends on `a`."""
@@ -233,6 +201,10 @@ class World:
     def do_plain_grad(self, _: Any, inner: Any, a: Any, b: Any, c: Any) -> Any:
         return jnp.tanh(jax.grad(lambda x: jnp.sum(jnp.sin(x) * inner[0](x)))(a))
 
+
+class Collectives:
+    """What replicas do together, and what they know of themselves."""
+
     def do_psum(self, _: Any, inner: Any, a: Any, b: Any, c: Any) -> Any:
         return jax.lax.psum(a, AXIS) / 2
 
@@ -251,6 +223,42 @@ class World:
 
     def do_index(self, _: Any, inner: Any, a: Any, b: Any, c: Any) -> Any:
         return a + jax.lax.axis_index(AXIS)
+
+
+class World(PlainOperations, ControlFlow, Collectives):
+    """How the operations that know of replicas are done; the rest is JAX's."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def run(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
+        """Runs the steps, makes the assignments and returns the results."""
+        known = list(inputs)
+        for i, step in enumerate(program.steps):
+            self.noted = i
+            known.append(self.step(step, known))
+        for name, number in program.assigned:
+            self.assign(name, known[number])
+        return [known[number] for number in program.returned]
+
+    def body(self, body: Body, known: Sequence[Any]) -> Callable[[Any], Any]:
+        """Returns a body as a function of its argument."""
+
+        def call(argument: Any) -> Any:
+            self.depth += 1
+            values = [*known, argument]
+            for step in body.steps:
+                values.append(self.step(step, values))
+            self.depth -= 1
+            return values[body.result]
+
+        return call
+
+    def step(self, step: Step, known: list[Any]) -> Any:
+        """Returns the value of one step."""
+        a, b, c = (known[i] for i in step.of)
+        inner = [self.body(body, known) for body in step.bodies]
+        return getattr(self, f"do_{step.kind}")(step.detail, inner, a, b, c)
 
     # What differs between the worlds.
 

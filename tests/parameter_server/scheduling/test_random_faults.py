@@ -80,22 +80,13 @@ class Actor:
             go_on()
 
 
-class World:
-    """Workers and servers that do what the machine decides, in their own time; faults come at random."""
+class Clock:
+    """Simulated time: what is to happen, in order."""
 
-    def __init__(self, seed: int, workers: int = 3, servers: int = 2, max_staleness: int | None = None):
+    def __init__(self, seed: int):
         self.rng = random.Random(seed)
         self.time, self._order = 0.0, itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self.actors: dict[ActorId, Actor] = {ActorId(WORKER, i): Actor() for i in range(workers)}
-        for server in range(servers):
-            self.start_server(server, at_once=True)
-        for worker in range(workers):
-            self.actors[ActorId(WORKER, worker)].state = "dead"
-        self.closures: list[Closure] = []
-        self.recoveries = 0
-        self.is_recovering = False
-        self.state = SchedulerState.of(Ledger.of(workers, max_staleness=max_staleness), servers, Timeouts(STALL, START))
 
     def after(self, seconds: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.time + seconds, next(self._order), event))
@@ -118,6 +109,22 @@ class World:
     def run_for(self, seconds: float) -> None:
         end = self.time + seconds
         self.run(lambda: self.time > end)
+
+
+class World(Clock):
+    """Workers and servers that do what the machine decides, in their own time; faults come at random."""
+
+    def __init__(self, seed: int, workers: int = 3, servers: int = 2, max_staleness: int | None = None):
+        super().__init__(seed)
+        self.actors: dict[ActorId, Actor] = {ActorId(WORKER, i): Actor() for i in range(workers)}
+        for server in range(servers):
+            self.start_server(server, at_once=True)
+        for worker in range(workers):
+            self.actors[ActorId(WORKER, worker)].state = "dead"
+        self.closures: list[Closure] = []
+        self.recoveries = 0
+        self.is_recovering = False
+        self.state = SchedulerState.of(Ledger.of(workers, max_staleness=max_staleness), servers, Timeouts(STALL, START))
 
     def run_all(self) -> None:
         self.run(lambda: self.state.is_idle or self.state.error is not None)
