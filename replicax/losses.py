@@ -9,12 +9,12 @@ from replicax.checks import is_int
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.advice import advise
 from replicax.strategies.ambient import get_replica_context, in_cross_replica_context
-from replicax.typing import PyTree
+from replicax.typing import Leaf, PyTree
 
 
 def compute_average_loss(
-    per_example_loss: jax.typing.ArrayLike,
-    sample_weight: jax.typing.ArrayLike | None = None,
+    per_example_loss: Leaf,
+    sample_weight: Leaf | None = None,
     global_batch_size: int | None = None,
 ) -> jax.Array:
     """Sums per-example losses and divides by the *global* batch size.

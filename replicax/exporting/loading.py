@@ -55,7 +55,8 @@ class LoadedFunction:
         self._inputs = [_Input(entry, mesh) for entry in manifest["inputs"]]
         exported = _deserialized(_program_bytes(directory, manifest, mesh), manifest, directory)
         self._call = jax.jit(exported.call)
-        self.variables: dict[str, Variable] = _variables(directory, manifest["variables"], mesh)
+        # Which of the two classes they have depends on `mesh`, which a type checker cannot see.
+        self.variables: dict[str, Leaf] = _variables(directory, manifest["variables"], mesh)
         assigned = [entry["name"] for entry in manifest["variables"] if entry["assigned"]]
         self._assigned = [self.variables[name] for name in assigned]
         self._read = [variable for name, variable in self.variables.items() if name not in assigned]
