@@ -16,7 +16,7 @@ from replicax.errors import BatchError
 from replicax.typing import Leaf, PyTree
 
 
-class _Kind(NamedTuple):
+class _ElementKind(NamedTuple):
     """The structure that all elements of a batch have in common.
 
     Attributes:
@@ -34,14 +34,14 @@ def batched(elements: HostBatches, size: int) -> Generator[PyTree]:
     The next batch overwrites the memory of this one. Each element is copied at once, since a source may overwrite it
     too.
     """
-    expected: _Kind | None = None
+    expected: _ElementKind | None = None
     buffers: list[np.ndarray] = []
     filled = 0
     with elements.open_source() as opened:  # Past the checks of batches: an element need not have rows.
         for index, element in enumerate(opened):
             row = host_batch(jax.tree.map(_as_row, element), f"Element {index} of the dataset")
             leaves, treedef = jax.tree.flatten(row)
-            found = _Kind(treedef, [(leaf.shape[1:], leaf.dtype) for leaf in leaves])
+            found = _ElementKind(treedef, [(leaf.shape[1:], leaf.dtype) for leaf in leaves])
             if expected is None:
                 expected = found
                 buffers = [np.empty((size, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
@@ -85,7 +85,7 @@ def _as_row(leaf: Leaf) -> Leaf:
     return leaf
 
 
-def _check_element(index: int, found: _Kind, expected: _Kind) -> None:
+def _check_element(index: int, found: _ElementKind, expected: _ElementKind) -> None:
     if found != expected:
         before, now = (
             f"{treedef} of " + ", ".join(f"{dtype}{list(shape)}" for shape, dtype in leaves)

@@ -22,7 +22,7 @@ from replicax.compat.jax import axes_of_type, is_random_key
 from replicax.compat.jax_equations import location
 from replicax.compat.jax_names import LARGEST_OR_SMALLEST, MOVE_NUMBERS, NOT_ADDITIVE, ZERO_OF_ZEROS
 from replicax.program.jaxprs import Atom, aval_of, is_literal
-from replicax.program.scales import Constant, Scope, equations_of
+from replicax.program.scales import Constant, ProgramScope, equations_of
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _SHARE, _TOTAL = "replicax_share_", "replicax_total_"
@@ -66,20 +66,20 @@ def marked_as_total(value: jax.Array, number: int) -> jax.Array:
     return marked
 
 
-def find_not_summable(top: Scope) -> list[NotSummable]:
+def find_not_summable(top: ProgramScope) -> list[NotSummable]:
     """Returns the totals in a replica's program whose parts may not be summed, those first of which that is certain."""
     found: dict[int, NotSummable] = {}
     for scope, equation in equations_of(top):
         if equation.primitive.name != "name" or not equation.params["name"].startswith(_TOTAL):
             continue
         number = int(equation.params["name"].removeprefix(_TOTAL))
-        why = _Search(number).judged(scope, equation.invars[0])
+        why = _SumSearch(number).judged(scope, equation.invars[0])
         if why is not None and (number not in found or why.certain):
             found[number] = why
     return sorted(found.values(), key=lambda each: not each.certain)
 
 
-class _Search:
+class _SumSearch:
     """Follows one total back through a program, up to the value it had before: a share, or an earlier assignment."""
 
     def __init__(self, number: int):
@@ -87,7 +87,7 @@ class _Search:
         self._marks = {f"{_SHARE}{number}", f"{_TOTAL}{number}"}
         self._depends: dict[tuple[int, Atom], bool] = {}
 
-    def judged(self, scope: Scope, atom: Atom) -> NotSummable | None:
+    def judged(self, scope: ProgramScope, atom: Atom) -> NotSummable | None:
         """Returns why the parts of a value that was assigned to the total may not be summed; None if they may."""
         kind = self._kind(scope, atom)
         if isinstance(kind, NotSummable):
@@ -105,7 +105,7 @@ class _Search:
     def _no(self, reason: str, certain: bool = True) -> NotSummable:
         return NotSummable(self._number, reason, certain)
 
-    def _kind(self, scope: Scope, atom: Atom) -> _Kind | NotSummable:
+    def _kind(self, scope: ProgramScope, atom: Atom) -> _Kind | NotSummable:
         made_in, made = self._unmoved(scope, atom)
         if made_in is None:
             return _Kind.ZERO if _is_zero(made) else _Kind.FREE
@@ -118,7 +118,7 @@ class _Search:
             return self._without_total(made_in, equation)
         return self._with_total(made_in, equation, made)
 
-    def _unmoved(self, scope: Scope | None, atom: Atom) -> tuple[Scope | None, Any]:
+    def _unmoved(self, scope: ProgramScope | None, atom: Atom) -> tuple[ProgramScope | None, Any]:
         """Returns where a value comes from, without what gives the same numbers other places."""
         while scope is not None:
             scope, atom = scope.origin(atom)
@@ -128,18 +128,18 @@ class _Search:
             atom = equation.invars[0]
         return scope, atom
 
-    def _varies(self, scope: Scope, atom: Atom) -> bool:
+    def _varies(self, scope: ProgramScope, atom: Atom) -> bool:
         """Returns whether JAX types a value as varying for more than where it is used."""
         made_in, made = self._unmoved(scope, atom)
         return made_in is not None and REPLICA_AXIS in axes_of_type(made.aval)
 
-    def _without_total(self, scope: Scope, equation: jex_core.JaxprEqn) -> _Kind:
+    def _without_total(self, scope: ProgramScope, equation: jex_core.JaxprEqn) -> _Kind:
         operands = equation.invars[1:] if equation.primitive.name == "select_n" else equation.invars
         if equation.primitive.name in ZERO_OF_ZEROS and all(self._kind(scope, each) is _Kind.ZERO for each in operands):
             return _Kind.ZERO
         return _Kind.FREE
 
-    def _with_total(self, scope: Scope, equation: jex_core.JaxprEqn, out: jex_core.Var) -> _Kind | NotSummable:
+    def _with_total(self, scope: ProgramScope, equation: jex_core.JaxprEqn, out: jex_core.Var) -> _Kind | NotSummable:
         name, inputs = equation.primitive.name, equation.invars
         if name in ("add", "add_any", "sub"):
             return self._added(name, [self._kind(scope, atom) for atom in inputs])
@@ -165,7 +165,9 @@ class _Search:
             return _Kind.SUM
         return self._no("is added to itself, or subtracted from something")
 
-    def _chosen(self, scope: Scope, which: Atom, cases: Sequence[tuple[Scope, Atom]]) -> _Kind | NotSummable:
+    def _chosen(
+        self, scope: ProgramScope, which: Atom, cases: Sequence[tuple[ProgramScope, Atom]]
+    ) -> _Kind | NotSummable:
         if self._has_total(scope, which):
             return self._no("decides on what is assigned, and each replica sees only its share of it", certain=False)
         kinds = [self._kind(*case) for case in cases]
@@ -177,7 +179,7 @@ class _Search:
             return self._no("is replaced on some condition", certain=False)
         return _Kind.SUM
 
-    def _has_total(self, scope: Scope, atom: Atom) -> bool:
+    def _has_total(self, scope: ProgramScope, atom: Atom) -> bool:
         """Returns whether a value depends on the total."""
         root = (id(scope), atom)
         if is_literal(atom):
@@ -186,8 +188,8 @@ class _Search:
             self._depends[root] = self._search_for_total(scope, atom)
         return self._depends[root]
 
-    def _search_for_total(self, scope: Scope, atom: Atom) -> bool:
-        waiting: list[tuple[Scope, Atom]] = [(scope, atom)]
+    def _search_for_total(self, scope: ProgramScope, atom: Atom) -> bool:
+        waiting: list[tuple[ProgramScope, Atom]] = [(scope, atom)]
         seen: set[tuple[int, Atom]] = set()
         while waiting:
             used_in, used = waiting.pop()
@@ -217,11 +219,11 @@ def _moves(equation: jex_core.JaxprEqn) -> bool:
     return equation.primitive.name in MOVE_NUMBERS
 
 
-def _branches(scope: Scope, equation: jex_core.JaxprEqn, out: jex_core.Var) -> list[tuple[Scope, Atom]]:
+def _branches(scope: ProgramScope, equation: jex_core.JaxprEqn, out: jex_core.Var) -> list[tuple[ProgramScope, Atom]]:
     """Returns what the branches of a `cond` return in the place of one of its results."""
     operands, found = [(scope, atom) for atom in equation.invars[1:]], []
     for branch in equation.params["branches"]:
-        inside = Scope(branch.jaxpr, [(None, const) for const in branch.consts], operands)
+        inside = ProgramScope(branch.jaxpr, [(None, const) for const in branch.consts], operands)
         found.append((inside, branch.jaxpr.outvars[equation.outvars.index(out)]))
     return found
 

@@ -20,7 +20,7 @@ from replicax.compat.jax_names import BOUND_TO_PLACE, JIT
 from replicax.program.divergence import Divergence
 from replicax.program.jaxprs import evaluate, is_literal, read
 from replicax.program.moving import Moved
-from replicax.program.sharded_replicas import Shard, ShardedEvaluation, own_shard, whole_value
+from replicax.program.sharded_replicas import ReplicaShard, ShardedEvaluation, own_shard, whole_value
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
@@ -65,7 +65,7 @@ class Late:
         """Evaluates the first part, inside `shard_map`.
 
         Args:
-            constants: The constants of `needed`, by their positions; sharded variables as a `Shard`.
+            constants: The constants of `needed`, by their positions; sharded variables as a `ReplicaShard`.
             arrays: The program's arguments.
             dimensions: See `sent_dimensions`.
 
@@ -119,7 +119,7 @@ class Late:
 def _sent(value: Any, dimension: int | None) -> Any:
     if dimension is None:
         return whole_value(value)
-    return value.own() if isinstance(value, Shard) else own_shard(value, dimension)
+    return value.own() if isinstance(value, ReplicaShard) else own_shard(value, dimension)
 
 
 def _parted(equations: Sequence[Any], differs: Mapping[Any, Any]) -> tuple[list[Any], list[Any], set[Any]]:

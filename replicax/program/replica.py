@@ -38,7 +38,7 @@ from replicax.program.late import Late
 from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
 from replicax.program.replica_program import ReplicaProgram, trace_replica
 from replicax.program.scales import Search, find_local_mean, scope_of
-from replicax.program.sharded_replicas import Shard, sharded_in
+from replicax.program.sharded_replicas import ReplicaShard, sharded_in
 from replicax.program.split import Assigned, Split
 from replicax.program.summed_means import find_summed_mean
 from replicax.program.tracing import explained_op_by_op
@@ -209,7 +209,7 @@ class ReplicaCall:
             for number, value in zip(needed, given, strict=True):
                 dimension = sharded.variables[number]
                 if dimension is not None:
-                    local[number] = Shard(value, dimension)
+                    local[number] = ReplicaShard(value, dimension)
                 else:
                     local[number] = _component(value) if is_per_replica_variable(site.inputs[number]) else value
             inside = site.constants(local)

@@ -37,7 +37,7 @@ from replicax.runtime.mesh import REPLICA_AXIS
 #: A number that stands in a program.
 Constant: TypeAlias = jax.Array | np.ndarray
 #: The source of an input of a program: a scope and an atom in it, or None and a constant; None if unknown.
-_Given: TypeAlias = tuple["Scope | None", Any]
+_Given: TypeAlias = tuple["ProgramScope | None", Any]
 
 _SUMMED_LOSS = "replicax_summed_loss"
 _CALLS = {**CALLS, **RECOMPUTED, SHARD_MAP: "jaxpr"}
@@ -61,7 +61,7 @@ def marked_as_summed_loss(loss: jax.Array) -> jax.Array:
     return marked
 
 
-def scope_of(program: jex_core.ClosedJaxpr, placeholders: Sequence[jax.Array]) -> Scope:
+def scope_of(program: jex_core.ClosedJaxpr, placeholders: Sequence[jax.Array]) -> ProgramScope:
     """Returns a program, a `ClosedJaxpr`, to search in.
 
     Args:
@@ -69,10 +69,10 @@ def scope_of(program: jex_core.ClosedJaxpr, placeholders: Sequence[jax.Array]) -
         placeholders: Those of its constants that stand for values of variables.
     """
     unknown = {id(placeholder) for placeholder in placeholders}
-    return Scope(program.jaxpr, [(None, None if id(const) in unknown else const) for const in program.consts])
+    return ProgramScope(program.jaxpr, [(None, None if id(const) in unknown else const) for const in program.consts])
 
 
-def find_local_mean(top: Scope, search: Search, replicas: int) -> LocalMean | None:
+def find_local_mean(top: ProgramScope, search: Search, replicas: int) -> LocalMean | None:
     """Looks for a marked loss that is a mean over the replica's own rows.
 
     Args:
@@ -88,7 +88,7 @@ def find_local_mean(top: Scope, search: Search, replicas: int) -> LocalMean | No
     return None
 
 
-class Scope:
+class ProgramScope:
     """A program, or one call of a program inside of another.
 
     Args:
@@ -106,9 +106,9 @@ class Scope:
         self.producer: dict[Atom, jex_core.JaxprEqn] = {
             out: equation for equation in jaxpr.eqns for out in equation.outvars
         }
-        self._calls: dict[int, Scope] = {}
+        self._calls: dict[int, ProgramScope] = {}
 
-    def called(self, equation: jex_core.JaxprEqn) -> Scope | None:
+    def called(self, equation: jex_core.JaxprEqn) -> ProgramScope | None:
         """Returns the program that an equation calls, None if it is no call."""
         parameter = _CALLS.get(equation.primitive.name)
         if parameter is None:
@@ -117,12 +117,12 @@ class Scope:
             inner = equation.params[parameter]
             jaxpr, constants = (inner.jaxpr, inner.consts) if hasattr(inner, "jaxpr") else (inner, ())
             operands = [(self, atom) for atom in equation.invars]
-            self._calls[id(equation)] = Scope(jaxpr, [(None, const) for const in constants], operands)
+            self._calls[id(equation)] = ProgramScope(jaxpr, [(None, const) for const in constants], operands)
         return self._calls[id(equation)]
 
     def origin(self, atom: Atom) -> _Given:
         """Returns where a value is made: its scope and atom there, or `(None, value)` for a constant."""
-        scope: Scope | None = self
+        scope: ProgramScope | None = self
         while scope is not None and not is_literal(atom):
             if atom in scope._given:
                 scope, atom = scope._given[atom]
@@ -155,7 +155,9 @@ class Search:
         self._rows, self._replicas = rows, replicas
         self._sizes = {size for size in rows if size}
 
-    def local_mean(self, scope: Scope, atom: Atom, divisor: float = 1.0, local: bool = False) -> LocalMean | None:
+    def local_mean(
+        self, scope: ProgramScope, atom: Atom, divisor: float = 1.0, local: bool = False
+    ) -> LocalMean | None:
         """Follows a scalar back to where rows are added up, if it is a mean of them there.
 
         Args:
@@ -187,7 +189,9 @@ class Search:
             return self.local_mean(scope, inputs[0], divisor, local)
         return None
 
-    def _scaled(self, scope: Scope, equation: jex_core.JaxprEqn, divisor: float, local: bool) -> LocalMean | None:
+    def _scaled(
+        self, scope: ProgramScope, equation: jex_core.JaxprEqn, divisor: float, local: bool
+    ) -> LocalMean | None:
         first, second = equation.invars
         if equation.primitive.name == "mul":
             for factor, other in ((first, second), (second, first)):
@@ -202,14 +206,14 @@ class Search:
             return self.local_mean(scope, first, divisor, True)
         return None
 
-    def _selected(self, scope: Scope, inputs: Sequence[Atom], divisor: float, local: bool) -> LocalMean | None:
+    def _selected(self, scope: ProgramScope, inputs: Sequence[Atom], divisor: float, local: bool) -> LocalMean | None:
         """Follows a choice between one value and constants, as in a division that knows zero."""
         which = self.constant(scope, inputs[0])
         cases = list(inputs[1:]) if which is None else [inputs[1 + int(which)]]
         others = [case for case in cases if self.constant(scope, case) is None]
         return self.local_mean(scope, others[0], divisor, local) if len(others) == 1 else None
 
-    def _adds_rows(self, scope: Scope, atom: Atom) -> bool:
+    def _adds_rows(self, scope: ProgramScope, atom: Atom) -> bool:
         """Returns whether a value is this replica's own sum over its rows, such as the number of those that count."""
         if REPLICA_AXIS not in axes_of_type(atom.aval):
             return False
@@ -238,7 +242,7 @@ class Search:
         is_mean = math.isclose(abs(divisor), added, rel_tol=1e-3) and added > 1
         return LocalMean(abs(divisor)) if is_mean and not right else None
 
-    def has_rows(self, scope: Scope, atom: Atom) -> bool:
+    def has_rows(self, scope: ProgramScope, atom: Atom) -> bool:
         """Returns whether the first dimension of a value is that of the batch's rows."""
         seen: set[tuple[int, Atom, _Way]] = set()
         waiting = [(scope, atom, _Way.FIRST)]
@@ -283,7 +287,7 @@ class Search:
             return [atom for atom, shape in shapes if self._may_have_rows(shape[:2])]  # (1, rows): a replica's part
         return [atom for atom, shape in shapes if shape[:1] == aval_of(out).shape[:1]]
 
-    def constant(self, scope: Scope, atom: Atom) -> float | None:
+    def constant(self, scope: ProgramScope, atom: Atom) -> float | None:
         """Returns the number that a value always is, None if it depends on the arguments."""
         made_in, made = scope.origin(atom)
         if made_in is None:
@@ -303,7 +307,7 @@ class Search:
             (value,) = bind(equation, operands, equation.params)
         return _known_number(value)
 
-    def _constant_array(self, scope: Scope, atom: Atom) -> Constant | None:
+    def _constant_array(self, scope: ProgramScope, atom: Atom) -> Constant | None:
         made_in, value = scope.origin(atom)
         if made_in is None:
             return None if _is_unknown(value) else value
@@ -337,7 +341,7 @@ def _dot_operand(equation: jex_core.JaxprEqn) -> list[Atom]:
     return [right] if every and 0 not in equation.params["dimension_numbers"][0][1] else []
 
 
-def _divides_gradients(top: Scope, replicas: int) -> bool:
+def _divides_gradients(top: ProgramScope, replicas: int) -> bool:
     """Returns whether some gradient is divided by the number of replicas once more, which makes a mean of the sum."""
     for scope, equation in equations_of(top):
         if equation.primitive.name not in ("div", "mul") or len(equation.invars) != 2:
@@ -355,7 +359,7 @@ def _divides_gradients(top: Scope, replicas: int) -> bool:
     return False
 
 
-def equations_of(scope: Scope) -> Iterator[tuple[Scope, jex_core.JaxprEqn]]:
+def equations_of(scope: ProgramScope) -> Iterator[tuple[ProgramScope, jex_core.JaxprEqn]]:
     """Yields the equations of a program and of what it calls, in order, each with its scope."""
     for equation in scope.jaxpr.eqns:
         yield scope, equation

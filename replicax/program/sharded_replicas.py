@@ -38,7 +38,7 @@ from replicax.variable_access import VariableLike, is_per_replica_variable, layo
 
 
 @dataclasses.dataclass(frozen=True)
-class Shard:
+class ReplicaShard:
     """A replica's shard of a value, and cheap operations on the whole value that have not been done yet.
 
     Attributes:
@@ -114,7 +114,7 @@ class ShardedEvaluation:
             values.update(zip(equation.outvars, self._results(equation, operands), strict=True))
 
     def _results(self, equation: jex_core.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        name, shards = equation.primitive.name, [each for each in operands if isinstance(each, Shard)]
+        name, shards = equation.primitive.name, [each for each in operands if isinstance(each, ReplicaShard)]
         if is_decision(equation):
             return operands[:1]
         if name in SUMS_OVER_AXES and equation.params["axes"] == (REPLICA_AXIS,):
@@ -146,15 +146,15 @@ class ShardedEvaluation:
         varies = REPLICA_AXIS in axes_of_type(jax.typeof(value))
         return varies and value.shape in self._dimensions and jnp.issubdtype(value.dtype, jnp.inexact)
 
-    def _scattered_sum(self, value: jax.Array) -> Shard:
+    def _scattered_sum(self, value: jax.Array) -> ReplicaShard:
         dimension = self._dimensions[value.shape]
         own = jax.lax.psum_scatter(value, REPLICA_AXIS, scatter_dimension=dimension, tiled=True)
-        return Shard(own, dimension)
+        return ReplicaShard(own, dimension)
 
 
 def whole_value(value: Any) -> Any:
     """Returns a value of an evaluation as a whole array."""
-    return value.whole() if isinstance(value, Shard) else value
+    return value.whole() if isinstance(value, ReplicaShard) else value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _sharded_dimension(sharding: Sharding | None, variable: VariableLike) -> int
 
 def _gathered(operands: Sequence[Any]) -> list[Any]:
     others = [each for each in operands if isinstance(each, jax.Array)]
-    return [each.whole(others) if isinstance(each, Shard) else each for each in operands]
+    return [each.whole(others) if isinstance(each, ReplicaShard) else each for each in operands]
 
 
 def _sums_inside(program: Any) -> bool:

@@ -17,11 +17,11 @@ from jax.extend import core as jex_core
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import KEEP_NUMBERS, UNPACK_NUMBERS
 from replicax.program.jaxprs import Atom, aval_of, is_gradient, is_literal
-from replicax.program.scales import LocalMean, Scope, Search, equations_of
+from replicax.program.scales import LocalMean, ProgramScope, Search, equations_of
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
-def find_summed_mean(top: Scope, search: Search, replicas: int) -> LocalMean | None:
+def find_summed_mean(top: ProgramScope, search: Search, replicas: int) -> LocalMean | None:
     """Looks for the gradient of a mean over the replica's own rows that is summed over replicas.
 
     Args:
@@ -44,7 +44,7 @@ def find_summed_mean(top: Scope, search: Search, replicas: int) -> LocalMean | N
     return None
 
 
-def _local_means(equations: Sequence[tuple[Scope, jex_core.JaxprEqn]], search: Search) -> Iterator[LocalMean]:
+def _local_means(equations: Sequence[tuple[ProgramScope, jex_core.JaxprEqn]], search: Search) -> Iterator[LocalMean]:
     for scope, equation in equations:
         if equation.primitive.name != "div" or aval_of(equation.outvars[0]).shape:
             continue
@@ -66,7 +66,7 @@ class _Flow:
         self._reached: set[tuple[int, Atom]] = set()
         self.sums: list[jex_core.JaxprEqn] = []
 
-    def through(self, scope: Scope) -> None:
+    def through(self, scope: ProgramScope) -> None:
         """Follows the values through a program and what it calls."""
         for equation in scope.jaxpr.eqns:
             reached = [not is_literal(atom) and (id(scope), atom) in self._reached for atom in equation.invars]
@@ -83,7 +83,7 @@ class _Flow:
                 if any(reached) and _is_sum_over_replicas(equation):
                     self.sums.append(equation)
 
-    def _is_spread(self, scope: Scope, equation: jex_core.JaxprEqn) -> bool:
+    def _is_spread(self, scope: ProgramScope, equation: jex_core.JaxprEqn) -> bool:
         if equation.primitive.name != "broadcast_in_dim" or aval_of(equation.invars[0]).shape:
             return False
         if not math.isclose(math.prod(aval_of(equation.outvars[0]).shape), self._size):
@@ -96,7 +96,7 @@ def _is_sum_over_replicas(equation: jex_core.JaxprEqn) -> bool:
     return equation.primitive.name.startswith("psum") and REPLICA_AXIS in equation.params.get("axes", ())
 
 
-def _averaged(equations: Sequence[tuple[Scope, jex_core.JaxprEqn]], replicas: int) -> set[int]:
+def _averaged(equations: Sequence[tuple[ProgramScope, jex_core.JaxprEqn]], replicas: int) -> set[int]:
     """Returns the sums over replicas that are divided by the number of replicas afterwards, by their ids."""
     found: set[int] = set()
     for scope, equation in equations:
@@ -110,7 +110,7 @@ def _averaged(equations: Sequence[tuple[Scope, jex_core.JaxprEqn]], replicas: in
     return found
 
 
-def _number(scope: Scope, atom: Atom, name: str) -> float | None:
+def _number(scope: ProgramScope, atom: Atom, name: str) -> float | None:
     """Returns by what an operand divides; None if it is no constant."""
     made_in, value = scope.origin(atom)
     while made_in is not None:
@@ -126,8 +126,8 @@ def _number(scope: Scope, atom: Atom, name: str) -> float | None:
     return round(number, 3)
 
 
-def _sums_behind(scope: Scope, atom: Atom) -> Iterator[int]:
-    waiting: list[tuple[Scope, Atom]] = [(scope, atom)]
+def _sums_behind(scope: ProgramScope, atom: Atom) -> Iterator[int]:
+    waiting: list[tuple[ProgramScope, Atom]] = [(scope, atom)]
     seen: set[tuple[int, Atom]] = set()
     while waiting:
         used_in, used = waiting.pop()

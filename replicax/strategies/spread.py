@@ -55,7 +55,7 @@ def kind_of(component: Leaf) -> Kind:
     return Kind(tuple(array.shape), str(array.dtype))
 
 
-class Layout(NamedTuple):
+class ComponentKinds(NamedTuple):
     """The descriptions of every component of a pytree, on all workers.
 
     Attributes:
@@ -69,7 +69,7 @@ class Layout(NamedTuple):
 
 def compared(
     structures: Sequence[jax.tree_util.PyTreeDef], leaves: Sequence[Sequence[Leaf]], names: Sequence[str]
-) -> Layout:
+) -> ComponentKinds:
     """Returns what all workers' components are; all call this together.
 
     Args:
@@ -91,7 +91,7 @@ def compared(
             raise ValuesMismatchError(f"structures of {WHAT}", names[0], first, names[worker], odd)
     by_replica = [[_kind(*told_kind) for told_kind in own] for _, each in told for own in each]
     workers = tuple(worker for worker, (found, _) in enumerate(told) for _ in found)
-    return Layout(list(zip(*by_replica, strict=True)), workers)
+    return ComponentKinds(list(zip(*by_replica, strict=True)), workers)
 
 
 def _kind(shape: list[int] | None, dtype: str) -> Kind:
