@@ -33,7 +33,15 @@ from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.metadata import FILE, Metadata
 from replicax.checkpoint.name_matching import check_names, differences, warn_of_left_out
 from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
-from replicax.checkpoint.writing import TIMEOUT_S, Directory, absolute, write, write_in_place
+from replicax.checkpoint.writing import (
+    PREPARED,
+    TIMEOUT_S,
+    Directory,
+    absolute,
+    could_not_write,
+    new_directory,
+    write_in_place,
+)
 from replicax.errors import CheckpointError
 from replicax.migration import Advised, called_as
 from replicax.typing import PyTree
@@ -47,6 +55,23 @@ _OVERWRITES = (
     "replaced. Save each training to a folder of its own. If this one goes on from there, first call "
     "restore(rx.latest_checkpoint(folder))."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """The contents of a checkpoint that is to be written, as known before any variable's value is read.
+
+    Attributes:
+        parts: The parts of the objects.
+        waiting: Restored values that wait for objects to be built.
+        state: The encoded states, by name.
+        step: The training step.
+    """
+
+    parts: ObjectParts
+    waiting: dict[str, np.ndarray]
+    state: dict[str, dict[str, object]]
+    step: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,9 +172,15 @@ class Checkpoint(Advised):
         Raises:
             ArgumentError: `directory` is not a path.
             CheckpointError: The directory exists already, or cannot be written; or a model or optimizer is not built,
-                and no restored values wait for it.
+                and no restored values wait for it; or the processes save different objects.
         """
-        return write(directory, self.contents(step, objects))
+        coordination = Coordination(f"Writing the checkpoint {directory}", TIMEOUT_S)
+        path, prepared = coordination.run(
+            PREPARED,
+            lambda: (new_directory(directory), self._prepared(step, objects)),
+            could_not_write(directory),
+        )
+        return write_in_place(path, self._contents(prepared), coordination)
 
     @called_as("tf.train.Checkpoint.save")
     def save(self, file_prefix: Directory) -> str:
@@ -175,14 +206,17 @@ class Checkpoint(Advised):
             >>> path == folder + "/ckpt-2" == latest_checkpoint(folder)
             True
         """
-        absolute(file_prefix)
+        name = f"{file_prefix}-{int(self.save_counter.numpy()) + 1}"
+        coordination = Coordination(f"Writing the checkpoint {name}", TIMEOUT_S)
+        _, prepared = coordination.run(
+            PREPARED, lambda: (absolute(file_prefix), self._prepared()), could_not_write(name)
+        )
         self.save_counter.assign_add(1)
         path = absolute(f"{os.fspath(file_prefix)}-{int(self.save_counter.numpy())}")
-        coordination = Coordination(f"Writing the checkpoint {path}", TIMEOUT_S)
         if coordination.is_chief and path.parent not in self._folders and (path / FILE).is_file():
             warnings.warn(_OVERWRITES.format(path=path), stacklevel=2)
         self._folders.add(path.parent)
-        return str(write_in_place(path, self.contents(), coordination))
+        return str(write_in_place(path, self._contents(prepared), coordination))
 
     @property
     def save_counter(self) -> Variable:
@@ -195,15 +229,23 @@ class Checkpoint(Advised):
 
     def contents(self, step: int | None = None, objects: Mapping[str, PyTree] | None = None) -> Contents:
         """Returns what `write` with the same arguments would write now."""
+        return self._contents(self._prepared(step, objects))
+
+    def _prepared(self, step: int | None = None, objects: Mapping[str, PyTree] | None = None) -> _Prepared:
         self._update(step, objects or {})
         waiting, missing = values_to_write(self.objects)
         parts = self._parts(allow_unbuilt=not missing)
         if missing:
             raise CheckpointError(" ".join(missing))
-        arrays = _values(parts.variables) | waiting
-        arrays |= {name: saved_array(array) for name, array in parts.arrays.items()}
         state = {name: saved_state(name, part) for name, part in parts.states.items()}
-        return Contents(arrays, state, step, {name: note() for name, note in self._notes.items()})
+        return _Prepared(parts, waiting, state, step)
+
+    def _contents(self, prepared: _Prepared) -> Contents:
+        parts = prepared.parts
+        arrays = _values(parts.variables) | prepared.waiting
+        arrays |= {name: saved_array(array) for name, array in parts.arrays.items()}
+        notes = {name: note() for name, note in self._notes.items()}
+        return Contents(arrays, prepared.state, prepared.step, notes)
 
     @called_as("tf.train.Checkpoint.restore")
     def restore(self, save_path: Directory | None, *, partial: bool = False, verify: bool = True) -> LoadStatus:
@@ -345,10 +387,13 @@ def _set_states(targets: Mapping[str, PyTree], states: Mapping[str, PyTree]) -> 
 
 
 def _values(variables: Mapping[str, AssignableLike]) -> dict[str, SavedArray]:
-    """Returns the values of variables: all from before, or all from after a lost parameter server was replaced."""
+    """Returns the values of variables: all from before, or all from after a lost parameter server was replaced.
+
+    They are read in the order of their names, the same in all processes: reading some of them is a computation of all.
+    """
     while True:
         before = _restorations(variables)
-        values = {name: saved_value(variable) for name, variable in variables.items()}
+        values = {name: saved_value(variable) for name, variable in sorted(variables.items(), key=lambda item: item[0])}
         if before == _restorations(variables) and not any(count % 2 for count in before):
             return values
         time.sleep(_SECONDS_BETWEEN_LOOKS)

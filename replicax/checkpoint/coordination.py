@@ -16,7 +16,7 @@ import jax
 import replicax.health as health
 from replicax.cluster.exchange import AbsentError, DifferentValuesError, Exchange, FailedElsewhereError
 from replicax.cluster.key_value_store import Store
-from replicax.errors import CheckpointError
+from replicax.errors import CheckpointError, ReplicaxError
 
 _T = TypeVar("_T")
 _numbers = itertools.count()
@@ -55,6 +55,11 @@ class Coordination:
         )
 
     @property
+    def name(self) -> str:
+        """The name of the coordination, for messages."""
+        return self._name
+
+    @property
     def is_chief(self) -> bool:
         """Whether this is the process that decides and commits."""
         return self._exchange.process == 0
@@ -87,6 +92,17 @@ class Coordination:
                 "them the same: each writes and reads its part there, so it must be a place that all of them see."
             ) from None
 
+    def all_values(self, what: str, value: str) -> list[str]:
+        """Returns the values of all processes, in their order.
+
+        Raises:
+            CheckpointError: Some process did not come in time.
+        """
+        if self._count == 1:
+            return [value]
+        with self._explained():
+            return [each.decode() for each in self._exchange.exchange(self._stage(what), value.encode())]
+
     def run(self, stage: str, action: Callable[[], _T], failed: str) -> _T:
         """Calls `action`, waits until all processes have called theirs, and returns its result.
 
@@ -97,13 +113,14 @@ class Coordination:
 
         Raises:
             CheckpointError: It failed, here or in another process, or some process did not come in time.
+            ReplicaxError: `action` has raised it here.
         """
         try:
             with health.phase(health.CHECKPOINT), self._explained():
                 return action() if self._count == 1 else self._exchange.run(self._stage(stage), action)
         except FailedElsewhereError as error:
             raise CheckpointError(f"{failed} by process {error.process}: {error.problem}") from None
-        except CheckpointError:
+        except ReplicaxError:
             raise
         except Exception as error:
             raise CheckpointError(f"{failed}: {error}") from error

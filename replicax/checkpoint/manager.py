@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 import jax
 
@@ -26,7 +27,7 @@ from replicax.checkpoint.manager_arguments import (
     whole_number,
 )
 from replicax.checkpoint.save_interval import SaveInterval
-from replicax.checkpoint.writing import TIMEOUT_S, Directory, absolute, write_in_place
+from replicax.checkpoint.writing import PREPARED, TIMEOUT_S, Directory, absolute, could_not_write, write_in_place
 from replicax.checks import checked_int
 from replicax.errors import ArgumentError, CheckpointError
 from replicax.migration import Advised, called_as
@@ -176,18 +177,26 @@ class CheckpointManager(Advised):
             return None
         self.wait_until_finished()
         self.checkpoint.save_counter.assign_add(1)
-        contents = self.checkpoint.contents(number, objects)
         self._interval.restart()
-        if number is None:
-            number = int(self.checkpoint.save_counter.numpy())
-        self._begin(number, contents)
-        return str(self.path(number))
+        at = int(self.checkpoint.save_counter.numpy()) if number is None else number
+        coordination = Coordination(f"Saving step {at} to {self.directory}", self._timeout)
+        self._begin(at, self._contents(number, at, objects, coordination), coordination)
+        return str(self.path(at))
 
-    def _begin(self, step: int, contents: Contents) -> None:
+    def _contents(
+        self, number: int | None, step: int, objects: Mapping[str, PyTree], coordination: Coordination
+    ) -> Contents:
+        """Returns what is to be saved. If there is no such thing here, the other processes are told."""
+        try:
+            return self.checkpoint.contents(number, objects)
+        except Exception as error:
+            raised = error
+        return coordination.run(PREPARED, lambda: _raise(raised), could_not_write(self.path(step)))
+
+    def _begin(self, step: int, contents: Contents, coordination: Coordination) -> None:
         """Writes a checkpoint, or starts a thread that writes it."""
         if self._async:
             contents = Contents(copied(contents.arrays), contents.state, contents.step, contents.notes)
-        coordination = Coordination(f"Saving step {step} to {self.directory}", self._timeout)
         if coordination.is_chief:
             self._folder.warn_of_strangers(step)
         self._folder.known.add(step)
@@ -311,9 +320,14 @@ class CheckpointManager(Advised):
             if coordination.is_chief and not self._has_cleaned:
                 self._folder.delete_unfinished()
             self._has_cleaned = True
+            coordination.run(PREPARED, lambda: None, could_not_write(self.path(step)))
             write_in_place(self.path(step), contents, coordination, committed=lambda: self._folder.delete_old(step))
         except BaseException as error:
             self._saved.discard(step)
             if isinstance(error, CheckpointError) or not isinstance(error, Exception):
                 raise
             raise CheckpointError(f"Step {step} could not be saved to {self.directory}: {error!r}") from error
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

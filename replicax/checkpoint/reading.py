@@ -7,7 +7,7 @@ the damaged file; nothing is returned before everything has been checked.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -26,6 +26,7 @@ _Wanted = Mapping[str, jax.ShapeDtypeStruct]  # By folder.
 
 _ZARR = ".zarray"  # An array's shape, dtype, and the shape of its parts.
 _GROUP_BYTES = 1 << 28  # Arrays are read together up to this size: more fetch from the disk, fewer wait for each other.
+_MOST_MISSING = 100  # parts of an array that are listed: a forged description may speak of very many
 
 
 def entries(directory: Directory) -> dict[str, Entry]:
@@ -44,7 +45,8 @@ def damaged_files(directory: Directory) -> dict[str, str]:
         CheckpointError: There is no complete checkpoint.
     """
     path = Path(directory).absolute()
-    return problems(path, read_metadata(path).files)
+    metadata = read_metadata(path)
+    return problems(path, metadata.files) | _never_written(path, metadata)
 
 
 def checked_metadata(directory: Directory) -> Metadata:
@@ -152,6 +154,40 @@ def _parts_read(path: Path, folder: str, spec: jax.ShapeDtypeStruct, files: File
         grid = [range(start // n, -(-stop // n)) for (start, stop, _), n in zip(bounds, chunks, strict=True)]
         read |= {f"{folder}/{'.'.join(map(str, place)) or '0'}" for place in itertools.product(*grid)}
     return {name: file for name, file in own.items() if name in read}
+
+
+def _never_written(path: Path, metadata: Metadata) -> dict[str, str]:
+    """Returns the parts of arrays that the metadata does not list, with what is wrong with each."""
+    found: dict[str, str] = {}
+    for entry in metadata.arrays.values():
+        description = f"{entry.folder}/{_ZARR}"
+        if entry.folder and description not in metadata.files:
+            found[description] = "was never written"
+        elif entry.folder and (path / description).is_file():
+            missing = (name for name in _expected(path, entry) if name not in metadata.files)
+            found |= dict.fromkeys(itertools.islice(missing, _MOST_MISSING), "was never written")
+    return found
+
+
+def _expected(path: Path, entry: Entry) -> Iterator[str]:
+    """Yields the names of the files of an array's parts; none if its description, a damaged file, cannot be read."""
+    try:
+        chunks = _chunks(path / entry.folder / _ZARR)
+    except CheckpointError:
+        return
+    counts = [-(-length // n) for length, n in zip(entry.shape, chunks, strict=False)]
+    for place in _places(counts):
+        yield f"{entry.folder}/{'.'.join(map(str, place)) or '0'}"
+
+
+def _places(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yields the places in a grid, and holds none of them, however many there are."""
+    if not counts:
+        yield ()
+        return
+    for i in range(counts[0]):
+        for rest in _places(counts[1:]):
+            yield (i, *rest)
 
 
 def _chunks(description: Path) -> list[int]:

@@ -23,6 +23,7 @@ from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.encoding import SavedArray
 from replicax.checkpoint.integrity import sync_folder, write_durably
 from replicax.checkpoint.metadata import STATE, Entry, complete
+from replicax.checkpoint.same_contents import check_same_contents
 from replicax.compat.orbax import save_files
 from replicax.errors import ArgumentError, CheckpointError
 
@@ -30,6 +31,7 @@ Directory = str | os.PathLike[str]
 
 UNFINISHED = ".unfinished"  # how the name of a directory ends while it is being written, or deleted
 TIMEOUT_S = 600.0
+PREPARED = "what to write is known"  # The first stage: a process whose objects cannot be saved says so there.
 _SECONDS_TO_APPEAR = 30.0
 
 
@@ -61,12 +63,29 @@ def absolute(directory: Directory) -> Path:
 
 def write(directory: Directory, contents: Contents) -> Path:
     """Writes a checkpoint to a new directory and returns its absolute path; see `write_arrays`."""
+    coordination = Coordination(f"Writing the checkpoint {directory}", TIMEOUT_S)
+    path = coordination.run(PREPARED, lambda: new_directory(directory), could_not_write(directory))
+    return write_in_place(path, contents, coordination)
+
+
+def could_not_write(directory: Directory) -> str:
+    """Returns what to say when a checkpoint cannot be written."""
+    return f"The checkpoint {directory} could not be written"
+
+
+def new_directory(directory: Directory) -> Path:
+    """Returns the absolute path of a directory that is to be made.
+
+    Raises:
+        ArgumentError: It is not a path.
+        CheckpointError: It is there already.
+    """
     path = absolute(directory)
     if path.exists():
         raise CheckpointError(
             f"{path} exists already. A checkpoint is written to a new directory: choose another name."
         )
-    return write_in_place(path, contents, Coordination(f"Writing the checkpoint {path}", TIMEOUT_S))
+    return path
 
 
 @health.phase(health.CHECKPOINT)
@@ -95,13 +114,12 @@ def write_in_place(
             if committed is not None:
                 committed()
 
-    failed = f"The checkpoint {path} could not be written"
-    coordination.check_same("directory", str(path.parent))
+    failed = could_not_write(path)
+    coordination.check_same("directory", str(path))
+    check_same_contents(coordination, contents)
     staging = path.parent / coordination.from_chief("name", f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
-        coordination.run(
-            "directory made", lambda: staging.mkdir(parents=True) if coordination.is_chief else None, failed
-        )
+        coordination.run("directory made", make_directory, failed)
         coordination.run("parts written", lambda: _write_parts(_seen(staging), contents), failed)
         coordination.run("committed", commit, failed)
     except BaseException:
@@ -154,10 +172,13 @@ def delete(path: Path) -> None:
 
 
 def _folders(arrays: Mapping[str, SavedArray]) -> dict[str, str]:
-    """Returns a folder for each array, `""` for empty ones. Not any string that names an array can name a folder."""
+    """Returns a folder for each array, `""` for empty ones. Not any string that names an array can name a folder.
+
+    They are numbered in the order of the names: so all processes have the same, whatever the order of their objects.
+    """
     return {
         name: f"{i:05d}-{re.sub(r'[^A-Za-z0-9_]+', '-', name)[:80]}" if np.size(array) else ""
-        for i, (name, array) in enumerate(arrays.items())
+        for i, (name, array) in enumerate(sorted(arrays.items(), key=lambda item: item[0]))
     }
 
 

@@ -7,8 +7,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import replicax as rx
 from replicax.checkpoint import writing
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.writing import Contents, write_in_place
@@ -45,7 +47,7 @@ def test_processes_with_different_directories_are_told_whose_differ(processes, t
     results = processes(lambda process, together: write_in_place(tmp_path / str(process) / "a", contents, together))
     for error in results:
         assert isinstance(error, CheckpointError)
-        assert f"process 0: {tmp_path}/0; process 1: {tmp_path}/1" in str(error)
+        assert f"process 0: {tmp_path}/0/a; process 1: {tmp_path}/1/a" in str(error)
         assert "a place that all of them see" in str(error)
     assert not list(tmp_path.iterdir())
 
@@ -92,3 +94,135 @@ def test_a_model_that_cannot_be_written_is_an_error_on_all_workers(processes, mo
     first, second = processes(save)
     assert "could not be saved to model.keras: the disk is full" in str(first)
     assert "could not be saved to model.keras by process 0: OSError: the disk is full" in str(second)
+
+
+def test_only_the_last_part_of_the_directory_differs(processes, tmp_path):
+    contents = Contents({"w": jnp.ones(2)})
+    for error in processes(lambda process, together: write_in_place(tmp_path / f"at-{process}", contents, together)):
+        assert f"process 0: {tmp_path}/at-0; process 1: {tmp_path}/at-1" in str(error)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (Contents({"b": np.ones(3, np.float32)}), "'a' (process 0: float32[2]; process 1: nothing)"),
+        (
+            Contents({"a": np.ones(2, np.float32), "b": np.ones(4, np.float32)}),
+            "'b' (process 0: float32[3]; process 1: float32[4])",
+        ),
+        (
+            Contents({"a": np.ones(2, np.int32), "b": np.ones(3, np.float32)}),
+            "'a' (process 0: float32[2]; process 1: int32[2])",
+        ),
+        (
+            Contents({"a": np.ones(2, np.float32), "b": np.ones(3, np.float32)}, {"n": {"value": 1}}),
+            "'n' (process 0: nothing; process 1: a value or state)",
+        ),
+        (
+            Contents({"a": np.ones(2, np.float32), "b": np.ones(3, np.float32)}, step=2),
+            "the step (process 0: None; process 1: 2)",
+        ),
+    ],
+)
+def test_processes_that_save_different_things_are_told_who_has_what(processes, tmp_path, other, difference):
+    own = Contents({"a": np.ones(2, np.float32), "b": np.ones(3, np.float32)})
+    path = tmp_path / "c"
+    results = processes(lambda process, together: write_in_place(path, other if process else own, together))
+    for error in results:
+        assert isinstance(error, CheckpointError)
+        assert f"these differ: {difference}. Nothing was written." in str(error)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_order_of_names_does_not_change_their_folders():
+    one, other = np.ones(1), np.ones(2)
+    assert writing._folders({"b": one, "a": other}) == writing._folders({"a": other, "b": one})
+
+
+class Failing:
+    """An object whose state cannot be told in one process."""
+
+    def __init__(self, fails: bool):
+        self.fails = fails
+
+    def get_state(self) -> int:
+        if self.fails:
+            raise OSError("the reader is closed")
+        return 1
+
+    def set_state(self, state: int) -> None:
+        pass
+
+
+@pytest.fixture
+def as_processes(processes, monkeypatch):
+    """Calls a function of the process in two "processes", in which checkpoints are made as usual."""
+    own: dict[int, Coordination] = {}
+
+    def run(function):
+        for module in ("checkpoint", "manager", "writing"):
+            monkeypatch.setattr(
+                f"replicax.checkpoint.{module}.Coordination", lambda name, timeout_s: own[threading.get_ident()]
+            )
+
+        def one(process, coordination):
+            own[threading.get_ident()] = coordination
+            return function(process)
+
+        return processes(one)
+
+    return run
+
+
+def test_a_state_that_cannot_be_told_in_one_process_is_an_error_in_all(as_processes, tmp_path):
+    first, second = as_processes(lambda process: rx.Checkpoint(it=Failing(process == 1)).write(tmp_path / "c"))
+    assert "could not be written by process 1: OSError: the reader is closed" in str(first)
+    assert "could not be written: the reader is closed" in str(second)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bad_argument_in_one_process_is_an_error_in_all(as_processes, tmp_path):
+    def write(process):
+        return rx.Checkpoint(w=np.ones(2)).write(tmp_path / "c", **({"v": np.ones(2)} if process else {}))
+
+    first, second = as_processes(write)
+    assert "could not be written by process 1: CheckpointError: The checkpoint has no objects ['v']" in str(first)
+    assert "has no objects ['v']" in str(second)
+
+
+def test_save_with_a_failing_state_in_one_process_counts_in_none(as_processes, tmp_path):
+    checkpoints = [rx.Checkpoint(it=Failing(False)), rx.Checkpoint(it=Failing(True))]
+    first, second = as_processes(lambda process: checkpoints[process].save(tmp_path / "c"))
+    assert "by process 1: OSError" in str(first)
+    assert isinstance(second, CheckpointError)
+    assert [int(each.save_counter.numpy()) for each in checkpoints] == [0, 0]
+
+
+def managers_after_two_saves(directory, objects):
+    manager = rx.CheckpointManager(directory, objects=objects(0), max_to_keep=2, async_=False)
+    manager.save(1)
+    manager.save(2)
+    return [manager, rx.CheckpointManager(directory, objects=objects(1), max_to_keep=2, async_=False)]
+
+
+def test_a_manager_whose_processes_differ_keeps_what_it_has(as_processes, tmp_path):
+    managers = managers_after_two_saves(tmp_path, lambda process: {"vw"[process]: np.ones(2, np.float32)})
+    for error in as_processes(lambda process: managers[process].save(3)):
+        assert "'v' (process 0: float32[2]; process 1: nothing)" in str(error)
+    assert managers[0].all_steps() == [1, 2]
+
+
+def test_a_manager_compares_the_steps(as_processes, tmp_path):
+    managers = managers_after_two_saves(tmp_path, lambda process: {"w": np.ones(2)})
+    for error in as_processes(lambda process: managers[process].save(3 + process)):
+        assert f"process 0: {tmp_path}/00000003; process 1: {tmp_path}/00000004" in str(error)
+    assert managers[0].all_steps() == [1, 2]
+
+
+def test_a_manager_tells_the_others_what_failed_here(as_processes, tmp_path):
+    managers = managers_after_two_saves(tmp_path, lambda process: {"it": Failing(process == 1)})
+    first, second = as_processes(lambda process: managers[process].save(3))
+    assert "could not be written by process 1: OSError: the reader is closed" in str(first)
+    assert "the reader is closed" in str(second)
+    assert managers[0].all_steps() == [1, 2]

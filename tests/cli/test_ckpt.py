@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import replicax as rx
+from replicax.checkpoint import read_metadata
+from replicax.checkpoint.metadata import FILE, complete
 from replicax.cli.app import app
 
 
@@ -51,6 +53,28 @@ def test_verify(written: Path):
     assert list(told["arrays"].values()) == ["a"]
     data.unlink()
     assert "is missing" in call("verify", written).stdout
+
+
+def without_the_parts_of_a(path: Path) -> Path:
+    """Leaves a checkpoint as if `a` had been written to another folder: all files that are listed are there."""
+    metadata = read_metadata(path)
+    for file in (FILE, f"{metadata.arrays['a'].folder}/0.0"):
+        (path / file).unlink()
+    complete(path, metadata.arrays, metadata.step, metadata.notes, metadata.processes)
+    return path
+
+
+def test_verify_notices_parts_that_were_never_written(written: Path):
+    path = without_the_parts_of_a(written / "00000002")
+    shown = call("verify", path)
+    assert shown.exit_code == 1
+    assert "-a/0.0 was never written (array a)" in shown.stdout.replace("\n", "")
+
+
+def test_verify_counts_no_parts_of_empty_arrays_and_numbers(tmp_path: Path):
+    arrays = {"empty": np.zeros((0, 3)), "number": np.float32(0), "zeros": np.zeros((4, 3, 2))}
+    path = rx.Checkpoint(**arrays).write(tmp_path / "c")
+    assert call("verify", path).exit_code == 0
 
 
 def test_diff(written: Path, tmp_path: Path):

@@ -289,3 +289,65 @@ def builds_in_its_first_step(directory: str) -> Any:
 def test_what_is_not_built_continues_on_all_workers(tmp_path: Path):
     results = run_workers(builds_in_its_first_step, 2, 1, timeout=250, directory=str(tmp_path))
     assert list(results) == [{"difference": 0.0, "saves": 1}] * 2
+
+
+class Told:
+    """An object whose state is told in some workers only."""
+
+    def __init__(self, fails: bool):
+        self.fails = fails
+
+    def get_state(self) -> int:
+        if self.fails:
+            raise OSError("the reader is closed")
+        return 1
+
+    def set_state(self, state: int) -> None:
+        self.state = state
+
+
+def saves_differently(directory: str) -> Any:
+    """Writes what differs between two workers, and what only has another order."""
+    strategy = rx.MultiWorkerMirroredStrategy(start_timeout=100)
+    index = strategy.worker_index
+    with strategy.scope():
+        a, b = rx.Variable(np.ones(3, np.float32)), rx.Variable(np.full((64, 4), 2, np.float32))
+    ordered = rx.Checkpoint({"a": a, "b": b} if index == 0 else {"b": b, "a": a})
+    path = ordered.write(f"{directory}/ordered")
+    b.assign(np.zeros((64, 4)))
+    ordered.restore(path)
+
+    def failure(write: Callable[[], object]) -> str:
+        try:
+            write()
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    failures = {
+        "names": failure(lambda: rx.Checkpoint({"a": a, f"b{index}": b}).write(f"{directory}/names")),
+        "folder": failure(lambda: ordered.write(f"{directory}/od_{index}")),
+        "state": failure(lambda: rx.Checkpoint(a=a, it=Told(index == 1)).write(f"{directory}/state")),
+    }
+    manager = rx.CheckpointManager(f"{directory}/managed", checkpoint=ordered, max_to_keep=1, timeout=60)
+    manager.save(1)
+    manager.wait_until_finished()
+    manager.save(2 + index)
+    failures["step"] = failure(manager.wait_until_finished)
+    steps = manager.all_steps()
+    manager.save(9)
+    manager.wait_until_finished()
+    return {"b": b.numpy().tolist(), "failures": failures, "steps": steps, "later": manager.all_steps()}
+
+
+def test_workers_that_save_different_things_are_told(tmp_path: Path):
+    results = run_workers(saves_differently, 2, timeout=250, directory=str(tmp_path))
+    for result in results:
+        assert result["b"] == np.full((64, 4), 2.0).tolist()
+        assert "'b0' (process 0: float32[64, 4]; process 1: nothing)" in result["failures"]["names"]
+        assert f"process 0: {tmp_path}/od_0; process 1: {tmp_path}/od_1" in result["failures"]["folder"]
+        assert "the reader is closed" in result["failures"]["state"]
+        assert "process 1: " in result["failures"]["step"]
+        assert (result["steps"], result["later"]) == ([1], [9])
+    assert "by process 1: OSError" in results[0]["failures"]["state"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["managed", "ordered"]
