@@ -65,10 +65,10 @@ def difference(
     if varies and not refused_if_different:
         return value, OWN_DATA
     current = context.current()
-    if current.frame is None or current.manual_replicas in (None, 1) or not isinstance(value, jax.Array):
+    if current.frame is None or current.manual_replicas is None or not isinstance(value, jax.Array):
         return value, OWN_DATA if varies else None
     frame = cast(_ReplicaFrame, current.frame)
-    value, why = frame.decide(value, refused_if_equal)
+    value, why = (value, None) if current.manual_replicas == 1 else frame.decide(value, refused_if_equal)
     if why is None and varies and not frame.is_of_loss:
         value = taken_as_equal_over_axis(value, REPLICA_AXIS)
     return value, why

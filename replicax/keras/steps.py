@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from replicax.errors import ProgramError
 from replicax.program.handover import store_values
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.typing import PyTree
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import keras
 
 State = tuple[list[jax.Array], ...]
+#: The variables that a step has: trainable ones, others, an optimizer's, metrics'.
+Groups = Sequence[Sequence[AssignableLike]]
 FunctionalStep = Callable[[State, PyTree], tuple[PyTree, State]]
 
 
@@ -31,7 +34,7 @@ class KerasStep:
 
     Args:
         step: The functional step, `(state, data) -> (outputs, state)`.
-        groups: The variables whose values are the state.
+        find_groups: Returns the variables whose values are the state, as the model has them now.
         optimizer: The optimizer that the step calls; None if it calls none.
 
     Attributes:
@@ -42,11 +45,16 @@ class KerasStep:
     def __init__(
         self,
         step: FunctionalStep,
-        groups: Sequence[Sequence[AssignableLike]],
+        find_groups: Callable[[], Groups],
         optimizer: keras.optimizers.Optimizer | None = None,
     ):
-        self._step, self.groups, self.optimizer = step, [list(group) for group in groups], optimizer
+        self._step, self._find_groups, self.optimizer = step, find_groups, optimizer
+        self.groups = [list(group) for group in find_groups()]
         self.__name__ = self.__qualname__ = getattr(step, "__name__", "step")
+
+    def is_current(self) -> bool:
+        """Returns whether the model still has the same variables in the same groups: a layer may have been frozen."""
+        return [list(map(id, group)) for group in self._find_groups()] == [list(map(id, each)) for each in self.groups]
 
     @property
     def variables(self) -> list[AssignableLike]:
@@ -72,7 +80,17 @@ class KerasStep:
         return outputs
 
     def _made(self, state: State, data: PyTree) -> tuple[PyTree, list[tuple[AssignableLike, jax.Array]]]:
-        """Makes a step; returns its outputs, and the variables that it changes with their new values."""
+        """Makes a step; returns its outputs, and the variables that it changes with their new values.
+
+        Raises:
+            ProgramError: The model's variables have other groups than when the step was made.
+        """
+        if not self.is_current():
+            raise ProgramError(
+                f"The trainable variables of the model have changed while its {self.__name__!r} runs: a layer was "
+                "frozen or unfrozen, or got variables. Change them between two calls of fit, and call model.compile "
+                "again. The variables have the values of the step before."
+            )
         before = list(itertools.chain(*state))
         outputs, new_state = self._step(state, data)
         after = itertools.chain(*new_state)
@@ -94,12 +112,16 @@ class KerasSteps:
     def train(self) -> KerasStep:
         """Returns the training step, which returns logs."""
         model = self._model
-        groups = [*self._layers_variables(), model.optimizer.variables, model.metrics_variables]
+
+        def groups() -> Groups:
+            return [*self._layers_variables(), model.optimizer.variables, model.metrics_variables]
+
         return KerasStep(model.train_step, groups, model.optimizer)
 
     def test(self) -> KerasStep:
         """Returns the evaluation step, which returns logs."""
-        return KerasStep(self._model.test_step, [*self._layers_variables(), self._model.metrics_variables])
+        model = self._model
+        return KerasStep(model.test_step, lambda: [*self._layers_variables(), model.metrics_variables])
 
     def predict(self) -> KerasStep:
         """Returns the step that predicts for a batch."""
@@ -109,7 +131,7 @@ class KerasSteps:
             outputs, non_trainable = model.predict_step(state, data)
             return outputs, (state[0], non_trainable)
 
-        return KerasStep(predict_step, self._layers_variables())
+        return KerasStep(predict_step, self._layers_variables)
 
     def _layers_variables(self) -> list[list[AssignableLike]]:
         return [self._model.trainable_variables, self._model.non_trainable_variables]

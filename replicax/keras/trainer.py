@@ -14,7 +14,7 @@ which Keras leaves out when it gives variables their values back. Thus between s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 from jax.sharding import Sharding
@@ -39,6 +39,20 @@ if TYPE_CHECKING:
 LoopStep = Callable[[State, Iterator[PyTree]], tuple[PyTree, State]]
 
 
+class RunnableStep(NamedTuple):
+    """A step of a model, ready to run.
+
+    Attributes:
+        step: The step.
+        feed: Places the batches for it.
+        run: Makes the step with a batch.
+    """
+
+    step: KerasStep
+    feed: Feed
+    run: Callable[[PyTree], PyTree]
+
+
 class StepFunctions:
     """Makes the functions that Keras's loops call for each step of one model.
 
@@ -54,55 +68,46 @@ class StepFunctions:
 
     def train(self) -> LoopStep:
         """Returns the function that makes `steps_per_execution` training steps."""
-        return self._made(self._steps.train(), joins_outputs=False)
+        return self._made(self._steps.train, joins_outputs=False)
 
     def test(self) -> LoopStep:
         """Returns the function that makes `steps_per_execution` evaluation steps."""
-        return self._made(self._steps.test(), joins_outputs=False)
+        return self._made(self._steps.test, joins_outputs=False)
 
     def predict(self) -> LoopStep:
         """Returns the function that makes `steps_per_execution` prediction steps."""
-        return self._made(self._steps.predict(), joins_outputs=True)
+        return self._made(self._steps.predict, joins_outputs=True)
 
-    def _made(self, step: KerasStep, joins_outputs: bool) -> LoopStep:
-        for variable in step.variables:
-            check_owner(owner_of(variable), self._strategy, name_of(variable))
-        self._strategy.check_layouts(step.groups[0])
-        feed, run = self._compiled(step)
-        one_step = _LoopStep(step.groups, feed, run, self._count_step)
+    def _made(self, make: Callable[[], KerasStep], joins_outputs: bool) -> LoopStep:
+        one_step = _LoopStep(lambda: self._compiled(make()), self._count_step)
         # Keras knows how to repeat a step `steps_per_execution` times and to join what predictions return.
         return _repeated(one_step, self._model.steps_per_execution, joins_outputs)
 
-    def _compiled(self, step: KerasStep) -> tuple[Feed, Callable[[PyTree], PyTree]]:
-        """Returns what places the batches for a step, and the step as it is run."""
+    def _compiled(self, step: KerasStep) -> RunnableStep:
         model, strategy = self._model, self._strategy
+        for variable in step.variables:
+            check_owner(owner_of(variable), strategy, name_of(variable))
+        strategy.check_layouts(step.groups[0])
         is_compiled = not model.run_eagerly and model.jit_compile
         if not is_compiled:
             # Nothing that is not traced can be cut.
             feed = Feed.at(strategy.placement.home) if strategy.cuts_steps else Feed.over(strategy)
-            return feed, _EagerStep(step, strategy)
+            return RunnableStep(step, feed, _EagerStep(step, strategy))
         feed = Feed.over(strategy)
-        return feed, _CompiledStep(step, feed, GlobalView(strategy, _shardings(step, strategy)))
+        return RunnableStep(step, feed, _CompiledStep(step, feed, GlobalView(strategy, _shardings(step, strategy))))
 
 
 class _LoopStep:
     """Makes one step as Keras's loops have it.
 
     Args:
-        groups: The variables whose values Keras hands over.
-        feed: Places the batches.
-        run: Makes a step with a batch.
+        make: Makes the step for the model's variables as they are now.
         count_step: Called when a step has been made.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[Sequence[VariableLike]],
-        feed: Feed,
-        run: Callable[[PyTree], PyTree],
-        count_step: Callable[[], None],
-    ):
-        self._groups, self._feed, self._run, self._count_step = groups, feed, run, count_step
+    def __init__(self, make: Callable[[], RunnableStep], count_step: Callable[[], None]):
+        self._make, self._count_step = make, count_step
+        self._runnable = make()
         self._is_new = True
 
     def __call__(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
@@ -116,13 +121,17 @@ class _LoopStep:
         Returns:
             What the step returns, and empty lists: the variables have their values.
         """
-        _give_back(self._groups, state)
+        if any(state):  # A loop begins: since the last one a layer may have been frozen.
+            if not self._runnable.step.is_current():
+                self._runnable = self._make()
+            _give_back(self._runnable.step.groups, state)
         with health.phase(health.FIRST_BATCH if self._is_new else health.INPUT):
             data = next(iterator)
         self._is_new = False
-        outputs = self._run(self._feed.placed(data))
+        step, feed, run = self._runnable
+        outputs = run(feed.placed(data))
         self._count_step()
-        return outputs, tuple([] for _ in self._groups)
+        return outputs, tuple([] for _ in step.groups)
 
 
 def _give_back(groups: Sequence[Sequence[VariableLike]], state: State) -> None:

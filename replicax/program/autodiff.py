@@ -19,6 +19,7 @@ from replicax.compat.jax import vary, varying_axes
 from replicax.context import ReplicaStateFrame, StateFrame
 from replicax.equality import difference
 from replicax.errors import ArgumentError, ReplicaDivergenceError
+from replicax.host import host_of
 from replicax.program.calls import check_function, check_result
 from replicax.program.frames import OverrideFrame, VariablesCreatedError
 from replicax.program.jaxprs import marked_as_gradient
@@ -168,7 +169,8 @@ class _Differentiation:
             self._build_only(args, kwargs)
         with keras_scope():
             values = [array_of(variable) if outer is None else outer.read(variable) for variable in self._variables]
-            if self._replica is not None:
+            # The rows of a strategy's only replica do not vary, and a rule of `jax.custom_vjp` wants both alike.
+            if self._replica is not None and host_of(context.current().strategy).num_replicas_in_sync > 1:
                 values = [vary(value, REPLICA_AXIS) for value in values]
             evaluate = jax.value_and_grad(lambda values: self._loss(values, args, kwargs), has_aux=True)
             (loss, (aux, new_values)), gradients = evaluate(values)
