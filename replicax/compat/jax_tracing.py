@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable
+import threading
+from collections.abc import Iterator
 
 import jax
 from jax._src import config as jax_config, core as jax_core
@@ -106,8 +107,30 @@ def primal_of(value: PyTree) -> PyTree:
 
 
 @functools.cache
-def _trace_context() -> Callable[[object], contextlib.AbstractContextManager[None]]:
+def _trace_context() -> jax_config.UserConfig:
+    # The class is for who types it: what makes it, its `value` and calling it are all public.
     return jax.make_user_context(default_value=None)
+
+
+class _Traces:
+    """The traces that JAX keeps under one value of `_trace_context`, which this is.
+
+    Attributes:
+        readers_of: The ids of the variables that a function which JAX traced on its own has read meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.readers_of: set[int] = set()
+
+
+class _OutsideTraces(threading.local):
+    """Those of a thread outside of all `tracing_anew`."""
+
+    def __init__(self) -> None:
+        self.traces = _Traces()
+
+
+_outside_traces = _OutsideTraces()
 
 
 def prepare_tracing_anew() -> None:
@@ -120,4 +143,35 @@ def tracing_anew() -> contextlib.AbstractContextManager[None]:
 
     JAX's cached traces may hold the variables' values of another program, or rest on what was equal there.
     """
-    return _trace_context()(object())
+    return _trace_context()(_Traces())
+
+
+def _readers_of() -> set[int]:
+    traces: _Traces = _trace_context().value or _outside_traces.traces
+    return traces.readers_of
+
+
+def note_inner_read(variable: object) -> None:
+    """Is told that a function which JAX traces on its own has read a variable: its cached trace holds that value."""
+    _readers_of().add(id(variable))
+
+
+def trace_readers_anew(variable: object = None) -> None:
+    """Makes JAX trace functions anew from here on if one that it has traced has read a variable, or this variable.
+
+    It lasts until the innermost `tracing_anew` ends. Where nothing was read JAX keeps its traces: making them again
+    after each assignment of an optimizer, down to those of `jnp.where`, would take long.
+    """
+    read = _readers_of()
+    if read if variable is None else id(variable) in read:
+        tracing_anew().__enter__()
+
+
+@contextlib.contextmanager
+def traced_apart() -> Iterator[None]:
+    """Does so before and after what is done in it: there, reading a variable gives another value."""
+    trace_readers_anew()
+    try:
+        yield
+    finally:
+        trace_readers_anew()

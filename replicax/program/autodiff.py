@@ -8,6 +8,7 @@ variables are made equal at once, in buckets, by the strategy's cross-device ops
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import ParamSpec, TypeVar, cast
 
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.compat.jax import vary, varying_axes
+from replicax.compat.jax_tracing import traced_apart
 from replicax.context import ReplicaStateFrame, StateFrame
 from replicax.equality import difference
 from replicax.errors import ArgumentError, ReplicaDivergenceError
@@ -173,7 +175,8 @@ class _Differentiation:
             if self._replica is not None and host_of(context.current().strategy).num_replicas_in_sync > 1:
                 values = [vary(value, REPLICA_AXIS) for value in values]
             evaluate = jax.value_and_grad(lambda values: self._loss(values, args, kwargs), has_aux=True)
-            (loss, (aux, new_values)), gradients = evaluate(values)
+            with contextlib.nullcontext() if outer is None else traced_apart():
+                (loss, (aux, new_values)), gradients = evaluate(values)
         if self._saw_new and outer is not None:
             raise VariablesCreatedError
         for variable, value in zip(self._written, new_values, strict=True):

@@ -14,7 +14,14 @@ import jax
 
 from replicax.compat.jax import is_random_key, vary
 from replicax.compat.jax_primitives import stand_in
-from replicax.compat.jax_tracing import Trace, being_differentiated, trace_state, within_trace
+from replicax.compat.jax_tracing import (
+    Trace,
+    being_differentiated,
+    note_inner_read,
+    trace_readers_anew,
+    trace_state,
+    within_trace,
+)
 from replicax.context import StateFrame
 from replicax.equality import Difference
 from replicax.errors import ProgramError
@@ -46,9 +53,11 @@ class _Frame:
         saw_new: Whether a variable was created meanwhile, or used that has no value yet since a layer has created it.
         accesses: What was done with variables.
         is_of_loss: Whether it is that of a function which is being differentiated.
+        is_in_program: Whether it is that of a function which a strategy or `rx.function` runs, or inside of one.
     """
 
     is_of_loss = False
+    is_in_program = True
 
     def __init__(self, accesses: Accesses) -> None:
         self.saw_new = False
@@ -77,6 +86,8 @@ class _Frame:
         self.saw_new = self.saw_new or array_of(variable) is None
         self.written[id(variable)] = variable
         self._values[id(variable)] = value
+        if self.is_in_program:
+            trace_readers_anew(variable)
         return value
 
     def forget(self, variable: VariableLike) -> None:
@@ -84,6 +95,8 @@ class _Frame:
         self.accesses.given(variable)
         self.written.pop(id(variable), None)
         self._values.pop(id(variable), None)
+        if self.is_in_program:
+            trace_readers_anew(variable)
 
     def note_made(self, variable: VariableLike) -> None:
         """Is told of each variable that is made with a value."""
@@ -98,6 +111,8 @@ class _Frame:
         trace = trace_state()
         if trace == self._trace:
             return
+        if self.is_in_program:
+            note_inner_read(variable)
         if trace != self._differentiated[0]:
             self._differentiated = trace, being_differentiated()
         if id(value) in self._differentiated[1]:
@@ -252,6 +267,7 @@ class OverrideFrame(_Frame):
         parent = cast("ProgramFrame | ReplicaFrame | OverrideFrame | None", parent)
         super().__init__(Accesses() if parent is None else parent.accesses)
         self.parent = parent
+        self.is_in_program = parent is not None and parent.is_in_program
         self._lent = {id(variable): value for variable, value in zip(variables, values, strict=True)}
         self._taken: set[int] = set()
 

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 import replicax.context as context
 from replicax.compat.jax import varying_axes
-from replicax.compat.jax_tracing import current_trace
+from replicax.compat.jax_tracing import current_trace, traced_apart
 from replicax.containers import opened
 from replicax.errors import ReplicaDivergenceError, ReplicaShapeError
 from replicax.host import Host
@@ -128,7 +128,8 @@ class ReplicaCall:
             for thrown_away in passes:
                 thrown_away.lose()
             passes.append(frame.accesses)
-            leaves = self._call(frame, arrays)
+            with traced_apart():
+                leaves = self._call(frame, arrays)
             written[:] = frame.written.values()
             varying[:] = [differs_now(leaf) for leaf in leaves]
             for variable, value in zip(written, frame.new_values(), strict=True):

@@ -13,7 +13,14 @@ from replicax.compat.jax import axes_of_type, is_random_key, is_weak, refuse_as_
 from replicax.compat.jax_equations import bind, called_on_host, location, run_as_one, scan_counts
 from replicax.compat.jax_primitives import stand_in
 from replicax.compat.jax_processes import backends_have_started, collectives_are_gloo, connected_as
-from replicax.compat.jax_tracing import being_differentiated, outside_traces, primal_of, tracing_anew
+from replicax.compat.jax_tracing import (
+    being_differentiated,
+    note_inner_read,
+    outside_traces,
+    primal_of,
+    trace_readers_anew,
+    tracing_anew,
+)
 from tests.compat.guards import compat_file, needs
 
 FILES = ("jax", "jax_equations", "jax_errors", "jax_primitives", "jax_processes", "jax_tracing")
@@ -179,6 +186,23 @@ def test_functions_are_traced_anew():
     with tracing_anew():
         fn(1.0)
     assert len(count) == 2
+
+
+def test_readers_of_a_variable_are_traced_anew_until_the_context_ends():
+    count, variable = [], object()
+    fn = jax.jit(lambda x: (count.append(1), x)[1])
+    fn(1.0)
+    with tracing_anew():
+        fn(1.0)
+        note_inner_read(variable)
+        trace_readers_anew(object())
+        fn(1.0)
+        assert len(count) == 2
+        trace_readers_anew(variable)
+        fn(1.0)
+        assert len(count) == 3
+    fn(1.0)
+    assert len(count) == 3
 
 
 def test_a_stand_in_has_its_type():
