@@ -263,7 +263,7 @@ def _warn_of_idle_replicas(first: SplitBatch, num_replicas: int, advice: set[str
     if first.replicas < num_replicas and about not in advice:
         advice.add(about)
         _log.warning(
-            "The first batch has %d rows and is split over %d of %d replicas, because that many divide it: exact, "
+            "The first batch has %d row(s) and is split over %d of %d replicas, because that many divide it: exact, "
             "but the others are idle. Use a batch size that is a multiple of %d.",
             rows, first.replicas, num_replicas, num_replicas,
         )  # fmt: skip

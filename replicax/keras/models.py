@@ -110,7 +110,10 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
             if strategy is None:
                 return original(self, *args, **kwargs)
             _check_current(original.__name__, strategy)
-            given = signature.bind_partial(self, *args, **kwargs)
+            try:
+                given = signature.bind_partial(self, *args, **kwargs)
+            except TypeError as error:  # Python's own message would begin with the function.
+                raise TypeError(f"Model.{original.__name__}() {error}") from None
             if given.arguments.get("batch_size") is not None:
                 check_batch_size(given.arguments["batch_size"])
             loops = strategy.keras_loops(self)

@@ -46,7 +46,7 @@ class LayoutStrategy(MeshStrategy):
         communication_options: Its options.
 
     Raises:
-        ArgumentError: `mesh` is no mesh.
+        ArgumentError: `mesh` is not a mesh, or `layout_map` not a mapping.
         LayoutError: A pattern is no regular expression, or its layout names an axis twice or one that the mesh lacks.
             When training begins: a pattern matches no variable, or cuts a dimension that its axis does not divide.
 
@@ -68,6 +68,11 @@ class LayoutStrategy(MeshStrategy):
         devices, names = _devices_and_axes(mesh)
         self.axis_names = names
         self._renamed = {names[0]: REPLICA_AXIS}
+        if not isinstance(layout_map, Mapping):
+            raise ArgumentError(
+                "`layout_map` maps patterns to layouts, such as {'up/kernel': (None, 'model')}, or is a "
+                f"keras.distribution.LayoutMap, got {layout_map!r:.100}."
+            )
         self._layouts = {pattern: self._checked(pattern, layout) for pattern, layout in layout_map.items()}
         self._sizes = dict(zip(names, devices.shape, strict=True))
         self._matched: set[str] = set()

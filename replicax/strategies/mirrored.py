@@ -8,6 +8,7 @@ import jax
 from jax.sharding import NamedSharding, Sharding
 
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.errors import ArgumentError
 from replicax.runtime.devices import chosen_devices
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement, cut_if_large
@@ -26,12 +27,13 @@ class MirroredStrategy(MeshStrategy):
             every (virtual) CPU where there is none. An empty list means the default too; a number the first so many.
         cross_device_ops: The algorithm that combines gradients; by default `NcclAllReduce`, XLA's own all-reduce.
         communication_options: How gradients are packed and compressed on the way.
-        shard_update: Whether training shards large optimizer state over the devices, so that each of them updates its
-            shard of the parameters and then gets the others': less work and memory than N copies of the same update,
-            and the same numbers (Xu et al., "Automatic Cross-Replica Sharding of Weight Update", 2020). In a custom
-            loop that is any large variable that only the update in `run` reads.
+        shard_update: Whether training shards optimizer state of at least 4,096 elements over the devices. Each device
+            updates its shard of the parameters and then gets the others': less work and memory than N copies of the
+            same update, and the same numbers (Xu et al., "Automatic Cross-Replica Sharding of Weight Update", 2020). In
+            a custom loop that is any variable of this size that only the update in `run` reads.
 
     Raises:
+        ArgumentError: `shard_update` is not a bool.
         DeviceError: A device does not exist or comes twice.
 
     Example:
@@ -49,6 +51,8 @@ class MirroredStrategy(MeshStrategy):
     ):
         found = chosen_devices(devices)
         super().__init__(Placement(found), cross_device_ops, communication_options)
+        if not isinstance(shard_update, bool):
+            raise ArgumentError(f"`shard_update` must be True or False, got {shard_update!r:.100}.")
         self.shard_update = shard_update
 
     def optimizer_sharding(self, variable: VariableLike) -> Sharding | None:

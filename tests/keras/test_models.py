@@ -368,3 +368,8 @@ def test_an_error_in_training_leaves_keras_as_it_was(three):
     assert keras.distribution.distribution() is before
     assert int(model.optimizer.iterations.value) == 1
     assert np.isfinite(model.evaluate(X, Y, verbose=0, return_dict=True)["loss"])
+
+
+def test_an_unknown_argument_is_an_error_with_the_name_of_the_loop(three):
+    with pytest.raises(TypeError, match=r"Model\.fit\(\) got an unexpected keyword argument 'bogus'"):
+        made(three, classifier).fit(X, Y, bogus=1)

@@ -113,3 +113,10 @@ def test_a_custom_loop_is_warned_of_an_unused_pattern_once():
     with strategy.scope():
         other = rx.Variable(1.0, name="x")
     assert strategy.explain([other]).endswith("(no pattern matches its path)")
+
+
+@pytest.mark.parametrize("layout_map", [5, None, [("kernel", (None,))]])
+def test_a_layout_map_is_a_mapping(layout_map):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
+    with pytest.raises(ArgumentError, match="`layout_map` maps patterns to layouts"):
+        rx.LayoutStrategy(mesh, layout_map)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import DeviceError
+from replicax.errors import ArgumentError, DeviceError
 
 
 @pytest.mark.parametrize("arguments", [{}, {"devices": None}, {"devices": []}])
@@ -118,3 +118,9 @@ def test_a_custom_loop_goes_on_from_where_fit_left_its_optimizer():
 
     for ours, expected in zip(trained(rx.MirroredStrategy()), trained(rx.OneDeviceStrategy("cpu:0")), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_shard_update_is_a_bool(value):
+    with pytest.raises(ArgumentError, match=f"`shard_update` must be True or False, got {value!r}"):
+        rx.MirroredStrategy(1, shard_update=value)
