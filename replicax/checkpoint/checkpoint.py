@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,14 +16,12 @@ from replicax.checkpoint.contents import Contents, ObjectParts, is_value, parts_
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.deferred import DeferredRestore, deferred_restores, drop_replaced, values_to_write
 from replicax.checkpoint.encoding import (
-    SavedArray,
     current_state,
     restored_array,
     restored_state,
     restored_value,
     saved_array,
     saved_state,
-    saved_value,
     set_state,
     wanted_array,
     wanted_value,
@@ -33,6 +30,7 @@ from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.metadata import FILE, Metadata
 from replicax.checkpoint.name_matching import check_names, differences, warn_of_left_out
 from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
+from replicax.checkpoint.snapshot import values_of
 from replicax.checkpoint.writing import (
     PREPARED,
     TIMEOUT_S,
@@ -48,7 +46,6 @@ from replicax.typing import PyTree
 from replicax.variable_access import AssignableLike
 from replicax.variables import Variable
 
-_SECONDS_BETWEEN_LOOKS = 0.05
 _SAVES = "save_counter"
 _OVERWRITES = (
     "{path} is there already, and this Checkpoint has neither saved to its folder nor restored from it: it is "
@@ -242,7 +239,7 @@ class Checkpoint(Advised):
 
     def _contents(self, prepared: _Prepared) -> Contents:
         parts = prepared.parts
-        arrays = _values(parts.variables) | prepared.waiting
+        arrays = values_of(parts.variables) | prepared.waiting
         arrays |= {name: saved_array(array) for name, array in parts.arrays.items()}
         notes = {name: note() for name, note in self._notes.items()}
         return Contents(arrays, prepared.state, prepared.step, notes)
@@ -384,21 +381,3 @@ def _set_states(targets: Mapping[str, PyTree], states: Mapping[str, PyTree]) -> 
         for name in done[:-1]:
             set_state(targets[name], before[name])
         raise CheckpointError(f"{done[-1]!r} does not take the state in the checkpoint: {error!r}") from error
-
-
-def _values(variables: Mapping[str, AssignableLike]) -> dict[str, SavedArray]:
-    """Returns the values of variables: all from before, or all from after a lost parameter server was replaced.
-
-    They are read in the order of their names, the same in all processes: reading some of them is a computation of all.
-    """
-    while True:
-        before = _restorations(variables)
-        values = {name: saved_value(variable) for name, variable in sorted(variables.items(), key=lambda item: item[0])}
-        if before == _restorations(variables) and not any(count % 2 for count in before):
-            return values
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-
-
-def _restorations(variables: Mapping[str, AssignableLike]) -> set[int]:
-    """Returns how many beginnings and ends of recoveries of servers there have been: odd during a recovery."""
-    return {getattr(variable, "_replicax_restorations", 0) for variable in variables.values()}

@@ -251,7 +251,7 @@ class CheckpointManager(Advised):
         """
         self.wait_until_finished()
         if step is None:
-            step = self._agreed_latest()
+            step = _agreed_latest(self, self._timeout)
         if step is None:
             raise CheckpointError(f"There is no complete checkpoint in {self.directory}.")
         return self._restore(step, partial, verify)
@@ -263,7 +263,7 @@ class CheckpointManager(Advised):
             The step that was restored, or None. (`latest_checkpoint` is its path, which TensorFlow returns here.)
         """
         self.wait_until_finished()
-        step = self._agreed_latest()
+        step = _agreed_latest(self, self._timeout)
         if step is not None:
             self._restore(step)
         elif self._init_fn is not None:
@@ -295,13 +295,6 @@ class CheckpointManager(Advised):
         except CheckpointError as failure:
             error.add_note(f"The last checkpoint was not saved either: {failure}")
 
-    def _agreed_latest(self) -> int | None:
-        coordination = Coordination(f"Looking for the newest checkpoint in {self.directory}", self._timeout)
-        coordination.check_same("directory", str(self.directory))
-        latest = self.latest_step() if coordination.is_chief else None
-        said = coordination.from_chief("latest step", "" if latest is None else str(latest))
-        return int(said) if said else None
-
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -331,3 +324,12 @@ class CheckpointManager(Advised):
 
 def _raise(error: Exception) -> NoReturn:
     raise error
+
+
+def _agreed_latest(manager: CheckpointManager, timeout: float) -> int | None:
+    """Returns the newest step of the folder as the chief sees it; all processes call this together."""
+    coordination = Coordination(f"Looking for the newest checkpoint in {manager.directory}", timeout)
+    coordination.check_same("directory", str(manager.directory))
+    latest = manager.latest_step() if coordination.is_chief else None
+    said = coordination.from_chief("latest step", "" if latest is None else str(latest))
+    return int(said) if said else None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-import replicax.checkpoint.checkpoint as checkpoint_module
+import replicax.checkpoint.snapshot as snapshot_module
 from tests.parameter_server.fakes import strategy_of
 
 X = np.random.default_rng(0).standard_normal((8, 6)).astype(np.float32)
@@ -135,8 +135,8 @@ def test_a_checkpoint_holds_one_moment_also_if_a_server_is_lost_while_it_is_writ
                 strategy.servers.handles[1].actor.kill()
             return value
 
-        original = checkpoint_module.saved_value
-        monkeypatch.setattr(checkpoint_module, "saved_value", saved_value)
+        original = snapshot_module.saved_value
+        monkeypatch.setattr(snapshot_module, "saved_value", saved_value)
         manager.save(7)
         manager.wait_until_finished()
         for count in counts:
