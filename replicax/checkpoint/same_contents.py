@@ -14,6 +14,7 @@ import numpy as np
 
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
+from replicax.cluster.exchange import by_value, listed
 from replicax.errors import CheckpointError
 
 _STEP = "the step"
@@ -55,13 +56,10 @@ def differences(everyones: Sequence[Mapping[str, str]]) -> str:
     """Returns what differs and which processes have what, for messages."""
     names = sorted({name for each in everyones for name in each})
     found = {name: [each.get(name, _ABSENT) for each in everyones] for name in names}
-    different = [f"{name} ({_owners(values)})" for name, values in found.items() if len(set(values)) > 1]
+    different = [
+        f"{name} ({listed(by_value(range(len(values)), values))})"
+        for name, values in found.items()
+        if len(set(values)) > 1
+    ]
     more = f", and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
     return ", ".join(different[:_SHOWN]) + more
-
-
-def _owners(values: Sequence[str]) -> str:
-    owners: dict[str, list[str]] = {}
-    for process, value in enumerate(values):
-        owners.setdefault(value, []).append(str(process))
-    return "; ".join(f"process {', '.join(who)}: {value}" for value, who in owners.items())

@@ -22,7 +22,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import jax
@@ -42,6 +42,19 @@ Waiting = Callable[[str, Sequence[int]], contextlib.AbstractContextManager[objec
 
 def _unnoticed(stage: str, processes: Sequence[int]) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext()
+
+
+def by_value(processes: Iterable[int], values: Iterable[str]) -> dict[str, list[int]]:
+    """Returns for each value the indices of the processes that have it."""
+    owners: dict[str, list[int]] = {}
+    for process, value in zip(processes, values, strict=True):
+        owners.setdefault(value, []).append(process)
+    return owners
+
+
+def listed(owners: Mapping[str, Sequence[int]]) -> str:
+    """Returns who has which value, for messages: `"process 0, 2: a; process 1: b"`."""
+    return "; ".join(f"process {', '.join(map(str, who))}: {value}" for value, who in owners.items())
 
 
 class ExchangeError(Exception):
@@ -75,7 +88,7 @@ class DifferentValuesError(ExchangeError):
 
     def listed(self) -> str:
         """Returns who has which value, for messages."""
-        return "; ".join(f"process {', '.join(map(str, who))}: {value}" for value, who in self.processes.items())
+        return listed(self.processes)
 
 
 class FailedElsewhereError(ExchangeError):
@@ -202,9 +215,7 @@ class Exchange:
             DifferentValuesError: They have not.
             AbsentError: Some process has not come in time.
         """
-        told: dict[str, list[int]] = {}
-        for process, each in zip(self.processes, self.exchange(stage, value.encode()), strict=True):
-            told.setdefault(each.decode(), []).append(process)
+        told = by_value(self.processes, [each.decode() for each in self.exchange(stage, value.encode())])
         if len(told) > 1:
             raise DifferentValuesError(stage, told)
 

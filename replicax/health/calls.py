@@ -38,11 +38,6 @@ class Calls:
         self._prepared: dict[Hashable, _ComparedProgram] = {}
         self._is_new = True
 
-    @property
-    def is_new(self) -> bool:
-        """Whether there has been no call yet."""
-        return self._is_new
-
     def one(self) -> AbstractContextManager[Call | None]:
         """Returns a context manager for one call; it yields None if only this process runs the program."""
         was_new, self._is_new = self._is_new, False
