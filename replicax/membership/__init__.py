@@ -1,0 +1,1 @@
+"""Which workers take part in a collective, where workers may come and go."""
