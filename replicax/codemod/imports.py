@@ -8,7 +8,7 @@ from typing import NamedTuple
 import libcst as cst
 from libcst import matchers as m
 
-from replicax.codemod.names import canonical, is_tensorflow
+from replicax.codemod.names import canonical, is_tensorflow, with_prefix
 from replicax.codemod.reading import Mentions
 
 #: The short names of modules in the targets of rules, and their imports.
@@ -36,18 +36,12 @@ def shortened(target: str) -> str:
     >>> shortened("replicax.function"), shortened("jax.numpy.sum"), shortened("keras.ops.sum")
     ('rx.function', 'jnp.sum', 'keras.ops.sum')
     """
-    for long, short in _LONG:
-        if target == long or target.startswith(long + "."):
-            return short + target[len(long) :]
-    return target
+    return with_prefix(target, _LONG)
 
 
 def lengthened(target: str) -> str:
     """Returns a dotted name with the module's whole name in front, as an import wants it."""
-    for long, short in _LONG:
-        if target == short or target.startswith(short + "."):
-            return long + target[len(short) :]
-    return target
+    return with_prefix(target, ((short, long) for long, short in _LONG))
 
 
 class Binding(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import libcst as cst
 from libcst import metadata
 
@@ -31,9 +33,18 @@ def canonical(name: str) -> str:
     >>> canonical("tensorflow.keras.layers.Dense"), canonical("tensorflow.compat.v2.cast"), canonical("numpy.sum")
     ('tf.keras.layers.Dense', 'tf.cast', 'numpy.sum')
     """
-    for root, short in ROOTS:
-        if name == root or name.startswith(root + "."):
-            return short + name[len(root) :]
+    return with_prefix(name, ROOTS)
+
+
+def with_prefix(name: str, prefixes: Iterable[tuple[str, str]]) -> str:
+    """Returns a dotted name whose first names are replaced by the first pair `(old, new)` that fits.
+
+    >>> with_prefix("numpy.sum", [("numpy", "np")]), with_prefix("numpyro.sum", [("numpy", "np")])
+    ('np.sum', 'numpyro.sum')
+    """
+    for old, new in prefixes:
+        if name == old or name.startswith(old + "."):
+            return new + name[len(old) :]
     return name
 
 

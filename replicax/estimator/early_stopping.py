@@ -138,7 +138,7 @@ def _no_better(
     estimator: Estimator, metric: str, most: int, eval_dir: Directory | None, min_steps: int, better: _Compare
 ) -> Callable[[], bool]:
     checked_int("max_steps_without_decrease or max_steps_without_increase", most, least=0)
-    folder = estimator.eval_dir() if eval_dir is None else eval_dir
+    folder = _folder(estimator, eval_dir)
 
     def should_stop() -> bool:
         best: tuple[int, float] | None = None
@@ -155,10 +155,14 @@ def _no_better(
 def _beyond(
     estimator: Estimator, metric: str, threshold: float, eval_dir: Directory | None, min_steps: int, beyond: _Compare
 ) -> Callable[[], bool]:
-    folder = estimator.eval_dir() if eval_dir is None else eval_dir
+    folder = _folder(estimator, eval_dir)
     return lambda: any(
         step >= min_steps and beyond(value, threshold) for step, value in _values(folder, metric).items()
     )
+
+
+def _folder(estimator: Estimator, eval_dir: Directory | None) -> Directory:
+    return estimator.eval_dir() if eval_dir is None else eval_dir
 
 
 def _values(folder: Directory, metric: str) -> Mapping[int, float]:

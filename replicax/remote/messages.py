@@ -6,7 +6,6 @@ import dataclasses
 import os
 import socket
 import time
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from replicax.remote.planned import PlannedTask
@@ -172,6 +171,3 @@ class Remains(NamedTuple):
     returncode: int
     has_left: bool
     result: bytes | None
-
-
-Variables = Mapping[str, str]

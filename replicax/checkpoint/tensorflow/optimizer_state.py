@@ -12,7 +12,6 @@ from replicax.checkpoint.tensorflow.matches import Match, Matches
 from replicax.checkpoint.tensorflow.slot_names import HYPERPARAMETERS, REGULARIZATION, SLOTS
 from replicax.checkpoint.tensorflow.targets import Target
 from replicax.compat.keras import slots_of, trainable_variables_of
-from replicax.errors import CheckpointError
 
 if TYPE_CHECKING:
     import keras
@@ -254,17 +253,3 @@ class OptimizerState:
 
     def _own(self, variable: object) -> Target | None:
         return None if variable is None else self.matches.targets.of(variable)
-
-
-def check_class(state: OptimizerState, names: Iterable[str]) -> None:
-    """Checks that the checkpoint has slots of the optimizer's class and no others.
-
-    Raises:
-        CheckpointError: It is an optimizer that Keras 3 does not have.
-    """
-    unknown = sorted({name for name in names if name not in state.slot_names})
-    if unknown and state.kind not in SLOTS:
-        raise CheckpointError(
-            f"The state of {state.kind} cannot be restored from TensorFlow's slots {unknown}: only that of "
-            f"{', '.join(SLOTS)}. Pass mapping= to say what they are."
-        )
