@@ -1,0 +1,82 @@
+"""What islands ask of a meeting: who takes part now, and the sums of what they have.
+
+`islands` says what is exchanged; whoever fills in `Meeting` says who takes part. An exchange has two stages:
+
+1. `gather` waits until everybody who is up has come, and returns the same `Roll` to all of them. Each brings a small
+   note (such as its weight, or that it is new); the roll has the notes of all.
+2. `total` sums arrays over those on the roll. Whoever is new brings zeros and takes what comes out.
+
+If one of them is lost in the midst of `total`, the others raise `MemberLostError` there, all of them, and none has
+changed anything: they gather again, and the lost one is not on the new roll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import jax
+
+
+class Roll(NamedTuple):
+    """Who takes part in one exchange; it is the same for all of them.
+
+    Attributes:
+        number: Counts the exchanges.
+        present: The indices of those who take part, ascending.
+        notes: For each of them the note that it brought.
+    """
+
+    number: int
+    present: tuple[int, ...]
+    notes: tuple[bytes, ...]
+
+
+class MemberLostError(Exception):
+    """Somebody on the roll did not come to the end of a sum. Nothing was changed: gather again.
+
+    Attributes:
+        lost: The indices of those who are known to be lost; empty if it is not known who.
+    """
+
+    def __init__(self, lost: Sequence[int] = ()):
+        self.lost = tuple(lost)
+        super().__init__(f"Members {list(self.lost)} were lost in an exchange.")
+
+
+class Meeting(Protocol):
+    """Where islands meet."""
+
+    @property
+    def index(self) -> int:
+        """The index of this island; a replacement of a lost one has its index."""
+
+    @property
+    def size(self) -> int:
+        """How many islands there are if none is lost."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the islands are called in messages, by index."""
+
+    def gather(self, what: str, note: bytes) -> Roll:
+        """Waits until all who are up have come to the next exchange.
+
+        Args:
+            what: What they meet for, for messages.
+            note: What the others learn of this island; some hundred bytes.
+
+        Raises:
+            BarrierTimeoutError: Somebody who is up has not come in time.
+        """
+
+    def total(self, roll: Roll, values: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns the sums of `values` over those on the roll, bit for bit the same for all of them.
+
+        Args:
+            roll: What `gather` has returned last.
+            values: Arrays of numbers, each on one device of this process; of the same shapes and dtypes in all islands.
+
+        Raises:
+            MemberLostError: Somebody was lost meanwhile.
+        """

@@ -1,0 +1,43 @@
+"""The helper that counts the bytes of collectives, against programs whose bytes are known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from tests.hlo_bytes import collective_bytes, collectives
+
+
+def _text(fn, spec, *shapes):
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    sharding = NamedSharding(mesh, P("d"))
+    mapped = jax.shard_map(fn, mesh=mesh, in_specs=P("d"), out_specs=spec)
+    values = [jax.device_put(jnp.ones(shape), sharding) for shape in shapes]
+    return jax.jit(mapped).lower(*values).compile().as_text()
+
+
+def test_sums_of_several_values_are_counted_with_all_their_bytes():
+    text = _text(lambda a, b: (jax.lax.psum(a, "d"), jax.lax.psum(b, "d")), P(), (2, 100), (2, 7))
+    assert collective_bytes(text, "all-reduce") == 4 * 107
+    assert collective_bytes(text) == 4 * 107
+
+
+def test_gathered_and_scattered_values_count_with_their_larger_side():
+    text = _text(lambda a: jax.lax.all_gather(a, "d", tiled=True), P("d"), (8,))
+    assert collective_bytes(text, "all-gather") == 4 * 8
+    text = _text(lambda a: jax.lax.psum_scatter(a, "d", tiled=True), P("d"), (16,))
+    assert collective_bytes(text, "reduce-scatter") == 4 * 8
+
+
+def test_a_pair_of_start_and_done_counts_once():
+    text = """
+      %ar-start = (f32[10]{0}, s8[4]{0}) all-reduce-start(f32[10]{0} %a, s8[4]{0} %b), replica_groups={{0,1}}
+      %ar-done = (f32[10]{0}, s8[4]{0}) all-reduce-done((f32[10]{0}, s8[4]{0}) %ar-start)
+      %ag-start = (f32[5]{0}, f32[10]{0}) all-gather-start(f32[5]{0} %c), dimensions={0}
+      %ag-done = f32[10]{0} all-gather-done((f32[5]{0}, f32[10]{0}) %ag-start)
+    """
+    assert [tuple(each) for each in collectives(text)] == [("all-reduce", 44), ("all-gather", 40)]
+
+
+def test_a_program_of_one_device_moves_nothing():
+    assert collective_bytes(jax.jit(jnp.sin).lower(1.0).compile().as_text()) == 0
