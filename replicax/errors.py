@@ -341,6 +341,16 @@ class BarrierTimeoutError(ReplicaxError, TimeoutError):
         )
 
 
+class MeetingError(ReplicaxError, RuntimeError):
+    """The processes of a job that exchange values from time to time cannot go on doing so.
+
+    Attributes:
+        exit_code: The exit code of a process that does not catch it: 71, `rx.exit_codes.ExitCode.PEER_LOST`.
+    """
+
+    exit_code = 71
+
+
 class EstimatorError(ReplicaxError, ValueError):
     """An estimator was used in a way that has no meaning, or a model function returned what does not fit its mode."""
 

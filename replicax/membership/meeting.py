@@ -8,6 +8,10 @@
 
 If one of them is lost in the midst of `total`, the others raise `MemberLostError` there, all of them, and none has
 changed anything: they gather again, and the lost one is not on the new roll.
+
+An island that was stopped for too long is left out as if it had died. When it wakes it comes to a later roll with the
+note of before, while the others have moved on. So a note should say what its values belong to (the number of the
+round): an island that finds notes of a later round on the roll takes their state, as a new one does.
 """
 
 from __future__ import annotations
