@@ -6,28 +6,21 @@ explicit sum of gradients; `make_gspmd_step` is the global view, partitioned by 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-SIZES = (784, 700, 500, 10)
-
-
-def init_params(sizes: tuple[int, ...] = SIZES, seed: int = 0) -> list[dict[str, np.ndarray]]:
-    """Returns Glorot-uniform weights of shape `(inputs, outputs)` and zero biases, float32, on the host."""
-    rng = np.random.default_rng(seed)
-    layers = []
-    for inputs, outputs in itertools.pairwise(sizes):
-        limit = np.sqrt(6.0 / (inputs + outputs))
-        w = rng.uniform(-limit, limit, (inputs, outputs)).astype(np.float32)
-        layers.append({"w": w, "b": np.zeros(outputs, np.float32)})
-    return layers
+from problem import (
+    EPSILON,
+    LEARNING_RATE,
+    ROWS as ROWS,
+    SIZES as SIZES,
+    init_params as init_params,
+    make_batch as make_batch,
+)
 
 
 def apply(params: Any, x: jax.Array) -> jax.Array:
@@ -42,15 +35,9 @@ def loss_sum(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.sum(optax.softmax_cross_entropy_with_integer_labels(apply(params, x), y))
 
 
-def make_batch(rows: int, features: int = SIZES[0], classes: int = SIZES[-1]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns random inputs and labels; speed does not depend on what they say."""
-    rng = np.random.default_rng(1)
-    return rng.random((rows, features), np.float32), rng.integers(0, classes, rows).astype(np.int32)
-
-
 def adam() -> optax.GradientTransformation:
-    """Returns Adam with the settings that Keras has by default."""
-    return optax.adam(1e-3, eps=1e-7)
+    """Returns Adam as the problem has it."""
+    return optax.adam(LEARNING_RATE, eps=EPSILON)
 
 
 class HandWritten:

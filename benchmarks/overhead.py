@@ -19,11 +19,10 @@ import jax
 import keras
 import numpy as np
 import optax
+from problem import EPSILON, LEARNING_RATE, ROWS, flat_weights
 from timing import interleaved_medians, print_table
 
 import replicax as rx
-
-ROWS = 128
 
 
 class KerasLoop:
@@ -33,8 +32,9 @@ class KerasLoop:
         with strategy.scope():
             layers: list[Any] = [keras.layers.Dense(size, activation="relu") for size in sizes[1:-1]]
             model = keras.Sequential([keras.Input(sizes[:1]), *layers, keras.layers.Dense(sizes[-1])])
-            optimizer = keras.optimizers.Adam(1e-3)
+            optimizer = keras.optimizers.Adam(LEARNING_RATE, epsilon=EPSILON)
             optimizer.build(model.trainable_variables)
+            model.set_weights(flat_weights(sizes))
         per_example = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
         def train_step(batch: Any) -> Any:
@@ -58,6 +58,10 @@ class KerasLoop:
     def __call__(self) -> None:
         """Makes one step."""
         self.loss = self.step(self.batch)
+
+    def last(self) -> float:
+        """Returns the loss of the last step."""
+        return float(self.loss)
 
     def wait(self) -> None:
         """Waits for the last step."""
@@ -93,6 +97,10 @@ class OptaxLoop:
     def __call__(self) -> None:
         """Makes one step."""
         self.state, self.loss = self.step(self.state, self.batch)
+
+    def last(self) -> float:
+        """Returns the loss of the last step."""
+        return float(self.loss)
 
     def wait(self) -> None:
         """Waits for the last step."""

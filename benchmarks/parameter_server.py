@@ -21,6 +21,7 @@ import handwritten as hand
 import jax
 import keras
 import numpy as np
+from problem import EPSILON, LEARNING_RATE, flat_weights
 from timing import interleaved_medians, print_table
 
 import replicax as rx
@@ -49,7 +50,8 @@ class Asynchronous:
         with self.strategy.scope():
             layers: list[Any] = [keras.layers.Dense(size, activation="relu") for size in hand.SIZES[1:-1]]
             model = keras.Sequential([keras.Input(hand.SIZES[:1]), *layers, keras.layers.Dense(hand.SIZES[-1])])
-            optimizer = keras.optimizers.Adam(1e-3)
+            optimizer = keras.optimizers.Adam(LEARNING_RATE, epsilon=EPSILON)
+            model.set_weights(flat_weights())
         loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.iterator = iter(self.coordinator.create_per_worker_dataset(batches))
 
@@ -61,10 +63,15 @@ class Asynchronous:
             return loss
 
         self.step = rx.function(train_step)
+        self.loss: Any = None
 
     def __call__(self) -> None:
         """Schedules one step."""
-        self.coordinator.schedule(self.step, args=(self.iterator,))
+        self.loss = self.coordinator.schedule(self.step, args=(self.iterator,))
+
+    def last(self) -> float:
+        """Returns the loss of the step that was scheduled last, once it is done."""
+        return float(self.loss.fetch())
 
     def wait(self) -> None:
         """Waits for all steps."""
