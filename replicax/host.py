@@ -153,8 +153,10 @@ class PlacementLike(ReplicaDevicesLike, Protocol):
 class RunningReplica(Protocol):
     """The replica that runs a step, as programs ask it; `strategies.ReplicaContext` fills it in."""
 
-    def reduce_gradients(self, op: ReduceOp, gradients: list[jax.Array]) -> list[jax.Array]:
-        """Combines each replica's gradients."""
+    def reduce_gradients(
+        self, op: ReduceOp, gradients: list[jax.Array], variables: Sequence[VariableLike]
+    ) -> list[jax.Array]:
+        """Combines each replica's gradients with respect to variables."""
 
 
 class CompiledStep(Protocol):

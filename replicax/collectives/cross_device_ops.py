@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.collectives.compression import BFLOAT16, is_of_gradients
 from replicax.collectives.options import CommunicationOptions
 from replicax.collectives.packing import ARRAYS_PER_PACK, Packing, packs_by_bytes, packs_by_number
 from replicax.compat.jax import vary, varying_axes
@@ -155,6 +156,11 @@ def _checked_options(options: CommunicationOptions | None) -> CommunicationOptio
         return CommunicationOptions()
     if not isinstance(options, CommunicationOptions):
         raise ArgumentError(f"`options` must be an rx.CommunicationOptions or None, got {options!r}.")
+    if is_of_gradients(options.compression):
+        raise ArgumentError(
+            f"Cross-device ops know no {options.compression!r}: it is an algorithm of its own, which uses them. Give "
+            "it to a strategy, for the gradients of rx.value_and_grad, or to rx.get_replica_context().all_reduce."
+        )
     return options
 
 
@@ -201,7 +207,7 @@ def _to_wire(array: jax.Array, op: ReduceOp, options: CommunicationOptions, num_
     """Converts an array to the dtype in which it is summed."""
     if jnp.issubdtype(array.dtype, jnp.floating):
         is_wide = array.dtype.itemsize >= jnp.dtype(jnp.float32).itemsize
-        compresses = options.compression == "bfloat16" and is_wide and num_replicas > 1
+        compresses = options.compression == BFLOAT16 and is_wide and num_replicas > 1
         if compresses:
             return array.astype(jnp.bfloat16)
     return array.astype(in_which_means_add_up(array.dtype)) if op is ReduceOp.MEAN else array

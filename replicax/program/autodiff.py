@@ -192,7 +192,8 @@ class _Differentiation:
         if self._replica is not None and self._op is not None:
             # The parts of a loss that is one number for all replicas add up to its gradient: nothing to average.
             op = ReduceOp.SUM if self._loss_is_equal else self._op
-            connected = self._replica.reduce_gradients(op, connected)
+            variables = [v for v, cut in zip(self._variables, self._unconnected, strict=True) if not cut]
+            connected = self._replica.reduce_gradients(op, connected, variables)
         remaining = iter(connected)
         found = [None if cut else next(remaining) for cut in self._unconnected]
         # A gradient inside of another loss is a part of that loss: no update follows from it.

@@ -10,6 +10,7 @@ from replicax.strategies.ambient import (
 from replicax.strategies.base import Strategy
 from replicax.strategies.central_storage import CentralStorageStrategy
 from replicax.strategies.fully_sharded import FullyShardedStrategy
+from replicax.strategies.gradient_memory import GradientMemory
 from replicax.strategies.layout import LayoutStrategy
 from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.multi_worker import MultiWorkerMirroredStrategy
@@ -20,6 +21,7 @@ from replicax.strategies.tpu import TPUStrategy
 __all__ = [
     "CentralStorageStrategy",
     "FullyShardedStrategy",
+    "GradientMemory",
     "LayoutStrategy",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",

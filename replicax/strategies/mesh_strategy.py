@@ -12,6 +12,7 @@ import numpy as np
 import replicax.context as context
 import replicax.health as health
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops
+from replicax.collectives.compression import is_of_gradients
 from replicax.compat.jax_tracing import prepare_tracing_anew
 from replicax.containers import opened
 from replicax.data import (
@@ -28,6 +29,7 @@ from replicax.program.pytrees import is_number_like
 from replicax.program.replica import ReplicaCall, without_per_replica
 from replicax.runtime.devices import device_name
 from replicax.strategies.combining import Combine, Components, compiled, one_per_replica, value_of, values_of
+from replicax.strategies.gradient_memory import GradientMemory
 from replicax.strategies.placement import Placement
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.strategies.values_from_function import ValuesFromFunction
@@ -43,6 +45,9 @@ class MeshStrategy(ValuesFromFunction):
         placement: The devices, and how variables are laid out on them.
         cross_device_ops: The algorithm that combines gradients; by default the one the options ask for.
         communication_options: Its options.
+
+    Attributes:
+        gradient_memory: What gradient compression keeps from step to step; empty without.
     """
 
     #: Whether the strategy may have other processes to wait for.
@@ -65,6 +70,8 @@ class MeshStrategy(ValuesFromFunction):
         elif not isinstance(cross_device_ops, CrossDeviceOps):
             raise ArgumentError(f"`cross_device_ops` must be an rx.CrossDeviceOps, got {cross_device_ops!r}.")
         self.cross_device_ops = cross_device_ops.for_devices(self.devices)
+        compression = self.communication_options.compression
+        self.gradient_memory = GradientMemory(self, compression if is_of_gradients(compression) else None)
         self._programs = WeakProgramCaches[ProgramCache]()
         prepare_tracing_anew()
 

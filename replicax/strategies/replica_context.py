@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
@@ -9,11 +11,18 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.collectives import (
+    CommunicationOptions,
+    Compression,
+    CrossDeviceOps,
+    compressed_all_reduce,
+    forgetful_all_reduce,
+)
+from replicax.collectives.compression import is_of_gradients
 from replicax.compat.jax import vary
 from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.equality import difference
-from replicax.errors import ContextError, ReduceError
+from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.migration import called_as
 from replicax.program.calls import checked_call
 from replicax.program.replica import without_per_replica
@@ -21,8 +30,10 @@ from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.scattering import check_no_slices, is_slices, reduce_slices
 from replicax.strategies.base import Strategy
+from replicax.strategies.gradient_memory import GradientMemory
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import ManualPerReplica, normalize_axes
+from replicax.variable_access import VariableLike
 
 
 class _Communicating(Protocol):
@@ -30,6 +41,7 @@ class _Communicating(Protocol):
 
     cross_device_ops: CrossDeviceOps
     communication_options: CommunicationOptions
+    gradient_memory: GradientMemory
 
     def merged_options(self, options: CommunicationOptions | None) -> CommunicationOptions:
         """Returns the strategy's options, overridden by those of one call."""
@@ -50,6 +62,7 @@ class ReplicaContext:
         self.strategy = strategy
         self.num_replicas_in_sync = num_replicas
         self.batch_rows = batch_rows
+        self._calls: Counter[int] = Counter()  # How often gradients of a variable were combined.
 
     @property
     def _communicating(self) -> _Communicating:
@@ -81,25 +94,40 @@ class ReplicaContext:
                 integers, and it exists also where the sum does not fit in the dtype.
             value: Array that differs between replicas, or a pytree of them. `rx.IndexedSlices` become those of all
                 replicas, one after the other; for a mean their values are divided by the number of replicas.
-            options: `CommunicationOptions` for this call.
+            options: `CommunicationOptions` for this call. Compression as int8 or by PowerSGD, where the strategy's
+                options ask for it, is for gradients alone. A call that asks for it has no memory of what it leaves out:
+                `rx.CommunicationOptions(compression=rx.Int8(error_feedback=False))`.
 
         Returns:
             The same pytree. The arrays are typed as equal on all replicas, so they may be assigned to mirrored
             variables. Differentiable: the gradient of a sum over replicas is the sum of their gradients.
 
         Raises:
-            ArgumentError: `options` are none.
+            ArgumentError: `options` are none, or ask for compression with a memory.
             ReduceError: A leaf is equal on all replicas already and would be summed.
             ContextError: Called outside of `run`.
         """
         op = ReduceOp.of(op)
         self._check_inside()
-        options = self._communicating.merged_options(options)
+        options = self._options_of_call(options)
         leaves, treedef = jax.tree_util.tree_flatten(without_per_replica(value), is_leaf=is_slices)
         reduced = iter(self._all_reduced(op, [leaf for leaf in leaves if not is_slices(leaf)], options))
         replicas, is_mean = self.num_replicas_in_sync, op is ReduceOp.MEAN
         leaves = [reduce_slices(leaf, replicas, is_mean) if is_slices(leaf) else next(reduced) for leaf in leaves]
         return jax.tree_util.tree_unflatten(treedef, leaves)
+
+    def _options_of_call(self, options: CommunicationOptions | None) -> CommunicationOptions:
+        merged = self._communicating.merged_options(options)
+        compression = None if options is None else options.compression
+        if is_of_gradients(compression) and compression.has_memory:
+            raise ArgumentError(
+                f"compression={compression!r} keeps what it leaves out for the next step, which a single all_reduce "
+                "does not have. Give it to the strategy, for gradients, or ask for one without a memory, such as "
+                "rx.Int8(error_feedback=False)."
+            )
+        if compression is None and is_of_gradients(merged.compression):
+            return dataclasses.replace(merged, compression=None)
+        return merged
 
     def _all_reduced(self, op: ReduceOp, leaves: Sequence[Leaf], options: CommunicationOptions) -> list[jax.Array]:
         arrays = [jnp.asarray(leaf) for leaf in leaves]
@@ -118,13 +146,65 @@ class ReplicaContext:
             arrays[i] = result
         return arrays
 
-    def reduce_gradients(self, op: ReduceOp, gradients: list[jax.Array]) -> list[jax.Array]:
-        """Combines each replica's gradients (the gradient boundary calls this)."""
-        return self._reduced(op, gradients, self._communicating.communication_options)
+    def reduce_gradients(
+        self, op: ReduceOp, gradients: list[jax.Array], variables: Sequence[VariableLike]
+    ) -> list[jax.Array]:
+        """Combines each replica's gradients (the gradient boundary calls this).
+
+        Args:
+            op: A sum or a mean.
+            gradients: This replica's.
+            variables: The variables to which they belong.
+
+        Raises:
+            ProgramError: Compression has to remember something, in a function that JAX traces on its own.
+        """
+        options, frame = self._communicating.communication_options, context.current().frame
+        compression = options.compression
+        if not is_of_gradients(compression) or not compression.has_memory or self.num_replicas_in_sync == 1:
+            return self._reduced(op, gradients, options)
+        if frame is not None and frame.is_of_loss:
+            # Derivatives of derivatives are part of a loss: they are no update that could be made up for later.
+            return self._reduced(op, gradients, dataclasses.replace(options, compression=None))
+        return self._compressed(op, gradients, variables, options, compression)
+
+    def _compressed(
+        self,
+        op: ReduceOp,
+        gradients: list[jax.Array],
+        variables: Sequence[VariableLike],
+        options: CommunicationOptions,
+        compression: Compression,
+    ) -> list[jax.Array]:
+        records = self._communicating.gradient_memory.of(variables, self._calls)
+        sums, memory = compressed_all_reduce(
+            self._communicating.cross_device_ops,
+            compression,
+            op,
+            gradients,
+            [{name: variable.value for name, variable in record.items()} for record in records],
+            axis_name=REPLICA_AXIS,
+            num_replicas=self.num_replicas_in_sync,
+            options=options,
+        )
+        for record, kept in zip(records, memory, strict=True):
+            for name, value in kept.items():
+                record[name].assign(value)
+        return sums
 
     def _reduced(self, op: ReduceOp, arrays: list[jax.Array], options: CommunicationOptions) -> list[jax.Array]:
         if self.num_replicas_in_sync == 1:
             return [assert_equal_over_axis(array, REPLICA_AXIS) for array in arrays]
+        if is_of_gradients(options.compression):
+            return forgetful_all_reduce(
+                self._communicating.cross_device_ops,
+                options.compression,
+                op,
+                arrays,
+                axis_name=REPLICA_AXIS,
+                num_replicas=self.num_replicas_in_sync,
+                options=options,
+            )
         return self._communicating.cross_device_ops.all_reduce(
             op,
             arrays,

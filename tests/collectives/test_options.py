@@ -36,6 +36,7 @@ def test_an_implementation_is_known_by_its_name_in_any_case(name):
         ("implementation", None),
         ("compression", "float16"),
         ("compression", 8),
+        ("compression", "int4"),
     ],
 )
 def test_a_bad_field_is_refused_at_birth(field, value):

@@ -1,0 +1,128 @@
+"""The state of gradient compression: what each replica has not sent yet, as variables of the strategy."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+import numpy as np
+
+import replicax.context as context
+from replicax.collectives import Compression, computing_dtype
+from replicax.collectives.compression import MemoryKind
+from replicax.host import Host
+from replicax.typing import PyTree
+from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
+from replicax.variables import Variable
+
+Record = dict[str, Variable]
+
+
+class GradientMemory(Mapping[str, Record]):
+    """The state of gradient compression (`rx.Int8`, `rx.PowerSGD`): `strategy.gradient_memory`.
+
+    For each variable whose gradient is compressed it has a dict of variables: `"error"`, what each replica has left
+    out so far (its value outside of replicas is the sum over them), and for PowerSGD `"q"`. They are made when a step
+    is traced first, or by `build`. A step that differentiates the same variable in several calls of
+    `rx.value_and_grad` has one dict for each call.
+
+    Save it with the model. The sum of the errors is stored, and shared out evenly among the replicas that there are
+    when it is restored:
+
+        checkpoint = rx.Checkpoint(model=model, optimizer=optimizer, memory=strategy.gradient_memory)
+
+    Without it training goes on too: one step's rounding is lost, and PowerSGD starts from a random `q` again.
+
+    Args:
+        strategy: The strategy.
+        compression: How gradients are compressed; None if they are not.
+    """
+
+    def __init__(self, strategy: Host, compression: Compression | None):
+        self._strategy = weakref.ref(strategy)
+        self._compression = compression
+        self._records: dict[str, Record] = {}
+        self._first_values: dict[str, dict[str, MemoryKind]] = {}
+        self._owners: dict[tuple[int, int], tuple[str, weakref.ref[VariableLike]]] = {}
+
+    def build(self, variables: PyTree) -> None:
+        """Makes the memory of the gradients of variables, as the first step would: a restore needs it to be there.
+
+        Args:
+            variables: As they are given to `rx.value_and_grad`, in the same order: `model.trainable_variables`.
+        """
+        self.of([*jax.tree_util.tree_leaves(variables)], Counter())
+
+    def reset(self) -> None:
+        """Forgets what was left out, as before the first step: for a model that gets other values, or other data."""
+        for key, kinds in self._first_values.items():
+            for name, kind in kinds.items():
+                self._records[key][name].assign(kind.initial())
+
+    def of(self, variables: Sequence[VariableLike], calls: Counter[int]) -> list[Record]:
+        """Returns the variables that are kept for gradients, by name; none for those that are not compressed.
+
+        Args:
+            variables: The variables that the gradients belong to.
+            calls: How often each was differentiated before in the same step, by `id`; counted on.
+        """
+        found = []
+        for variable in variables:
+            found.append(self._record(variable, calls[id(variable)]))
+            calls[id(variable)] += 1
+        return found
+
+    def _record(self, variable: VariableLike, call: int) -> Record:
+        shape, dtype, replicas = shape_of(variable), np.dtype(dtype_of(variable)), self._replicas
+        if self._compression is None or replicas == 1 or not self._compression.compresses(shape, dtype):
+            return {}
+        owner = id(variable), call
+        if owner not in self._owners:
+            number = next(i for i in range(len(self._records) + 1) if str(i) not in self._records)
+            kinds = self._compression.memory_of(shape, computing_dtype(dtype), number)
+            name = f"{name_of(variable)}/compression{call or ''}"
+            self._records[str(number)] = self._made(name, kinds)
+            self._first_values[str(number)] = kinds
+            self._owners[owner] = str(number), weakref.ref(variable, lambda _: self._forget(owner))
+        return self._records[self._owners[owner][0]]
+
+    def _made(self, name: str, kinds: Mapping[str, MemoryKind]) -> Record:
+        with context.entered(strategy=self._strategy(), named_variables=None):
+            return {
+                each: Variable(
+                    kind.initial(),
+                    trainable=False,
+                    dtype=kind.dtype,
+                    synchronization="on_read" if kind.per_replica else "on_write",
+                    aggregation="sum" if kind.per_replica else "none",
+                    name=f"{name}/{each}",
+                )
+                for each, kind in kinds.items()
+            }
+
+    def _forget(self, owner: tuple[int, int]) -> None:
+        key, _ = self._owners.pop(owner)
+        del self._records[key], self._first_values[key]
+
+    @property
+    def _replicas(self) -> int:
+        strategy = self._strategy()
+        return 1 if strategy is None else strategy.num_replicas_in_sync
+
+    def __getitem__(self, key: str) -> Record:
+        return self._records[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __repr__(self) -> str:
+        if self._compression is None:
+            return "GradientMemory(no compression of gradients)"
+        if not self._records:
+            return "GradientMemory(empty: call build(model.trainable_variables) first)"
+        return f"GradientMemory({len(self)} gradients, {self._compression})"
