@@ -6,21 +6,25 @@ import contextlib
 from typing import Any
 
 import keras
+import numpy as np
 import problem
 
 
 class Fit:
-    """A compiled model; a call is a `fit` over arrays.
+    """A compiled model; a step of the contest is one or more calls of `fit` over arrays.
 
     Args:
         scope: The context that the model is made and trained in.
         steps: Steps in an epoch.
-        epochs: Epochs of a call.
+        epochs: Epochs of a call of `fit`.
+        calls: Calls of `fit`.
+        equal_rows: Whether all inputs are one row, which stays in the processor's cache however many there are.
     """
 
-    def __init__(self, scope: Any, steps: int, epochs: int):
-        self._scope, self._epochs = scope, epochs
-        self._data = problem.make_batch(problem.ROWS * steps)
+    def __init__(self, scope: Any, steps: int, epochs: int = 1, calls: int = 1, equal_rows: bool = False):
+        self._scope, self._epochs, self._calls = scope, epochs, calls
+        x, y = problem.make_batch(problem.ROWS * steps)
+        self._data = (np.broadcast_to(x[:1], x.shape) if equal_rows else x, y)
         self._shuffle = False
         with scope():
             layers = [keras.layers.Dense(size, activation="relu") for size in problem.SIZES[1:-1]]
@@ -34,9 +38,10 @@ class Fit:
 
     def __call__(self) -> None:
         with self._scope():
-            self._history = self._model.fit(
-                *self._data, batch_size=problem.ROWS, epochs=self._epochs, shuffle=self._shuffle, verbose=0
-            )
+            for _ in range(self._calls):
+                self._history = self._model.fit(
+                    *self._data, batch_size=problem.ROWS, epochs=self._epochs, shuffle=self._shuffle, verbose=0
+                )
 
     def wait(self) -> None:
         import jax
@@ -49,22 +54,22 @@ class Fit:
         return float(self._history.history["loss"][-1])
 
 
-def alone(steps: int, epochs: int = 1) -> Fit:
+def alone(**cut: Any) -> Fit:
     """Keras's own `fit`, on the default device."""
-    return Fit(contextlib.nullcontext, steps, epochs)
+    return Fit(contextlib.nullcontext, **cut)
 
 
-def data_parallel(steps: int, epochs: int = 1) -> Fit:
+def data_parallel(**cut: Any) -> Fit:
     """Keras's own `fit` on all devices."""
     keras.distribution.set_distribution(
         keras.distribution.DataParallel(devices=keras.distribution.list_devices(), auto_shard_dataset=False)
     )
-    return Fit(contextlib.nullcontext, steps, epochs)
+    return Fit(contextlib.nullcontext, **cut)
 
 
-def replicax(steps: int, epochs: int = 1, devices: int = 1) -> Fit:
+def replicax(devices: int = 1, **cut: Any) -> Fit:
     """`fit` under our strategy."""
     import replicax as rx
 
     rx.config.set_virtual_devices(devices)
-    return Fit(rx.MirroredStrategy().scope, steps, epochs)
+    return Fit(rx.MirroredStrategy().scope, **cut)

@@ -74,13 +74,13 @@ class AllReduce:
 
     def __call__(self) -> None:
         self._result = self._step(self._value)
-        jax.block_until_ready(self._result.value)
+        self._result.block_until_ready()
 
     def wait(self) -> None:
         return None
 
     def last(self) -> float:
-        return float(self._result.value[-1])
+        return float(self._result.addressable_shards[0].data[-1])
 
 
 def all_reduce(elements: int) -> AllReduce:

@@ -114,9 +114,8 @@ class Servers:
             subprocess.Popen([sys.executable, "-c", _SERVER, job, str(i), json.dumps(cluster), str(intra)])
             for job, i in jobs
         ]
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(cluster), rpc_layer="grpc", task_type="chief", task_id=0
-        )
+        spec = tf.train.ClusterSpec(cluster)
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         with strategy.scope():
