@@ -1,27 +1,11 @@
 """replicax: distributed training for JAX and Keras 3. `import replicax as rx`."""
 
+import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from replicax import (
-    checkpoint,
-    cluster as cluster_resolver,
-    config,
-    coordinator,
-    data,
-    dtensor,
-    errors,
-    estimator,
-    health,
-)
+from replicax import cluster as cluster_resolver, config, data, errors, health
 from replicax.aggregation import VariableAggregation, VariableSynchronization
-from replicax.checkpoint import (
-    Checkpoint,
-    CheckpointManager,
-    PreemptionCheckpointHandler,
-    TerminationConfig,
-    latest_checkpoint,
-)
 from replicax.collectives import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -35,18 +19,8 @@ from replicax.collectives import (
 )
 from replicax.data import AutoShardPolicy, InputContext, InputOptions, ValueContext
 from replicax.errors import ReplicaDivergenceError, ReplicaxError
-from replicax.exporting import LoadedFunction, export, load_export
 from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.migration import not_found
-from replicax.parameter_server import (
-    FixedShardsPartitioner,
-    MaxSizePartitioner,
-    MinSizePartitioner,
-    ParameterServerStrategy,
-    Partitioner,
-    Server,
-    ShardedVariable,
-)
 from replicax.program import TensorSpec, function, grad, value_and_grad
 from replicax.program.keras_backend import choose_jax_for_keras
 from replicax.reduce_op import ReduceOp
@@ -151,20 +125,66 @@ __all__ = [
 ]
 
 
+#: Loaded when they are first asked for: a training step by itself needs none of these. By name, the module that has it;
+#: a module has its own name.
+_LATER = {
+    "Checkpoint": "checkpoint",
+    "CheckpointManager": "checkpoint",
+    "FixedShardsPartitioner": "parameter_server",
+    "LoadedFunction": "exporting",
+    "MaxSizePartitioner": "parameter_server",
+    "MinSizePartitioner": "parameter_server",
+    "ParameterServerStrategy": "parameter_server",
+    "Partitioner": "parameter_server",
+    "PreemptionCheckpointHandler": "checkpoint",
+    "Server": "parameter_server",
+    "ShardedVariable": "parameter_server",
+    "TerminationConfig": "checkpoint",
+    "checkpoint": "checkpoint",
+    "coordinator": "coordinator",
+    "dtensor": "dtensor",
+    "estimator": "estimator",
+    "export": "exporting",
+    "latest_checkpoint": "checkpoint",
+    "load_export": "exporting",
+    "testing": "testing",
+}
+
 if TYPE_CHECKING:
     import replicax.testing as testing
-    from replicax import keras as keras
+    from replicax import checkpoint, coordinator, dtensor, estimator, keras as keras
+    from replicax.checkpoint import (
+        Checkpoint,
+        CheckpointManager,
+        PreemptionCheckpointHandler,
+        TerminationConfig,
+        latest_checkpoint,
+    )
     from replicax.data import FileSource as FileSource
-    from replicax.exporting import load_export as load  # noqa: F401
+    from replicax.exporting import LoadedFunction, export, load_export, load_export as load  # noqa: F401
     from replicax.keras.sidecar import SidecarEvaluator as SidecarEvaluator
+    from replicax.parameter_server import (
+        FixedShardsPartitioner,
+        MaxSizePartitioner,
+        MinSizePartitioner,
+        ParameterServerStrategy,
+        Partitioner,
+        Server,
+        ShardedVariable,
+    )
 else:  # For a type checker every name would exist.
 
     def __getattr__(name: str) -> object:
-        """Loads `rx.testing` when it is first asked for. Knows old names and TensorFlow's."""
-        if name == "testing":
-            import replicax.testing as testing
-
-            return testing
+        """Loads what `_LATER` names when it is first asked for. Knows old names and TensorFlow's."""
+        if name in _LATER:
+            value = importlib.import_module(f"replicax.{_LATER[name]}")
+            if name != _LATER[name]:
+                value = getattr(value, name)
+            globals()[name] = value
+            return value
         if name in RENAMED:
             return renamed(sys.modules[__name__], name)
         raise not_found(__name__, name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATER})

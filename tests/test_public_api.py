@@ -106,6 +106,68 @@ def test_an_old_name_works_for_a_release_and_tells_the_new_one(old, new):
     assert old not in rx.__all__
 
 
+# What a loop of steps does not need. A start of the interpreter waits for all that is imported.
+NOT_AT_FIRST = (
+    "replicax.checkpoint",
+    "replicax.coordinator",
+    "replicax.dtensor",
+    "replicax.estimator",
+    "replicax.exporting",
+    "replicax.keras.backup",
+    "replicax.keras.sidecar",
+    "replicax.keras.tensorboard",
+    "replicax.parameter_server",
+    "replicax.ray_cluster",
+    "replicax.remote.session",
+    "replicax.testing",
+    "keras",
+    "orbax",
+    "ray",
+)
+MODULES_OF_A_FIRST_STEP = 245
+FIRST_STEP = """
+import sys
+import jax
+import numpy as np
+import replicax as rx
+
+strategy = rx.MirroredStrategy()
+
+@rx.function
+def step(params, batch):
+    def replica_step(params, batch):
+        return params - jax.grad(lambda p: ((batch @ p) ** 2).mean())(params)
+    return strategy.run(replica_step, args=(params, batch))
+
+(batch,) = strategy.distribute_dataset([np.ones((4, 2), "float32")])
+step(strategy.replicate(np.ones(2, "float32")), batch)
+print(*(name for name in sys.modules if name.split(".")[0] in ("replicax", "keras", "orbax", "ray")))
+"""
+
+
+def test_a_first_step_imports_what_it_needs_and_no_more():
+    """A new module on the way to a step is a reason to raise the number; one of `NOT_AT_FIRST` is a slow start."""
+    done = subprocess.run([sys.executable, "-c", FIRST_STEP], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert [name for name in NOT_AT_FIRST if name in loaded] == []
+    assert len(loaded) <= MODULES_OF_A_FIRST_STEP
+
+
+def test_what_is_loaded_later_is_listed_and_stays():
+    """A fresh interpreter knows all public names before any of them is loaded, and loads each once."""
+    code = """
+import replicax as rx
+assert set(rx.__all__) <= set(dir(rx)), set(rx.__all__) - set(dir(rx))
+before = set(vars(rx))
+from replicax import *
+assert not set(rx.__all__) - set(vars(rx))
+assert rx.CheckpointManager is rx.checkpoint.CheckpointManager is CheckpointManager
+print(*sorted(set(rx.__all__) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"CheckpointManager", "ParameterServerStrategy", "dtensor", "estimator", "testing"} <= {*done.stdout.split()}
+
+
 # `replicax` is imported in a fork of a process that has loaded JAX and nothing else. It comes first whichever module is
 # imported, and much of the rest with it; each of the others is imported in a fork of a process that has it.
 IMPORT_EACH_ALONE = """

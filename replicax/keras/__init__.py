@@ -1,11 +1,11 @@
 """Callbacks and tools for Keras models. Importing this does not import Keras."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from replicax.keras.backup import backup_class
 from replicax.keras.clipping import clip_by_global_norm, clip_by_norm, global_norm
-from replicax.keras.sidecar import SidecarEvaluator
-from replicax.keras.tensorboard import tensorboard_class
+
+if TYPE_CHECKING:
+    from replicax.keras.sidecar import SidecarEvaluator
 
 __all__ = [
     "BackupAndRestore",
@@ -18,9 +18,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Makes `TensorBoard` or `BackupAndRestore`, Keras callbacks, when it is first asked for."""
+    """Loads what strategies do not need, and makes the Keras callbacks, when they are first asked for."""
     if name == "BackupAndRestore":
+        from replicax.keras.backup import backup_class
+
         return backup_class()
     if name == "TensorBoard":
+        from replicax.keras.tensorboard import tensorboard_class
+
         return tensorboard_class()
+    if name == "SidecarEvaluator":
+        from replicax.keras.sidecar import SidecarEvaluator
+
+        return SidecarEvaluator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,9 +7,6 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from replicax.checkpoint.coordination import Coordination
-from replicax.checkpoint.writing import TIMEOUT_S
-
 _FILES = (".keras", ".h5")
 
 
@@ -45,6 +42,9 @@ def write_together(path: Any, write: Callable[[], Any], is_chief: bool) -> Any:
     Raises:
         CheckpointError: It could not be written, or some worker did not come: all of them must save together.
     """
+    from replicax.checkpoint.coordination import Coordination
+    from replicax.checkpoint.writing import TIMEOUT_S
+
     coordination = Coordination(f"Saving the model to {path}", TIMEOUT_S)
     result = coordination.run(
         "written", lambda: write() if is_chief else None, f"The model could not be saved to {path}"

@@ -19,10 +19,8 @@ from replicax.errors import ArgumentError, ContextError
 from replicax.keras.remote_loops import RemoteLoops
 from replicax.migration import called_as
 from replicax.program.keras_backend import keras_is_loaded
-from replicax.ray_cluster.workers import connect_workers
 from replicax.reduce_op import ReduceOp
 from replicax.remote.call import Call, pickled, unpickled
-from replicax.remote.session import Session
 from replicax.runtime.devices import default_devices
 from replicax.strategies.base import Strategy
 from replicax.typing import PyTree, PyTreeFunction
@@ -147,6 +145,10 @@ class ClientMethods(WithoutReplicas):
         start_timeout: float,
         own: tuple[Callable[..., Strategy], tuple[object, ...]],
     ):
+        # A strategy that is no client loads neither.
+        from replicax.ray_cluster.workers import connect_workers
+        from replicax.remote.session import Session
+
         self._own, self._was_sent, self._replicas = own, False, 0
         self.cluster_resolver = remote_cluster if isinstance(remote_cluster, ClusterResolver) else None
         address = remote_cluster if isinstance(remote_cluster, str) else None

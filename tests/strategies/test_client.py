@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-import replicax.strategies.client as client_module
+import replicax.ray_cluster.workers
+import replicax.remote.session
 import replicax.strategies.multi_worker as multi_worker
 from replicax.cluster import Task
 from replicax.errors import ArgumentError, ClusterError, ContextError
@@ -70,8 +71,8 @@ _own: Any = None
 @pytest.fixture
 def client(worker: rx.Strategy, monkeypatch: pytest.MonkeyPatch) -> Iterator[rx.MultiWorkerMirroredStrategy]:
     monkeypatch.setitem(globals(), "_own", multi_worker._of_this_worker)
-    monkeypatch.setattr(client_module, "connect_workers", lambda *_, **__: ClusterHere())
-    monkeypatch.setattr(client_module, "Session", SessionHere)
+    monkeypatch.setattr(replicax.ray_cluster.workers, "connect_workers", lambda *_, **__: ClusterHere())
+    monkeypatch.setattr(replicax.remote.session, "Session", SessionHere)
     strategy = rx.MultiWorkerMirroredStrategy(remote_cluster=SERVERS)
     with contextlib.closing(strategy):
         yield strategy
