@@ -1,5 +1,6 @@
 """Cross-device ops: the algorithms that sum the replicas' values."""
 
+from replicax.collectives.automatic import AutomaticAllReduce
 from replicax.collectives.choose import choose_cross_device_ops
 from replicax.collectives.compressed import compressed_all_reduce, forgetful_all_reduce
 from replicax.collectives.compression import Compression, Int8, Memory, PowerSGD, computing_dtype
@@ -11,6 +12,7 @@ from replicax.collectives.options import CommunicationImplementation, Communicat
 from replicax.collectives.ring import RingAllReduce
 
 __all__ = [
+    "AutomaticAllReduce",
     "CommunicationImplementation",
     "CommunicationOptions",
     "Compression",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replicax.collectives.automatic import AutomaticAllReduce
 from replicax.collectives.cross_device_ops import CrossDeviceOps
 from replicax.collectives.nccl import NcclAllReduce
 from replicax.collectives.options import CommunicationImplementation, CommunicationOptions
@@ -17,4 +18,6 @@ def choose_cross_device_ops(options: CommunicationOptions) -> CrossDeviceOps:
     """
     if options.implementation is CommunicationImplementation.RING:
         return RingAllReduce()
-    return NcclAllReduce()
+    if options.implementation is CommunicationImplementation.NCCL:
+        return NcclAllReduce()
+    return AutomaticAllReduce()

@@ -16,8 +16,10 @@ from replicax.named import member_of
 class CommunicationImplementation(enum.Enum):
     """Which algorithm moves the data, where a strategy is free to choose.
 
-    `AUTO` and `NCCL` mean XLA's own all-reduce (NCCL on GPUs, ICI on TPUs, Gloo between CPU processes); `RING` means
-    `RingAllReduce`. Wherever an implementation is expected its name works too, in any case: `"ring"`, `"NCCL"`.
+    `NCCL` means XLA's own all-reduce (NCCL on GPUs, ICI on TPUs, Gloo between CPU processes), `RING` means
+    `RingAllReduce`. `AUTO` chooses by what was measured: XLA's own all-reduce, except for values of up to 256 KiB (of
+    all replicas together) between CPU processes, which are gathered and added up on each replica. Wherever an
+    implementation is expected its name works too, in any case: `"ring"`, `"NCCL"`.
     """
 
     AUTO = "auto"

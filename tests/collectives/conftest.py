@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from replicax.collectives import (
+    AutomaticAllReduce,
     CommunicationOptions,
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -19,7 +20,13 @@ from replicax.collectives import (
 from replicax.reduce_op import ReduceOp
 from replicax.runtime import REPLICA_AXIS, replica_mesh
 
-ALL_OPS = [NcclAllReduce(), HierarchicalCopyAllReduce(), ReductionToOneDevice(reduce_to_device=0), RingAllReduce()]
+ALL_OPS = [
+    NcclAllReduce(),
+    AutomaticAllReduce(gathers=True),
+    HierarchicalCopyAllReduce(),
+    ReductionToOneDevice(reduce_to_device=0),
+    RingAllReduce(),
+]
 
 
 @pytest.fixture(params=ALL_OPS, ids=lambda ops: type(ops).__name__)

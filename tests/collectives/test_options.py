@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from replicax.collectives import (
+    AutomaticAllReduce,
     CommunicationImplementation,
     CommunicationOptions,
     NcclAllReduce,
@@ -67,7 +68,7 @@ def test_options_are_values():
 
 
 @pytest.mark.parametrize(
-    ("implementation", "ops"), [("auto", NcclAllReduce()), ("nccl", NcclAllReduce()), ("ring", RingAllReduce())]
+    ("implementation", "ops"), [("auto", AutomaticAllReduce()), ("nccl", NcclAllReduce()), ("ring", RingAllReduce())]
 )
 def test_an_implementation_stands_for_an_algorithm(implementation, ops):
     assert choose_cross_device_ops(CommunicationOptions(implementation=implementation)) == ops
