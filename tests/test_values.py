@@ -26,13 +26,13 @@ def stacks(draw, min_rank=0):
 # One shape for all components.
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(stack=stacks(), op=st.sampled_from(ReduceOp))
 def test_reduce_combines_element_by_element(stack, op):
     np.testing.assert_allclose(PerReplica(jnp.asarray(stack)).reduce(op), REDUCTIONS[op](stack, axis=0), rtol=1e-5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(stack=stacks(min_rank=1), op=st.sampled_from(ReduceOp), data=st.data())
 def test_even_and_uneven_values_reduce_and_gather_like_the_concatenated_array(stack, op, data):
     axis = data.draw(st.integers(1 - stack.ndim, stack.ndim - 2))
@@ -43,7 +43,7 @@ def test_even_and_uneven_values_reduce_and_gather_like_the_concatenated_array(st
         np.testing.assert_array_equal(value.gather(axis), joined)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(sizes=st.lists(st.integers(0, 4), min_size=2, max_size=4), op=st.sampled_from(ReduceOp))
 def test_components_of_any_number_of_rows_reduce_like_all_rows_together(sizes, op):
     if op is ReduceOp.MEAN and sum(sizes) == 0:

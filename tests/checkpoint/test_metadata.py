@@ -137,7 +137,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), JSON)
 def test_any_value_in_any_place_is_refused_or_read(path: Path, document: Any, data: st.DataObject, value: Any):
     """Nothing but a `CheckpointError` comes of a document with a wrong value somewhere in it."""

@@ -13,7 +13,7 @@ from replicax.errors import ClusterError
 from tests.cluster.documents import BREAK, broken_documents, is_valid, json_values, valid_documents
 
 EXAMPLES_FOR_EACH_WAY = 50  # 33 ways: 1,650 malformed documents
-quick = settings(deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+quick = settings(database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def read(text: str) -> ClusterConfig:

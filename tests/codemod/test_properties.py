@@ -58,7 +58,7 @@ PROGRAMS = st.lists(lines(), min_size=1, max_size=8).map(
 )
 
 
-@settings(max_examples=8, deadline=None, database=None, phases=[Phase.generate])
+@settings(max_examples=8, database=None, phases=[Phase.generate])
 @given(PROGRAMS)
 def test_any_program(text):
     found = convert(text)

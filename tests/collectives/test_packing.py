@@ -15,7 +15,7 @@ def arrays(leaves):
     return [jnp.full(shape, i, dtype) for i, (shape, dtype) in enumerate(leaves)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(leaves=LEAVES, limit=st.integers(0, 40), by_bytes=st.booleans())
 def test_unpacking_undoes_packing(leaves, limit, by_bytes):
     values = arrays(leaves)

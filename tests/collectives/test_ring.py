@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from replicax.collectives import RingAllReduce
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(count=st.integers(1, 8), shape=st.lists(st.integers(0, 7), max_size=3), seed=st.integers(0, 99))
 def test_any_size_goes_round_any_ring(replicas, same_everywhere, count, shape, seed):
     values = np.random.default_rng(seed).normal(size=(count, *shape)).astype("float32")

@@ -13,7 +13,7 @@ from replicax.data import DistributedDataset, DistributedDatasetFromFunction, In
 from replicax.errors import ArgumentError, BatchError, ContextError, EndOfDataError
 from replicax.values import PerReplica
 
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=40)
 SIZES = st.lists(st.integers(1, 17), min_size=1, max_size=6)
 REPLICAS = st.integers(1, 8)
 PREFETCH = st.sampled_from([0, 1, 3])

@@ -15,7 +15,7 @@ from replicax.data import DistributedDataset, DistributedDatasetFromFunction, Fi
 from replicax.data.position import Position, RowsRead
 from replicax.errors import ArgumentError, BatchError
 
-FEW = settings(max_examples=30, deadline=None)
+FEW = settings(max_examples=30)
 ROWS = np.arange(50)
 BATCHES = np.split(ROWS, [12, 24, 36])
 

@@ -19,7 +19,7 @@ from replicax.data.rebatching import grouped
 from replicax.errors import ArgumentError, BatchError
 from tests.data.fake_workers import Team, function_reading, parts, parts_alone, reading
 
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=40)
 TEAMS = st.lists(st.integers(1, 3), min_size=2, max_size=4)
 OFF = InputOptions(auto_shard_policy="off")
 

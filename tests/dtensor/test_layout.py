@@ -139,7 +139,7 @@ def test_parts_are_counted_in_row_major_order(two_by_three):
             layout.offset_tuple_to_global_index(offset)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layouts())
 def test_parts_are_where_jax_puts_them(layout):
     part = (2,) * layout.rank
@@ -163,7 +163,7 @@ def test_a_layout_is_immutable(by_x):
             setattr(by_x, attribute, None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layouts())
 def test_text_and_pickles_bring_back_an_equal_layout(layout):
     for back in (Layout.from_string(layout.to_string()), pickle.loads(pickle.dumps(layout)), copy.deepcopy(layout)):
@@ -172,7 +172,7 @@ def test_text_and_pickles_bring_back_an_equal_layout(layout):
         assert back.mesh.name == layout.mesh.name
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layouts())
 def test_shardings_bring_back_an_equal_layout(layout):
     assert Layout.from_sharding(layout.to_sharding(), layout.rank) == layout

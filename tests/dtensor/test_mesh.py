@@ -27,7 +27,7 @@ def test_devices_are_in_row_major_order():
     assert mesh.jax_mesh.devices[1, 1] == CPUS[4]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(meshes())
 def test_coordinates_times_strides_are_the_position(mesh):
     for i in range(mesh.size):
@@ -124,7 +124,7 @@ def test_meshes_are_written_as_tensorflow_writes_them():
     assert text == "m|x=1,y=2|0,1|0,1|cpu:2,cpu:3"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(meshes())
 def test_text_and_pickles_bring_back_an_equal_mesh_and_its_label(mesh):
     for back in (Mesh.from_string(mesh.to_string()), pickle.loads(pickle.dumps(mesh)), copy.deepcopy(mesh)):

@@ -51,7 +51,7 @@ def test_parts_go_to_the_devices_in_the_meshs_order(mesh, as_part):
     np.testing.assert_array_equal(tensor, [[0, 1, 2, 3], [10, 11, 12, 13]])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(layouts())
 def test_unpacking_gives_back_the_parts(layout):
     shape = layout.global_shape((2,) * layout.rank)

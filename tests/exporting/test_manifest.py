@@ -99,7 +99,7 @@ def test_a_program_that_jax_cannot_read_is_an_error(path: Path):
 SMALL = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), SMALL)
 def test_any_value_in_any_place_is_refused_or_loaded(exported: Path, path: Path, data: st.DataObject, value: Any):
     shutil.copy(exported / FILE, path / FILE)

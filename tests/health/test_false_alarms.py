@@ -105,7 +105,7 @@ def own_flags() -> Any:
         setattr(now, name, value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(2, 3), st.lists(_EVENTS, max_size=30), st.floats(0.0, 3 * SLOW))
 def _no_early_alarm(workers: int, events: list[tuple[float, int, str, str]], rest: float) -> None:
     world = World(workers)

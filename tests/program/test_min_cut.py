@@ -142,7 +142,7 @@ def follows(sent, equations):
     return known
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs())
 def test_no_cut_is_cheaper_and_of_the_cheapest_none_is_later(program):
     sources, equations, wanted = program

@@ -22,7 +22,7 @@ from replicax.values import PerReplica, UnevenPerReplica
 LEAVES = [1, 2.5, 1j, True, "a", None, b"b", np.float32(3), np.int64(4), object()]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     nest=st.recursive(
         st.sampled_from(LEAVES),

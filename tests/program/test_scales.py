@@ -172,7 +172,7 @@ def test_a_mean_is_right_where_gradients_are_averaged_or_left_alone(new, caplog,
     assert not caplog.records
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     replicas=st.integers(2, 8),
     rows=st.integers(1, 4),

@@ -226,7 +226,7 @@ def recipes(draw):
     return operations, assigned, draw(st.lists(st.integers(0, size - 1), max_size=2)), draw(st.booleans())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(recipes())
 def test_the_halves_of_any_step_give_what_the_step_gives(recipe):
     operations, assigned, results, only_gradients = recipe

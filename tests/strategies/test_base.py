@@ -106,7 +106,7 @@ def test_there_is_one_strategy_object_however_it_is_copied(any_strategy):
 # reduce.
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     sizes=st.lists(st.integers(0, 3), min_size=2, max_size=2).filter(sum),
     op=st.sampled_from(["sum", "mean"]),

@@ -167,7 +167,7 @@ def test_a_table_of_one_row_may_become_a_scalar_but_not_unnoticed():
         evaluate_rows(program.jaxpr.eqns, {var: args[0]}, {var}, 1, 1)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(start=st.integers(0, ROWS - 1), count=st.integers(0, ROWS), seed=st.integers(0, 1000))
 def test_any_rows_will_do(start, count, seed):
     rows = slice(start, min(ROWS, start + count))

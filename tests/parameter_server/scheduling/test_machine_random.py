@@ -286,6 +286,6 @@ class TrainingThatEnds(Training):
 
 
 TestTraining = Training.TestCase
-TestTraining.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTraining.settings = settings(max_examples=150, stateful_step_count=40)
 TestTrainingThatEnds = TrainingThatEnds.TestCase
-TestTrainingThatEnds.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestTrainingThatEnds.settings = settings(max_examples=60, stateful_step_count=25)
