@@ -58,6 +58,7 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
+    "DiLoCoStrategy",
     "DistributedValues",
     "FixedShardsPartitioner",
     "FullyShardedStrategy",
@@ -69,6 +70,7 @@ __all__ = [
     "Int8",
     "LayoutStrategy",
     "LoadedFunction",
+    "LocalSGDStrategy",
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "Mirrored",
@@ -130,8 +132,10 @@ __all__ = [
 _LATER = {
     "Checkpoint": "checkpoint",
     "CheckpointManager": "checkpoint",
+    "DiLoCoStrategy": "islands",
     "FixedShardsPartitioner": "parameter_server",
     "LoadedFunction": "exporting",
+    "LocalSGDStrategy": "islands",
     "MaxSizePartitioner": "parameter_server",
     "MinSizePartitioner": "parameter_server",
     "ParameterServerStrategy": "parameter_server",
@@ -162,6 +166,7 @@ if TYPE_CHECKING:
     )
     from replicax.data import FileSource as FileSource
     from replicax.exporting import LoadedFunction, export, load_export, load_export as load  # noqa: F401
+    from replicax.islands import DiLoCoStrategy, LocalSGDStrategy
     from replicax.keras.sidecar import SidecarEvaluator as SidecarEvaluator
     from replicax.parameter_server import (
         FixedShardsPartitioner,

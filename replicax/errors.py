@@ -70,6 +70,29 @@ class VariableError(ReplicaxError, ValueError):
     """A variable was created or assigned against its declared synchronization and aggregation."""
 
 
+class IslandDivergenceError(ReplicaxError, RuntimeError):
+    """A variable was read whose value differs between islands until they synchronize.
+
+    Attributes:
+        variable: The name of the variable.
+        step: How many steps this island has made since the variable was equal everywhere.
+        every: After how many steps islands synchronize.
+        counts: Whether the variable counts rows (a metric), so that its total is the sum over islands.
+    """
+
+    def __init__(self, variable: str, step: int, every: int, counts: bool = False):
+        self.variable, self.step, self.every, self.counts = variable, step, every, counts
+        own = (
+            "has counted rows of this island alone since the islands' counts were added up"
+            if counts
+            else f"has this island's own value, {step} of {every} steps after the islands were equal"
+        )
+        super().__init__(
+            f"Variable {variable!r} {own}. To read one value for all, call strategy.synchronize() before, on all "
+            "islands. To read this island's own, for a progress report say: with strategy.own_values(): ..."
+        )
+
+
 class LayoutError(ReplicaxError, ValueError):
     """A layout names an axis that does not exist, or does not fit its variable."""
 

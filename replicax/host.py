@@ -200,6 +200,16 @@ class Host(Protocol):
     def is_client(self) -> bool:
         """Whether it computes nothing in this process: work is sent to workers elsewhere."""
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether it is told of each program that assigns variables: `before_program` and `after_program`."""
+
+    def before_program(self, trains: bool) -> None:
+        """Is called before a program runs that assigns variables; `trains` says whether any of them is trainable."""
+
+    def after_program(self, trains: bool, weight: float) -> None:
+        """Is called when it has run; `weight` is the rows of its batch in Keras's loops, and 1 elsewhere."""
+
     def replica_context(self, replicas: int, batch_rows: frozenset[int] = ...) -> RunningReplica:
         """Returns a new replica context for a step on `replicas` replicas, each with so many rows of its arguments.
 
@@ -313,6 +323,7 @@ class HostDefaults:
     cuts_steps = False
     is_asynchronous = False
     is_client = False
+    counts_steps = False
     placement: PlacementLike
 
     @functools.cached_property
@@ -342,6 +353,12 @@ class HostDefaults:
 
     def adopt(self, variable: VariableLike) -> None:
         """Is told of each Keras variable that is made in the scope, before it gets its first value."""
+
+    def before_program(self, trains: bool) -> None:
+        """Does nothing: `counts_steps` is false."""
+
+    def after_program(self, trains: bool, weight: float) -> None:
+        """Does nothing: `counts_steps` is false."""
 
 
 class NoHost(HostDefaults):

@@ -54,6 +54,10 @@ class FileSource(Generic[_File]):
         reader = ShardReader(FileShards(self), range(len(self.files)), Position())
         return (each.batch for each in rebatched(reader, self.batch_size))
 
+    def part(self, index: int, count: int) -> FileSource[_File]:
+        """Returns the source of every `count`-th file, from number `index` on, with batches of the same size."""
+        return FileSource(self.files[index::count], self._read_fn, batch_size=self.batch_size)
+
     def rows_of(self, file: _File) -> HostBatches:
         """Returns the rows of a file, in parts of any sizes."""
         return host_batches(lambda: self._parts(file))

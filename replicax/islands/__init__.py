@@ -1,1 +1,3 @@
-"""Strategies for slow wires: islands of devices that train alone and meet from time to time."""
+"""Low-communication training: workers train alone, each an island, and synchronize after every H steps."""
+
+from replicax.islands.strategy import DiLoCoStrategy as DiLoCoStrategy, LocalSGDStrategy as LocalSGDStrategy

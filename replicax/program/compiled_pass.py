@@ -89,6 +89,8 @@ class CompiledPass:
         )
         self.compiled = self._jit()
         self._calls = health.Calls(name, placement.spans_processes)
+        self._is_counted = self._host.counts_steps and bool(self.variables.written)
+        self._trains = any(getattr(variable, "trainable", False) for variable in self.variables.written)
 
     def _jit(self) -> CompiledStep:
         variables = self.variables
@@ -116,6 +118,19 @@ class CompiledPass:
     def __call__(self, arrays: Arrays) -> PyTree:
         """Runs the program, updates the variables and returns the result."""
         self._check_caller(arrays)
+        if not self._is_counted:
+            return self._call(arrays)
+        self._host.before_program(self._trains)
+        result = self._call(arrays)
+        self._host.after_program(self._trains, self._weight(arrays))
+        return result
+
+    def _weight(self, arrays: Arrays) -> float:
+        """Returns how much work a call is: rows in a loop of Keras, whose loss is a mean over them."""
+        rows = [array.shape[0] for array in arrays if array.ndim] if self._view is not None else []
+        return float(max(rows, default=1))
+
+    def _call(self, arrays: Arrays) -> PyTree:
         with self._calls.one() as call:
             fetched = self.variables.fetched()
             if self._host_calls:

@@ -182,8 +182,12 @@ def _is_accumulator(variable: keras.Variable) -> bool:
 
 def _fold_replica_id(state: jax.Array) -> jax.Array:
     """Gives each replica its own random numbers, so that dropout masks differ; replica 0 keeps the state as it is."""
-    offset = jax.lax.axis_index(REPLICA_AXIS).astype(state.dtype) * jnp.asarray(_GOLDEN_RATIO, state.dtype)
-    return state.at[0].add(offset)
+    return seed_of_replica(state, jax.lax.axis_index(REPLICA_AXIS))
+
+
+def seed_of_replica(state: jax.Array, replica: jax.Array) -> jax.Array:
+    """Returns the state of a seed generator as the replica of a number has it; negative numbers go back."""
+    return state.at[0].add(replica.astype(state.dtype) * jnp.asarray(_GOLDEN_RATIO, state.dtype))
 
 
 def _share_of_total(variable: keras.Variable, total: jax.Array, frame: context.ReplicaStateFrame) -> jax.Array:

@@ -1,0 +1,67 @@
+"""What a synchronization makes of a variable."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+
+import jax.numpy as jnp
+
+from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
+
+_STEP_COUNTER = "iteration"  # Each optimizer of Keras has a variable of this name, beside all its others.
+
+
+class Kind(enum.Enum):
+    """What a synchronization makes of the islands' values of a variable.
+
+    `TRAINED`: a trainable variable, which the outer step updates. `MEAN`: other state of floating dtype, such as the
+    statistics of BatchNorm: the mean. `SLOT`: an optimizer's state of floating dtype: as the strategy is told. `SUM`:
+    what counts rows, such as a metric: the islands' parts are added up. `SEED`: the state of a generator of random
+    numbers: each island has its own. `OWN`: anything else, such as a counter of steps: each island has its own, and
+    they agree as long as the islands do the same.
+    """
+
+    TRAINED = "trained"
+    MEAN = "mean"
+    SLOT = "slot"
+    SUM = "sum"
+    SEED = "seed"
+    OWN = "own"
+
+
+#: The kinds whose values differ between islands until they synchronize.
+DIVERGING = (Kind.TRAINED, Kind.MEAN, Kind.SUM)
+
+
+def kinds_of(variables: Sequence[VariableLike]) -> list[Kind]:
+    """Returns the kind of each of a strategy's variables."""
+    optimizers = _scopes_of_optimizers(variables)
+    return [_kind(variable, optimizers) for variable in variables]
+
+
+def _kind(variable: VariableLike, optimizers: set[str]) -> Kind:
+    if getattr(variable, "trainable", False):
+        return Kind.TRAINED
+    if _text(getattr(variable, "synchronization", "")) == "on_read":
+        return Kind.SUM if _text(getattr(variable, "aggregation", "")) == "sum" else Kind.MEAN
+    if variable.name == "seed_generator_state":
+        return Kind.SEED
+    if not jnp.issubdtype(dtype_of(variable), jnp.inexact):
+        return Kind.OWN
+    if _scope(variable) not in optimizers:
+        return Kind.MEAN
+    # Its numbers are settings or counts (a learning rate, a loss scale), which all islands have alike.
+    return Kind.SLOT if shape_of(variable) else Kind.OWN
+
+
+def _scopes_of_optimizers(variables: Iterable[VariableLike]) -> set[str]:
+    return {_scope(v) for v in variables if v.name == _STEP_COUNTER and "/" in name_of(v)}
+
+
+def _scope(variable: VariableLike) -> str:
+    return name_of(variable).rpartition("/")[0]
+
+
+def _text(setting: object) -> str:
+    return str(getattr(setting, "value", setting))

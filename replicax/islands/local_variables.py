@@ -1,0 +1,86 @@
+"""Island-local variables: steps assign them as any others, and between synchronizations nobody reads them as equal.
+
+A variable made in the scope of islands, Keras's or ours, gets a subclass of its class that looks where Python reads
+its value outside of a program. Programs compute with this island's own values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Protocol, TypeVar, cast
+
+import jax
+
+import replicax.context as context
+from replicax.compat.jax_tracing import is_tracing
+from replicax.compat.keras import change_class
+from replicax.variable_access import VariableLike
+from replicax.variables import Variable
+
+_Class = TypeVar("_Class", bound=type)
+_reads_own: ContextVar[bool] = ContextVar("replicax_reads_own_values", default=False)
+
+
+class Divergence(Protocol):
+    """Knows which variables differ between islands; a strategy fills it in."""
+
+    def check_equal(self, variable: VariableLike) -> None:
+        """Raises `IslandDivergenceError` if a variable's value may be this island's alone."""
+
+
+@contextlib.contextmanager
+def own_values() -> Iterator[None]:
+    """Lets this thread read this island's own values in the `with` block."""
+    token = _reads_own.set(True)
+    try:
+        yield
+    finally:
+        _reads_own.reset(token)
+
+
+def make_island_local(variable: VariableLike, owner: Divergence) -> bool:
+    """Gives a variable that has just been made the class that looks before its value is read; False if it has it."""
+    if "_replicax_islands" in vars(variable):
+        return False
+    vars(variable)["_replicax_islands"] = weakref.ref(owner)
+    change_class(variable, _class_of_ours if isinstance(variable, Variable) else _class_of_keras)
+    return True
+
+
+def _check(variable: VariableLike) -> None:
+    if context.current().frame is not None or _reads_own.get() or is_tracing():
+        return
+    owner = vars(variable)["_replicax_islands"]()
+    if owner is not None:
+        owner.check_equal(variable)
+
+
+@functools.cache
+def _class_of_ours(own: _Class) -> _Class:
+    read: Callable[[VariableLike], jax.Array] = own._read  # type: ignore[attr-defined]  # of rx.Variable
+
+    def _read(self: VariableLike) -> jax.Array:
+        _check(self)
+        return read(self)
+
+    return _subclass(own, _read=_read)
+
+
+@functools.cache
+def _class_of_keras(own: _Class) -> _Class:
+    value: Callable[[VariableLike], jax.Array] = own.value.fget  # type: ignore[attr-defined]  # Keras's property
+
+    def read(self: VariableLike) -> jax.Array:
+        _check(self)
+        return value(self)
+
+    return _subclass(own, value=property(read))
+
+
+def _subclass(own: _Class, **methods: object) -> _Class:
+    names = {"__slots__": (), "__module__": own.__module__, "__qualname__": own.__qualname__, **methods}
+    return cast(_Class, type(own.__name__, (own,), names))

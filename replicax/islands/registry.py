@@ -1,0 +1,98 @@
+"""The variables of a strategy of islands, in the order in which they were made, and what each of them is."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from replicax.islands.kinds import Kind, kinds_of
+from replicax.islands.rounds import cut_evenly
+from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
+
+_NUMBER = "_replicax_number"
+
+
+class Entry(NamedTuple):
+    """A variable and what it is.
+
+    Attributes:
+        variable: The variable.
+        kind: What a synchronization makes of it.
+        fragment: The fragment that it is synchronized with.
+        key: A number that no other variable of the strategy has had.
+    """
+
+    variable: VariableLike
+    kind: Kind
+    fragment: int
+    key: int
+
+    @property
+    def described(self) -> str:
+        """What the islands' variables must have in common. Keras numbers names, so only the last word counts."""
+        return f"{name_of(self.variable).rpartition('/')[2]} {dtype_of(self.variable)}{list(shape_of(self.variable))}"
+
+
+class Registry:
+    """The variables of a strategy.
+
+    Args:
+        fragments: Into how many fragments they are cut.
+    """
+
+    def __init__(self, fragments: int):
+        self._fragments = fragments
+        self._numbers = itertools.count()
+        self._references: list[weakref.ref[VariableLike]] = []
+        self._entries: list[Entry] | None = None
+        self._of: dict[int, Entry] = {}
+
+    def add(self, variable: VariableLike) -> None:
+        """Adds a variable that has just been made."""
+        vars(variable)[_NUMBER] = next(self._numbers)
+        self._references.append(weakref.ref(variable, self._forget))
+        self._entries = None
+
+    def _forget(self, reference: weakref.ref[VariableLike]) -> None:
+        self._references.remove(reference)
+        self._entries = None
+
+    def entries(self) -> list[Entry]:
+        """Returns all variables that are still in use and have a value."""
+        if self._entries is None:
+            found = [variable for reference in list(self._references) if (variable := reference()) is not None]
+            variables = [variable for variable in found if getattr(variable, "_value", None) is not None]
+            kinds = kinds_of(variables)
+            parts = cut_evenly(
+                [_bytes(v) if k is not Kind.OWN else 0 for v, k in zip(variables, kinds, strict=True)], self._fragments
+            )
+            made = [Entry(v, k, f, vars(v)[_NUMBER]) for v, k, f in zip(variables, kinds, parts, strict=True)]
+            entries = sorted(made, key=lambda entry: entry.key)
+            self._of = {entry.key: entry for entry in entries}
+            if len(variables) < len(found):
+                return entries  # Some get their values later.
+            self._entries = entries
+        return self._entries
+
+    def of_kind(self, *kinds: Kind) -> list[Entry]:
+        """Returns the variables of these kinds."""
+        return [entry for entry in self.entries() if entry.kind in kinds]
+
+    def trained(self) -> list[VariableLike]:
+        """Returns the trained variables."""
+        return [entry.variable for entry in self.of_kind(Kind.TRAINED)]
+
+    def entry(self, variable: VariableLike) -> Entry | None:
+        """Returns what is known of a variable; None if it has no value yet."""
+        self.entries()
+        return self._of.get(vars(variable)[_NUMBER])
+
+
+def _bytes(variable: VariableLike) -> int:
+    size = jnp.dtype(dtype_of(variable)).itemsize
+    for length in shape_of(variable):
+        size *= length
+    return size

@@ -1,0 +1,110 @@
+"""All that an island has for the others: its values, and what its rounds have begun with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from replicax.islands.kinds import Kind
+from replicax.islands.outer import OuterOptimizer
+from replicax.islands.registry import Entry
+from replicax.islands.values import Counts, Values
+from replicax.program.keras_state import seed_of_replica
+from replicax.typing import PyTree
+
+
+class IslandState(NamedTuple):
+    """The state of an island.
+
+    Attributes:
+        values: The value of each variable.
+        anchors: Of each trained one, the value at the start of its round.
+        outer: The state of the outer optimizer, for each fragment.
+        bases: Of each variable that counts rows, what it held when counts were added up last.
+    """
+
+    values: list[jax.Array]
+    anchors: list[jax.Array]
+    outer: list[PyTree]
+    bases: list[jax.Array]
+
+
+class Common:
+    """What the islands have in common besides the values of variables.
+
+    Args:
+        outer: The outer optimizer.
+        values: Reads and stores values.
+        fragments: Number of fragments.
+
+    Attributes:
+        anchors: The values of trained variables at the start of their round, by the variables' keys.
+        outer_states: The state of the outer optimizer, for each fragment that has one.
+        counts: The variables that count rows.
+    """
+
+    def __init__(self, outer: OuterOptimizer, values: Values, fragments: int):
+        self._outer, self._values, self._fragments = outer, values, fragments
+        self.anchors: dict[int, jax.Array] = {}
+        self.outer_states: dict[int, PyTree] = {}
+        self.counts = Counts(values)
+
+    def outer_state(self, fragment: int, values: Sequence[jax.Array]) -> PyTree:
+        """Returns the outer optimizer's state for a fragment, a new one if there is none."""
+        found = self.outer_states.get(fragment)
+        return self._outer.init(values) if found is None else found
+
+    def state(self, entries: Sequence[Entry], changed: dict[int, jax.Array], outer: dict[int, PyTree]) -> IslandState:
+        """Returns the island's state.
+
+        Args:
+            entries: Its variables.
+            changed: Values that are about to be stored, by the variables' keys.
+            outer: Outer states that are about to be stored, by fragment.
+        """
+        values = [changed[e.key] if e.key in changed else self._values.local(e.variable) for e in entries]
+        now = {entry.key: value for entry, value in zip(entries, values, strict=True)}
+        trained = [entry for entry in entries if entry.kind is Kind.TRAINED]
+        anchors = now | self.anchors | changed
+        states = [
+            outer.get(f, self.outer_state(f, [now[e.key] for e in trained if e.fragment == f]))
+            for f in range(self._fragments)
+        ]
+        counting = [entry for entry in entries if entry.kind is Kind.SUM]
+        bases = now | self.counts.bases | changed
+        return IslandState(
+            values,
+            [anchors[entry.key] for entry in trained],
+            states,
+            [bases[entry.key] for entry in counting],
+        )
+
+    def take(self, entries: Sequence[Entry], state: IslandState, replicas_away: int) -> None:
+        """Makes another island's state this one's.
+
+        Args:
+            entries: The variables.
+            state: The state.
+            replicas_away: How many replicas this island comes after the other: each has random numbers of its own.
+        """
+        counting = [entry for entry in entries if entry.kind is Kind.SUM]
+        bases = {entry.key: base for entry, base in zip(counting, state.bases, strict=True)}
+        # The other one goes on counting its own rows.
+        values = [bases.get(entry.key, value) for entry, value in zip(entries, state.values, strict=True)]
+        self.take_values(entries, values, replicas_away)
+        trained = [entry for entry in entries if entry.kind is Kind.TRAINED]
+        self.anchors = {entry.key: x for entry, x in zip(trained, state.anchors, strict=True)}
+        self.outer_states = dict(enumerate(state.outer))
+        for entry, base in zip(counting, state.bases, strict=True):
+            self.counts.begin(entry, base)
+
+    def take_values(self, entries: Sequence[Entry], values: Sequence[jax.Array], replicas_away: int) -> None:
+        """Gives variables another island's values; see `take`."""
+        own = [
+            seed_of_replica(value, jnp.asarray(replicas_away)) if entry.kind is Kind.SEED else value
+            for entry, value in zip(entries, values, strict=True)
+        ]
+        self._values.store(entries, own)

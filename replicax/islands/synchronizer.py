@@ -1,0 +1,249 @@
+"""The synchronization of islands: which values they have in common, since when, and what they exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from replicax.errors import IslandDivergenceError
+from replicax.islands.exchange import Sent, added, copied, weighted, zeros_like
+from replicax.islands.kinds import DIVERGING, Kind
+from replicax.islands.notes import Note, check_same_variables, digest_of, read_note, veterans
+from replicax.islands.outer import OuterOptimizer
+from replicax.islands.progress import Progress
+from replicax.islands.registry import Entry, Registry
+from replicax.islands.rounds import Schedule
+from replicax.islands.state import Common, IslandState
+from replicax.islands.values import Values
+from replicax.membership import Meeting, MemberLostError, Roll
+from replicax.runtime import turns
+from replicax.typing import PyTree
+from replicax.variable_access import VariableLike, name_of
+
+_WHAT = {
+    "start": "the first values of variables",
+    "round": "a synchronization of the islands",
+    "end": "strategy.synchronize()",
+    "counts": "the totals of metrics",
+}
+
+
+class _Outcome(NamedTuple):
+    """What an exchange has made, before it is kept.
+
+    Attributes:
+        fragments: The fragments that were synchronized.
+        values: New values of variables, by their `id`.
+        outer: New states of the outer optimizer, by fragment.
+    """
+
+    fragments: tuple[int, ...]
+    values: dict[int, jax.Array]
+    outer: dict[int, PyTree]
+
+
+class Synchronizer:
+    """What one island does so that it and the others become equal.
+
+    Args:
+        meeting: Where the islands meet.
+        schedule: When they do.
+        outer: What becomes of the mean of their changes.
+        averages_slots: Whether the states of optimizers are averaged, too.
+        compressed: Whether changes travel as bfloat16.
+        values: Reads and stores the values of variables.
+        replicas: Number of replicas of an island.
+
+    Attributes:
+        registry: The variables.
+        progress: How far this island is.
+        common: What the islands have in common.
+        num_bytes: The bytes of all arrays that it has exchanged.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        schedule: Schedule,
+        outer: OuterOptimizer,
+        averages_slots: bool,
+        compressed: bool,
+        values: Values,
+        replicas: int,
+    ):
+        self.meeting = meeting
+        self.registry, self.progress = Registry(schedule.fragments), Progress(schedule)
+        self.common = Common(outer, values, schedule.fragments)
+        self.num_bytes = 0
+        self._values, self._replicas = values, replicas
+        self._averaged = (Kind.MEAN, Kind.SLOT) if averages_slots else (Kind.MEAN,)
+        self._compressed = compressed
+        self._update = jax.jit(outer.update)
+        self._agreed: set[int] = set()  # the keys of variables that have begun with one value everywhere
+
+    # What steps call.
+
+    def before(self, trains: bool) -> None:
+        """Is called before a program that assigns variables: a newcomer gets its values, a new round its start."""
+        if trains and self.progress.due:
+            self.meet("round", self.progress.due)
+        entries = self.registry.entries()
+        if trains and any(entry.key not in self._agreed for entry in entries):
+            self.meet("start", ())
+        self.common.counts.note_assigned(self.registry.of_kind(Kind.SUM))
+        if trains:
+            self._start_rounds()
+
+    def _start_rounds(self) -> None:
+        anchors, since = self.common.anchors, self.progress.since
+        trained = self.registry.of_kind(Kind.TRAINED)
+        started = [entry for entry in trained if since[entry.fragment] == 0 or entry.key not in anchors]
+        if started:
+            with turns.of_thread(), turns.DISPATCH:
+                found = copied([self._values.local(entry.variable) for entry in started])
+            anchors.update(zip([entry.key for entry in started], found, strict=True))
+
+    def after(self, trains: bool, weight: float) -> None:
+        """Is called after such a program; the islands meet here when it is time."""
+        self.common.counts.note_counted(self.registry.of_kind(Kind.SUM))
+        if trains:
+            self.progress.add_step(weight)
+            if self.progress.due:
+                self.meet("round", self.progress.due)
+
+    def check_equal(self, variable: VariableLike) -> None:
+        """Checks that the islands have the same value of a variable.
+
+        Raises:
+            IslandDivergenceError: They need not have.
+        """
+        entry = self.registry.entry(variable) if self.meeting.size > 1 else None
+        if entry is None or entry.kind not in DIVERGING:
+            return
+        counts, since = entry.kind is Kind.SUM, self.progress.since[entry.fragment]
+        if self.common.counts.differ(entry) if counts else since:
+            raise IslandDivergenceError(name_of(variable), since, self.progress.schedule.every, counts)
+
+    # Meeting the others.
+
+    def synchronize(self) -> None:
+        """Makes all values equal and ends the round; waits until all islands have called it."""
+        self.meet("end", tuple(range(self.progress.schedule.fragments)))
+        self.progress.step = 0
+
+    def meet(self, at: str, fragments: tuple[int, ...]) -> None:
+        """Exchanges what is due with the other islands; an island that waits for all of them does so until they come.
+
+        Args:
+            at: See `Note`.
+            fragments: The fragments that this island wants to be synchronized.
+        """
+        while True:
+            described = digest_of([entry.described for entry in self.registry.entries()])
+            own = self.progress.note(at, fragments, described)
+            roll = self.meeting.gather(_WHAT[at], own.encoded())
+            notes = [read_note(note) for note in roll.notes]
+            check_same_variables([self.meeting.names[i] for i in roll.present], notes)
+            try:
+                self._exchange(roll, notes)
+            except MemberLostError:
+                continue
+            if not own.waits or all(note.waits for note in notes):
+                return
+
+    def _exchange(self, roll: Roll, notes: Sequence[Note]) -> None:
+        """Makes one exchange; nothing is kept before all of it has come."""
+        here, old = roll.present.index(self.meeting.index), veterans(notes)
+        outcome = _Outcome((), {}, {})
+        if old:
+            outcome = self._summed(roll, [notes[i] for i in old], notes[here] if here in old else None)
+        leader = old[0] if old else 0
+        state = None
+        if len(old) < len(notes) or any(note.at == "start" for note in notes):
+            state = self._handed_over(roll, here == leader, outcome)
+        entries = self.registry.entries()
+        away = (self.meeting.index - roll.present[leader]) * self._replicas
+        if state is not None and here != leader:
+            with turns.of_thread(), turns.DISPATCH:
+                if here in old:
+                    new = [(e, x) for e, x in zip(entries, state.values, strict=True) if e.key not in self._agreed]
+                    self.common.take_values([e for e, _ in new], [x for _, x in new], away)
+                else:
+                    self.common.take(entries, state, away)
+                    self.progress.taken_over(notes[leader])
+        self._agreed = {entry.key for entry in entries}
+        if here in old or here == leader:
+            self._keep(outcome)
+        self.progress.synchronized(outcome.fragments)
+
+    def _summed(self, roll: Roll, old: Sequence[Note], own: Note | None) -> _Outcome:
+        """Returns the new values of what is synchronized now, on newcomers and on all others."""
+        wanted = sorted({fragment for note in old for fragment in note.fragments})
+        work = {f: sum(note.weights[f] for note in old) for f in wanted}
+        # Where nobody has done anything, all are equal.
+        fragments = [f for f in wanted if work[f] > 0]
+        parts = {f: np.float32(own.weights[f] / work[f] if own is not None else 0.0) for f in fragments}
+        trained = [e for e in self.registry.of_kind(Kind.TRAINED) if e.fragment in parts]
+        means = [e for e in self.registry.of_kind(*self._averaged) if e.fragment in parts]
+        counts = self.registry.of_kind(Kind.SUM) if any(note.waits for note in old) else []
+        if not trained and not means and not counts:
+            return _Outcome(tuple(wanted), {}, {})
+        sent = self._sent(trained, means, counts, parts)
+        if own is None:
+            sent = Sent(*(list(zeros_like(group)) for group in sent))
+        totals = sent.cut(self._total(roll, sent.arrays))
+        values = dict(zip([e.key for e in means], totals.means, strict=True))
+        bases = [self.common.counts.bases[e.key] for e in counts] if own is not None else totals.counts
+        values |= zip([e.key for e in counts], added(bases, totals.counts), strict=True)
+        outer: dict[int, PyTree] = {}
+        if own is not None:
+            for fragment in fragments:
+                new, outer[fragment] = self._outer_step(fragment, trained, totals.trained)
+                values |= new
+        return _Outcome(tuple(wanted), values, outer)
+
+    def _sent(
+        self, trained: Sequence[Entry], means: Sequence[Entry], counts: Sequence[Entry], parts: dict[int, np.float32]
+    ) -> Sent:
+        with turns.of_thread(), turns.DISPATCH:
+            now = [[self._values.local(entry.variable) for entry in group] for group in (trained, means, counts)]
+            anchors = [self.common.anchors.get(e.key, x) for e, x in zip(trained, now[0], strict=True)]
+            bases = [self.common.counts.bases.get(e.key, x) for e, x in zip(counts, now[2], strict=True)]
+            shares = [[parts[entry.fragment] for entry in group] for group in (trained, means)]
+            return weighted((anchors, now[0], shares[0]), (now[1], shares[1]), (now[2], bases), self._compressed)
+
+    def _total(self, roll: Roll, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        self.num_bytes += sum(array.nbytes for array in arrays)
+        return self.meeting.total(roll, arrays)
+
+    def _outer_step(
+        self, fragment: int, trained: Sequence[Entry], moved: Sequence[jax.Array]
+    ) -> tuple[dict[int, jax.Array], PyTree]:
+        own = [i for i, entry in enumerate(trained) if entry.fragment == fragment]
+        anchors = [self.common.anchors[trained[i].key] for i in own]
+        gradients = [moved[i].astype(anchor.dtype) for i, anchor in zip(own, anchors, strict=True)]
+        new, state = self._update(gradients, self.common.outer_state(fragment, anchors), anchors)
+        return {trained[i].key: value for i, value in zip(own, new, strict=True)}, state
+
+    def _handed_over(self, roll: Roll, is_leader: bool, outcome: _Outcome) -> IslandState:
+        """Returns the leader's state on all islands: newcomers take it."""
+        with turns.of_thread(), turns.DISPATCH:
+            state = self.common.state(self.registry.entries(), outcome.values, outcome.outer)
+            leaves, structure = jax.tree_util.tree_flatten(state)
+            own = copied(leaves) if is_leader else zeros_like(leaves)
+        found: IslandState = jax.tree_util.tree_unflatten(structure, self._total(roll, own))
+        return found
+
+    def _keep(self, outcome: _Outcome) -> None:
+        changed = [entry for entry in self.registry.entries() if entry.key in outcome.values]
+        with turns.of_thread(), turns.DISPATCH:
+            self._values.store(changed, [outcome.values[entry.key] for entry in changed])
+        for entry in changed:
+            if entry.kind is Kind.SUM:
+                self.common.counts.begin(entry, outcome.values[entry.key])
+            elif entry.kind is Kind.TRAINED:  # This island may make no step before the others have ended a round.
+                self.common.anchors[entry.key] = outcome.values[entry.key]
+        self.common.outer_states |= outcome.outer

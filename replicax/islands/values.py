@@ -1,0 +1,114 @@
+"""Reading and storing an island's own values of variables, as arrays of numbers on one device."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from replicax.host import PlacementLike
+from replicax.islands.exchange import copied
+from replicax.islands.kinds import Kind
+from replicax.islands.local_variables import own_values
+from replicax.islands.registry import Entry
+from replicax.program.handover import store_values
+from replicax.reduce_op import terms_of
+from replicax.runtime.transfer import put_all
+from replicax.variable_access import VariableLike, array_of, dtype_of, is_per_replica_variable
+
+
+class Values:
+    """The values of an island's variables.
+
+    Args:
+        placement: Where they live.
+        device: Where they are exchanged: one device of the island.
+    """
+
+    def __init__(self, placement: PlacementLike, device: jax.Device):
+        self._placement, self.device = placement, device
+
+    def local(self, variable: VariableLike) -> jax.Array:
+        """Returns the value of a variable as it can be added up; it may share a buffer.
+
+        Of a variable that keeps one component for each replica it is their sum or mean, as for a reader.
+        """
+        value = array_of(variable)
+        if is_per_replica_variable(variable):
+            with own_values():
+                value = variable.value
+        whole = value.is_fully_replicated
+        shards = {shard.device: shard.data for shard in value.addressable_shards} if whole else {}
+        found = shards[self.device] if self.device in shards else jax.device_put(value, self.device)
+        if jnp.issubdtype(found.dtype, jax.dtypes.prng_key):
+            return jax.random.key_data(found)
+        return found.astype(jnp.uint8) if found.dtype == jnp.bool_ else found
+
+    def store(self, entries: Sequence[Entry], arrays: Sequence[jax.Array]) -> None:
+        """Gives variables copies of values, all of them at once; programs overwrite what a variable holds."""
+        variables = [entry.variable for entry in entries]
+        homes = [self._placement.variable_sharding(variable) for variable in variables]
+        values = [self._as_held(entry, array) for entry, array in zip(entries, copied(arrays), strict=True)]
+        placed = [(v, x, home) for v, x, home in zip(variables, values, homes, strict=True) if home is not None]
+        store_values([v for v, _, _ in placed], put_all([x for _, x, _ in placed], [home for _, _, home in placed]))
+
+    def _as_held(self, entry: Entry, array: jax.Array) -> jax.Array:
+        variable, held = entry.variable, array_of(entry.variable)
+        if jnp.issubdtype(held.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(array, impl=jax.random.key_impl(held))
+        value = array.astype(dtype_of(variable))
+        if not is_per_replica_variable(variable):
+            return value
+        replicas = held.shape[0]
+        if entry.kind is Kind.SUM:
+            return terms_of(value, replicas)
+        return jnp.broadcast_to(value, (replicas, *value.shape))
+
+
+class Counts:
+    """The variables that count rows, such as metrics: what was in them when the islands' counts were added up last.
+
+    Python may assign them between programs, on all islands alike: a metric is reset. So the array that each holds is
+    remembered, weakly, since a program overwrites only buffers that nobody else holds.
+
+    Args:
+        values: Reads values.
+    """
+
+    def __init__(self, values: Values):
+        self._values = values
+        self.bases: dict[int, jax.Array] = {}
+        self._known: dict[int, weakref.ref[jax.Array]] = {}
+        self._differing: set[int] = set()
+
+    def note_assigned(self, entries: Sequence[Entry]) -> None:
+        """Is called before a program: what was assigned since the last one is where counting begins."""
+        for entry in entries:
+            if not self._is_known(entry):
+                self.begin(entry, copied([self._values.local(entry.variable)])[0])
+
+    def note_counted(self, entries: Sequence[Entry]) -> None:
+        """Is called after a program, which may have counted."""
+        for entry in entries:
+            if not self._is_known(entry):
+                self._differing.add(entry.key)
+                self._remember(entry)
+
+    def begin(self, entry: Entry, base: jax.Array) -> None:
+        """Notes that all islands have one value of a variable: `base`."""
+        self.bases[entry.key] = base
+        self._differing.discard(entry.key)
+        self._remember(entry)
+
+    def differ(self, entry: Entry) -> bool:
+        """Returns whether islands may have counted different rows."""
+        return entry.key in self._differing and self._is_known(entry)
+
+    def _is_known(self, entry: Entry) -> bool:
+        known = self._known.get(entry.key)
+        return known is not None and known() is array_of(entry.variable)
+
+    def _remember(self, entry: Entry) -> None:
+        self._known[entry.key] = weakref.ref(array_of(entry.variable))
