@@ -19,26 +19,11 @@ import sys
 import time
 from pathlib import Path
 
-from peers import interpreters
+from peers import interpreters, ratios
 from peers.contest import ContestError
 from peers.row import Row, Setup
 from peers.rows import ROWS
 from timing import print_table
-
-TARGETS = {
-    "single_keras_vs_jax": 1.03,
-    "fit_vs_keras_fit": 1.03,
-    "epoch_start_ms": 1.0,
-    "loop8_vs_best": 0.85,
-    "fit8_vs_bare_loop": 1.05,
-    "workers2_vs_ddp": 1.05,
-    "allreduce_4kib_vs_jax": 1.2,
-    "allreduce_64mib_vs_torch": 1.2,
-    "central2_vs_tf": 1.0,
-    "ps2_vs_one_process": 2.2,
-    "startup_optax_vs_jax": 1.35,
-    "startup_keras_s": 2.5,
-}
 
 
 def show(row: Row) -> None:
@@ -70,34 +55,46 @@ def measured(names: list[str], setup: Setup) -> tuple[list[Row], list[str]]:
     return rows, failed
 
 
+def add_peers(parser: argparse.ArgumentParser) -> None:
+    """Adds the options about the peers' interpreters."""
+    parser.add_argument("--torch", help="an interpreter that has torch")
+    parser.add_argument("--tensorflow", help="an interpreter that has TensorFlow and tf_keras")
+    parser.add_argument("--install", type=Path, metavar="DIR", help="install torch and TensorFlow below this folder")
+
+
+def setup_of(found: argparse.Namespace, quick: bool) -> Setup:
+    """Returns what the rows are given: interpreters as they were told, installed or found."""
+    pythons = {
+        name: getattr(found, name)
+        or (interpreters.install(found.install, name) if found.install else interpreters.default(name))
+        for name in interpreters.PACKAGES
+    }
+    return Setup(**pythons, quick=quick)
+
+
 def options() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(ROWS), help=f"rows, of {', '.join(ROWS)}")
     parser.add_argument("--quick", action="store_true", help="one launch and half the turns: coarser")
-    parser.add_argument("--torch", help="an interpreter that has torch")
-    parser.add_argument("--tensorflow", help="an interpreter that has TensorFlow and tf_keras")
-    parser.add_argument("--install", type=Path, metavar="DIR", help="install torch and TensorFlow below this folder")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    add_peers(parser)
     found = parser.parse_args()
     found.only = found.only.split(",")
     unknown = [name for name in found.only if name not in ROWS]
     if unknown:
         parser.error(f"--only: there is no row {', '.join(unknown)}; the rows are {', '.join(ROWS)}")
-    for name in ("torch", "tensorflow"):
-        if getattr(found, name) is None:
-            python = interpreters.install(found.install, name) if found.install else interpreters.default(name)
-            setattr(found, name, python)
     return found
 
 
 def main() -> None:
     """Measures, prints the tables and the RESULT lines."""
     arguments = options()
-    rows, failed = measured(arguments.only, Setup(arguments.torch, arguments.tensorflow, arguments.quick))
+    rows, failed = measured(arguments.only, setup_of(arguments, arguments.quick))
     results = {name: value for row in rows for name, value in row.results.items()}
+    targets = ratios.load(ratios.STORED).targets
     cells = [
-        (name, f"{value:.3f}", f"{least:.3f} to {most:.3f}", _verdict(name, value))
+        (name, f"{value:.3f}", f"{least:.3f} to {most:.3f}", _verdict(value, targets.get(name)))
         for name, (value, least, most) in results.items()
     ]
     print_table("results", ("", "value", "launches", "target"), cells)
@@ -108,8 +105,7 @@ def main() -> None:
     sys.exit("\n".join(failed) if failed else 0)
 
 
-def _verdict(name: str, value: float) -> str:
-    target = TARGETS.get(name)
+def _verdict(value: float, target: float | None) -> str:
     if target is None:
         return ""
     return f"<= {target:g}" + ("" if value <= target else ": missed")

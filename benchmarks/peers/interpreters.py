@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
+CPU_INDEX = ["--index-url", "https://download.pytorch.org/whl/cpu", "--retries", "0"]
 PACKAGES = {
-    "torch": ["torch", "numpy", "--index-url", "https://download.pytorch.org/whl/cpu"],
-    "tensorflow": ["tensorflow-cpu", "tf_keras"],
+    "torch": [["torch", "numpy", *CPU_INDEX], ["torch", "numpy"]],
+    "tensorflow": [["tensorflow-cpu", "tf_keras"]],
 }
+"""Arguments of `pip install`, in the order of preference. The first index has torch without CUDA: a tenth of the size."""
 FOUND = {"torch": "/work/tf/torch/bin/python", "tensorflow": "/work/tf/tfenv/bin/python"}
 
 
@@ -21,14 +22,12 @@ def install(folder: Path, name: str) -> str:
     python = place / "bin" / "python"
     if not python.exists() or subprocess.run([python, "-c", f"import {name}"], capture_output=True).returncode:
         venv.EnvBuilder(with_pip=True, clear=True).create(place)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *_packages(name)], check=True)
+        for packages in PACKAGES[name]:
+            done = subprocess.run([python, "-m", "pip", "install", "--quiet", *packages])
+            if done.returncode == 0:
+                break
+        done.check_returncode()
     return str(python)
-
-
-def _packages(name: str) -> list[str]:
-    # An index of the user's own (a mirror) has the packages; else torch's index has builds without CUDA.
-    packages = PACKAGES[name]
-    return packages[:2] if "PIP_INDEX_URL" in os.environ else packages
 
 
 def default(name: str) -> str:

@@ -6,6 +6,7 @@ from peers.rows import allreduce, central2, fit, fit8, loop8, ps2, single, start
 ROWS: dict[str, Measure] = {
     "single": single.measure,
     "fit": fit.measure,
+    "epoch": fit.measure_starts,
     "loop8": loop8.measure,
     "fit8": fit8.measure,
     "workers2": workers2.measure,

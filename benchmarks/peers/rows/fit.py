@@ -18,7 +18,7 @@ PROGRAMS = {"Keras's own fit": "peers.keras_steps:alone", "replicax, fit": "peer
 
 
 def measure(setup: Setup) -> Row:
-    """Measures a step of long epochs, and how much longer the same steps take in many epochs and in many calls."""
+    """Measures a step of long epochs."""
     entries = [
         Entry("Keras's own fit", "peers.keras_steps:alone", {"steps": LONG}, steps_per_call=LONG),
         Entry("replicax, fit", "peers.keras_steps:replicax", {"steps": LONG}, steps_per_call=LONG),
@@ -26,17 +26,18 @@ def measure(setup: Setup) -> Row:
     plan = setup.plan(rounds=11, steps=2, launches=3, tolerance=1e-2, check_steps=1)
     row, outcome, best = contest_row("fit on one device, a step", entries, plan)
     row.result("fit_vs_keras_fit", outcome.ratios("replicax, fit", best))
-    _starts(setup, row)
     return row
 
 
-def _starts(setup: Setup, row: Row) -> None:
+def measure_starts(setup: Setup) -> Row:
+    """Measures how much longer the same steps take in many epochs, and in many calls."""
     entries = [
         Entry(f"{name}, {cut}", program, {**options, "equal_rows": True}, checked=False)
         for name, program in PROGRAMS.items()
         for cut, options in CUTS.items()
     ]
-    outcome = hold(entries, setup.plan(rounds=11, steps=1, launches=2, check_steps=2))
+    outcome = hold(entries, setup.plan(rounds=15, steps=1, launches=2, check_steps=2))
+    row = Row("start of an epoch and of a call of fit, one device")
     for what, more, less, count in (("epoch", "20 epochs", "one epoch", 19), ("call", "20 calls", "20 epochs", 19)):
         starts = {
             name: [
@@ -50,3 +51,4 @@ def _starts(setup: Setup, row: Row) -> None:
             row.lines.append((f"{name}: {what} start", statistics.median(seconds) * 1e3, None))
         row.result(f"{what}_start_ms", [1e3 * each for each in ours])
         row.result(f"keras_{what}_start_ms", [1e3 * each for each in theirs])
+    return row
