@@ -12,7 +12,7 @@ PACKAGES = {
     "torch": [["torch", "numpy", *CPU_INDEX], ["torch", "numpy"]],
     "tensorflow": [["tensorflow-cpu", "tf_keras"]],
 }
-"""Arguments of `pip install`, in the order of preference. The first index has torch without CUDA: a tenth of the size."""
+"""Arguments of `pip install`, in the order of preference. The first index has torch without CUDA."""
 FOUND = {"torch": "/work/tf/torch/bin/python", "tensorflow": "/work/tf/tfenv/bin/python"}
 
 
