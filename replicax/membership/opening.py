@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
-from replicax.cluster import ClusterConfig
-from replicax.errors import MeetingError
+import atexit
+import functools
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+from replicax.cluster import ClusterConfig, parse_address
+from replicax.cluster.own_address import own_ip_of
+from replicax.compat.jax_cliques import Clique, StoreClient
+from replicax.errors import ClusterTimeoutError, MeetingError
+from replicax.membership.board import Board
+from replicax.membership.decisions import Life, Sheet
+from replicax.membership.elastic import ElasticMeeting, Patience
+from replicax.membership.hosting import Host
 from replicax.membership.meeting import Meeting
 from replicax.membership.solo import SoloMeeting
+from replicax.membership.watch import Pulse
+
+#: Where the board is (`"host:port"`), if whoever started the processes keeps it, and which run of its task this is.
+MEETING, LIFE = "REPLICAX_MEETING", "REPLICAX_LIFE"
+_DEFAULT_STALL_S = 300.0
+_SECONDS_BETWEEN_TRIES = 0.1
+_SECONDS_FOR_SERVICE = 60.0
 
 
-def open_meeting(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) -> Meeting:
+def open_meeting(
+    config: ClusterConfig, timeout_s: float, stall_timeout: float | None, environ: Mapping[str, str] = os.environ
+) -> Meeting:
     """Returns the meeting of the processes of a cluster.
 
     `jax.distributed` must not connect them: each keeps a JAX of its own, which knows only its own devices, so that the
     loss of another process cannot harm it. The sums go through a second client of XLA for CPUs with Gloo's collectives,
     made anew whenever other processes take part.
 
+    The board of the meeting is kept by a process that the launcher (`replicax run --islands`) or process 0 starts.
+    If the machine of that process is lost, all others end.
+
     Args:
         config: The cluster and the place of this process in it.
         timeout_s: How long to wait for the others at the start, in seconds.
-        stall_timeout: After how many seconds without a sign of life a process counts as lost, and how long to wait in
-            `gather` for one that lives; None for 300.
+        stall_timeout: After how many seconds without a sign of life a process counts as lost; None for 300.
+        environ: The environment.
 
     Raises:
         ClusterTimeoutError: The others did not come in time.
@@ -27,4 +52,66 @@ def open_meeting(config: ClusterConfig, timeout_s: float, stall_timeout: float |
     """
     if config.num_processes == 1:
         return SoloMeeting(str(config.task or "worker:0"))
-    raise MeetingError(f"{config} cannot meet others yet.")
+    address = environ.get(MEETING, "") or config.coordinator_address
+    if not address:
+        raise MeetingError(
+            f"{config} does not know where the others meet. Start the job with `replicax run --islands`, or give each "
+            f"process the address of process 0 (TF_CONFIG, or {MEETING}=host:port)."
+        )
+    names = [_name(config, index) for index in range(config.num_processes)]
+    if MEETING not in environ and config.process_id == 0 and not _is_listening(address):
+        atexit.register(Host(address).let_go)
+    _await_listener(address, names[config.process_id], timeout_s)
+    board = Board(StoreClient(address, timeout_s))
+    life = Life(config.process_id, _number_of_life(board, config.process_id, environ))
+    pulse = Pulse(Board(StoreClient(address, timeout_s)), life)
+    make_clique = functools.partial(_clique, board, own_ip_of(config, timeout_s))
+    patience = Patience(timeout_s, stall_timeout or _DEFAULT_STALL_S)
+    meeting = ElasticMeeting(board, life, names, make_clique, patience)
+    atexit.register(_close, meeting, pulse)
+    return meeting
+
+
+def _close(meeting: ElasticMeeting, pulse: Pulse) -> None:
+    meeting.leave()
+    pulse.stop()
+
+
+def _clique(board: Board, ip: str, sheet: Sheet, rank: int) -> Clique:
+    address = board.store.get(f"service/{sheet.clique}", _SECONDS_FOR_SERVICE)
+    if address is None:
+        raise MeetingError(f"The host of the meeting has made no service for roll {sheet.clique}.")
+    return Clique(address.decode(), rank, len(sheet.lives), ip, _SECONDS_FOR_SERVICE)
+
+
+def _number_of_life(board: Board, index: int, environ: Mapping[str, str]) -> int:
+    told = environ.get(LIFE, "")
+    if told:
+        return int(told)
+    number = 0
+    while not board.store.put_if_absent(f"born/{index}/{number}", b""):
+        number += 1
+    return number
+
+
+def _await_listener(address: str, name: str, timeout_s: float) -> None:
+    """Waits until somebody listens at an address: JAX would abort the process if nobody came."""
+    deadline = time.monotonic() + timeout_s
+    while not _is_listening(address):
+        if time.monotonic() >= deadline:
+            raise ClusterTimeoutError(name, timeout_s, ["the host of the meeting"], address)
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+def _is_listening(address: str) -> bool:
+    host, port = parse_address(address, MEETING)
+    try:
+        socket.create_connection((host, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _name(config: ClusterConfig, process: int) -> str:
+    chiefs = config.spec.num_tasks("chief") if "chief" in config.spec.jobs else 0
+    return f"chief:{process}" if process < chiefs else f"worker:{process - chiefs}"

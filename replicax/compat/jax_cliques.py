@@ -1,0 +1,199 @@
+"""Collectives between some processes that JAX has not connected: a second client of XLA for CPUs, with Gloo.
+
+JAX's own client stays as it is, with this process's devices alone. So whatever happens to another process cannot harm
+it: a lost one makes a sum here fail, and the next clique is made of the processes that are left.
+
+A clique's processes find each other through a coordination service of JAX that has one node, as which all of them
+connect: the service then waits for nobody, and only its key-value store is used. A process whose service is gone is
+aborted by JAX; so services live where nobody dies before the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.lib import _jax as jaxlib
+from jaxlib import xla_client
+
+from replicax.compat.jax_processes import _found_in_time
+
+_AXIS = "member"
+_FOREVER_S = 24 * 60 * 60  # Without heartbeats for this long a process would be aborted.
+_MINUTES_FOR_TOPOLOGY = 1
+_GLOO_KEYS = "cpu:gloo"
+# The sockaddr_in or sockaddr_in6 in what a Gloo process tells the others: the family, then the port.
+_IPV4 = re.compile(rb"%b(..).{4}\x00{8}" % struct.pack("=H", socket.AF_INET), re.DOTALL)
+_IPV6 = re.compile(rb"%b(..).{4}.{16}" % struct.pack("=H", socket.AF_INET6), re.DOTALL)
+_OPEN_FILES = "/proc/self/fd"
+
+
+class Service:
+    """A coordination service in this process: a key-value store that others reach.
+
+    Args:
+        address: `"host:port"` where it listens.
+
+    Raises:
+        jax.errors.JaxRuntimeError: It cannot listen there.
+    """
+
+    def __init__(self, address: str):
+        self._service = jaxlib.get_distributed_runtime_service(
+            address, 1, heartbeat_timeout=_FOREVER_S, shutdown_timeout=1, recoverable=True
+        )
+        self._port = int(address.rpartition(":")[2])
+
+    def is_used(self) -> bool:
+        """Returns whether another process is connected with it; False if the system does not tell."""
+        ends = set()
+        for number in _open_sockets():
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                ends.add((connection.getsockname()[:2], connection.getpeername()[:2]))
+        return any(own[1] == self._port and (other, own) not in ends for own, other in ends)
+
+
+class StoreClient:
+    """A connection with a `Service`. Each method raises `jax.errors.JaxRuntimeError` if it cannot be done.
+
+    If there is no service, JAX aborts the process after `timeout_s`: look before whether somebody listens there.
+    """
+
+    def __init__(self, address: str, timeout_s: float):
+        self.client = jaxlib.get_distributed_runtime_client(
+            address,
+            0,
+            init_timeout=max(1, round(timeout_s)),
+            heartbeat_timeout=_FOREVER_S,
+            shutdown_on_destruction=False,
+            use_compression=False,
+        )
+        self.client.connect()
+
+    def put(self, key: str, value: bytes) -> None:
+        """Stores `value` under a key, in place of what was there."""
+        self.client.key_value_set_bytes(key, value, allow_overwrite=True)
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        """Stores `value` unless the key is taken; returns whether it did. Of several processes exactly one succeeds."""
+        try:
+            self.client.key_value_set_bytes(key, value)
+        except jax.errors.JaxRuntimeError as error:
+            if "ALREADY_EXISTS" in str(error):
+                return False
+            raise
+        return True
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        """Waits for the value of a key; returns None if there is none in time."""
+        return _found_in_time(self.client.blocking_key_value_get_bytes, key, max(1, round(1000 * timeout_s)))
+
+    def listing(self, prefix: str) -> dict[str, bytes]:
+        """Returns what is stored under all keys that begin with `prefix/`."""
+        return dict(self.client.key_value_dir_get_bytes(prefix))
+
+    def delete(self, key: str) -> None:
+        """Removes a key, and all keys that begin with `key/`."""
+        self.client.key_value_delete(key)
+
+
+class Clique:
+    """The processes that take part in sums. All of them make it at the same time.
+
+    Args:
+        address: The `Service` of this clique and of no other one.
+        rank: The place of this process among them.
+        size: How many there are.
+        ip: This machine's address, at which the others reach it.
+        timeout_s: How long to wait for the service.
+
+    Raises:
+        jax.errors.JaxRuntimeError: Another process did not come.
+    """
+
+    def __init__(self, address: str, rank: int, size: int, ip: str, timeout_s: float):
+        self._store = StoreClient(address, timeout_s)
+        self._sockets_before = _open_sockets()
+        make_client: Any = xla_client.make_cpu_client
+        self._client = make_client(
+            asynchronous=True,
+            distributed_client=self._store.client,
+            node_id=rank,
+            num_nodes=size,
+            collectives=jaxlib.make_gloo_tcp_collectives(self._store.client, hostname=ip),
+            num_devices=1,
+            get_local_topology_timeout_minutes=_MINUTES_FOR_TOPOLOGY,
+            get_global_topology_timeout_minutes=_MINUTES_FOR_TOPOLOGY,
+        )
+        devices: list[Any] = sorted(self._client.devices(), key=lambda device: device.process_index)
+        mesh = jax.sharding.Mesh(np.array(devices), (_AXIS,))
+        self._each = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(_AXIS))
+        self._size = size
+        self._sum = jax.jit(
+            jax.shard_map(
+                lambda parts: [jax.lax.psum(part[0], _AXIS) for part in parts],
+                mesh=mesh,
+                in_specs=jax.sharding.PartitionSpec(_AXIS),
+                out_specs=jax.sharding.PartitionSpec(),
+            )
+        )
+
+    def total(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the sums of vectors over all processes; it waits for them.
+
+        Raises:
+            jax.errors.JaxRuntimeError: A process is lost, or this one was interrupted.
+        """
+        (device,) = self._client.local_devices()
+        arrays = [
+            jax.make_array_from_single_device_arrays(
+                (self._size, len(part)), self._each, [jax.device_put(part[None], device)]
+            )
+            for part in parts
+        ]
+        return [np.asarray(total.addressable_shards[0].data) for total in self._sum(arrays)]
+
+    def lowered(self, parts: Sequence[np.ndarray]) -> str:
+        """Returns the compiled program of `total` for such vectors, in XLA's text."""
+        shapes = [jax.ShapeDtypeStruct((self._size, len(part)), part.dtype, sharding=self._each) for part in parts]
+        return str(self._sum.lower(shapes).compile().as_text())
+
+    def interrupt(self) -> bool:
+        """Makes a sum that waits in another thread fail, by shutting the connections down that Gloo has opened.
+
+        They are those between the ports at which the members listen, which Gloo keeps in the store. Returns whether
+        there were any. Without the names: a sum that waits keeps its thread until the process ends.
+        """
+        ports = _listeners(self._store.listing(_GLOO_KEYS).values())
+        found = False
+        for number in _open_sockets() - self._sockets_before:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                # The listener itself has no peer. It must stay: Gloo aborts the process if it cannot listen.
+                if {connection.getpeername()[1], connection.getsockname()[1]} & ports:
+                    connection.shutdown(socket.SHUT_RDWR)
+                    found = True
+        return found
+
+
+def _listeners(addresses: Iterable[bytes]) -> set[int]:
+    """Returns the ports in the addresses that Gloo's processes tell each other."""
+    found = [_IPV4.search(address) or _IPV6.search(address) for address in addresses]
+    return {int.from_bytes(match[1], "big") for match in found if match is not None}
+
+
+def _open_sockets() -> set[int]:
+    """Returns the file descriptors of this process's sockets; none if the system does not show them."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError):
+        for number in os.listdir(_OPEN_FILES):
+            with contextlib.suppress(OSError):
+                if re.match("socket:", os.readlink(f"{_OPEN_FILES}/{number}")):
+                    found.add(int(number))
+    return found

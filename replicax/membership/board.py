@@ -1,0 +1,171 @@
+"""The board of a meeting: what its processes write into a store that all of them reach, and read there.
+
+| key | written | what it says |
+| --- | --- | --- |
+| `life/<index>` | over and over | the number of the newest life of an island |
+| `beat/<index>` | over and over | the life, a count, and what it is doing: a sign of life |
+| `gone/<index>/<life>` | once | a life is over |
+| `note/<index>` | over and over | the life waits for a roll after one that it has seen, with its note |
+| `at` | over and over | the number of a late roll, from which a newcomer reads on |
+| `roll/<number>` | once | who is on a roll |
+| `service/<number>` | once | where the clique of a roll meets |
+| `here/<roll>/<sum>/<index>` | once | a member has come to a sum, with shapes and dtypes |
+| `ended/<roll>/<sum>/<index>` | once | a member has the result (empty), or the error |
+| `outcome/<roll>/<sum>` | once | whether the sum counts |
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from typing import Protocol
+
+from replicax.membership.decisions import Life, Sheet
+
+_AT_ONCE_S = 0.05
+_KEPT = 50  # rolls
+
+
+class Store(Protocol):
+    """A key-value store that all processes reach; `replicax.compat.jax_cliques.StoreClient` is one."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Stores `value` under a key, in place of what was there."""
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        """Stores `value` unless the key is taken; returns whether it did. Of several processes exactly one succeeds."""
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        """Waits for the value of a key; returns None if there is none in time."""
+
+    def listing(self, prefix: str) -> dict[str, bytes]:
+        """Returns what is stored under all keys that begin with `prefix/`."""
+
+    def delete(self, key: str) -> None:
+        """Removes a key, and all keys that begin with `key/`."""
+
+
+class Board:
+    """Reads and writes the keys of a meeting.
+
+    Args:
+        store: Where they are.
+    """
+
+    def __init__(self, store: Store):
+        self.store = store
+
+    def enter(self, life: Life) -> None:
+        """Tells that a life has begun."""
+        self.store.put(f"life/{life.index}", str(life.number).encode())
+
+    def beat(self, life: Life, count: int, doing: str) -> None:
+        """Gives a sign of life."""
+        self.store.put(f"beat/{life.index}", f"{life.number}:{count}:{doing}".encode())
+
+    def end(self, life: Life) -> None:
+        """Tells that a life is over."""
+        self.store.put(f"gone/{life.index}/{life.number}", b"")
+
+    def wait_with(self, life: Life, after: int, note: bytes) -> None:
+        """Tells that a life waits for a roll after roll `after`, the last one that it has seen."""
+        self.store.put(f"note/{life.index}", f"{life.number}:{after}:".encode() + note)
+
+    def newest(self) -> dict[int, Life]:
+        """Returns the newest life of each island that has come."""
+        return {index: Life(index, int(value)) for index, value in self._by_index("life").items()}
+
+    def beats(self) -> dict[Life, bytes]:
+        """Returns the last sign of each life."""
+        return self._by_life("beat")
+
+    def notes(self, last: Sheet | None) -> dict[Life, bytes]:
+        """Returns the notes of those who wait for the roll after `last`."""
+        found = {}
+        for life, value in self._by_life("note").items():
+            after, _, note = value.partition(b":")
+            if last is None or life not in last.lives or int(after) >= last.number:
+                found[life] = note
+        return found
+
+    def gone(self) -> frozenset[Life]:
+        """Returns the lives that are over."""
+        keys = (key.split("/")[-2:] for key in self.store.listing("gone"))
+        return frozenset(Life(int(index), int(number)) for index, number in keys)
+
+    def roll(self, number: int, timeout_s: float) -> Sheet | None:
+        """Waits for a roll; returns None if it is not there in time."""
+        found = self.store.get(f"roll/{number}", timeout_s)
+        return None if found is None else sheet_from(found)
+
+    def latest(self) -> Sheet | None:
+        """Returns a late roll; None if there is none yet."""
+        number = self.store.get("at", _AT_ONCE_S)
+        return None if number is None else self.roll(int(number), _AT_ONCE_S)
+
+    def propose(self, sheet: Sheet) -> None:
+        """Proposes a roll; the first proposal holds. What nobody asks about any more is forgotten."""
+        if self.store.put_if_absent(f"roll/{sheet.number}", written(sheet)):
+            self.store.put("at", str(sheet.number).encode())
+            old = sheet.number - _KEPT
+            for what in ("roll", "here", "ended", "outcome") if old > 0 else ():
+                self.store.delete(f"{what}/{old}")
+
+    def come(self, sum_name: str, index: int, signature: str) -> None:
+        """Tells that a member has come to a sum."""
+        self.store.put(f"here/{sum_name}/{index}", signature.encode())
+
+    def wait_for(self, sum_name: str, index: int, timeout_s: float) -> None:
+        """Waits until a member has come to a sum, or the time is up."""
+        self.store.get(f"here/{sum_name}/{index}", timeout_s)
+
+    def signatures(self, sum_name: str) -> dict[int, str]:
+        """Returns the signatures of those who have come to a sum."""
+        return {index: value.decode() for index, value in self._by_index(f"here/{sum_name}").items()}
+
+    def tell_end(self, sum_name: str, index: int, error: str) -> None:
+        """Tells that a member has the result of a sum (without an error), or that it has failed."""
+        self.store.put(f"ended/{sum_name}/{index}", error.encode(errors="replace"))
+
+    def ended(self, sum_name: str) -> dict[int, bytes]:
+        """Returns what the members have told of the end of a sum."""
+        return self._by_index(f"ended/{sum_name}")
+
+    def judge(self, sum_name: str, outcome: bytes) -> None:
+        """Proposes the outcome of a sum; the first proposal holds."""
+        self.store.put_if_absent(f"outcome/{sum_name}", outcome)
+
+    def outcome(self, sum_name: str, timeout_s: float) -> bytes | None:
+        """Waits for the outcome of a sum; returns None if it is not there in time."""
+        return self.store.get(f"outcome/{sum_name}", timeout_s)
+
+    def _by_index(self, prefix: str) -> dict[int, bytes]:
+        return {int(key.rpartition("/")[2]): value for key, value in self.store.listing(prefix).items()}
+
+    def _by_life(self, prefix: str) -> dict[Life, bytes]:
+        found = {}
+        for index, value in self._by_index(prefix).items():
+            number, _, rest = value.partition(b":")
+            found[Life(index, int(number))] = rest
+        return found
+
+
+def written(sheet: Sheet) -> bytes:
+    """Returns a roll as it is stored."""
+    notes = [base64.b64encode(note).decode() for note in sheet.notes]
+    document = {
+        "number": sheet.number,
+        "clique": sheet.clique,
+        "lives": [dataclasses.astuple(life) for life in sheet.lives],
+        "notes": notes,
+    }
+    return json.dumps(document).encode()
+
+
+def sheet_from(found: bytes) -> Sheet:
+    """Returns the roll that `written` has written."""
+    document = json.loads(found)
+    lives = tuple(Life(*life) for life in document["lives"])
+    notes = tuple(base64.b64decode(note) for note in document["notes"])
+    return Sheet(document["number"], document["clique"], lives, notes)

@@ -1,0 +1,259 @@
+"""A meeting whose processes may be lost and come again, without a restart of the others.
+
+Nobody leads. Each process looks at the board, takes the decision that follows (`decisions`), and proposes it; the store
+keeps the first proposal. So any of them may be lost at any time, and two halves of a split network cannot both go on:
+there is one store, and a process that cannot reach it stops.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+import replicax.health as health
+from replicax.errors import BarrierTimeoutError, ClusterTimeoutError, MeetingError, WorkersDisagreeError
+from replicax.membership.attempts import Attempt, CliqueLike, pack, unpack
+from replicax.membership.board import Board
+from replicax.membership.decisions import AGAIN, Life, Sheet, View, expected, is_abandoned, next_sheet, verdict
+from replicax.membership.meeting import MemberLostError, Roll
+from replicax.membership.watch import Watch
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_AT_ONCE = 0.001
+_SECONDS_TO_READ = 5.0
+# After a broken connection a process without a sign of life is lost sooner.
+_SECONDS_IF_BROKEN = 10.0
+_SLOWEST_BYTES_PER_S = 1e5
+_FAILURES_IN_A_ROW = 5
+
+
+class Patience(NamedTuple):
+    """How long a process waits, in seconds.
+
+    Attributes:
+        start: For all others at the start of the job.
+        stall: For one that does nothing.
+    """
+
+    start: float
+    stall: float
+
+
+#: Makes the clique of a roll, given this process's place on it.
+MakeClique = Callable[[Sheet, int], CliqueLike]
+
+
+class ElasticMeeting:
+    """The meeting as one process sees it; `Meeting` says what its methods do.
+
+    Args:
+        board: What the processes write for each other.
+        life: This run of this process.
+        names: What the processes are called, by index.
+        make_clique: Makes the clique of a roll.
+        patience: How long to wait.
+        watch: Notices who gives no sign of life.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        life: Life,
+        names: Sequence[str],
+        make_clique: MakeClique,
+        patience: Patience,
+        watch: Watch | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.index, self.size, self.names = life.index, len(names), tuple(names)
+        self._board, self._life, self._make_clique = board, life, make_clique
+        self._patience, self._clock = patience, clock
+        self._watch = watch or Watch(clock)
+        self._last: Sheet | None = None
+        self._clique: list[CliqueLike] = []  # that of the roll `_last`, as soon as it is made
+        self._broken = False
+        self._sums = self._failures = 0
+        board.enter(life)
+
+    def gather(self, what: str, note: bytes) -> Roll:
+        """Waits until all who are up have come; see `Meeting`.
+
+        Raises:
+            ClusterTimeoutError: Not all processes have come to the first roll in time.
+            BarrierTimeoutError: All who were on the last roll are silent.
+            MeetingError: All of them are gone.
+        """
+        with health.phase(health.WAIT, what):
+            before = self._last
+            sheet = self._next(what, note)
+        if before is None or before.clique != sheet.clique:
+            self._clique = []
+        self._last, self._broken, self._sums = sheet, False, 0
+        return Roll(sheet.number, tuple(life.index for life in sheet.lives), sheet.notes)
+
+    def total(self, roll: Roll, values: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns sums over those on the roll; see `Meeting`.
+
+        Raises:
+            MemberLostError: Somebody was lost meanwhile.
+            WorkersDisagreeError: The processes have brought different arrays.
+            MeetingError: The sum fails again and again although nobody is lost.
+        """
+        sheet = self._last
+        if sheet is None or sheet.number != roll.number:
+            raise MeetingError(f"Roll {roll.number} is not the last one that gather has returned.")
+        if len(sheet.lives) == 1 or not values:
+            return list(values)
+        name, self._sums = f"{sheet.number}/{self._sums}", self._sums + 1
+        packing, parts = pack(values)
+        with health.phase(health.WAIT, "the other islands' sums"):
+            self._come(sheet, name, packing.signature)
+            attempt = self._attempted(sheet, name, [*parts])
+        assert attempt.result is not None  # A sum counts only if all have its result.
+        self._failures = 0
+        return unpack(packing, attempt.result, values)
+
+    def leave(self) -> None:
+        """Tells the others that this process needs them no more."""
+        self._board.end(self._life)
+
+    # The next roll.
+
+    def _next(self, what: str, note: bytes) -> Sheet:
+        last = self._board.latest() or self._last
+        if self._last is not None and last is not None and last.number < self._last.number:
+            last = self._last
+        if last is not None and last != self._last and self._life in last.lives:
+            return last  # It was on the board when this process wrote its note, and it waited until then.
+        self._watch.begin()
+        self._board.wait_with(self._life, last.number if last else 0, note)
+        began = self._clock()
+        while True:
+            self._propose(last, what, self._clock() - began)
+            found = self._board.roll(last.number + 1 if last else 1, _SECONDS_BETWEEN_LOOKS)
+            if found is None:
+                found = self._board.latest()  # The next roll may have been forgotten already.
+                if found is None or (last is not None and found.number <= last.number):
+                    continue
+            last = found
+            if self._life in last.lives:
+                return last
+            began = self._clock()
+
+    def _propose(self, last: Sheet | None, what: str, waited_s: float) -> None:
+        notes = self._board.notes(last)
+        view = self._view({*notes, *(last.lives if last else ())}, notes, notes)
+        sheet = next_sheet(last, self._broken, self.size, view)
+        if sheet is not None and (last is None or self._life in last.lives):
+            self._board.propose(sheet)
+        elif is_abandoned(last, view):
+            raise MeetingError(
+                f"{self.names[self.index]} came for {what}, but all who held the state of the training have ended. "
+                "Start the job again; it goes on from its newest checkpoint."
+            )
+        elif last is None and waited_s > self._patience.start:
+            missing = [self.names[index] for index in expected(last, self.size, view)]
+            raise ClusterTimeoutError(self.names[self.index], self._patience.start, missing, "the meeting")
+        elif last is not None and waited_s > self._patience.stall and not any(map(view.is_up, last.lives)):
+            lost = [life.index for life in last.lives]
+            raise BarrierTimeoutError(what, round(1000 * waited_s), self.index, lost)
+
+    def _view(self, watched: Iterable[Life], waiting: Mapping[Life, bytes], notes: Mapping[Life, bytes]) -> View:
+        """Returns what this process knows of the others.
+
+        Args:
+            watched: Those whom it watches.
+            waiting: Those of them who wait for others. They do nothing, and that is right; but their pulse must go on.
+            notes: The notes of those who wait for the next roll.
+        """
+        dead_s = _SECONDS_IF_BROKEN if self._broken else self._patience.stall
+        beats = self._board.beats()
+        others = set(watched) - {self._life}
+        silent = self._watch.silent(others - set(waiting), beats, self._patience.stall, dead_s)
+        silent |= self._watch.silent(others & set(waiting), beats, math.inf, dead_s)
+        return View(self._board.newest(), self._board.gone(), silent, notes)
+
+    # A sum.
+
+    def _come(self, sheet: Sheet, name: str, signature: str) -> None:
+        """Waits until all on the roll have come to a sum, so that connections are only made where all are there."""
+        self._watch.begin()
+        self._board.come(name, self.index, signature)
+        while True:
+            found = self._board.signatures(name)
+            if len(found) == len(sheet.lives):
+                break
+            self._check_outcome(sheet, name)
+            absent = next(life.index for life in sheet.lives if life.index not in found)
+            self._board.wait_for(name, absent, _SECONDS_BETWEEN_LOOKS)
+        if len(set(found.values())) > 1:
+            own = {self.names[index]: [text] for index, text in sorted(found.items())}
+            raise WorkersDisagreeError("arrays to be summed", own)
+
+    def _attempted(self, sheet: Sheet, name: str, parts: list[np.ndarray]) -> Attempt:
+        """Returns the attempt when all have its result."""
+        attempt = Attempt(self._made_clique(sheet), parts)
+        deadline = self._clock() + self._patience.stall + sum(part.nbytes for part in parts) / _SLOWEST_BYTES_PER_S
+        self._watch.begin()
+        try:
+            while not attempt.ended.wait(_SECONDS_BETWEEN_LOOKS):
+                self._check_outcome(sheet, name, late=self._clock() > deadline)
+            self._board.tell_end(name, self.index, attempt.error)
+            if attempt.fault is not None:
+                raise attempt.fault
+            while not self._check_outcome(sheet, name, attempt.error, wait_s=_SECONDS_BETWEEN_LOOKS):
+                pass
+        except BaseException:
+            attempt.give_up()
+            raise
+        return attempt
+
+    def _made_clique(self, sheet: Sheet) -> Callable[[], CliqueLike]:
+        made = self._clique  # A thread that is given up must not put its clique into another roll's place.
+
+        def clique() -> CliqueLike:
+            if not made:
+                made.append(self._make_clique(sheet, sheet.lives.index(self._life)))
+            return made[0]
+
+        return clique
+
+    def _check_outcome(
+        self, sheet: Sheet, name: str, error: str = "", late: bool = False, wait_s: float = _SECONDS_AT_ONCE
+    ) -> bool:
+        """Returns whether a sum counts, and waits a little; judges it if that is possible.
+
+        Raises:
+            MemberLostError: It must be repeated.
+        """
+        ended = self._board.ended(name)
+        outcome = AGAIN if late else verdict(sheet, ended, View({}))
+        if outcome is None:
+            outcome = self._board.outcome(name, wait_s)
+        view = None
+        if outcome is None:
+            view = self._view(sheet.lives, dict.fromkeys(sheet.lives, b""), {})
+            outcome = verdict(sheet, ended, view)
+        if outcome is None:
+            return False
+        self._board.judge(name, outcome)
+        if self._board.outcome(name, _SECONDS_TO_READ) != AGAIN:
+            return True
+        self._broken, self._clique = True, []
+        self._give_up_if_hopeless(error)
+        view = view or self._view(sheet.lives, dict.fromkeys(sheet.lives, b""), {})
+        raise MemberLostError([life.index for life in sheet.lives if not view.is_up(life)])
+
+    def _give_up_if_hopeless(self, error: str) -> None:
+        self._failures += 1
+        if self._failures >= _FAILURES_IN_A_ROW:
+            raise MeetingError(
+                f"{self._failures} sums in a row have failed, the last with: {error or 'no answer in time'}. "
+                "Can all workers reach each other at the addresses of the cluster, at any port?"
+            )

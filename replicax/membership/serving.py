@@ -1,0 +1,71 @@
+"""Keeps the board of a meeting and the services of its cliques: `python -m` this module, with an address."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable
+
+from replicax.cluster.addresses import join_address, parse_address
+from replicax.compat.jax_cliques import Service, StoreClient
+from replicax.membership.board import Board
+from replicax.membership.decisions import Life
+
+_SECONDS_TO_CONNECT = 60.0
+_SECONDS_TO_WAIT = 3600.0
+_SECONDS_BETWEEN_LOOKS = 0.5
+_TRIES = 5
+
+
+def serve(address: str, lines: Iterable[str]) -> None:
+    """Keeps the board at an address until there are no more lines.
+
+    Args:
+        address: `"host:port"`.
+        lines: Which lives are over.
+    """
+    services = [Service(address)]
+    # Two connections: one of them waits for rolls.
+    boards = [Board(StoreClient(address, _SECONDS_TO_CONNECT)) for _ in range(2)]
+    host = parse_address(address, "meeting").host
+    threading.Thread(target=_serve_cliques, args=(boards[0], host, services), daemon=True).start()
+    for line in lines:
+        _, index, number = line.split()
+        boards[1].end(Life(int(index), int(number)))
+    while any(service.is_used() for service in services):
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _serve_cliques(board: Board, host: str, services: list[Service]) -> None:
+    """Starts a service for each roll that needs a new one."""
+    number = 1
+    while True:
+        sheet = board.roll(number, _SECONDS_TO_WAIT)
+        if sheet is None:
+            continue
+        if sheet.clique == sheet.number and len(sheet.lives) > 1:
+            service, address = _service_at_free_port(host)
+            services.append(service)
+            board.store.put(f"service/{sheet.clique}", address.encode())
+        number += 1
+
+
+def _service_at_free_port(host: str) -> tuple[Service, str]:
+    for left in reversed(range(_TRIES)):
+        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            port = probe.getsockname()[1]
+        address = join_address(host, port)
+        try:
+            return Service(address), address
+        except RuntimeError:  # Another process has taken the port meanwhile.
+            if not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], sys.stdin)
+    os._exit(0)  # JAX would wait for whoever is connected.
