@@ -1,4 +1,4 @@
-"""What every variant of `wires.py` trains: first weights and batches in NumPy, the same for all, with no other import."""
+"""What every variant of `wires.py` trains: first weights and batches in NumPy, the same for all."""
 
 from __future__ import annotations
 

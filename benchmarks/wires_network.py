@@ -1,8 +1,8 @@
 """Hosts on this machine: network namespaces with addresses of their own, joined by links of a given rate.
 
-Two hosts have one cable between them, more have a switch: a bridge in a namespace of its own. What a host sends passes a
-token bucket (`tc ... tbf`) of the link's rate; towards the hosts of a switch another one stands, since there a link can
-be asked for more than it carries. Nothing is delayed or lost by intent.
+Two hosts have one cable between them, more have a switch: a bridge in a namespace of its own. What a host sends passes
+a token bucket (`tc ... tbf`) of the link's rate; towards the hosts of a switch another one stands, since there a link
+can be asked for more than it carries. Nothing is delayed or lost by intent.
 """
 
 from __future__ import annotations
