@@ -154,9 +154,9 @@ class RunningReplica(Protocol):
     """The replica that runs a step, as programs ask it; `strategies.ReplicaContext` fills it in."""
 
     def reduce_gradients(
-        self, op: ReduceOp, gradients: list[jax.Array], variables: Sequence[VariableLike]
-    ) -> list[jax.Array]:
-        """Combines each replica's gradients with respect to variables."""
+        self, op: ReduceOp, gradients: Sequence[jax.Array | None], variables: Sequence[VariableLike]
+    ) -> list[jax.Array | None]:
+        """Combines each replica's gradients with respect to variables; None stays None."""
 
 
 class CompiledStep(Protocol):

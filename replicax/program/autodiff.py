@@ -188,14 +188,11 @@ class _Differentiation:
 
     def _reduced(self, gradients: list[jax.Array]) -> list[jax.Array | None]:
         """Combines the replicas' gradients, and puts None for variables that the loss does not depend on."""
-        connected = [g for g, cut in zip(gradients, self._unconnected, strict=True) if not cut]
+        found = [None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)]
         if self._replica is not None and self._op is not None:
             # The parts of a loss that is one number for all replicas add up to its gradient: nothing to average.
             op = ReduceOp.SUM if self._loss_is_equal else self._op
-            variables = [v for v, cut in zip(self._variables, self._unconnected, strict=True) if not cut]
-            connected = self._replica.reduce_gradients(op, connected, variables)
-        remaining = iter(connected)
-        found = [None if cut else next(remaining) for cut in self._unconnected]
+            found = self._replica.reduce_gradients(op, found, self._variables)
         # A gradient inside of another loss is a part of that loss: no update follows from it.
         marked = not isinstance(context.current().frame, OverrideFrame)
         return [

@@ -23,7 +23,7 @@ Record = dict[str, Variable]
 class GradientMemory(Mapping[str, Record]):
     """The state of gradient compression (`rx.Int8`, `rx.PowerSGD`): `strategy.gradient_memory`.
 
-    For each variable whose gradient is compressed it has a dict of variables: `"error"`, what each replica has left
+    For each variable whose gradient can be compressed it has a dict of variables: `"error"`, what each replica has left
     out so far (its value outside of replicas is the sum over them), and for PowerSGD `"q"`. They are made when a step
     is traced first, or by `build`. A step that differentiates the same variable in several calls of
     `rx.value_and_grad` has one dict for each call.
@@ -65,7 +65,8 @@ class GradientMemory(Mapping[str, Record]):
         """Returns the variables that are kept for gradients, by name; none for those that are not compressed.
 
         Args:
-            variables: The variables that the gradients belong to.
+            variables: All variables that a loss is differentiated with respect to, whether it depends on them or not:
+                their numbers in a checkpoint should not depend on that.
             calls: How often each was differentiated before in the same step, by `id`; counted on.
         """
         found = []

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import NamedSharding, Sharding
 
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.collectives.compression import is_of_gradients
 from replicax.errors import ArgumentError
 from replicax.runtime.devices import chosen_devices
 from replicax.strategies.mesh_strategy import MeshStrategy
@@ -30,10 +31,12 @@ class MirroredStrategy(MeshStrategy):
         shard_update: Whether training shards optimizer state of at least 4,096 elements over the devices. Each device
             updates its shard of the parameters and then gets the others': less work and memory than N copies of the
             same update, and the same numbers (Xu et al., "Automatic Cross-Replica Sharding of Weight Update", 2020). In
-            a custom loop that is any variable of this size that only the update in `run` reads.
+            a custom loop that is any variable of this size that only the update in `run` reads. By default (None) it
+            does, unless gradients travel as int8 or by PowerSGD: the parameters would travel in full, and take more
+            than the compression saves.
 
     Raises:
-        ArgumentError: `shard_update` is not a bool.
+        ArgumentError: `shard_update` is neither a bool nor None.
         DeviceError: A device does not exist or comes twice.
 
     Example:
@@ -47,13 +50,14 @@ class MirroredStrategy(MeshStrategy):
         devices: int | Sequence[str | jax.Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
-        shard_update: bool = True,
+        shard_update: bool | None = None,
     ):
         found = chosen_devices(devices)
         super().__init__(Placement(found), cross_device_ops, communication_options)
-        if not isinstance(shard_update, bool):
-            raise ArgumentError(f"`shard_update` must be True or False, got {shard_update!r:.100}.")
-        self.shard_update = shard_update
+        if shard_update is not None and not isinstance(shard_update, bool):
+            raise ArgumentError(f"`shard_update` must be True, False or None, got {shard_update!r:.100}.")
+        compresses = is_of_gradients(self.communication_options.compression)
+        self.shard_update = not compresses if shard_update is None else shard_update
 
     def optimizer_sharding(self, variable: VariableLike) -> Sharding | None:
         """Returns where a variable of an optimizer lives while a step updates it."""

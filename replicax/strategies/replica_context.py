@@ -22,7 +22,7 @@ from replicax.collectives.compression import is_of_gradients
 from replicax.compat.jax import vary
 from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.equality import difference
-from replicax.errors import ArgumentError, ContextError, ReduceError
+from replicax.errors import ArgumentError, ContextError, ProgramError, ReduceError
 from replicax.migration import called_as
 from replicax.program.calls import checked_call
 from replicax.program.replica import without_per_replica
@@ -30,7 +30,7 @@ from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.scattering import check_no_slices, is_slices, reduce_slices
 from replicax.strategies.base import Strategy
-from replicax.strategies.gradient_memory import GradientMemory
+from replicax.strategies.gradient_memory import GradientMemory, Record
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import ManualPerReplica, normalize_axes
 from replicax.variable_access import VariableLike
@@ -147,36 +147,43 @@ class ReplicaContext:
         return arrays
 
     def reduce_gradients(
-        self, op: ReduceOp, gradients: list[jax.Array], variables: Sequence[VariableLike]
-    ) -> list[jax.Array]:
+        self, op: ReduceOp, gradients: Sequence[jax.Array | None], variables: Sequence[VariableLike]
+    ) -> list[jax.Array | None]:
         """Combines each replica's gradients (the gradient boundary calls this).
 
         Args:
             op: A sum or a mean.
-            gradients: This replica's.
+            gradients: This replica's; None for variables that the loss does not depend on.
             variables: The variables to which they belong.
+
+        Returns:
+            The combined gradients; None stays None.
 
         Raises:
             ProgramError: Compression has to remember something, in a function that JAX traces on its own.
         """
+        connected = [gradient for gradient in gradients if gradient is not None]
         options, frame = self._communicating.communication_options, context.current().frame
         compression = options.compression
-        if not is_of_gradients(compression) or not compression.has_memory or self.num_replicas_in_sync == 1:
-            return self._reduced(op, gradients, options)
-        if frame is not None and frame.is_of_loss:
+        if is_of_gradients(compression) and frame is not None and frame.is_of_loss:
             # Derivatives of derivatives are part of a loss: they are no update that could be made up for later.
-            return self._reduced(op, gradients, dataclasses.replace(options, compression=None))
-        return self._compressed(op, gradients, variables, options, compression)
+            options = dataclasses.replace(options, compression=None)
+        elif is_of_gradients(compression) and compression.has_memory and self.num_replicas_in_sync > 1:
+            records = self._communicating.gradient_memory.of(variables, self._calls)
+            records = [record for record, gradient in zip(records, gradients, strict=True) if gradient is not None]
+            combined = iter(self._remembering(op, connected, records, options, compression))
+            return [None if gradient is None else next(combined) for gradient in gradients]
+        combined = iter(self._reduced(op, connected, options))
+        return [None if gradient is None else next(combined) for gradient in gradients]
 
-    def _compressed(
+    def _remembering(
         self,
         op: ReduceOp,
         gradients: list[jax.Array],
-        variables: Sequence[VariableLike],
+        records: Sequence[Record],
         options: CommunicationOptions,
         compression: Compression,
     ) -> list[jax.Array]:
-        records = self._communicating.gradient_memory.of(variables, self._calls)
         sums, memory = compressed_all_reduce(
             self._communicating.cross_device_ops,
             compression,
@@ -187,9 +194,17 @@ class ReplicaContext:
             num_replicas=self.num_replicas_in_sync,
             options=options,
         )
-        for record, kept in zip(records, memory, strict=True):
-            for name, value in kept.items():
-                record[name].assign(value)
+        try:
+            for record, kept in zip(records, memory, strict=True):
+                for name, value in kept.items():
+                    record[name].assign(value)
+        except ProgramError as error:
+            raise ProgramError(
+                f"{compression!r} keeps what it leaves out of gradients in variables, but rx.value_and_grad was called "
+                "inside a function that JAX traces on its own (jax.lax.scan, cond, jax.checkpoint, jax.jit), which "
+                "cannot assign any. Call it outside of that function, or compress without a memory: "
+                "rx.Int8(error_feedback=False)."
+            ) from error
         return sums
 
     def _reduced(self, op: ReduceOp, arrays: list[jax.Array], options: CommunicationOptions) -> list[jax.Array]:

@@ -120,7 +120,7 @@ def test_a_custom_loop_goes_on_from_where_fit_left_its_optimizer():
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("value", ["yes", 1, None])
+@pytest.mark.parametrize("value", ["yes", 1])
 def test_shard_update_is_a_bool(value):
-    with pytest.raises(ArgumentError, match=f"`shard_update` must be True or False, got {value!r}"):
+    with pytest.raises(ArgumentError, match=f"`shard_update` must be True, False or None, got {value!r}"):
         rx.MirroredStrategy(1, shard_update=value)
