@@ -52,6 +52,9 @@ Servers = Annotated[
     typer.Option(metavar="N", help="Parameter servers. The script runs once, and starts them and the workers."),
 ]
 WithEvaluator = Annotated[bool, typer.Option("--evaluator", help="Start an evaluator beside the workers.")]
+AsIslands = Annotated[
+    bool, typer.Option("--islands", help="A lost worker is started again alone: for strategies of islands.")
+]
 Restarts = Annotated[int, typer.Option(metavar="N", help="Start all tasks again after a failure, N times.")]
 LogDir = Annotated[
     Path | None,
@@ -78,6 +81,7 @@ def run(
     devices_per_worker: DevicesPerWorker = 1,
     ps: Servers = 0,
     evaluator: WithEvaluator = False,
+    islands: AsIslands = False,
     restarts: Restarts = 0,
     log_dir: LogDir = None,
     grace: GracePeriod = None,
@@ -89,6 +93,9 @@ def run(
     in one process, the coordinator, whose ParameterServerStrategy finds the numbers of servers and workers (the smaller
     one of a range). The exit code is that of the first worker that failed: 70 stalled, 71 another worker was gone, 72
     programs differ, 75 saved and to be resumed, 128 + n for signal n.
+
+    With --islands a worker that is lost is started again alone, --restarts times in all, and the others go on: for
+    rx.LocalSGDStrategy(elastic=True) and rx.DiLoCoStrategy(elastic=True).
 
     With --on and --hosts the workers run on other machines, which need REPLICAX_TOKEN in common with this one. The
     Python files in the script's folder travel with it; data must be there. The job ends with this command, however that
@@ -107,11 +114,14 @@ def run(
             devices_per_worker=devices_per_worker,
             ps=ps,
             evaluator=evaluator,
+            islands=islands,
             restarts=restarts,
             grace=grace,
             log_dir=log_dir,
         )
         variables = parse_variables(env or [], os.environ)
+        if islands and not (on is None and hosts is None):
+            raise LaunchError("--islands is for workers on this machine: leave out --on and --hosts.")
         if on is None and hosts is None:
             code = _launch_here(options, variables)
         else:

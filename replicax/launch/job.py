@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
 from replicax.exit_codes import ExitCode, describe
+from replicax.launch.islands import Islands
 from replicax.launch.options import Options, check_script, make_log_dir
-from replicax.launch.plan import HOST, Job, count_ports, make_plan
+from replicax.launch.plan import HOST, Job, count_ports, make_plan, meeting_address
 from replicax.launch.restart import AttemptResult, Finish, decide
 from replicax.launch.starting import supervisor_of
+from replicax.membership.hosting import Host
 from replicax.remote.guarding import Guard
 from replicax.remote.output import error_line, shortened
+from replicax.remote.planned import PlannedTask
 from replicax.remote.ports import reserved_ports
-from replicax.remote.processes import Event, Events, SignalReceived
+from replicax.remote.processes import Event, Events, ProcessLike, SignalReceived
 from replicax.remote.supervisor import ENDING, Failure
 from replicax.remote.terminal import Terminal
 
@@ -54,17 +58,46 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
     job = Job(options, inherited, secrets.token_hex(_TOKEN_BYTES), os.getpid())
     events: Events[Event] = Events()
     guard = Guard()
+    revived: list[int] = []  # in each attempt before
 
     def run(workers: int, attempt: int) -> Outcome:
         with reserved_ports(count_ports(options, workers), HOST) as ports:
             plan = make_plan(job, workers, attempt, ports, log_dir.absolute())
-            return supervisor_of(plan, job, log_dir, terminal, guard, events).run()
+            if not options.islands:
+                return supervisor_of(plan, job, log_dir, terminal, guard, events).run()
+            with _meeting(meeting_address(ports), guard) as host:
+                islands = functools.partial(_islands, options, revived, host, terminal)
+                outcome = supervisor_of(plan, job, log_dir, terminal, guard, events, islands).run()
+                revived.append(outcome[0].revived)
+                return outcome
 
     try:
         with signals_as(events):
             return run_attempts(options, terminal, run)
     finally:
         guard.close()
+
+
+@contextlib.contextmanager
+def _meeting(address: str, guard: Guard) -> Iterator[Host]:
+    """Keeps the board of the islands' meeting while the block runs."""
+    host = Host(address)
+    guard.watch([host.pid])
+    try:
+        yield host
+    finally:
+        host.close()
+        guard.forget(host.pid)
+
+
+def _islands(
+    options: Options,
+    revived: Sequence[int],
+    host: Host,
+    terminal: Terminal,
+    start: Callable[[PlannedTask], ProcessLike],
+) -> Islands:
+    return Islands(options, options.restarts - sum(revived), host, start, terminal)
 
 
 def run_attempts(options: Options, terminal: Terminal, run: Callable[[int, int], Outcome]) -> int:

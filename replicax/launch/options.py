@@ -32,7 +32,9 @@ class Options:
         ps: Number of parameter servers. With any, one process runs the script, the coordinator, which itself starts
             the servers and the workers.
         evaluator: Whether to start an evaluator.
-        restarts: How often all tasks are started again after a failure.
+        islands: Whether a worker that is lost is started again alone, while the others go on
+            (`rx.LocalSGDStrategy`, `rx.DiLoCoStrategy`).
+        restarts: How often all tasks are started again after a failure; with `islands` how often any of them is.
         grace: Seconds that tasks have to end, from the first signal to SIGKILL. None: 5 for the survivors of a failure,
             30 if the launcher itself gets a signal.
         log_dir: Folder for the logs, one per task; None makes a new one in `runs/`.
@@ -46,6 +48,7 @@ class Options:
     devices_per_worker: int = 1
     ps: int = 0
     evaluator: bool = False
+    islands: bool = False
     restarts: int = 0
     grace: float | None = None
     log_dir: Path | None = None
@@ -67,6 +70,8 @@ class Options:
                 "--ps and --evaluator exclude each other: with parameter servers the coordinator evaluates. Leave "
                 "--evaluator out, or run the evaluator's script by itself."
             )
+        if self.ps and self.islands:
+            raise LaunchError("--ps and --islands exclude each other: the workers of parameter servers are no islands.")
         if self.ps:  # Its workers come and go without a restart of the job.
             object.__setattr__(self, "workers", self.min_workers)
         if self.grace is not None and not (math.isfinite(self.grace) and self.grace >= 0):

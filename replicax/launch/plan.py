@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from replicax.launch.options import Options
+from replicax.membership.opening import LIFE, MEETING
 from replicax.ray_cluster.task_counts import SERVERS, WORKERS
 from replicax.remote.planned import CHIEF, EVALUATOR, WORKER, PlannedTask, common_environment, jax_environment
 
@@ -49,7 +50,7 @@ class Plan:
 
 def count_ports(options: Options, workers: int) -> int:
     """Returns the number of ports that `make_plan` needs."""
-    return 0 if options.ps else workers
+    return 0 if options.ps else workers + options.islands
 
 
 def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_dir: Path | None = None) -> Plan:
@@ -63,6 +64,7 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_di
         log_dir: Where the tasks write their reports, unless the environment decides that.
     """
     options = job.options
+    ports, meeting = (ports[:-1], meeting_address(ports)) if options.islands else (ports, "")
     addresses = [f"{HOST}:{port}" for port in ports]
     common = _common(job, attempt) if log_dir is None else {REPORTS: str(log_dir), **_common(job, attempt)}
 
@@ -73,11 +75,18 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_di
     def task(kind: str, index: int, port: int | None) -> PlannedTask:
         role = {"cluster": {WORKER: addresses}, "task": {"type": kind, "index": index}}
         own = {"TF_CONFIG": json.dumps(role)} | (jax_environment(addresses, index) if kind == WORKER else {})
+        if meeting:
+            own |= {MEETING: meeting, LIFE: "0"}
         return PlannedTask(kind, index, port, {**common, **own})
 
     tasks = [task(WORKER, index, port) for index, port in enumerate(ports)]
     tasks += [task(EVALUATOR, 0, None)] if options.evaluator else []  # Not in the cluster, as with TensorFlow.
     return Plan(attempt, workers, tuple(tasks))
+
+
+def meeting_address(ports: Sequence[int]) -> str:
+    """Returns where islands meet, given the ports of `make_plan`."""
+    return f"{HOST}:{ports[-1]}"
 
 
 def _common(job: Job, attempt: int) -> dict[str, str]:

@@ -62,8 +62,8 @@ def decide(attempts: Sequence[AttemptResult], options: Options) -> Finish | Rest
 
 
 def _restarts_taken(attempts: Sequence[AttemptResult], options: Options) -> int:
-    """Counts the failures before the last attempt after which as many workers started again."""
-    return sum(
+    """Counts the failures before the last attempt after which as many workers started again, and single restarts."""
+    return sum(attempt.revived for attempt in attempts) + sum(
         not _is_resumption(attempts, number) and attempts[number + 1].workers == attempts[number].workers
         for number in range(len(attempts) - 1)
     )

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from replicax.launch.plan import Job, Plan
+from replicax.membership.opening import LIFE
 from replicax.remote.guarding import Guard
 from replicax.remote.outlets import outlets_to
 from replicax.remote.output import Log
-from replicax.remote.planned import Program
+from replicax.remote.planned import PlannedTask, Program
 from replicax.remote.processes import Event, Events, Process
-from replicax.remote.supervisor import Grace, Supervisor
+from replicax.remote.supervisor import Grace, Revival, Supervisor
 from replicax.remote.terminal import Terminal
 
 
 def supervisor_of(
-    plan: Plan, job: Job, log_dir: Path, terminal: Terminal, guard: Guard, events: Events[Event]
+    plan: Plan,
+    job: Job,
+    log_dir: Path,
+    terminal: Terminal,
+    guard: Guard,
+    events: Events[Event],
+    islands: Callable[[Callable[[PlannedTask], Process]], Revival] | None = None,
 ) -> Supervisor:
     """Returns what runs one attempt.
 
@@ -27,6 +34,7 @@ def supervisor_of(
         terminal: Where their output goes.
         guard: Kills them if the launcher dies.
         events: The events of the processes, and signals.
+        islands: Given what starts a task once more, returns what becomes of tasks that fail alone.
     """
     options = job.options
     program = Program("module" if options.module else "file", options.script, options.arguments)
@@ -36,5 +44,10 @@ def supervisor_of(
             log = Log(log_dir / task.log_name, plan.attempt)
             yield Process(task, program, outlets_to(terminal, log, number, task), events, guard)
 
+    def start_again(task: PlannedTask) -> Process:
+        number = [each.name for each in plan.tasks].index(task.name)
+        log = Log(log_dir / task.log_name, int(task.environment[LIFE]))
+        return Process(task, program, outlets_to(terminal, log, number, task), events, guard)
+
     grace = Grace(options.grace_of_survivors, options.grace_of_all)
-    return Supervisor(plan.workers, start, grace, terminal, events)
+    return Supervisor(plan.workers, start, grace, terminal, events, islands(start_again) if islands else None)

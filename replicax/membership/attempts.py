@@ -34,7 +34,7 @@ class Packing(NamedTuple):
 
     @property
     def signature(self) -> str:
-        """What all processes must have in common."""
+        """A text that must be the same in all processes."""
         return "; ".join(f"{self.dtypes[vector]}{list(shape)}" for vector, _, shape in self.places)
 
 

@@ -7,7 +7,7 @@
 | `gone/<index>/<life>` | once | a life is over |
 | `note/<index>` | over and over | the life waits for a roll after one that it has seen, with its note |
 | `at` | over and over | the number of a late roll, from which a newcomer reads on |
-| `roll/<number>` | once | who is on a roll |
+| `roll/<number>` | once | the lives that a roll names, with their notes |
 | `service/<number>` | once | where the clique of a roll meets |
 | `here/<roll>/<sum>/<index>` | once | a member has come to a sum, with shapes and dtypes |
 | `ended/<roll>/<sum>/<index>` | once | a member has the result (empty), or the error |
@@ -105,7 +105,7 @@ class Board:
         return None if number is None else self.roll(int(number), _AT_ONCE_S)
 
     def propose(self, sheet: Sheet) -> None:
-        """Proposes a roll; the first proposal holds. What nobody asks about any more is forgotten."""
+        """Proposes a roll; the first proposal holds. Old ones are forgotten."""
         if self.store.put_if_absent(f"roll/{sheet.number}", written(sheet)):
             self.store.put("at", str(sheet.number).encode())
             old = sheet.number - _KEPT

@@ -32,7 +32,7 @@ class Sheet:
     Attributes:
         number: Its number, from 1.
         clique: The number of the roll since which the same lives take part, without a failed sum in between.
-        lives: Who takes part, by index, ascending.
+        lives: The lives that take part, by index, ascending.
         notes: For each the note that it brought.
     """
 
@@ -44,7 +44,7 @@ class Sheet:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What a process knows of the others.
+    """The knowledge that a process has of the others.
 
     Attributes:
         newest: The newest life of each island that has ever come.

@@ -17,6 +17,7 @@ import numpy as np
 
 import replicax.health as health
 from replicax.errors import BarrierTimeoutError, ClusterTimeoutError, MeetingError, WorkersDisagreeError
+from replicax.health.launcher import tell_launcher
 from replicax.membership.attempts import Attempt, CliqueLike, pack, unpack
 from replicax.membership.board import Board
 from replicax.membership.decisions import AGAIN, Life, Sheet, View, expected, is_abandoned, next_sheet, verdict
@@ -92,6 +93,7 @@ class ElasticMeeting:
         with health.phase(health.WAIT, what):
             before = self._last
             sheet = self._next(what, note)
+        self._tell_of_silent(before, sheet)
         if before is None or before.clique != sheet.clique:
             self._clique = []
         self._last, self._broken, self._sums = sheet, False, 0
@@ -122,6 +124,16 @@ class ElasticMeeting:
     def leave(self) -> None:
         """Tells the others that this process needs them no more."""
         self._board.end(self._life)
+
+    def _tell_of_silent(self, before: Sheet | None, sheet: Sheet) -> None:
+        """Lets the launcher end those who were left out because they show no sign of life."""
+        left_out = set(before.lives if before else ()) - set(sheet.lives)
+        if not left_out or self._life != sheet.lives[0]:
+            return
+        view = View(self._board.newest(), self._board.gone())
+        for life in left_out:
+            if not view.is_over(life):
+                tell_launcher({"silent": f"worker {life.index}", "life": life.number})
 
     # The next roll.
 

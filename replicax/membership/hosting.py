@@ -30,7 +30,8 @@ class Host:
             [sys.executable, "-m", _MODULE, address],
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the launcher.
-            env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "JAX_PLATFORMS": "cpu"},
+            # Without the warning that recoverable tasks are experimental, at each service; JAX itself sets 1.
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu"},
         )
 
     @property

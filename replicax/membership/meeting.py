@@ -1,6 +1,6 @@
-"""What islands ask of a meeting: who takes part now, and the sums of what they have.
+"""The interface of a meeting: a roll of the islands that take part, and sums over them.
 
-`islands` says what is exchanged; whoever fills in `Meeting` says who takes part. An exchange has two stages:
+`islands` says what is exchanged; a `Meeting` says between which islands. An exchange has two stages:
 
 1. `gather` waits until everybody who is up has come, and returns the same `Roll` to all of them. Each brings a small
    note (such as its weight, or that it is new); the roll has the notes of all.
@@ -23,7 +23,7 @@ import jax
 
 
 class Roll(NamedTuple):
-    """Who takes part in one exchange; it is the same for all of them.
+    """The islands that take part in one exchange; it is the same for all of them.
 
     Attributes:
         number: Counts the exchanges.
@@ -61,7 +61,7 @@ class Meeting(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the islands are called in messages, by index."""
+        """The islands' names in messages, by index."""
 
     def gather(self, what: str, note: bytes) -> Roll:
         """Waits until all who are up have come to the next exchange.

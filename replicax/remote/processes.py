@@ -97,7 +97,19 @@ class CallReturned(NamedTuple):
     threads: tuple[str, ...] = ()
 
 
-Event = ScriptEnded | ProcessEnded | SignalReceived | WaitingForOthers | CallReturned
+class FoundSilent(NamedTuple):
+    """A task has found that another one shows no sign of life.
+
+    Attributes:
+        task: The name of that one, such as `"worker 2"`.
+        life: Which run of it.
+    """
+
+    task: str
+    life: int
+
+
+Event = ScriptEnded | ProcessEnded | SignalReceived | WaitingForOthers | CallReturned | FoundSilent
 Events = SimpleQueue  # Not Queue: a signal handler may put an event while the main thread takes one.
 
 
@@ -285,6 +297,9 @@ class Process:
             return
         if "returned" in told:
             self._events.put(CallReturned(self, tuple(told["returned"])))
+            return
+        if "silent" in told:
+            self._events.put(FoundSilent(told["silent"], told["life"]))
             return
         if "leaves" in told:
             self.has_left = True

@@ -8,8 +8,8 @@ import math
 import queue
 import signal
 import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from replicax.exit_codes import ExitCode, describe, from_returncode, from_signal
 from replicax.remote.planned import EVALUATOR, WORKERS
@@ -17,6 +17,7 @@ from replicax.remote.processes import (
     CallReturned,
     Event,
     Events,
+    FoundSilent,
     ProcessEnded,
     ProcessLike,
     ScriptEnded,
@@ -47,6 +48,7 @@ class AttemptResult:
         failed: The name of that task; "" if none failed.
         seconds: How long it took.
         interrupted: Whether a signal has ended it (Ctrl-C, SIGTERM).
+        revived: How many of its tasks were started again alone.
     """
 
     workers: int
@@ -54,6 +56,7 @@ class AttemptResult:
     failed: str = ""
     seconds: float = 0.0
     interrupted: bool = False
+    revived: int = 0
 
 
 class Grace(NamedTuple):
@@ -92,6 +95,24 @@ class Failure:
         return describe(self.code)
 
 
+class Revival(Protocol):
+    """Decides about a task whose loss the others can bear."""
+
+    revived: int
+
+    def bears(self, failure: Failure, running: Sequence[ProcessLike]) -> bool:
+        """Returns whether the job can go on although a task has failed, given the processes that run."""
+
+    def successor(self, failure: Failure) -> ProcessLike | None:
+        """Starts the task again; returns None if the others go on without it."""
+
+    def finds_silent(self, found: FoundSilent, running: Sequence[ProcessLike]) -> None:
+        """Ends a task that shows no sign of life."""
+
+    def done(self, process: ProcessLike) -> None:
+        """Is told that a task has ended with 0."""
+
+
 class Supervisor:
     """Runs one attempt.
 
@@ -101,6 +122,7 @@ class Supervisor:
         grace: How long they have to end.
         terminal: For what is said about them.
         events: The events of the processes, and signals.
+        revival: What becomes of tasks that fail alone; None if the loss of one ends all.
     """
 
     def __init__(
@@ -110,9 +132,10 @@ class Supervisor:
         grace: Grace,
         terminal: Terminal,
         events: Events[Event],
+        revival: Revival | None = None,
     ) -> None:
         self._workers, self._start, self._grace = workers, start, grace
-        self._terminal, self._events = terminal, events
+        self._terminal, self._events, self._revival = terminal, events, revival
         self._tasks: list[ProcessLike] = []
         self._running: list[ProcessLike] = []
         self._failures: list[Failure] = []
@@ -144,7 +167,9 @@ class Supervisor:
         first = self._first()
         code = self._code(first)
         name = first.culprit.task.name if first else ""
-        return AttemptResult(self._workers, code, name, time.monotonic() - started, bool(self._signal)), first
+        revived = self._revival.revived if self._revival else 0
+        seconds = time.monotonic() - started
+        return AttemptResult(self._workers, code, name, seconds, bool(self._signal), revived), first
 
     def _first(self) -> Failure | None:
         """Returns the first failure, or that of the task to blame, if that has failed too."""
@@ -166,7 +191,11 @@ class Supervisor:
         if isinstance(event, SignalReceived):
             self._on_signal(event.number)
         elif isinstance(event, ScriptEnded):
-            self._on_failing(event)
+            if not self._may_revive():  # Otherwise it is seen to when its process has ended.
+                self._on_failing(event)
+        elif isinstance(event, FoundSilent):
+            if self._revival is not None and self._may_revive():
+                self._revival.finds_silent(event, self._running)
         elif isinstance(event, CallReturned):
             self._returned[event.process.task.name] = event
             self._tell_at = time.monotonic() + _SECONDS_TO_LEAVE
@@ -179,15 +208,38 @@ class Supervisor:
         process = event.process
         returncode = process.tidy_up()
         self._running.remove(process)
+        if self._is_borne(event, returncode):
+            return
         if process.told is not None:  # The end of a process may be noticed before its message.
             self._on_failing(process.told)
         if returncode != 0:
             self._on_failure(Failure(process, from_returncode(returncode), event.time, process))
             return
         self._done.append(event)
+        if self._revival is not None:
+            self._revival.done(process)
         self._find_missed()
         if not self._failures and not self._training_runs():
             self._on_training_done()
+
+    def _may_revive(self) -> bool:
+        """Returns whether single tasks may be started again: not while all of them are being ended."""
+        return self._revival is not None and not self._signal and not self._failures
+
+    def _is_borne(self, event: ProcessEnded, returncode: int) -> bool:
+        """Returns whether the job goes on although a process has ended; starts the task again if that is wanted."""
+        process = event.process
+        code = process.told.code if process.told is not None else from_returncode(returncode)
+        failure = Failure(process, code, event.time, process)
+        if code == 0 or self._revival is None or not self._may_revive():
+            return False
+        if not self._revival.bears(failure, self._running):
+            return False
+        successor = self._revival.successor(failure)
+        if successor is not None:
+            self._tasks[self._tasks.index(process)] = successor
+            self._running.append(successor)
+        return True
 
     def _find_missed(self) -> None:
         """Finds workers that ended with 0 although others need them: they left early or never came."""
