@@ -17,6 +17,7 @@ from replicax.errors import ArgumentError
 from replicax.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
 from replicax.host import NoPlacement
 from replicax.migration import called_as
+from replicax.runtime.memory import keep_freed_memory
 from replicax.strategies.client import ClientMethods, RemoteCluster, runs_for_a_client
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement
@@ -102,6 +103,8 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         self.cluster_resolver = found.resolver if found else cluster_resolver
         self.cluster: ClusterConfig = found.config if found else cluster_resolver.config()  # type: ignore[union-attr]
         stall_timeout = _patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
+        if self.cluster.num_processes > 1:
+            keep_freed_memory()
         self._peers: list[Member] = start(self.cluster, start_timeout, stall_timeout_from(stall_timeout))
         self.workers = tuple(peer.name for peer in self._peers) or ("worker:0",)
         placement = Placement(_devices(len(self._peers) > 1), workers=self.workers)
