@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
+
+from replicax.host import PlacementLike
+from replicax.program.handover import store_values
+from replicax.runtime.transfer import put
+from replicax.variable_access import VariableLike, array_of, is_per_replica_variable
 
 _FILES = (".keras", ".h5")
 
@@ -26,6 +33,19 @@ def write_atomically(path: Any, write: Callable[[Any], Any]) -> Any:
     finally:
         temporary.unlink(missing_ok=True)
     return result
+
+
+def gather_sharded(variables: Sequence[VariableLike], placement: PlacementLike) -> None:
+    """Gives each worker the whole values of variables of which it has a shard; all workers call this together."""
+    sharded = [
+        variable
+        for variable in variables
+        if isinstance(value := array_of(variable), jax.Array)
+        and not value.is_fully_addressable
+        and not value.is_fully_replicated
+        and not is_per_replica_variable(variable)
+    ]
+    store_values(sharded, [put(array_of(variable), placement.home) for variable in sharded])
 
 
 def write_together(path: Any, write: Callable[[], Any], is_chief: bool) -> Any:

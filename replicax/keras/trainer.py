@@ -194,9 +194,11 @@ class _EagerStep:
 def _shardings(step: KerasStep, strategy: KerasHost) -> Callable[[VariableLike], Sharding | None]:
     """Returns what tells where each variable of a step lives while steps are made."""
     of_optimizer = set(map(id, step.optimizer.variables)) if step.optimizer is not None else set[int]()
+    # A callback of the chief may save the model, and no other worker is there then to send its shard.
+    is_whole = strategy.placement.spans_processes
 
     def sharding_of(variable: VariableLike) -> Sharding | None:
-        if id(variable) in of_optimizer:
+        if id(variable) in of_optimizer and not is_whole:
             return strategy.optimizer_sharding(variable)
         return strategy.placement.variable_sharding(variable)
 

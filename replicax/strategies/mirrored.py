@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import NamedSharding, Sharding
 
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
-from replicax.collectives.compression import is_of_gradients
-from replicax.errors import ArgumentError
 from replicax.runtime.devices import chosen_devices
-from replicax.strategies.mesh_strategy import MeshStrategy
-from replicax.strategies.placement import Placement, cut_if_large
-from replicax.variable_access import VariableLike
-
-_MIN_SHARDED_SIZE = 2**12  # elements; below, a message costs more than the copies of the update
+from replicax.strategies.placement import Placement
+from replicax.strategies.sharded_update import ShardsUpdate
 
 
-class MirroredStrategy(MeshStrategy):
+class MirroredStrategy(ShardsUpdate):
     """Trains on several devices of this process: each has a copy of all variables and a part of each global batch.
 
     Gradients are summed over the devices, so that all copies are updated alike and stay equal.
@@ -54,14 +48,4 @@ class MirroredStrategy(MeshStrategy):
     ):
         found = chosen_devices(devices)
         super().__init__(Placement(found), cross_device_ops, communication_options)
-        if shard_update is not None and not isinstance(shard_update, bool):
-            raise ArgumentError(f"`shard_update` must be True, False or None, got {shard_update!r:.100}.")
-        compresses = is_of_gradients(self.communication_options.compression)
-        self.shard_update = not compresses if shard_update is None else shard_update
-
-    def optimizer_sharding(self, variable: VariableLike) -> Sharding | None:
-        """Returns where a variable of an optimizer lives while a step updates it."""
-        if not self.shard_update:
-            return super().optimizer_sharding(variable)
-        layout = cut_if_large(variable, _MIN_SHARDED_SIZE, self.num_replicas_in_sync)
-        return NamedSharding(self.placement.mesh_for(self.num_replicas_in_sync), layout)
+        self.shard_update = self._checked_shard_update(shard_update, default=True)

@@ -19,15 +19,15 @@ from replicax.host import NoPlacement
 from replicax.migration import called_as
 from replicax.runtime.memory import keep_freed_memory
 from replicax.strategies.client import ClientMethods, RemoteCluster, runs_for_a_client
-from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement
+from replicax.strategies.sharded_update import ShardsUpdate
 
 _START_TIMEOUT_S = 300.0
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class MultiWorkerMirroredStrategy(MeshStrategy):
+class MultiWorkerMirroredStrategy(ShardsUpdate):
     """Trains on the devices of all workers of a cluster in step: `MirroredStrategy` over many processes.
 
     Every worker runs the same program, and makes the strategy at its top, before anything creates an array: there it
@@ -49,6 +49,9 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         stall_timeout: For how many seconds a worker may not answer, or do nothing while others wait for it, until all
             end with a report (see the guide "My job hangs"). None or 0 for no watching. It must be the same in all
             workers; `REPLICAX_STALL_TIMEOUT` sets another default.
+        shard_update: Whether training shards optimizer state of at least 4,096 elements over the replicas of all
+            workers, in custom loops; see `MirroredStrategy`. In `Model.fit` each worker keeps all of it, so that the
+            chief's callbacks can save it. By default (None) it does not.
         remote_cluster: Makes this process a client: the addresses of the servers (`{"worker": ["host1:2222", ...]}`, a
             `ClusterSpec`, or a resolver), or the address of a Ray cluster (`"auto"`, `"host:port"`,
             `"ray://host:port"`). In a process that runs for a client it has no effect.
@@ -90,6 +93,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         start_timeout: float = _START_TIMEOUT_S,
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
         *,
+        shard_update: bool | None = None,
         remote_cluster: RemoteCluster | None = None,
         workers: int | None = None,
         devices_per_worker: int | None = None,
@@ -109,6 +113,7 @@ class MultiWorkerMirroredStrategy(MeshStrategy):
         self.workers = tuple(peer.name for peer in self._peers) or ("worker:0",)
         placement = Placement(_devices(len(self._peers) > 1), workers=self.workers)
         super().__init__(placement, cross_device_ops, communication_options)
+        self.shard_update = self._checked_shard_update(shard_update, default=False)
 
     def remote(self, fn: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Runs `fn(*args, **kwargs)` on every worker, in a fresh process there, and returns the chief's result.
@@ -175,6 +180,7 @@ class _Client(ClientMethods, MultiWorkerMirroredStrategy):
         start_timeout: float = _START_TIMEOUT_S,
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
         *,
+        shard_update: bool | None = None,
         remote_cluster: RemoteCluster | None = None,
         workers: int | None = None,
         devices_per_worker: int | None = None,
@@ -184,7 +190,7 @@ class _Client(ClientMethods, MultiWorkerMirroredStrategy):
                 "`cluster_resolver` says which worker this process is, and a client (`remote_cluster`) is none."
             )
         _patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
-        given = (communication_options, cross_device_ops, start_timeout, stall_timeout)
+        given = (communication_options, cross_device_ops, start_timeout, stall_timeout, shard_update)
         own = (_of_this_worker, (pickle.dumps(given),))
         ClientMethods.__init__(self, remote_cluster, workers, devices_per_worker, start_timeout, own)
 
@@ -192,8 +198,8 @@ class _Client(ClientMethods, MultiWorkerMirroredStrategy):
 @functools.cache
 def _of_this_worker(given: bytes) -> MultiWorkerMirroredStrategy:
     """Returns the strategy of this worker, which stands for a client's."""
-    options, ops, start_timeout, stall_timeout = pickle.loads(given)
-    return MultiWorkerMirroredStrategy(None, options, ops, start_timeout, stall_timeout)
+    options, ops, start_timeout, stall_timeout, shard_update = pickle.loads(given)
+    return MultiWorkerMirroredStrategy(None, options, ops, start_timeout, stall_timeout, shard_update=shard_update)
 
 
 def _patience(stall_timeout: float | None, timeout_seconds: float | None) -> float | None:
