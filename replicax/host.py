@@ -18,7 +18,9 @@ Without a strategy `host_of(None)` answers the same questions: one replica, and 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -353,6 +355,13 @@ class HostDefaults:
 
     def adopt(self, variable: VariableLike) -> None:
         """Is told of each Keras variable that is made in the scope, before it gets its first value."""
+
+    def around_loop(
+        self, model: object, name: str, given: inspect.BoundArguments
+    ) -> contextlib.AbstractContextManager[None] | None:
+        """Returns what a loop of Keras runs in, which may change its arguments; None for nothing."""
+        del model, name, given
+        return None
 
     def before_program(self, trains: bool) -> None:
         """Does nothing: `counts_steps` is false."""

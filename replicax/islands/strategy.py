@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 
 import jax
@@ -15,6 +16,7 @@ from replicax.data import DistributedDataset, DistributedDatasetFromFunction, In
 from replicax.errors import ArgumentError, ContextError
 from replicax.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.islands.dealing import dealt, dealt_options
+from replicax.islands.keras_loops import around_loop
 from replicax.islands.local_variables import make_island_local, own_values
 from replicax.islands.opening import open_meeting
 from replicax.islands.outer import Averaging, OuterOptimizer, outer_optimizer
@@ -123,6 +125,20 @@ class IslandStrategy(MirroredStrategy):
     def own_values(self) -> contextlib.AbstractContextManager[None]:
         """Lets Python read this island's own values of variables in a `with` block, which may differ from others'."""
         return own_values()
+
+    def add_up_metrics(self) -> None:
+        """Gives metrics the totals over all islands, and leaves everything else; all islands call it.
+
+        Raises:
+            BarrierTimeoutError: An island that is up did not come in time.
+        """
+        self._sync.meet("counts", ())
+
+    def around_loop(
+        self, model: object, name: str, given: inspect.BoundArguments
+    ) -> contextlib.AbstractContextManager[None] | None:
+        """Returns what a loop of Keras runs in."""
+        return around_loop(self, model, name, given)
 
     def before_program(self, trains: bool) -> None:
         """Is called before a program runs that assigns variables."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,6 +39,11 @@ class KerasHost(Host, Protocol):
 
     def keras_loops(self, model: keras.Model) -> KerasLoopsLike | None:
         """Returns what runs `fit` and the like for a model, by these names; None leaves them to Keras's loops."""
+
+    def around_loop(
+        self, model: keras.Model, name: str, given: inspect.BoundArguments
+    ) -> contextlib.AbstractContextManager[None] | None:
+        """Returns what a loop of Keras runs in, which may change its arguments; None for nothing."""
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], PyTree], options: InputOptions | None = None

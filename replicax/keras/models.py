@@ -146,6 +146,10 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
                 return getattr(loops, original.__name__)(*given.args[1:], **given.kwargs)
             for name in _DATA & given.arguments.keys():
                 given.arguments[name] = as_keras_data(given.arguments[name], strategy)
+            around = strategy.around_loop(self, original.__name__, given)
+            if around is not None:
+                with around:
+                    return _run_loop(original, self, given)
             if not has_workers(strategy) or original.__name__ not in _EPOCH_LOOPS:
                 return _run_loop(original, self, given)
             with loop_of_workers(given, strategy, trains=original.__name__ == "fit"):

@@ -12,7 +12,7 @@ import functools
 import inspect
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,18 +85,28 @@ def _read(message: bytes) -> dict[str, Any]:
 
 def _callbacks(callbacks: Any, strategy: Host, trains: bool) -> Any:
     """Returns the callbacks that this worker runs."""
+    return callbacks_of_worker(callbacks, strategy.placement.is_chief, [_alike_class()(strategy)] if trains else [])
+
+
+def callbacks_of_worker(callbacks: Any, is_chief: bool, last: Sequence[Any] = ()) -> Any:
+    """Returns the callbacks that a worker runs: only the chief's write.
+
+    Args:
+        callbacks: What the user has given: a callback, a list of them, a `CallbackList`, or None.
+        is_chief: Whether this worker is the chief.
+        last: Callbacks that come after them.
+    """
     import keras
 
     held = getattr(callbacks, "callbacks", None)  # of a CallbackList
     given = list(held) if held is not None else [] if callbacks is None else callbacks
     given = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not strategy.placement.is_chief:
+    if not is_chief:
         given = [callback for callback in given if not _writes(callback)]
         for callback in given:
             if isinstance(callback, keras.callbacks.BackupAndRestore):
                 stop_writing(callback)  # Every worker must restore what it restores.
-    if trains:
-        given.append(_alike_class()(strategy))
+    given.extend(last)
     if held is None:
         return given
     callbacks.callbacks = given

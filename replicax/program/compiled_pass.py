@@ -90,6 +90,8 @@ class CompiledPass:
         self.compiled = self._jit()
         self._calls = health.Calls(name, placement.spans_processes)
         self._is_counted = self._host.counts_steps and bool(self.variables.written)
+        for variable in self.variables.written if self._is_counted else ():
+            self._host.adopt(variable)  # Keras makes those of metrics in its loops, where no scope is open.
         self._trains = any(getattr(variable, "trainable", False) for variable in self.variables.written)
 
     def _jit(self) -> CompiledStep:
