@@ -244,7 +244,7 @@ class Checkpoint(Advised):
 
     def _contents(self, prepared: _Prepared) -> Contents:
         parts = prepared.parts
-        arrays = values_of(parts.variables) | prepared.waiting
+        arrays = values_of(parts.variables, parts.states.values()) | prepared.waiting
         arrays |= {name: saved_array(array) for name, array in parts.arrays.items()}
         notes = {name: note() for name, note in self._notes.items()}
         return Contents(arrays, prepared.state, prepared.step, notes)

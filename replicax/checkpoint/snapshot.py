@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from replicax.checkpoint.encoding import SavedArray, saved_value
 from replicax.variable_access import AssignableLike
@@ -11,11 +12,23 @@ from replicax.variable_access import AssignableLike
 _SECONDS_BETWEEN_LOOKS = 0.05
 
 
-def values_of(variables: Mapping[str, AssignableLike]) -> dict[str, SavedArray]:
+def values_of(variables: Mapping[str, AssignableLike], states: Iterable[object] = ()) -> dict[str, SavedArray]:
     """Returns the values of variables: all from before, or all from after a lost parameter server was replaced.
 
     They are read in the order of their names, the same in all processes: reading some of them is a computation of all.
+
+    Args:
+        variables: The variables.
+        states: What is saved with them. A strategy of islands among them knows what this island's own values mean.
     """
+    with contextlib.ExitStack() as stack:
+        for state in states:
+            if hasattr(state, "own_values"):
+                stack.enter_context(state.own_values())
+        return _values_at_once(variables)
+
+
+def _values_at_once(variables: Mapping[str, AssignableLike]) -> dict[str, SavedArray]:
     while True:
         before = _restorations(variables)
         values = {name: saved_value(variable) for name, variable in sorted(variables.items(), key=lambda item: item[0])}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
@@ -24,13 +24,33 @@ from replicax.typing import PyTree
 if TYPE_CHECKING:
     import keras
 
-    from replicax.islands.strategy import IslandStrategy
-
 _ROWS = ("x", "y", "sample_weight")
 
 
+class IslandLike(Protocol):
+    """A strategy of islands, as a loop asks it."""
+
+    @property
+    def num_islands(self) -> int:
+        """Number of islands."""
+
+    @property
+    def island_index(self) -> int:
+        """Number of this one."""
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this one writes."""
+
+    def synchronize(self) -> None:
+        """Makes everything equal."""
+
+    def add_up_metrics(self) -> None:
+        """Makes metrics equal."""
+
+
 def around_loop(
-    strategy: IslandStrategy, model: keras.Model, name: str, given: inspect.BoundArguments
+    strategy: IslandLike, model: keras.Model, name: str, given: inspect.BoundArguments
 ) -> contextlib.AbstractContextManager[None]:
     """Prepares a loop of Keras for this island.
 
@@ -51,7 +71,7 @@ def around_loop(
     return _with_results(model, strategy.synchronize if name == "fit" else strategy.add_up_metrics)
 
 
-def _deal(strategy: IslandStrategy, given: inspect.BoundArguments) -> None:
+def _deal(strategy: IslandLike, given: inspect.BoundArguments) -> None:
     arguments = given.arguments
     if arguments.get("kwargs", {}).get("_use_cached_eval_dataset"):
         return  # In `fit`, which has dealt the rows.
@@ -63,7 +83,7 @@ def _deal(strategy: IslandStrategy, given: inspect.BoundArguments) -> None:
         arguments["validation_data"] = tuple(_own_rows(strategy, each) for each in validation)
 
 
-def _own_rows(strategy: IslandStrategy, data: PyTree) -> PyTree:
+def _own_rows(strategy: IslandLike, data: PyTree) -> PyTree:
     """Returns an island's rows of arrays; a dataset is each island's own, unless the strategy has distributed it."""
     lists_of_arrays = isinstance(data, list) and all(hasattr(each, "shape") for each in jax.tree_util.tree_leaves(data))
     if data is None or not (is_array_pytree(data) or lists_of_arrays):

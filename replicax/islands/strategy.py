@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import os
 from collections.abc import Callable, Sequence
 
 import jax
@@ -94,12 +95,12 @@ class IslandStrategy(MirroredStrategy):
     @property
     def step_in_round(self) -> int:
         """How many steps of the present round this island has made: 0 after a synchronization of everything."""
-        return self._sync.progress.step
+        return self._sync.now().step
 
     @property
     def steps(self) -> int:
         """How many training steps this island has made; one that has joined counts on from the others' steps."""
-        return self._sync.progress.steps
+        return self._sync.now().steps
 
     @property
     def bytes_exchanged(self) -> int:
@@ -166,6 +167,32 @@ class IslandStrategy(MirroredStrategy):
         trains = any(array_of(variable) is not array for variable, array in zip(trained, before, strict=True))
         self._sync.after(trains, 1.0)
         return result
+
+    # Checkpoints.
+
+    def checkpoint_folder(self, path: str | os.PathLike[str]) -> str:
+        """Returns the folder in `path` for this island's checkpoints: each island writes its own.
+
+        Without `elastic` it is `path` itself: then all islands write one checkpoint together.
+        """
+        own = jax.process_count() == 1 and self.num_islands > 1
+        return os.path.join(path, f"island-{self.island_index}") if own else os.fspath(path)
+
+    def get_state(self) -> PyTree:
+        """Returns what a checkpoint in the middle of a round needs besides the variables, for `rx.Checkpoint`.
+
+        That is how far this island is, the values that the round began with, and the outer optimizer's state. Give the
+        strategy to the checkpoint: `rx.Checkpoint(model=model, optimizer=optimizer, strategy=strategy)`.
+        """
+        return self._sync.get_state()
+
+    def set_state(self, state: PyTree) -> None:
+        """Goes on where `get_state` was called.
+
+        Raises:
+            ArgumentError: The state is of other rounds or fragments.
+        """
+        self._sync.set_state(state)
 
     # Variables and data.
 
@@ -244,7 +271,7 @@ class LocalSGDStrategy(IslandStrategy):
         cross_device_ops: CrossDeviceOps | None = None,
         start_timeout: float = _START_TIMEOUT_S,
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
-        elastic: bool = False,
+        elastic: bool = True,
         meeting: Meeting | None = None,
     ):
         schedule = Schedule(every)
@@ -312,7 +339,7 @@ class DiLoCoStrategy(IslandStrategy):
         cross_device_ops: CrossDeviceOps | None = None,
         start_timeout: float = _START_TIMEOUT_S,
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
-        elastic: bool = False,
+        elastic: bool = True,
         meeting: Meeting | None = None,
     ):
         schedule, outer = Schedule(every, fragments), _outer(outer_optimizer)

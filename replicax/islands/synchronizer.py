@@ -16,6 +16,7 @@ from replicax.islands.outer import OuterOptimizer
 from replicax.islands.progress import Progress
 from replicax.islands.registry import Entry, Registry
 from replicax.islands.rounds import Schedule
+from replicax.islands.saving import check_saved, restore, saved
 from replicax.islands.state import Common, IslandState
 from replicax.islands.values import Values
 from replicax.membership import Meeting, MemberLostError, Roll
@@ -82,12 +83,14 @@ class Synchronizer:
         self._averaged = (Kind.MEAN, Kind.SLOT) if averages_slots else (Kind.MEAN,)
         self._compressed = compressed
         self._update = jax.jit(outer.update)
+        self._restored: PyTree = None
         self._agreed: set[int] = set()  # the keys of variables that have begun with one value everywhere
 
     # What steps call.
 
     def before(self, trains: bool) -> None:
         """Is called before a program that assigns variables: a newcomer gets its values, a new round its start."""
+        self._take_restored()
         if trains and self.progress.due:
             self.meet("round", self.progress.due)
         entries = self.registry.entries()
@@ -127,10 +130,36 @@ class Synchronizer:
         if self.common.counts.differ(entry) if counts else since:
             raise IslandDivergenceError(name_of(variable), since, self.progress.schedule.every, counts)
 
+    # Checkpoints.
+
+    def now(self) -> Progress:
+        """Returns how far this island is, also right after it was restored."""
+        self._take_restored()
+        return self.progress
+
+    def get_state(self) -> PyTree:
+        """Returns what a checkpoint of this island has besides the values of variables."""
+        self._take_restored()
+        entries = self.registry.entries()
+        return saved(self.common, self.progress, entries, self._values if jax.process_count() > 1 else None)
+
+    def set_state(self, state: PyTree) -> None:
+        """Goes on where `get_state` was called, with the first program: until then variables may get their values."""
+        check_saved(state, self.progress)
+        self._restored = state
+
+    def _take_restored(self) -> None:
+        state, self._restored = self._restored, None
+        if state is not None:
+            entries = self.registry.entries()
+            restore(state, self.common, self.progress, entries, self._values)
+            self._agreed = {entry.key for entry in entries}
+
     # Meeting the others.
 
     def synchronize(self) -> None:
         """Makes all values equal and ends the round; waits until all islands have called it."""
+        self._take_restored()
         self.meet("end", tuple(range(self.progress.schedule.fragments)))
         self.progress.step = 0
 

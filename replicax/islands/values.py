@@ -102,6 +102,11 @@ class Counts:
         self._differing.discard(entry.key)
         self._remember(entry)
 
+    def go_on(self, entry: Entry, base: jax.Array) -> None:
+        """Notes that a variable has counted on from `base`, in a training that was restored."""
+        self.begin(entry, base)
+        self._differing.add(entry.key)
+
     def differ(self, entry: Entry) -> bool:
         """Returns whether islands may have counted different rows."""
         return entry.key in self._differing and self._is_known(entry)
