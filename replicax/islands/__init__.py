@@ -1,3 +1,4 @@
 """Low-communication training: workers train alone, each an island, and synchronize after every H steps."""
 
-from replicax.islands.strategy import DiLoCoStrategy as DiLoCoStrategy, LocalSGDStrategy as LocalSGDStrategy
+from replicax.islands.diloco import DiLoCoStrategy as DiLoCoStrategy
+from replicax.islands.local_sgd import LocalSGDStrategy as LocalSGDStrategy

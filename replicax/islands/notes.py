@@ -51,28 +51,29 @@ def read_note(note: bytes) -> Note:
     return Note(at, tuple(fragments), tuple(weights), step, steps, tuple(since), exchanges, (digest, count))
 
 
+def digest_of(descriptions: Sequence[str]) -> tuple[int, int]:
+    """Returns what islands compare of their variables."""
+    return zlib.crc32("\n".join(descriptions).encode()), len(descriptions)
+
+
 def veterans(notes: Sequence[Note]) -> list[int]:
     """Returns the positions of the islands that were in the latest exchange; all others are new, or come too late."""
     latest = max(note.exchanges for note in notes)
     return [i for i, note in enumerate(notes) if note.exchanges == latest > 0]
 
 
-def digest_of(descriptions: Sequence[str]) -> tuple[int, int]:
-    """Returns what islands compare of their variables."""
-    return zlib.crc32("\n".join(descriptions).encode()), len(descriptions)
-
-
-def check_same_variables(names: Sequence[str], notes: Sequence[Note]) -> None:
-    """Checks that islands have the same variables.
+def check_same_variables(names: Sequence[str], notes: Sequence[Note], here: int) -> None:
+    """Checks that this island has the variables of the others. (If it has not, they lose it here.)
 
     Args:
         names: What the islands are called.
         notes: Their notes.
+        here: The position of this one.
 
     Raises:
-        ValuesMismatchError: They have not.
+        ValuesMismatchError: It has not.
     """
-    for name, note in zip(names, notes, strict=True):
-        if note.variables != notes[0].variables:
-            shown = [f"{each.variables[1]} variables (digest {each.variables[0]:08x})" for each in (notes[0], note)]
-            raise ValuesMismatchError("variables to be synchronized", names[0], shown[0], name, shown[1], 0)
+    first = next(iter(veterans(notes)), 0)
+    if notes[here].variables != notes[first].variables:
+        shown = [f"{notes[i].variables[1]} variables (digest {notes[i].variables[0]:08x})" for i in (first, here)]
+        raise ValuesMismatchError("variables to be synchronized", names[first], shown[0], names[here], shown[1], 0)

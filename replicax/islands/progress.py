@@ -52,7 +52,8 @@ class Progress:
 
     def taken_over(self, leader: Note) -> None:
         """Goes on where another island is."""
-        self.step, self.steps, self.since = leader.step, leader.steps, list(leader.since)
+        self.step = 0 if leader.at == "end" else leader.step  # `synchronize` ends the round.
+        self.steps, self.since = leader.steps, list(leader.since)
         self.exchanges = leader.exchanges
         self.weights, self.due = [0.0] * self.schedule.fragments, ()
 

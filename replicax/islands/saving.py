@@ -87,7 +87,7 @@ def restore(
             fragment, [values.local(entry.variable) for entry in trained if entry.fragment == fragment]
         )
         structure = jax.tree_util.tree_structure(like)
-        common.outer_states[fragment] = structure.unflatten([_on(values, leaf) for leaf in leaves])
+        common.outer_states[fragment] = jax.tree_util.tree_unflatten(structure, [_on(values, leaf) for leaf in leaves])
     for i, base in state["bases"].items():
         common.counts.go_on(entries[int(i)], _on(values, base))
 

@@ -175,29 +175,32 @@ class Synchronizer:
             own = self.progress.note(at, fragments, described)
             roll = self.meeting.gather(_WHAT[at], own.encoded())
             notes = [read_note(note) for note in roll.notes]
-            check_same_variables([self.meeting.names[i] for i in roll.present], notes)
+            here = roll.present.index(self.meeting.index)
+            check_same_variables([self.meeting.names[i] for i in roll.present], notes, here)
             try:
-                self._exchange(roll, notes)
+                self._exchange(roll, notes, here)
             except MemberLostError:
                 continue
             if not own.waits or all(note.waits for note in notes):
                 return
 
-    def _exchange(self, roll: Roll, notes: Sequence[Note]) -> None:
+    def _exchange(self, roll: Roll, notes: Sequence[Note], here: int) -> None:
         """Makes one exchange; nothing is kept before all of it has come."""
-        here, old = roll.present.index(self.meeting.index), veterans(notes)
+        old = veterans(notes)
         outcome = _Outcome((), {}, {})
         if old:
             outcome = self._summed(roll, [notes[i] for i in old], notes[here] if here in old else None)
         leader = old[0] if old else 0
         state = None
         if len(old) < len(notes) or any(note.at == "start" for note in notes):
-            state = self._handed_over(roll, here == leader, outcome)
+            state = self._handed_over(roll, here == leader, outcome, everything=bool(old))
         entries = self.registry.entries()
         away = (self.meeting.index - roll.present[leader]) * self._replicas
         if state is not None and here != leader:
             with turns.of_thread(), turns.DISPATCH:
-                if here in old:
+                if not old:
+                    self.common.take_values(entries, state.values, away)
+                elif here in old:
                     new = [(e, x) for e, x in zip(entries, state.values, strict=True) if e.key not in self._agreed]
                     self.common.take_values([e for e, _ in new], [x for _, x in new], away)
                 else:
@@ -244,6 +247,13 @@ class Synchronizer:
             shares = [[parts[entry.fragment] for entry in group] for group in (trained, means)]
             return weighted((anchors, now[0], shares[0]), (now[1], shares[1]), (now[2], bases), self._compressed)
 
+    def example_of(self, fragment: int) -> Sent:
+        """Returns arrays such as those that are sent for a fragment."""
+        parts = {fragment: np.float32(1.0)}
+        trained = [e for e in self.registry.of_kind(Kind.TRAINED) if e.fragment == fragment]
+        means = [e for e in self.registry.of_kind(*self._averaged) if e.fragment == fragment]
+        return self._sent(trained, means, [], parts)
+
     def _total(self, roll: Roll, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         self.num_bytes += sum(array.nbytes for array in arrays)
         return self.meeting.total(roll, arrays)
@@ -257,10 +267,11 @@ class Synchronizer:
         new, state = self._update(gradients, self.common.outer_state(fragment, anchors), anchors)
         return {trained[i].key: value for i, value in zip(own, new, strict=True)}, state
 
-    def _handed_over(self, roll: Roll, is_leader: bool, outcome: _Outcome) -> IslandState:
-        """Returns the leader's state on all islands: newcomers take it."""
+    def _handed_over(self, roll: Roll, is_leader: bool, outcome: _Outcome, everything: bool) -> IslandState:
+        """Returns the leader's state on all islands: newcomers take it. At the start there are first values only."""
         with turns.of_thread(), turns.DISPATCH:
             state = self.common.state(self.registry.entries(), outcome.values, outcome.outer)
+            state = state if everything else IslandState(state.values, [], [], [])
             leaves, structure = jax.tree_util.tree_flatten(state)
             own = copied(leaves) if is_leader else zeros_like(leaves)
         found: IslandState = jax.tree_util.tree_unflatten(structure, self._total(roll, own))
