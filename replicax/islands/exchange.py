@@ -13,7 +13,7 @@ Arrays = Sequence[jax.Array]
 
 
 class Sent(NamedTuple):
-    """What islands add up, in the order in which it travels.
+    """The arrays that islands add up, in the order in which they travel.
 
     Attributes:
         trained: For each trained variable how far this island has moved *back*: the value at the start of its round

@@ -1,4 +1,4 @@
-"""What a synchronization makes of a variable."""
+"""The kinds of variables, by how islands synchronize them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STEP_COUNTER = "iteration"  # Each optimizer of Keras has a variable of this na
 
 
 class Kind(enum.Enum):
-    """What a synchronization makes of the islands' values of a variable.
+    """The kind of a variable: how one value is made of those that the islands have.
 
     `TRAINED`: a trainable variable, which the outer step updates. `MEAN`: other state of floating dtype, such as the
     statistics of BatchNorm: the mean. `SLOT`: an optimizer's state of floating dtype: as the strategy is told. `SUM`:

@@ -1,4 +1,4 @@
-"""What an island tells the others when they meet."""
+"""The notes that islands bring when they meet."""
 
 from __future__ import annotations
 

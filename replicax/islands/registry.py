@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 
     @property
     def described(self) -> str:
-        """What the islands' variables must have in common. Keras numbers names, so only the last word counts."""
+        """The properties that it has on all islands. Keras numbers names, so only the last word counts."""
         return f"{name_of(self.variable).rpartition('/')[2]} {dtype_of(self.variable)}{list(shape_of(self.variable))}"
 
 

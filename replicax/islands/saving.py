@@ -1,4 +1,4 @@
-"""What a checkpoint has of an island besides the values of variables, as plain data."""
+"""The state of an island besides the values of variables, as plain data for a checkpoint."""
 
 from __future__ import annotations
 

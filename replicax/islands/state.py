@@ -33,7 +33,7 @@ class IslandState(NamedTuple):
 
 
 class Common:
-    """What the islands have in common besides the values of variables.
+    """The state that islands have in common besides the values of variables.
 
     Args:
         outer: The outer optimizer.

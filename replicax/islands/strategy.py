@@ -102,7 +102,7 @@ class IslandStrategy(SynchronizingMethods, MirroredStrategy):
     ) -> PyTree:
         if not context.runs_eagerly() or context.current().frame is not None:
             return super()._on_replicas(fn, args, kwargs, donate, in_replica_context)
-        # Operation by operation, nobody knows what a function assigns before it has done so.
+        # Operation by operation, the variables that a function assigns are known when it has done so.
         self._sync.before(trains=True)
         trained = [v for v in self._sync.registry.trained() if array_of(v) is not None]
         before = [array_of(variable) for variable in trained]

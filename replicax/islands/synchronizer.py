@@ -33,7 +33,7 @@ _WHAT = {
 
 
 class _Outcome(NamedTuple):
-    """What an exchange has made, before it is kept.
+    """The outcome of an exchange, before it is kept.
 
     Attributes:
         fragments: The fragments that were synchronized.
@@ -47,7 +47,7 @@ class _Outcome(NamedTuple):
 
 
 class Synchronizer:
-    """What one island does so that it and the others become equal.
+    """Keeps one island and the others together: counts its steps, and exchanges values when it is time.
 
     Args:
         meeting: Where the islands meet.
@@ -86,7 +86,7 @@ class Synchronizer:
         self._restored: PyTree = None
         self._agreed: set[int] = set()  # the keys of variables that have begun with one value everywhere
 
-    # What steps call.
+    # Called around steps.
 
     def before(self, trains: bool) -> None:
         """Is called before a program that assigns variables: a newcomer gets its values, a new round its start."""

@@ -1,4 +1,4 @@
-"""What users ask of islands: who takes part, how far they are, and that they synchronize."""
+"""The methods for users: which islands there are, how far they are, and that they synchronize."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SynchronizingMethods:
 
     _sync: Synchronizer
 
-    # Who takes part.
+    # The islands.
 
     @property
     def num_islands(self) -> int:

@@ -23,6 +23,10 @@ def _mesh(data: int, model: int) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(np.array(jax.devices()[: data * model]).reshape(data, model), ("data", "model"))
 
 
+def _island(devices: int) -> Callable[[], rx.Strategy]:
+    return lambda: rx.LocalSGDStrategy(2, devices=[f"cpu:{i}" for i in range(devices)])
+
+
 ALL: dict[str, Callable[[], rx.Strategy]] = {
     "default": rx.get_strategy,
     "one_device": lambda: rx.OneDeviceStrategy("cpu:3"),
@@ -40,5 +44,7 @@ ALL: dict[str, Callable[[], rx.Strategy]] = {
     "central_2": _central(2),
     "central_3_elsewhere": _central(3, first=1),
     "central_8": _central(8, "cpu:5"),
+    "island_1": _island(1),
+    "island_3": _island(3),
     "mirrored_8_packed": _mirrored(8, communication_options=rx.CommunicationOptions(bytes_per_pack=1024)),
 }
