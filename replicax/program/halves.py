@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from replicax.program.jaxprs import calls_host, inlined
+from replicax.program.crossing import Crossing, Parts, summed
+from replicax.program.jaxprs import Atom, aval_of, calls_host, inlined, is_literal
 from replicax.program.split import Assigned, Split
+from replicax.program.unsummed import UnsummedEvaluation
 from replicax.typing import PyTree, PyTreeFunction
 
 
@@ -35,6 +37,10 @@ class Halves:
 
     Called like the function itself. It is traced and compiled at the first call. Numbers among its results (a loss)
     come home too, where they can be combined with variables; arrays stay on the compute devices.
+
+    What crosses is copied, unless all devices share one memory. Then both halves read the other one's arrays in place:
+    no device copies a variable, and home adds up the gradients of all replicas in the update. An array that another
+    device reads is not overwritten, so the new value of such a variable takes the buffer of its gradient.
 
     Args:
         step: The function `(updated variables, other variables, donated, other arguments) -> (new values, results)`.
@@ -89,7 +95,7 @@ class _Compiled:
 
     def __init__(self, halves: Halves, args: Sequence[PyTree]):
         self._places = halves.places
-        (self._home,) = halves.places.home.device_set
+        self._crossing = Crossing(halves.places.home, halves.places.compute)
         self._split, self._structure = halves.split(args)
         jaxpr = self._split.program.jaxpr
         self._num_inputs, self._num_outputs = len(jaxpr.invars), len(jaxpr.outvars)
@@ -101,13 +107,9 @@ class _Compiled:
         results = range(len(self._places.written), self._num_outputs)
         self._numbers = {i for i in results if not jaxpr.outvars[i].aval.shape}
         self._divide_worker(given)  # No variables: should the second half fail, they must be as they were.
-        self._divide_server(variables | given)
-        name = getattr(halves.step, "__name__", "step")
-        stays = self._places.written
-        places = [stays[i] if i < len(stays) else None for i in self._kept]
-        worker, server = _named(self._worker_half, name), _named(self._server_half, f"{name}_update")
-        self._worker = jax.jit(worker, donate_argnums=0, out_shardings=(places, self._places.compute))
-        self._server = jax.jit(server, donate_argnums=0, out_shardings=self._places.home)
+        shared = set(self._moved) if self._crossing.in_place else set()
+        self._divide_server((variables - shared) | given)
+        self._compile(getattr(halves.step, "__name__", "step"))
 
     def _divide_worker(self, free: set[int]) -> None:
         at_home = {i for i, place in enumerate(self._places.read) if place is None}
@@ -124,12 +126,40 @@ class _Compiled:
             for each in split.assigned
             if each.input is not None and each.input in free and each.input in split.server_inputs
         }
-        # JAX gives the first result of a shape the first donated buffer of that shape, so those are in one order.
-        self._updated = [*donated, *(i for i in updated if i not in donated)]
-        self._order = [updated.index(i) for i in self._updated]
-        self._donated = list(donated.values())
-        self._read = [i for i in split.server_inputs if i not in self._donated]
         self._kept = [i for i in range(self._num_outputs) if i not in updated]
+        outvars = split.program.jaxpr.outvars
+        kept = {atom for i in self._kept if not is_literal(atom := outvars[i])}
+        self._worker_equations = UnsummedEvaluation(
+            split.worker_equations, split.sent if self._crossing.in_place else (), kept
+        )
+        self._parted = [i for i, leaf in enumerate(split.sent) if leaf in self._worker_equations.unsummed]
+        taken = self._gradients_taken([i for i in updated if i not in donated])
+        # JAX gives the first result of a shape the first donated buffer of that shape, so those are in one order.
+        first = [*donated, *taken]
+        self._updated = [*first, *(i for i in updated if i not in first)]
+        self._order = [updated.index(i) for i in self._updated]
+        self._donated, self._taken = list(donated.values()), list(taken.values())
+        self._read = [i for i in split.server_inputs if i not in self._donated]
+
+    def _gradients_taken(self, updated: Sequence[int]) -> dict[int, int]:
+        """Returns, for outputs that get no buffer of their old value, what is sent in whose buffer they are written."""
+        taken: dict[int, int] = {}
+        free = self._parted if self._crossing.own is not None else []
+        for i in updated:
+            wanted = _kind(self._split.program.jaxpr.outvars[i])
+            fits = [k for k in free if k not in taken.values() and _kind(self._split.sent[k]) == wanted]
+            if fits:
+                taken[i] = fits[0]
+        return taken
+
+    def _compile(self, name: str) -> None:
+        stays = self._places.written
+        places = [stays[i] if i < len(stays) else None for i in self._kept]
+        stacked = NamedSharding(self._places.compute.mesh, PartitionSpec(self._places.compute.mesh.axis_names))
+        sent = [stacked if i in self._parted else self._places.compute for i in range(len(self._split.sent))]
+        worker, server = _named(self._worker_half, name), _named(self._server_half, f"{name}_update")
+        self._worker = jax.jit(worker, donate_argnums=0, out_shardings=(places, sent))
+        self._server = jax.jit(server, donate_argnums=(0, 1), out_shardings=self._places.home)
 
     def _worker_half(
         self, given: list[jax.Array], lent: list[jax.Array], moved: list[jax.Array]
@@ -137,20 +167,27 @@ class _Compiled:
         args: list[jax.Array | None] = [None] * self._num_inputs
         for i, value in zip([*self._given, *self._lent, *self._moved], [*given, *lent, *moved], strict=True):
             args[i] = value
-        outputs, sent = self._split.worker(args)
+        values = self._split.inputs(args)
+        self._worker_equations(values)
+        outputs, sent = self._split.worker_results(values)
         return [outputs[i] for i in self._kept], sent
 
-    def _server_half(self, donated: list[jax.Array], read: list[jax.Array], sent: list[jax.Array]) -> list[jax.Array]:
+    def _server_half(
+        self, donated: list[jax.Array], taken: list[jax.Array], read: list[jax.Array], sent: list[Parts]
+    ) -> list[jax.Array]:
         args: list[jax.Array | None] = [None] * self._num_inputs
         for i, value in zip([*self._donated, *self._read], [*donated, *read], strict=True):
             args[i] = value
-        updated = self._split.server(args, sent)
+        at_home = dict(zip(self._taken, taken, strict=True))
+        updated = self._split.server(args, [summed(parts, at_home.get(i)) for i, parts in enumerate(sent)])
         return [updated[i] for i in self._order]
 
     def staged(self, leaves: Sequence[jax.Array]) -> tuple[PyTreeFunction, Sequence[PyTree], PyTreeFunction]:
         computed, sent = self._worker(*self._worker_args(leaves))
-        arrived = [self._at_home(value) for value in sent]
-        kept = {i: self._at_home(x) if i in self._numbers else x for i, x in zip(self._kept, computed, strict=True)}
+        arrived = self._crossing.arrived(sent, self._parted)
+        at_home = self._crossing.at_home
+        kept = {i: at_home(x) if i in self._numbers else x for i, x in zip(self._kept, computed, strict=True)}
+        taken = [self._crossing.take_own(arrived[i]) for i in self._taken]
 
         def results_of(updated: Sequence[jax.Array]) -> PyTree:
             known = {**kept, **dict(zip(self._updated, updated, strict=True))}
@@ -159,45 +196,25 @@ class _Compiled:
                 jax.block_until_ready(outputs)
             return jax.tree_util.tree_unflatten(self._structure, outputs)
 
-        return self._server, ([leaves[i] for i in self._donated], [leaves[i] for i in self._read], arrived), results_of
+        donated, read = [leaves[i] for i in self._donated], [leaves[i] for i in self._read]
+        return self._server, (donated, taken, read, arrived), results_of
 
     def lower(self, leaves: Sequence[jax.Array]) -> jax.stages.Lowered:
         return self._worker.lower(*self._worker_args(leaves))
 
     def _worker_args(self, leaves: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
-        given, lent = ([self._at_work(leaves[i]) for i in group] for group in (self._given, self._lent))
-        return given, lent, self._copies([leaves[i] for i in self._moved])
-
-    def _at_work(self, value: jax.Array) -> jax.Array:
-        """Returns an argument where the worker can use it: a variable's value that has been read lies at home."""
-        if isinstance(value, jax.Array) and value.committed and value.sharding == self._places.home:
-            value = jax.device_put(value, self._places.compute)
-        return value
-
-    def _copies(self, values: list[jax.Array]) -> list[jax.Array]:
-        """Returns variables' values on all compute devices; on the one that has them already, they are not copied."""
-        compute = self._places.compute
-        rows = [
-            values if device == self._home else jax.device_put(values, device) for device in compute.mesh.devices.flat
-        ]
-        return [
-            jax.make_array_from_single_device_arrays(value.shape, compute, list(copies), dtype=value.dtype)
-            for value, copies in zip(values, zip(*rows, strict=True), strict=True)
-        ]
-
-    def _at_home(self, sent: jax.Array) -> jax.Array:
-        """Returns a copy of a value that all compute devices have: the one at home if there is one."""
-        if self._home in sent.sharding.device_set:
-            shard: jax.Array = next(shard.data for shard in sent.addressable_shards if shard.device == self._home)
-            return shard
-        at_home: jax.Array = jax.device_put(sent.addressable_data(0), self._places.home)
-        return at_home
+        given, lent = ([self._crossing.at_work(leaves[i]) for i in group] for group in (self._given, self._lent))
+        return given, lent, self._crossing.on_all_devices([leaves[i] for i in self._moved])
 
 
 def _donated(args: Sequence[PyTree]) -> tuple[set[int], set[int]]:
     """Returns which of the arrays in `args` are those of the first argument, and which of the third."""
     updated, others, donated = (len(jax.tree_util.tree_leaves(group)) for group in args[:3])
     return set(range(updated)), set(range(updated + others, updated + others + donated))
+
+
+def _kind(atom: Atom) -> tuple[object, ...]:
+    return aval_of(atom).shape, aval_of(atom).dtype
 
 
 def _named(half: PyTreeFunction, name: str) -> PyTreeFunction:

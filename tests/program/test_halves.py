@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from replicax.program.halves import Halves, Places
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.runtime import mirrored_sharding, replica_mesh, stacked_sharding
+from replicax.runtime.mesh import REPLICA_AXIS
 
 # Variables are read in the order `w, m, rate`; the step updates w and m.
 
@@ -89,7 +90,9 @@ def test_updated_variables_are_overwritten_if_they_may_be(site, in_place):
     w, m, rate = site.at_home(W, M, 0.1)
     x = site.at_work(X)
     site.halves(in_place=in_place)([w, m], [rate], [], [x])
-    assert [value.is_deleted() for value in (w, m, rate, x)] == [in_place, in_place, False, False]
+    # The other devices read `w` where it is, so it is not overwritten; `m` never leaves home.
+    reads_w = len(site.mesh.devices.flat) > 1
+    assert [value.is_deleted() for value in (w, m, rate, x)] == [in_place and not reads_w, in_place, False, False]
 
 
 def test_every_variable_gets_its_own_buffer_back(site):
@@ -228,3 +231,26 @@ def test_random_keys_travel(site):
         expected, mine = jax.random.split(expected)
         np.testing.assert_array_equal(noise, jax.random.normal(mine, (2,)))
     assert key.sharding == site.home
+
+
+def test_a_variable_that_is_read_elsewhere_takes_the_buffer_of_its_gradient():
+    site = Site(*PLACES["among"])
+
+    def step(updated, others, donated, kept):
+        (w,), (x,) = updated, kept
+        mapped = jax.shard_map(
+            lambda w, x: jax.grad(lambda w: jnp.sum(w * x[0] ** 2))(w),
+            mesh=site.mesh, in_specs=(PartitionSpec(), PartitionSpec(REPLICA_AXIS)), out_specs=PartitionSpec(),
+        )  # fmt: skip
+        return [w - marked_as_gradient(mapped(w, x))], []
+
+    halves = site.halves(step, assigned=(0,), read=(None,), written=(None,))
+    (w,) = site.at_home(np.zeros(64))
+    x = jax.device_put(np.ones((3, 64), np.float32), NamedSharding(site.mesh, PartitionSpec(REPLICA_AXIS)))
+    update, (donated, taken, _, _), results_of = halves.staged([w], [], [], [x])
+    assert donated == []
+    pointer = taken[0].unsafe_buffer_pointer()
+    ((new,), _) = results_of(update(donated, taken, *halves.staged([w], [], [], [x])[1][2:]))
+    assert new.unsafe_buffer_pointer() == pointer
+    assert not w.is_deleted()
+    np.testing.assert_array_equal(new, np.full(64, -3.0))

@@ -1,0 +1,104 @@
+"""How values cross between the two halves of a step: from home to the compute devices, and back.
+
+Devices of the host share its memory. Between them nothing is copied: a device is given an array whose buffer is that of
+another device's array. JAX keeps such a buffer until all of these arrays are gone, and does not overwrite it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+from replicax.compat.jax import is_random_key
+
+#: A value, or the parts of a sum; None for a part that comes by itself.
+Parts: TypeAlias = jax.Array | list[jax.Array | None]
+
+
+class Crossing:
+    """The way between home and the compute devices.
+
+    Args:
+        home: Where the variables live.
+        compute: On all compute devices.
+
+    Attributes:
+        in_place: Whether one of them reads what is another one's without a copy.
+        own: Which of the compute devices home is; None if it is none of them.
+    """
+
+    def __init__(self, home: SingleDeviceSharding, compute: NamedSharding):
+        self._home_sharding, self._compute = home, compute
+        (self._home,) = home.device_set
+        devices: set[jax.Device] = home.device_set | compute.device_set
+        self.in_place = len(devices) > 1 and all(device.platform == "cpu" for device in devices)
+        self._devices = list(compute.mesh.devices.flat)
+        self.own = self._devices.index(self._home) if self._home in compute.device_set else None
+
+    def at_work(self, value: jax.Array) -> jax.Array:
+        """Returns an argument where the worker can use it: a variable's value that has been read lies at home."""
+        if isinstance(value, jax.Array) and value.committed and value.sharding == self._home_sharding:
+            value = jax.device_put(value, self._compute)
+        return value
+
+    def on_all_devices(self, values: list[jax.Array]) -> list[jax.Array]:
+        """Returns variables' values on all compute devices; on the one that has them already, they are not copied."""
+        compute, views = self._compute, self._views(values)
+        rows = [values if device == self._home else jax.device_put(views, device) for device in self._devices]
+        return [
+            jax.make_array_from_single_device_arrays(value.shape, compute, list(copies), dtype=value.dtype)
+            for value, copies in zip(values, zip(*rows, strict=True), strict=True)
+        ]
+
+    def at_home(self, sent: jax.Array) -> jax.Array:
+        """Returns a copy of a value that all compute devices have: the one at home if there is one."""
+        if self.own is not None:
+            shard: jax.Array = next(shard.data for shard in sent.addressable_shards if shard.device == self._home)
+            return shard
+        at_home: jax.Array = jax.device_put(sent.addressable_data(0), self._home_sharding)
+        return at_home
+
+    def arrived(self, sent: Sequence[jax.Array], parted: Collection[int]) -> list[Parts]:
+        """Returns at home what the compute devices send.
+
+        Args:
+            sent: Values that all of them have.
+            parted: Which of them, by their numbers, are in parts instead: each device has one, and home adds them up.
+        """
+        parts = {i: [sent[i].addressable_data(k) for k in range(len(self._devices))] for i in parted}
+        away = [part for each in parts.values() for k, part in enumerate(each) if k != self.own]
+        brought = iter(jax.device_put(self._views(away), self._home) if away else ())
+        at_home = {i: [p if k == self.own else next(brought) for k, p in enumerate(each)] for i, each in parts.items()}
+        return [at_home[i] if i in at_home else self.at_home(value) for i, value in enumerate(sent)]
+
+    def take_own(self, parts: Parts) -> jax.Array:
+        """Returns the part of home itself, and leaves None in its place."""
+        assert isinstance(parts, list)
+        assert self.own is not None
+        own, parts[self.own] = parts[self.own], None
+        assert own is not None
+        return own
+
+    def _views(self, values: Sequence[jax.Array]) -> list[jax.Array | np.ndarray]:
+        """Returns values from which `jax.device_put` makes arrays without a copy, where that is possible."""
+        if not self.in_place:
+            return list(values)
+        return [value if is_random_key(value) else np.asarray(value) for value in values]
+
+
+def summed(parts: Parts, own: jax.Array | None) -> jax.Array:
+    """Returns the sum of what the devices have sent, in a program.
+
+    Args:
+        parts: A value, or the parts of a sum in the order of the replicas.
+        own: The part that comes by itself; None if there is none.
+    """
+    if not isinstance(parts, list):
+        return parts
+    filled = [part for each in parts if (part := own if each is None else each) is not None]
+    return functools.reduce(lambda total, part: total + part, filled)
