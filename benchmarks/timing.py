@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 
 def interleaved_medians(
@@ -31,6 +33,12 @@ def interleaved_medians(
             if turn:
                 times[name].append((time.perf_counter() - start) / steps)
     return {name: statistics.median(each) for name, each in times.items()}
+
+
+def exponent(sizes: Sequence[float], figures: Sequence[float]) -> float:
+    """Returns the exponent `a` of the least-squares fit `figure = c * size**a`; zeros count as one millionth."""
+    x, y = np.log(np.asarray(sizes, float)), np.log(np.maximum(np.asarray(figures, float), 1e-6))
+    return float(np.polyfit(x, y, 1)[0])
 
 
 def print_table(title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

@@ -16,7 +16,8 @@ class Answer(TypedDict, total=False):
     Attributes:
         ask: Number of a question, which the receiver repeats in its answer to show that it is there.
         missing: With `ask`: the processes that have not come.
-        silent: With `ask`: the processes that came and do not answer any more.
+        silent: With `ask`: the processes that came and do not answer any more. Of both only the first are named.
+        absent: With `ask`: how many are missing or silent in all.
         go: All are there: the information of each process.
         no: Why the receiver does not belong to the job.
         over: The time is up: the processes that are missing.
@@ -27,6 +28,7 @@ class Answer(TypedDict, total=False):
     ask: int
     missing: list[int]
     silent: list[int]
+    absent: int
     go: list[dict[str, object]]
     no: str
     over: list[int]
@@ -52,7 +54,11 @@ def checked(line: bytes, processes: int) -> Answer:
         "no": lambda: isinstance(message["no"], str),
         "go": lambda: _are_infos(message["go"], processes),
         "over": lambda: _are_numbers(message["over"], processes) and isinstance(message.get("note"), str),
-        "ask": lambda: is_number(message["ask"], 1, 2**63) and all(_are_numbers(each, processes) for each in listed),
+        "ask": lambda: (
+            is_number(message["ask"], 1, 2**63)
+            and is_number(message.get("absent"), 0, processes)
+            and all(_are_numbers(each, processes) for each in listed)
+        ),
     }
     if not fits[kind]():
         raise ConnectionError(f"{NOT_OURS}: it sends {line!r:.100}")

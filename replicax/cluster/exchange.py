@@ -36,6 +36,9 @@ _LOOK_UP_S, _LONGEST_LOOK_UP_S = 0.5, 4.0
 _ONE_LOOK_S = 0.001
 _LONGEST_WAIT_S = 24 * 60 * 60.0  # The watch over the processes ends a job that stands still long before.
 _LONGEST_PROBLEM = 2000
+_MOST_DIRECT = 8  # processes that ask each other; of more, the first collects for all
+_SECONDS_FOR_THE_FIRST = 5.0  # that the others wait for it after their own time is up: it knows all that miss
+_ABSENT = (2**32 - 1).to_bytes(4, "big")  # instead of a number of messages
 
 Waiting = Callable[[str, Sequence[int]], contextlib.AbstractContextManager[object]]
 
@@ -148,19 +151,20 @@ class Exchange:
         """
         self._reached(lambda: put_pieces(self._store, self._key(stage, self.process), value))
 
-    def collect(self, stage: str, processes: Sequence[int] | None = None) -> list[bytes]:
+    def collect(self, stage: str, processes: Sequence[int] | None = None, longer_s: float = 0.0) -> list[bytes]:
         """Waits for the values of processes at a stage, and returns them in the order of `processes`.
 
         Args:
             stage: The stage.
             processes: The indices of the processes; by default all that take part, this one included.
+            longer_s: How many seconds to wait beyond the time of the exchange.
 
         Raises:
             AbsentError: Some of them have not come in time; it lists all that have not.
             ClosedError: The exchange was closed meanwhile.
             ContextError: The store cannot be reached.
         """
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._timeout_s + longer_s
         whose = self.processes if processes is None else processes
         # When the time is up, the processes after the first missing one are looked up once, to find all that miss.
         with self._waiting(stage, whose):
@@ -176,11 +180,16 @@ class Exchange:
     def exchange(self, stage: str, value: bytes = b"") -> list[bytes]:
         """Tells the value of this process and returns those of all, in their order.
 
+        Few processes ask each other. Many ask the first one, since n processes that each ask all others are n * n
+        questions to one service.
+
         Raises:
             AbsentError: Some process has not come in time.
             ClosedError: The exchange was closed meanwhile.
             ContextError: The store cannot be reached.
         """
+        if len(self.processes) > _MOST_DIRECT:
+            return self.exchange_through_first(stage, value)
         self.tell(stage, value)
         others = [process for process in self.processes if process != self.process]
         found = dict(zip(others, self.collect(stage, others), strict=True))
@@ -189,16 +198,23 @@ class Exchange:
     def exchange_through_first(self, stage: str, value: bytes = b"") -> list[bytes]:
         """Does the same as `exchange`, but the first process collects the values and hands all of them on.
 
-        Then each process waits for one message, and not for all. Those that do not come are known to the first process
-        only; the others miss the first.
+        Then each process waits for one message, and not for all. The first also tells which processes have not come;
+        where it has not come itself, the others miss it alone.
         """
         first = self.processes[0]
         everything = f"{stage}/all"
         if self.process != first:
             self.tell(stage, value)
-            return _separated(self.collect(everything, [first])[0])
-        values = [value, *self.collect(stage, self.processes[1:])]
-        self.tell(everything, _joined(values))
+            found = self.collect(everything, [first], _SECONDS_FOR_THE_FIRST)[0]
+            if found.startswith(_ABSENT):
+                raise AbsentError(stage, [int(each) for each in found[len(_ABSENT) :].split()])
+            return _separated(found)
+        try:
+            values = [value, *self.collect(stage, self.processes[1:])]
+        except AbsentError as error:
+            self.tell(everything, _ABSENT + " ".join(map(str, error.missing)).encode())
+            raise
+        self.tell(everything, joined(values))
         return values
 
     def from_first(self, stage: str, value: bytes = b"") -> bytes:
@@ -347,7 +363,8 @@ def exchanged(message: bytes) -> list[bytes]:
     return _of_this_process.get().all(message)
 
 
-def _joined(messages: Sequence[bytes]) -> bytes:
+def joined(messages: Sequence[bytes]) -> bytes:
+    """Returns messages as one."""
     lengths = b"".join(len(message).to_bytes(8, "big") for message in messages)
     return b"".join([len(messages).to_bytes(4, "big"), lengths, *messages])
 

@@ -26,6 +26,7 @@ _SECONDS_TO_GREET = 5.0
 _BACKLOG = 1024
 _SECONDS_TO_SEND = 5.0
 _SECONDS_TO_RECOVER = 0.05
+MOST_NAMED = 100  # processes that a question names: thousands ask who is missing
 _MOST_STRANGERS = 256  # connected at once; then the oldest is closed
 
 
@@ -91,11 +92,11 @@ class Guest:
         with contextlib.suppress(BlockingIOError):
             self._unsent = self._unsent[self.connection.send(self._unsent) :]
 
-    def say(self, message: Mapping[str, object]) -> None:
+    def say(self, message: bytes) -> None:
         """Sends a message that must arrive, and waits a while if necessary."""
         with contextlib.suppress(OSError):  # It is closed.
             self.connection.settimeout(_SECONDS_TO_SEND)
-            self.connection.sendall(self._unsent + encoded(message))
+            self.connection.sendall(self._unsent + message)
             self._unsent = b""
             self.connection.setblocking(False)
 
@@ -114,8 +115,10 @@ class RendezvousServer:
         self._strangers: dict[socket.socket, Guest] = {}
         self.came: dict[int, Guest] = {}
         self._through: set[int] = set()  # processes that need process 0 no more
+        self._missing = set(range(1, mine["processes"]))
         self._asked, self._next_question = 0, 0.0
         self._asked_all: int | None = None  # the first question that reached all processes
+        self._unanswered: set[int] = set()  # processes that have answered none of the questions since then
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -129,8 +132,7 @@ class RendezvousServer:
 
     def missing(self) -> list[int]:
         """Returns the indices of the processes that have not come, or left before they were through."""
-        here = self.came.keys() | self._through
-        return [process for process in range(1, self._mine["processes"]) if process not in here]
+        return sorted(self._missing)
 
     def silent(self) -> dict[int, float]:
         """Returns for each process that came and is silent now, how many seconds it has been so."""
@@ -140,8 +142,7 @@ class RendezvousServer:
 
     def complete(self) -> bool:
         """Returns whether all are here and have answered a question that came after the last arrival."""
-        first = self._asked_all
-        return first is not None and all(guest.answered >= first for guest in self.came.values())
+        return self._asked_all is not None and not self._unanswered
 
     def serve(self, until: float) -> None:
         """Serves the connections until something happens, at most until `until` (`time.monotonic`)."""
@@ -161,20 +162,23 @@ class RendezvousServer:
 
     def tell(self, message: Mapping[str, object]) -> None:
         """Sends a message to all processes that have come."""
+        line = encoded(message)
         for guest in self.came.values():
-            guest.say(message)
+            guest.say(line)
 
     def _ask(self) -> None:
         """Asks the processes that have come whether they are still there, and tells them which are not."""
-        missing, now = self.missing(), time.monotonic()
-        if missing:
+        now = time.monotonic()
+        if self._missing:
             self._asked_all = None
-        if now < self._next_question and (missing or self._asked_all is not None):
+        if now < self._next_question and (self._missing or self._asked_all is not None):
             return
         self._asked, self._next_question = self._asked + 1, now + SECONDS_BETWEEN_QUESTIONS
-        if not missing and self._asked_all is None:
-            self._asked_all = self._asked
-        question = encoded({"ask": self._asked, "missing": missing, "silent": [*self.silent()]})
+        if not self._missing and self._asked_all is None:
+            self._asked_all, self._unanswered = self._asked, {*self.came}
+        missing, silent = self.missing(), [*self.silent()]
+        named = {"missing": missing[:MOST_NAMED], "silent": silent[:MOST_NAMED]}
+        question = encoded({"ask": self._asked, **named, "absent": len(missing) + len(silent)})
         for guest in list(self.came.values()):
             try:
                 guest.ask(question)
@@ -212,21 +216,25 @@ class RendezvousServer:
     def _greet(self, guest: Guest, message: Mapping[str, object]) -> None:
         refusal = refused(message, self._mine, self._is_taken)
         if refusal is not None:
-            guest.say({"no": refusal})
+            guest.say(encoded({"no": refusal}))
             raise ConnectionRefusedError(refusal)
         greeting = cast(Greeting, message)  # `refused` has checked it.
         guest.process, guest.info, guest.heard_at = greeting["process"], greeting["info"], time.monotonic()
         del self._strangers[guest.connection]
         self.came[greeting["process"]] = guest
+        self._missing.discard(greeting["process"])
 
     def _hear(self, guest: Guest, answer: Mapping[str, object]) -> None:
         if answer.get("through") is True:
-            self._through.update(number for number, other in self.came.items() if other is guest)
+            if guest.process is not None and self.came.get(guest.process) is guest:
+                self._through.add(guest.process)
             return
         answered = answer.get("here")
         if not is_number(answered, 1, self._asked + 1):
             raise ValueError("an answer to no question")
         guest.answered, guest.heard_at = answered, time.monotonic()
+        if self._asked_all is not None and answered >= self._asked_all and guest.process is not None:
+            self._unanswered.discard(guest.process)
 
     def _is_taken(self, process: int) -> bool:
         """Returns whether a process has come already and has not left since."""
@@ -243,6 +251,8 @@ class RendezvousServer:
         if guest.process is not None and self.came.get(guest.process) is guest:
             del self.came[guest.process]
             self._asked_all = None
+            if guest.process not in self._through:
+                self._missing.add(guest.process)
 
     def _drop_oldest(self) -> None:
         if self._strangers:

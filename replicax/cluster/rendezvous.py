@@ -99,8 +99,14 @@ class _Waiting:
         """Returns when to stop waiting for a socket: at the next report or the deadline."""
         return min(self.deadline, self._next_report)
 
-    def report(self, missing: Sequence[int], note: str = "") -> None:
-        """Logs from time to time which processes are missing, or only the note if none is known to be."""
+    def report(self, missing: Sequence[int], note: str = "", unnamed: int = 0) -> None:
+        """Logs from time to time which processes are missing, or only the note if none is known to be.
+
+        Args:
+            missing: Their indices.
+            note: What else is known.
+            unnamed: How many more are missing.
+        """
         now = time.monotonic()
         if now < self._next_report:
             return
@@ -108,8 +114,8 @@ class _Waiting:
         if not missing:
             _log.warning("%s has waited %.0f s for others%s", self.names[self.process], now - self._start, note)
             return
-        here, all_ = len(self.names) - len(missing), len(self.names)
-        absent = ", ".join(self.names[i] for i in missing)
+        here, all_ = len(self.names) - len(missing) - unnamed, len(self.names)
+        absent = ", ".join(self.names[i] for i in missing) + (f" and {unnamed} others" if unnamed else "")
         _log.warning("%d of %d processes here after %.0f s; missing %s%s", here, all_, now - self._start, absent, note)
 
     def over(self, missing: Sequence[int], note: str = "") -> ClusterTimeoutError:
@@ -122,13 +128,12 @@ class _Waiting:
 def _gather(waiting: _Waiting, mine: Greeting) -> list[dict[str, object]]:
     with listening(waiting.address) as listener, RendezvousServer(listener, mine) as gathering:
         while not gathering.complete():
-            missing, silent = gathering.missing(), gathering.silent()
-            names = [f"{waiting.names[process]} (for {age:.0f} s)" for process, age in silent.items()]
-            absent, note = sorted({*missing, *silent}), _of_the_silent(names)
-            if time.monotonic() >= waiting.deadline:
-                gathering.tell({"over": absent, "note": note})
-                raise waiting.over(absent, note)
-            waiting.report(absent, note)
+            if time.monotonic() >= waiting.soon():  # It takes a while where thousands are missing.
+                absent, note = _absent(waiting, gathering)
+                if time.monotonic() >= waiting.deadline:
+                    gathering.tell({"over": absent, "note": note})
+                    raise waiting.over(absent, note)
+                waiting.report(absent, note)
             gathering.serve(waiting.soon())
         infos = [mine["info"], *(gathering.came[i].info for i in range(1, len(waiting.names)))]
         gathering.shut()  # The port must be free for JAX's service before the others try to connect with it.
@@ -137,20 +142,26 @@ def _gather(waiting: _Waiting, mine: Greeting) -> list[dict[str, object]]:
     return infos
 
 
+def _absent(waiting: _Waiting, gathering: RendezvousServer) -> tuple[list[int], str]:
+    """Returns the processes that are missing or silent, and a note on the silent ones."""
+    silent = gathering.silent()
+    names = [f"{waiting.names[process]} (for {age:.0f} s)" for process, age in silent.items()]
+    return sorted({*gathering.missing(), *silent}), _of_the_silent(names)
+
+
 def _accompany(waiting: _Waiting, gathering: RendezvousServer) -> None:
     """Does this process's work, and watches meanwhile whether the others are still there."""
     work, latest = Work(waiting.work), time.monotonic() + SECONDS_TO_CONNECT
     while not work.is_over():
-        silent, gone = gathering.silent(), gathering.missing()
-        absent, now = sorted({*gone, *silent}), time.monotonic()
-        notes = [f"{waiting.names[i]} (for {age:.0f} s)" for i, age in silent.items()]
-        note = _of_the_silent(notes) + (f"; hung up: {', '.join(waiting.names[i] for i in gone)}" if gone else "")
-        if now >= waiting.deadline and (absent or now >= latest):
-            note += _WHILE_CONNECTING
-            gathering.tell({"over": absent, "note": note})
-            time.sleep(_SECONDS_FOR_THE_LAST_WORD)  # JAX aborts the others when its service, in this process, is gone.
-            raise waiting.over(absent, note)
-        waiting.report(absent, note + _WHILE_CONNECTING)
+        now = time.monotonic()
+        if now >= waiting.soon():
+            (absent, note), gone = _absent(waiting, gathering), gathering.missing()
+            note += (f"; hung up: {', '.join(waiting.names[i] for i in gone)}" if gone else "") + _WHILE_CONNECTING
+            if now >= waiting.deadline and (absent or now >= latest):
+                gathering.tell({"over": absent, "note": note})
+                time.sleep(_SECONDS_FOR_THE_LAST_WORD)  # JAX aborts the others when its service, here, is gone.
+                raise waiting.over(absent, note)
+            waiting.report(absent, note)
         gathering.serve(now + _SECONDS_BETWEEN_GLANCES)
     gathering.tell({"through": True})
     work.check()
@@ -189,6 +200,7 @@ class _RendezvousClient:
 
     Attributes:
         missing: The indices of the processes that are known to be missing.
+        unnamed: How many more are missing.
         note: What else is known of them.
     """
 
@@ -198,6 +210,7 @@ class _RendezvousClient:
         self._heard_at: float | None = None
         self._alone = False
         self.missing: list[int] = [0]
+        self.unnamed = 0
         self.note = ""
 
     def run(self, greeting: Greeting) -> list[dict[str, object]] | None:
@@ -218,7 +231,7 @@ class _RendezvousClient:
             if message is not None:
                 self._hear(message)
             self._notice_silence(begun)
-            self._waiting.report(self.missing, self.note)
+            self._waiting.report(self.missing, self.note, self.unnamed)
         return None
 
     def accompany(self) -> Work:
@@ -264,9 +277,10 @@ class _RendezvousClient:
             raise self._waiting.over(message["over"], message["note"])
         self._heard_at = time.monotonic()
         if "through" in message:  # Process 0 has done its own work.
-            self._alone, self.missing, self.note = True, [], ""
+            self._alone, self.missing, self.unnamed, self.note = True, [], 0, ""
             return
         self.missing = sorted({*message["missing"], *message["silent"]})
+        self.unnamed = message["absent"] - len(self.missing)
         self.note = _of_the_silent([names[i] for i in message["silent"]])
         self._say({"here": message["ask"]})
 
@@ -274,7 +288,7 @@ class _RendezvousClient:
         silence = time.monotonic() - (self._heard_at or begun)
         if silence > SECONDS_OF_SILENCE:
             last = "has not answered yet" if self._heard_at is None else "was here, and has been silent since"
-            self.missing = [0]
+            self.missing, self.unnamed = [0], 0
             self.note = (
                 f"; its port is open, but it {last}, for {silence:.0f} s: it is stopped, or does not belong to this job"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 TOKEN_HEADER = "X-Replicax-Token"
 _LARGEST_ANSWER = 2**23
+_MOST_THREADS = 256
 _T = TypeVar("_T")
 
 
@@ -111,17 +113,27 @@ def _read(text: str) -> object:
 
 
 def in_parallel(calls: Sequence[Callable[[], _T]], timeout: float) -> list[_T | None]:
-    """Returns the results of calls in threads; None for one that fails or takes longer than `timeout`."""
+    """Returns the results of calls in threads; None for one that fails or takes longer than `timeout`.
+
+    Many calls share the threads: then `timeout` is for each turn of them.
+    """
     results: list[_T | None] = [None] * len(calls)
+    waiting = iter(range(len(calls)))
+    lock = threading.Lock()
 
-    def run(i: int) -> None:
-        with contextlib.suppress(Exception):
-            results[i] = calls[i]()
+    def run() -> None:
+        while True:
+            with lock:
+                i = next(waiting, None)
+            if i is None:
+                return
+            with contextlib.suppress(Exception):
+                results[i] = calls[i]()
 
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(min(_MOST_THREADS, len(calls)))]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout * max(1, math.ceil(len(calls) / _MOST_THREADS))
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return results

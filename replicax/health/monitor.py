@@ -65,7 +65,7 @@ class Monitor:
         end: Callable[[int], object] = os._exit,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.peers, self.programs, self.order = tuple(peers), ProgramComparison(name), Order()
+        self.peers, self.programs, self.order = tuple(peers), ProgramComparison(index, name), Order()
         self._index, self._name, self._limits = index, name, limits
         self._end, self._clock = end, clock
         traffic = Traffic(()) if traffic is None else traffic
@@ -126,6 +126,9 @@ class Monitor:
             self._alarm(_divergence(self.order, self._index, peer, workers))
         else:
             diagnosis = diagnose(workers, self._limits)
+            if diagnosis is not None and self.observer.is_sparse:  # Some answers may be from a while ago.
+                self.observer.look(everybody=True)
+                diagnosis = diagnose(self.workers(), self._limits)
             if diagnosis is not None and not self.observer.notice_own_pause():
                 self._alarm(diagnosis)
         with self._looked:
@@ -195,8 +198,9 @@ class Monitor:
     # The end of the script.
 
     def on_error(self, error: BaseException) -> None:
-        """Notes that the script ends with an error."""
+        """Notes that the script ends with an error; a dead peer may have caused it, so all are asked from now on."""
         self._error = error
+        self.observer.asks_all = True
 
     def at_exit(self) -> None:
         """Says goodbye to the peers and waits until their scripts have ended. Then JAX may shut down.

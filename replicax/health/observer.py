@@ -1,8 +1,15 @@
-"""The eyes of a monitor: it asks all peers once a second, and notes what it finds out itself."""
+"""The eyes of a monitor: it asks the peers once a second, and notes what it finds out itself.
+
+Of many peers it asks some in a second, one after the other, and each that did not answer last again: n workers that
+each ask all others are n * n questions a second. A worker that dies is asked within a moment nevertheless, by whoever's
+turn it is, and that one tells all.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,6 +24,7 @@ _log = logging.getLogger(__name__)
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_FOR_A_LOOK = 1.0  # that it waits for answers; later answers count in the next look
 _MOST_AT_ONCE = 128  # threads that ask
+_MOST_IN_A_LOOK = 64  # peers that are asked, unless all must be asked more often
 _LEAST_PATIENCE_S = 1.0
 _SECONDS_UNTIL_UNREACHABLE = 20.0
 _BYTES_OF_PROGRESS = 4096  # between two looks; fewer bytes may come from anything
@@ -36,6 +44,7 @@ class Observer:
 
     Attributes:
         note: What a report should say of this process; often empty.
+        asks_all: Whether each look asks all peers, however many.
     """
 
     def __init__(
@@ -48,7 +57,7 @@ class Observer:
         traffic: Traffic,
         clock: Callable[[], float],
     ):
-        self.note = ""
+        self.note, self.asks_all = "", False
         self._index, self._name, self._address = index, name, address
         self._peers, self._limits, self._traffic, self._clock = peers, limits, traffic, clock
         self._begin = self._last = clock()
@@ -58,17 +67,35 @@ class Observer:
         # Each peer is asked twice in the time after which silence is an alarm, even if all are silent and take turns.
         turns = max(1.0, len(peers) / _MOST_AT_ONCE)
         self._patience_s = max(_LEAST_PATIENCE_S, limits.stall / 2 / turns)
+        self._in_a_look = max(_MOST_IN_A_LOOK, math.ceil(4 * len(peers) * SECONDS_BETWEEN_LOOKS / limits.stall))
+        later = [*itertools.dropwhile(lambda peer: peer.index < index, peers)]
+        self._turns = itertools.cycle([*later, *peers[: len(peers) - len(later)]])  # Each worker begins with another.
 
-    def look(self) -> None:
-        """Asks all peers once, and notes the answers and the silences."""
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a look asks some of the peers."""
+        return not self.asks_all and len(self._peers) > self._in_a_look
+
+    def look(self, everybody: bool = False) -> None:
+        """Asks peers, and notes the answers and the silences.
+
+        Args:
+            everybody: Whether to ask all, and not some of many.
+        """
         self.notice_own_pause()
-        self._asking.begin(peer.index for peer in self._peers if not peer.history.seen(self._clock()).has_left)
+        peers = self._peers if everybody or not self.is_sparse else self._next_peers()
+        self._asking.begin(peer.index for peer in peers if not peer.history.seen(self._clock()).has_left)
         self._asking.wait(SECONDS_FOR_A_LOOK)
         self.notice_own_pause()
         for index in self._asking.late(self._patience_s):
             self._by_index[index].history.unheard()
         self._notice_traffic()
         self._warn_of_unreachable()
+
+    def _next_peers(self) -> list[Peer]:
+        """Returns the peers whose turn it is, and those that did not answer last."""
+        chosen = {peer.index: peer for peer in itertools.islice(self._turns, self._in_a_look)}
+        return [*chosen.values(), *(p for p in self._peers if p.history.missed and p.index not in chosen)]
 
     def workers(self, own_status: Status) -> list[WorkerObservation]:
         """Returns what is known of all workers, in order; `own_status` is this one's."""
@@ -91,6 +118,8 @@ class Observer:
             peer.history.unheard()
         else:
             peer.history.answered(status, self._clock(), self._clock() - begun)
+            if self.is_sparse:
+                peer.client.close()  # Thousands of connections would wait for their next question.
 
     def notice_own_pause(self) -> bool:
         """Returns whether this process itself was stopped for a while. Then the silence of the others means nothing.
@@ -114,7 +143,9 @@ class Observer:
             now.moved = time.monotonic()
 
     def _warn_of_unreachable(self) -> None:
-        missing = [peer.history.name for peer in self._peers if not peer.reachable]
-        if missing and not self._unreachable_told and self._clock() - self._begin > _SECONDS_UNTIL_UNREACHABLE:
+        missing = [] if self._unreachable_told else [p.history.name for p in self._peers if not p.reachable]
+        turns = len(self._peers) / self._in_a_look * (SECONDS_BETWEEN_LOOKS + SECONDS_FOR_A_LOOK)
+        until = _SECONDS_UNTIL_UNREACHABLE + turns
+        if missing and self._clock() - self._begin > until:
             self._unreachable_told = True
             _log.warning("%s cannot be watched: no answer from its health server.", ", ".join(missing))

@@ -35,6 +35,11 @@ class History:
         self._heard, self._missed, self._refusals = time, False, 0
         self._lock = threading.Lock()
 
+    @property
+    def missed(self) -> bool:
+        """Whether it did not answer the last question."""
+        return self._missed
+
     def answered(self, status: Status, time: float, took: float = 0.0) -> None:
         """Notes an answer. An answer from before the worker's goodbye may arrive after it."""
         with self._lock:

@@ -21,6 +21,7 @@ _CALLBACK = re.compile(r"(custom_call @\w*python\w*callback\w*\(.*?)(index = \d+
 _LARGEST_CONSTANT = 32  # elements; a larger constant is not in the text, and its bytes in memory are hashed
 _LEFT_OUT = "__elided__"
 _SECONDS_BETWEEN_QUESTIONS = 0.02, 0.25
+_MOST_COMPARED = 32  # peers; of more, some are asked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,11 +85,30 @@ def announced_program_from(document: object) -> AnnouncedProgram:
     return AnnouncedProgram(str(document["name"]), str(document["fingerprint"]))
 
 
-class ProgramComparison:
-    """The programs of this process in the order of their first runs, and the comparison with the peers'."""
+def neighbours(me: int, peers: Sequence[Peer]) -> list[Peer]:
+    """Returns the peers to compare with: all, or of many those at distances of 1, 2, 4, ... in the ring of workers.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    n workers that each compare with all others are n * n questions. Whoever differs from the rest has a neighbour that
+    does not, since the ring connects all; the two raise the error, and the monitors end the job.
+    """
+    if len(peers) <= _MOST_COMPARED:
+        return list(peers)
+    count = len(peers) + 1
+    steps = [2**power for power in range((count - 1).bit_length())]
+    wanted = {(me + step) % count for step in steps} | {(me - step) % count for step in steps}
+    return [peer for peer in peers if peer.index in wanted]
+
+
+class ProgramComparison:
+    """The programs of this process in the order of their first runs, and the comparison with the peers'.
+
+    Args:
+        index: The index of this worker.
+        name: Its name.
+    """
+
+    def __init__(self, index: int, name: str) -> None:
+        self._index, self._name = index, name
         self._lock = threading.Lock()
         self._announced: list[AnnouncedProgram] = []
 
@@ -104,18 +124,18 @@ class ProgramComparison:
             return dataclasses.asdict(self._announced[index]) if index < len(self._announced) else None
 
     def compare(self, index: int, peers: Sequence[Peer], wait: bool) -> None:
-        """Compares a program with the peers'.
+        """Compares a program with the peers', or those of some of many peers.
 
         Args:
             index: Its index.
             peers: The peers.
-            wait: Whether to wait until all peers have announced theirs. The monitor ends a wait that takes too long.
+            wait: Whether to wait until they have announced theirs. The monitor ends a wait that takes too long.
                 (Nobody waits for a peer that cannot be watched.)
 
         Raises:
             ProgramMismatchError: One is about to run another program.
         """
-        pending = [peer for peer in peers if peer.reachable]
+        pending = [peer for peer in neighbours(self._index, peers) if peer.reachable]
         pause, longest = _SECONDS_BETWEEN_QUESTIONS
         while True:
             pending = [peer for peer in pending if not self._same(index, peer)]

@@ -72,8 +72,7 @@ def test_who_does_not_come_is_named():
     assert third is None
     for error in (first, second):
         assert isinstance(error, BarrierTimeoutError)
-    assert first.missing == (2,)
-    assert second.missing == (0,)  # It waits for process 0, which waits for process 2.
+    assert first.missing == second.missing == (2,)  # Process 0 knows it, and tells the others.
     assert "exchange of values 1" in str(first)
 
 
@@ -245,3 +244,20 @@ def test_a_store_that_is_gone_is_an_error_that_says_so():
 
     with pytest.raises(ContextError, match=r"Process 0 cannot reach the coordination service.*connection refused"):
         Exchange("test", 0, range(2), store=Gone()).exchange("hello")
+
+
+def test_of_many_processes_the_first_collects_for_all():
+    store = FakeStore()
+    found = exchanging(12, lambda process, exchange: exchange.exchange("hello", b"%d" % process), store=store)
+    assert found == [[b"%d" % process for process in range(12)]] * 12
+    assert "test/hello/all/0/0" in store.values
+
+
+def test_of_many_processes_all_learn_from_the_first_which_are_missing():
+    def run(process, exchange):
+        return exchange.exchange("hello") if process not in (5, 11) else None
+
+    for process, error in enumerate(exchanging(12, run, timeout_s=0.3)):
+        if process not in (5, 11):
+            assert isinstance(error, AbsentError)
+            assert (error.stage, error.missing) == ("hello", (5, 11))

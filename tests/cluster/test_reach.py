@@ -98,7 +98,7 @@ def test_who_is_gone_is_named(agree: Agree, monkeypatch: pytest.MonkeyPatch):
     assert isinstance(errors[0], ClusterTimeoutError)
     assert "worker:1 at beta:1" in str(errors[0])
     assert isinstance(errors[2], ClusterTimeoutError)
-    assert "worker:0 at alpha:1" in str(errors[2])  # Which knows who it is.
+    assert "worker:1 at beta:1" in str(errors[2])  # Process 0 has told it.
 
 
 def test_not_all_problems_are_shown():

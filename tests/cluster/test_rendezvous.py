@@ -256,7 +256,9 @@ def test_one_that_goes_on_in_time_is_waited_for(monkeypatch):
     assert len(found[0]) == 2
 
 
-@pytest.mark.parametrize("words", [(), (b'{"ask": 1, "missing": [2], "silent": []}\n',)], ids=["never", "no more"])
+@pytest.mark.parametrize(
+    "words", [(), (b'{"ask": 1, "missing": [2], "silent": [], "absent": 1}\n',)], ids=["never", "no more"]
+)
 def test_process_0_that_is_stopped_is_named(monkeypatch, words):
     monkeypatch.setattr(rendezvous, "SECONDS_OF_SILENCE", 0.3)
     monkeypatch.setattr(rendezvous, "SECONDS_BETWEEN_QUESTIONS", 0.1)
@@ -275,8 +277,10 @@ def test_process_0_that_is_stopped_is_named(monkeypatch, words):
 @pytest.mark.parametrize(
     "answer",
     [b'{"go": 1}', b'{"go": [1, 2, 3]}', b'{"go": [{}]}', b'{"no": 1}', b"[]", b'"\\ud800"', b"\xff", b"SSH-2.0-x",
-     b"{}", b'{"over": [0]}', b'{"ask": true, "missing": [], "silent": []}', b'{"ask": 1}',
-     b'{"ask": 1, "missing": [9], "silent": []}'],
+     b"{}", b'{"over": [0]}', b'{"ask": true, "missing": [], "silent": [], "absent": 0}',
+     b'{"ask": 1}',
+     b'{"ask": 1, "missing": [], "silent": []}',
+     b'{"ask": 1, "missing": [9], "silent": [], "absent": 1}'],
 )  # fmt: skip
 def test_who_else_listens_at_the_address_is_not_taken_for_process_0(answer):
     with socket.create_server(("127.0.0.1", 0)) as stranger:

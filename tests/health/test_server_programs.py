@@ -129,7 +129,7 @@ def test_different_programs_are_told_apart(workers: list[Worker], theirs: Announ
 
 def test_who_has_no_part_in_a_program_does_not_know_its_fingerprint():
     assert not AnnouncedProgram("train", "abc").differs(AnnouncedProgram("train", ""))
-    assert ProgramComparison("worker:0").get(0) is None
+    assert ProgramComparison(0, "worker:0").get(0) is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64"])
