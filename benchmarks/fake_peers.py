@@ -32,13 +32,15 @@ Figures = dict[str, float]
 def fake_rendezvous(port: int, processes: int) -> None:
     """Plays processes 1 to n-1 at the rendezvous of process 0; prints how many messages and bytes it has got."""
     selector, heard, got = selectors.DefaultSelector(), {}, {"messages": 0, "bytes": 0}
+    came: dict[socket.socket, int] = {}
+    told: set[int] = set()
     info = {"health address": ["10.0.0.1", 45678], "versions": "jax 0.10.2, keras 3.15.0", "address": "10.0.0.1:2222"}
 
     def join(process: int) -> None:
         connection = socket.create_connection(("127.0.0.1", port))
         greeting = {"process": process, "processes": processes, "token": "", "info": info}
         connection.sendall(json.dumps(greeting).encode() + b"\n")
-        heard[connection] = bytearray()
+        heard[connection], came[connection] = bytearray(), process
         selector.register(connection, selectors.EVENT_READ)
 
     def listen(seconds: float) -> None:
@@ -51,7 +53,10 @@ def fake_rendezvous(port: int, processes: int) -> None:
                 received = b""
             if not received:
                 selector.unregister(connection)
+                connection.close()
                 del heard[connection]
+                if (process := came.pop(connection)) not in told:  # Process 0 had too many strangers: come again.
+                    join(process)
                 continue
             got["bytes"] += len(received)
             heard[connection] += received
@@ -66,13 +71,16 @@ def fake_rendezvous(port: int, processes: int) -> None:
                 asked = line[8 : line.index(b",")]
                 connection.sendall(b'{"here": ' + asked + b"}\n")
             elif line.startswith(b'{"go"'):
+                told.add(came[connection])
                 connection.sendall(b'{"through": true}\n')
 
     for process in range(1, processes):
         join(process)
         listen(0)
-    while heard:
+    while len(told) < processes - 1:
         listen(1.0)
+    for connection in heard:
+        connection.close()
     print(json.dumps(got))
 
 

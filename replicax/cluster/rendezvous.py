@@ -36,6 +36,7 @@ _SECONDS_TO_SEND = 5.0
 _SECONDS_FOR_THE_LAST_WORD = 2.0
 _SECONDS_BETWEEN_GLANCES = 0.05  # at the work
 SECONDS_TO_CONNECT = 60.0  # at least, for the work while all are there
+_MOST_REPORTED = 20  # processes that a warning names
 _WHILE_CONNECTING = "; all had come, and JAX was connecting them"
 _FIRST_REPORT_AFTER, _SECONDS_BETWEEN_REPORTS = 3.0, 10.0
 
@@ -115,7 +116,9 @@ class _Waiting:
             _log.warning("%s has waited %.0f s for others%s", self.names[self.process], now - self._start, note)
             return
         here, all_ = len(self.names) - len(missing) - unnamed, len(self.names)
-        absent = ", ".join(self.names[i] for i in missing) + (f" and {unnamed} others" if unnamed else "")
+        named = ", ".join(self.names[i] for i in missing[:_MOST_REPORTED])
+        unnamed += max(0, len(missing) - _MOST_REPORTED)
+        absent = named + (f" and {unnamed} others" if unnamed else "")
         _log.warning("%d of %d processes here after %.0f s; missing %s%s", here, all_, now - self._start, absent, note)
 
     def over(self, missing: Sequence[int], note: str = "") -> ClusterTimeoutError:
