@@ -12,12 +12,24 @@ import numpy as np
 import replicax.context as context
 from replicax.collectives import Compression, computing_dtype
 from replicax.collectives.compression import MemoryKind
-from replicax.host import Host
+from replicax.compat.jax_tracing import outside_traces
+from replicax.host import Host, host_of
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
+from replicax.variable_access import VariableLike, dtype_of, name_of, set_array, shape_of
 from replicax.variables import Variable
 
 Record = dict[str, Variable]
+
+
+class _KnownVariable(Variable):
+    """A variable whose first value is the same in all processes: none need be asked for it, and no bytes travel."""
+
+    def _initialize(self, value: jax.Array) -> None:
+        with outside_traces():
+            host, first = host_of(self.strategy), np.asarray(value)
+            if self.per_replica:
+                first = np.broadcast_to(first, (host.num_replicas_in_sync, *first.shape))
+            set_array(self, host.placement.place(first, stacked=self.per_replica))
 
 
 class GradientMemory(Mapping[str, Record]):
@@ -92,7 +104,7 @@ class GradientMemory(Mapping[str, Record]):
     def _made(self, name: str, kinds: Mapping[str, MemoryKind]) -> Record:
         with context.entered(strategy=self._strategy(), named_variables=None):
             return {
-                each: Variable(
+                each: _KnownVariable(
                     kind.initial(),
                     trainable=False,
                     dtype=kind.dtype,
