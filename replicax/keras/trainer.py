@@ -95,7 +95,10 @@ class StepFunctions:
             feed = Feed.at(strategy.placement.home) if strategy.cuts_steps else Feed.over(strategy)
             return RunnableStep(step, feed, _EagerStep(step, strategy))
         feed = Feed.over(strategy)
-        return RunnableStep(step, feed, _CompiledStep(step, feed, GlobalView(strategy, _shardings(step, strategy))))
+        # Elsewhere there is one device, or an update of its own, and marks would only take time.
+        sums_gradients = not strategy.cuts_steps and strategy.num_replicas_in_sync > 1 and step.optimizer is not None
+        view = GlobalView(strategy, _shardings(step, strategy), sums_gradients)
+        return RunnableStep(step, feed, _CompiledStep(step, feed, view))
 
 
 class _LoopStep:
@@ -148,8 +151,8 @@ class _CompiledStep:
 
     def __init__(self, step: KerasStep, feed: Feed, view: GlobalView):
         self._step, self._feed, self._view = step, feed, view
-        # Marks say where a step is cut. Without a cut they would only take time.
-        marked = view.strategy.cuts_steps
+        # Marks say where a step is cut, or what is summed over the replicas.
+        marked = view.strategy.cuts_steps or view.sums_gradients
         self._programs = self._cache(step if marked else step.unmarked)
 
     def _cache(self, call: Callable[[PyTree], PyTree]) -> ProgramCache:

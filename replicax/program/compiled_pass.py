@@ -24,9 +24,12 @@ from replicax.program.handover import explain_devices, explain_loss, run_and_kee
 from replicax.program.host_calls import HostCalls
 from replicax.program.pytrees import Structure
 from replicax.program.results import mark, marked_with
+from replicax.program.row_sums import RowSums
+from replicax.program.sharded_replicas import sharded_dimension
 from replicax.program.tracing import Pass
-from replicax.runtime import turns
+from replicax.runtime import REPLICA_AXIS, turns
 from replicax.typing import PyTree
+from replicax.variable_access import shape_of
 
 Arrays: TypeAlias = Sequence[jax.Array]
 #: Values of the updated variables, values of the others, donated arguments, other arguments.
@@ -96,13 +99,15 @@ class CompiledPass:
 
     def _jit(self) -> CompiledStep:
         variables = self.variables
+        sums = None if self._view is None else self._row_sums(self._view)
+        evaluated = sums.evaluate if sums is not None and sums.gradients else None
 
         def pure(
             updated: list[jax.Array], constant: list[jax.Array], donated: list[jax.Array], kept: list[jax.Array]
         ) -> Outputs:
             values = dict(zip(map(id, variables.updated), updated, strict=True))
             values |= zip(map(id, variables.constant), constant, strict=True)
-            new_values, leaves = self._function(values, self._merged(donated, kept))
+            new_values, leaves = self._function(values, self._merged(donated, kept), evaluated)
             return [new_values[id(variable)] for variable in variables.written], leaves
 
         pure.__name__ = pure.__qualname__ = self._name
@@ -116,6 +121,16 @@ class CompiledPass:
         # A function of the host may fail when the program has begun: the old values are kept until it has ended.
         donate = () if self._is_partial else (2,) if self._host_calls else (0, 2)
         return jax.jit(pure, donate_argnums=donate, out_shardings=out_shardings)
+
+    def _row_sums(self, view: GlobalView) -> RowSums | None:
+        """Returns the program with its gradients summed over the replicas, where one device is one replica."""
+        if self._host.cuts_steps or not view.sums_gradients:
+            return None
+        mesh = self._host.placement.mesh_for(self._replicas)
+        if mesh.axis_names != (REPLICA_AXIS,) or mesh.size == 1:
+            return None
+        sharded = ((shape_of(each), sharded_dimension(view.sharding_of(each), each)) for each in self.variables.written)
+        return RowSums(self._function.program, mesh, {shape: each for shape, each in sharded if each is not None})
 
     def __call__(self, arrays: Arrays) -> PyTree:
         """Runs the program, updates the variables and returns the result."""

@@ -18,7 +18,9 @@ class GlobalView:
     Attributes:
         strategy: The strategy, whichever is current when the program is called.
         sharding_of: Returns where a variable is at the beginning and the end of the program.
+        sums_gradients: Whether gradients are marked in the function, whose batch is split over the replicas by rows.
     """
 
     strategy: Host
     sharding_of: Callable[[VariableLike], Sharding | None]
+    sums_gradients: bool = False

@@ -101,6 +101,7 @@ def called(
     args: Sequence[jax.Array],
     placeholders: Sequence[jax.Array],
     values: Sequence[jax.Array],
+    evaluated: Callable[[Sequence[jex_core.JaxprEqn], Values], None] | None = None,
 ) -> list[jax.Array]:
     """Returns the results of a program, inside the JAX trace in which it was made or one enclosed by that.
 
@@ -109,11 +110,12 @@ def called(
         args: Its arguments.
         placeholders: Arrays that the traced function has used, each in the place of a value that is known now.
         values: Those values.
+        evaluated: Evaluates the program's equations; by default `evaluate` does.
     """
     given = {id(placeholder): value for placeholder, value in zip(placeholders, values, strict=True)}
     jaxpr, consts = program.jaxpr, [given.get(id(const), const) for const in program.consts]
     known: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-    evaluate(jaxpr.eqns, known)
+    (evaluated or evaluate)(jaxpr.eqns, known)
     return [read(atom, known) for atom in jaxpr.outvars]
 
 

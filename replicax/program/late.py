@@ -139,10 +139,10 @@ def _parted(equations: Sequence[Any], differs: Mapping[Any, Any]) -> tuple[list[
 def _may_wait(equation: Any, differs: Mapping[Any, Any]) -> bool:
     """Returns whether an equation does the same on all replicas, and would do so on whole arrays."""
     values = [*_operands(equation), *equation.outvars]
-    return all(differs.get(value) is None for value in values) and _is_global(equation)
+    return all(differs.get(value) is None for value in values) and is_global(equation)
 
 
-def _is_global(equation: Any) -> bool:
+def is_global(equation: Any) -> bool:
     """Returns whether nothing in an equation has to do with the replicas' axis, or the outside world."""
     if equation.effects or equation.primitive.name in BOUND_TO_PLACE:
         return False
@@ -153,7 +153,7 @@ def _is_global(equation: Any) -> bool:
         return False  # JAX has noted the map's mesh in it.
     if not inner and any(isinstance(value, Sharding) for value in equation.params.values()):
         return False
-    return all(_is_global(equation) for jaxpr in inner for equation in jaxpr.eqns)
+    return all(is_global(equation) for jaxpr in inner for equation in jaxpr.eqns)
 
 
 def _operands(equation: Any) -> list[Any]:

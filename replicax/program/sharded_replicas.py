@@ -198,12 +198,12 @@ def sharded_in(
     shardings = [
         host.optimizer_sharding(v) if id(v) in updated else host.placement.program_sharding(v, replicas) for v in inputs
     ]
-    dimensions = list(map(_sharded_dimension, shardings, inputs))
+    dimensions = list(map(sharded_dimension, shardings, inputs))
     shapes = {shape_of(v): d for v, d in zip(inputs, dimensions, strict=True) if d is not None}
     return Sharded(dimensions, shapes, in_update)
 
 
-def _sharded_dimension(sharding: Sharding | None, variable: VariableLike) -> int | None:
+def sharded_dimension(sharding: Sharding | None, variable: VariableLike) -> int | None:
     """Returns which dimension is sharded. Where several devices make one replica, variables count as replicated."""
     if is_per_replica_variable(variable) or not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None

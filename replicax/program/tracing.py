@@ -16,7 +16,7 @@ from replicax.program.captured import captured_error
 from replicax.program.flax_modules import flax_error
 from replicax.program.foreign import explained_error
 from replicax.program.frames import ProgramFrame, VariablesCreatedError
-from replicax.program.jaxprs import called
+from replicax.program.jaxprs import Values, called
 from replicax.program.keras_state import repeat_while_variables_are_created
 
 _MISUSES = (
@@ -47,18 +47,23 @@ class TracedFunction:
         self._placeholders = list(frame.placeholders.values())
 
     def __call__(
-        self, values: Mapping[int, jax.Array], arrays: Sequence[jax.Array]
+        self,
+        values: Mapping[int, jax.Array],
+        arrays: Sequence[jax.Array],
+        evaluated: Callable[[Sequence[jex_core.JaxprEqn], Values], None] | None = None,
     ) -> tuple[dict[int, jax.Array], list[jax.Array]]:
         """Evaluates the program, in any JAX trace or none.
 
         Args:
             values: The values of the variables in `read`, by the variables' ids.
             arrays: The arguments.
+            evaluated: See `jaxprs.called`.
 
         Returns:
             The new values of the variables in `written`, by their ids, and the results.
         """
-        found = called(self.program, arrays, self._placeholders, [values[id(variable)] for variable in self.read])
+        given = [values[id(variable)] for variable in self.read]
+        found = called(self.program, arrays, self._placeholders, given, evaluated)
         new_values = dict(zip(map(id, self.written), found[: len(self.written)], strict=True))
         return new_values, found[len(self.written) :]
 
