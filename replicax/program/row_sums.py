@@ -21,7 +21,7 @@ to the partitioner. The sums are the same in either way, up to their order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -47,7 +47,7 @@ class _Gradient(NamedTuple):
 
     Attributes:
         mark: The equation that marks it.
-        operands: What the sum is made of, with rows first.
+        operands: The values that the sum is made of, with rows first.
         equations: How it is made of them, in order; they are right for any number of rows.
     """
 
@@ -94,12 +94,12 @@ class RowSums:
         known: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*self._consts, *inputs], strict=True))
         marks = [gradient.mark for gradient in self.gradients]
         summed = {mark.outvars[0] for mark in marks}
-        results = [atom for atom in jaxpr.outvars if not is_literal(atom)]
+        results = _variables(jaxpr.outvars)
         after = _following(jaxpr.eqns, summed)
-        late = {id(equation) for equation in after}
-        wanted = {atom for equation in after for atom in equation.invars if not is_literal(atom)}
+        made_later = {id(equation) for equation in [*after, *marks]}
+        wanted = [atom for equation in after for atom in _variables(equation.invars)]
         operands = list(dict.fromkeys(var for gradient in self.gradients for var in gradient.operands))
-        before = [each for each in jaxpr.eqns if id(each) not in late and each not in marks]
+        before = [each for each in jaxpr.eqns if id(each) not in made_later]
         needed, _ = leading_to(before, [*wanted, *results, *operands], and_effects=True)
         evaluate(needed, known)
         known.update(zip([mark.outvars[0] for mark in marks], self._sums(operands, known), strict=True))
@@ -131,6 +131,11 @@ class RowSums:
         return sums
 
 
+def _variables(atoms: Iterable[Atom]) -> list[jex_core.Var]:
+    """Returns the operands that are no numbers."""
+    return [atom for atom in atoms if isinstance(atom, jex_core.Var)]
+
+
 def _gradient(mark: jex_core.JaxprEqn, makers: Mapping[Atom, jex_core.JaxprEqn], rows: set[int]) -> _Gradient | None:
     """Returns the gradient that is marked, if it is made of one sum over rows."""
     equations: list[jex_core.JaxprEqn] = []
@@ -141,7 +146,7 @@ def _gradient(mark: jex_core.JaxprEqn, makers: Mapping[Atom, jex_core.JaxprEqn],
             return None
         equations.insert(0, equation)
         if _sums_rows(equation, rows):
-            return _Gradient(mark, [var for var in equation.invars if not is_literal(var)], equations)
+            return _Gradient(mark, _variables(equation.invars), equations)
         if equation.primitive.name not in _LINEAR or is_literal(equation.invars[0]):
             return None
         atom = equation.invars[0]
@@ -166,7 +171,7 @@ def _following(equations: Sequence[jex_core.JaxprEqn], summed: set[jex_core.Var]
     depending: set[Atom] = set(summed)
     found = []
     for equation in equations:
-        if any(not is_literal(atom) and atom in depending for atom in equation.invars):
+        if any(atom in depending for atom in _variables(equation.invars)):
             found.append(equation)
             depending.update(equation.outvars)
     return found
@@ -179,7 +184,7 @@ def _evaluate_late(
     if not all(map(is_global, equations)):
         evaluate(equations, known)
         return
-    inputs = list(dict.fromkeys(a for each in equations for a in each.invars if not is_literal(a) and a in known))
+    inputs = list(dict.fromkeys(a for each in equations for a in _variables(each.invars) if a in known))
     made = {out for equation in equations for out in equation.outvars}
     outputs = list(dict.fromkeys(atom for atom in results if atom in made))
     moved = Moved("after_the_gradients", jaxpr, equations, inputs, outputs)
