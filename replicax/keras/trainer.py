@@ -23,6 +23,7 @@ import replicax.health as health
 from replicax.keras.feeding import Feed
 from replicax.keras.host import KerasHost
 from replicax.keras.steps import KerasStep, KerasSteps, State
+from replicax.program.advice import advise_of_uncompressed
 from replicax.program.function import ProgramCache
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import store_values
@@ -68,6 +69,9 @@ class StepFunctions:
 
     def train(self) -> LoopStep:
         """Returns the function that makes `steps_per_execution` training steps."""
+        options = getattr(self._strategy, "communication_options", None)  # Strategies without a mesh have none.
+        if options is not None and options.compression is not None:
+            advise_of_uncompressed(self._strategy, options.compression)
         return self._made(self._steps.train, joins_outputs=False)
 
     def test(self) -> LoopStep:

@@ -35,6 +35,17 @@ def advise_of_zeros(strategy: Host | None, name: str, variables: Iterable[Variab
     )
 
 
+def advise_of_uncompressed(strategy: Host | None, compression: object) -> None:
+    """Says that `Model.fit` sends gradients as they are."""
+    advise(
+        strategy,
+        "compression in fit",
+        f"The strategy's compression={compression!r} has no effect in Model.fit: its step is one program over all "
+        "devices, in which XLA places the sums, and gradients travel as they are. A custom loop with "
+        "rx.value_and_grad in strategy.run compresses them.",
+    )
+
+
 def advise_of_local_mean(strategy: Host | None, name: str, found: LocalMean, replicas: int) -> None:
     """Says that the gradients of a step are too large by the number of replicas."""
     how = "the number that it computes from its own rows" if found.divisor is None else f"{found.divisor:g}"

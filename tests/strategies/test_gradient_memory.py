@@ -4,6 +4,7 @@ import gc
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 
@@ -263,3 +264,16 @@ def test_a_rounded_sum_is_differentiated_as_a_sum():
     [batch] = strategy.distribute_dataset([np.arange(16, dtype="float32").reshape(2, 8)])
     found = strategy.run(step, args=(batch,))
     np.testing.assert_allclose(found.values[1], np.arange(8, 16))
+
+
+def test_fit_says_once_that_it_does_not_compress(caplog):
+    strategy = compressed("int8")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    for _ in range(2):
+        model.fit(np.ones((4, 8)), np.ones((4, 2)), verbose=0)
+        model.make_train_function(force=True)
+    said = [record.message for record in caplog.records if "Model.fit" in record.message]
+    assert len(said) == 1
+    assert "Int8" in said[0]

@@ -33,8 +33,8 @@ class Int8(Compression):
     float32, rounds the sum to bytes again, and all get all parts (all-gather). Each replica sends `2 (N-1)/N` bytes for
     each number, as an all-reduce of bytes would, and the scales: 4 bytes for each block.
 
-    What is rounded off is not lost: each replica adds it to its next gradient (error feedback). Over the steps as much
-    arrives as was computed, and training converges as if nothing had been rounded.
+    Nothing is lost by rounding: each replica adds the rest to its next gradient (error feedback). Over the steps as
+    much arrives as was computed, and training converges as if nothing had been rounded.
 
     Args:
         block_size: How many numbers share a scale.

@@ -26,7 +26,7 @@ class PowerSGD(Compression):
 
     One step of a power iteration finds them. From the matrix `q` of the step before, the replicas sum
     `p = gradient @ q`, make its columns orthonormal, and sum `q = gradient.T @ p`; every replica then has `p @ q.T`.
-    What that leaves out, each replica adds to its next gradient (error feedback). `q` follows the gradients' largest
+    Each replica adds the rest to its next gradient (error feedback). `q` follows the gradients' largest
     directions from step to step.
 
     A gradient of more dimensions counts as a matrix: its dimensions are divided in two groups, as evenly as they allow
