@@ -32,6 +32,7 @@ _GLOO_KEYS = "cpu:gloo"
 # The sockaddr_in or sockaddr_in6 in what a Gloo process tells the others: the family, then the port.
 _IPV4 = re.compile(rb"%b(..).{4}\x00{8}" % struct.pack("=H", socket.AF_INET), re.DOTALL)
 _IPV6 = re.compile(rb"%b(..).{4}.{16}" % struct.pack("=H", socket.AF_INET6), re.DOTALL)
+_STATUS = re.compile("(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
 _OPEN_FILES = "/proc/self/fd"
 
 
@@ -149,7 +150,7 @@ class Clique:
         """Returns the sums of vectors over all processes; it waits for them.
 
         Raises:
-            jax.errors.JaxRuntimeError: A process is lost, or this one was interrupted.
+            RuntimeError: A process is lost, or this one was interrupted.
         """
         (device,) = self._client.local_devices()
         arrays = [
@@ -158,7 +159,12 @@ class Clique:
             )
             for part in parts
         ]
-        return [np.asarray(total.addressable_shards[0].data) for total in self._sum(arrays)]
+        try:
+            return [np.asarray(total.addressable_shards[0].data) for total in self._sum(arrays)]
+        except ValueError as error:  # JAX makes one of some errors of a program that it runs at once.
+            if _STATUS.match(str(error)):
+                raise RuntimeError(str(error)) from error
+            raise
 
     def lowered(self, parts: Sequence[np.ndarray]) -> str:
         """Returns the compiled program of `total` for such vectors, in XLA's text."""

@@ -10,6 +10,7 @@ from replicax.launch.plan import WORKER
 from replicax.membership.decisions import Life
 from replicax.membership.hosting import Host
 from replicax.membership.opening import LIFE
+from replicax.remote.output import error_line
 from replicax.remote.planned import PlannedTask
 from replicax.remote.processes import FoundSilent, ProcessLike
 from replicax.remote.supervisor import Failure
@@ -42,18 +43,22 @@ class Islands:
         self._options, self._restarts, self._host = options, restarts, host
         self._start, self._terminal = start, terminal
         self._chief_is_done = False
+        self._error = ""  # that of the script in which an island has ended last
 
     def bears(self, failure: Failure, running: Sequence[ProcessLike]) -> bool:
         """Returns whether the others can go on.
 
-        They cannot if the failure is no loss but an error that a restart would only repeat, if the island itself says
-        that the state of the training is lost (71), or if none of them is left.
+        They cannot if the failure is no loss but an error that a restart would only repeat, such as one that two islands
+        raise one after the other; if the island itself says that the state of the training is lost (71); or if none of
+        them is left.
         """
         task = failure.process.task
         if task.type != WORKER:
             return False
         self._host.tell_end(_life(task))
-        if not is_restartable(failure.code) or failure.code == ExitCode.PEER_LOST:
+        error = error_line(failure.process.last_words) if failure.code == ExitCode.FAILED else ""
+        same_again, self._error = bool(error) and error == self._error, error
+        if same_again or not is_restartable(failure.code) or failure.code == ExitCode.PEER_LOST:
             return self._chief_is_done
         left = sum(process.task.type == WORKER for process in running)
         enough = self.revived < self._restarts or left >= self._options.fewest_workers

@@ -17,11 +17,10 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 from typing import Protocol
 
-from replicax.membership.decisions import Life, Sheet
+from replicax.membership.decisions import AGAIN, Life, Sheet
 
 _AT_ONCE_S = 0.05
 _KEPT = 50  # rolls
@@ -80,13 +79,12 @@ class Board:
         """Returns the last sign of each life."""
         return self._by_life("beat")
 
-    def notes(self, last: Sheet | None) -> dict[Life, bytes]:
-        """Returns the notes of those who wait for the roll after `last`."""
+    def notes(self) -> dict[Life, tuple[int, bytes]]:
+        """Returns for each life that waits or has waited the last roll that it had seen then, and its note."""
         found = {}
         for life, value in self._by_life("note").items():
-            after, _, note = value.partition(b":")
-            if last is None or life not in last.lives or int(after) >= last.number:
-                found[life] = note
+            seen, _, note = value.partition(b":")
+            found[life] = int(seen), note
         return found
 
     def gone(self) -> frozenset[Life]:
@@ -136,6 +134,14 @@ class Board:
         """Proposes the outcome of a sum; the first proposal holds."""
         self.store.put_if_absent(f"outcome/{sum_name}", outcome)
 
+    def break_off(self, number: int) -> None:
+        """Lets the sums of a roll fail whose lives are all over: at least the next one that they would have made."""
+        index = 0
+        while self.store.put_if_absent(f"outcome/{number}/{index}", AGAIN) is False:
+            if self.outcome(f"{number}/{index}", _AT_ONCE_S) == AGAIN:
+                return
+            index += 1
+
     def outcome(self, sum_name: str, timeout_s: float) -> bytes | None:
         """Waits for the outcome of a sum; returns None if it is not there in time."""
         return self.store.get(f"outcome/{sum_name}", timeout_s)
@@ -153,19 +159,20 @@ class Board:
 
 def written(sheet: Sheet) -> bytes:
     """Returns a roll as it is stored."""
+    lives, holders = ([[life.index, life.number] for life in each] for each in (sheet.lives, sheet.holders))
+    absent = [[life.index, life.number, on] for life, on in sheet.absent]
     notes = [base64.b64encode(note).decode() for note in sheet.notes]
-    document = {
-        "number": sheet.number,
-        "clique": sheet.clique,
-        "lives": [dataclasses.astuple(life) for life in sheet.lives],
-        "notes": notes,
-    }
-    return json.dumps(document).encode()
+    return json.dumps([sheet.number, sheet.clique, lives, notes, holders, absent]).encode()
 
 
 def sheet_from(found: bytes) -> Sheet:
     """Returns the roll that `written` has written."""
-    document = json.loads(found)
-    lives = tuple(Life(*life) for life in document["lives"])
-    notes = tuple(base64.b64decode(note) for note in document["notes"])
-    return Sheet(document["number"], document["clique"], lives, notes)
+    number, clique, lives, notes, holders, absent = json.loads(found)
+    return Sheet(
+        number,
+        clique,
+        tuple(Life(*life) for life in lives),
+        tuple(base64.b64decode(note) for note in notes),
+        tuple(Life(*life) for life in holders),
+        tuple((Life(index, life), on) for index, life, on in absent),
+    )

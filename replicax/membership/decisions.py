@@ -34,12 +34,26 @@ class Sheet:
         clique: The number of the roll since which the same lives take part, without a failed sum in between.
         lives: The lives that take part, by index, ascending.
         notes: For each the note that it brought.
+        holders: The lives that hold the state with which the exchange begins: those on the last roll whose sums have
+            not failed. At the start nobody holds one; all lives are named.
+        absent: The lives that were on an earlier roll and are not on this one, each with the number of the last roll
+            that it was on.
     """
 
     number: int
     clique: int
     lives: tuple[Life, ...]
     notes: tuple[bytes, ...]
+    holders: tuple[Life, ...]
+    absent: tuple[tuple[Life, int], ...] = ()
+
+    def holders_after(self, broken: bool) -> tuple[Life, ...]:
+        """Returns the lives that hold the state after this roll, given whether a sum of it has failed."""
+        return self.holders if broken else self.lives
+
+    def last_rolls(self) -> dict[Life, int]:
+        """Returns for each life that was on a roll the number of the last one."""
+        return dict(self.absent) | dict.fromkeys(self.lives, self.number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,13 +64,13 @@ class View:
         newest: The newest life of each island that has ever come.
         gone: Lives that are over.
         silent: Lives that have shown no sign of life for too long.
-        notes: The notes of those who wait for the next roll.
+        notes: For those who wait, the number of the last roll that they had seen then, and the note.
     """
 
     newest: Mapping[int, Life]
     gone: Collection[Life] = frozenset()
     silent: Collection[Life] = frozenset()
-    notes: Mapping[Life, bytes] = dataclasses.field(default_factory=dict)
+    notes: Mapping[Life, tuple[int, bytes]] = dataclasses.field(default_factory=dict)
 
     def is_over(self, life: Life) -> bool:
         """Returns whether a life is over for certain: it ended, or a replacement has come."""
@@ -66,21 +80,31 @@ class View:
         """Returns whether a life counts as up: it is not over, and it is heard of."""
         return not self.is_over(life) and life not in self.silent
 
+    def ready(self, last: Sheet | None) -> dict[Life, bytes]:
+        """Returns the notes for the roll after `last` of those who are up.
 
-def expected(last: Sheet | None, size: int, view: View) -> list[int]:
+        A roll uses the notes up: one that was written before the last roll of its life is of no use any more.
+        """
+        used = last.last_rolls() if last is not None else {}
+        notes = self.notes.items()
+        return {life: note for life, (seen, note) in notes if self.is_up(life) and seen >= used.get(life, 0)}
+
+
+def expected(last: Sheet | None, broken: bool, size: int, view: View) -> list[int]:
     """Returns the islands for which the next roll must still wait.
 
-    The first roll waits for all islands. A later one waits for those on the last roll who are up. Others take part if
-    they have come by then, but nobody waits for them.
+    The first roll waits for all islands. A later one waits for those on the last roll, and those who hold the state, if
+    they are up. Others take part if they have come by then, but nobody waits for them.
     """
+    ready = view.ready(last)
     if last is None:
-        ready = {life.index for life in view.notes if view.is_up(life)}
-        return [index for index in range(size) if index not in ready]
-    return [life.index for life in last.lives if view.is_up(life) and life not in view.notes]
+        return [index for index in range(size) if index not in {life.index for life in ready}]
+    awaited = {*last.lives, *last.holders_after(broken)}
+    return sorted(life.index for life in awaited if view.is_up(life) and life not in ready)
 
 
 def next_sheet(last: Sheet | None, broken: bool, size: int, view: View) -> Sheet | None:
-    """Returns the next roll; None if it must still wait for somebody, or nobody who was on the last one is up.
+    """Returns the next roll; None if it must still wait for somebody, or nobody who holds the state is up.
 
     Args:
         last: The last roll; None before the first.
@@ -88,21 +112,34 @@ def next_sheet(last: Sheet | None, broken: bool, size: int, view: View) -> Sheet
         size: The number of islands.
         view: What is known.
     """
-    present = sorted(life for life in view.notes if view.is_up(life))
-    if expected(last, size, view) or not present:
+    ready = view.ready(last)
+    lives = tuple(sorted(ready))
+    if expected(last, broken, size, view) or not lives:
         return None
-    if last is not None and not any(life in present for life in last.lives):
+    notes = tuple(ready[life] for life in lives)
+    if last is None:
+        return Sheet(1, 1, lives, notes, lives)
+    holders = last.holders_after(broken)
+    if not set(holders) & set(lives):
         return None
-    number = 1 if last is None else last.number + 1
-    lives = tuple(present)
-    same = last is not None and last.lives == lives and not broken
-    clique = last.clique if same and last is not None else number
-    return Sheet(number, clique, lives, tuple(view.notes[life] for life in lives))
+    number = last.number + 1
+    clique = last.clique if last.lives == lives and not broken else number
+    absent = [(life, on) for life, on in last.last_rolls().items() if life not in lives and not view.is_over(life)]
+    return Sheet(number, clique, lives, notes, holders, tuple(absent))
 
 
-def is_abandoned(last: Sheet | None, view: View) -> bool:
-    """Returns whether nobody is left who was on the last roll: the state of the training is gone with them."""
-    return last is not None and all(view.is_over(life) for life in last.lives)
+def is_abandoned(last: Sheet | None, broken: bool | None, view: View) -> bool:
+    """Returns whether the state of the training is gone with those who held it.
+
+    Args:
+        last: The last roll; None before the first.
+        broken: Whether a sum of it has failed; None if that is not known.
+        view: What is known.
+    """
+    if last is None:
+        return False
+    holders = {*last.lives, *last.holders} if broken is None else {*last.holders_after(broken)}
+    return all(view.is_over(life) for life in holders)
 
 
 def verdict(sheet: Sheet, ended: Mapping[int, bytes], view: View) -> bytes | None:

@@ -159,30 +159,48 @@ class ElasticMeeting:
             began = self._clock()
 
     def _propose(self, last: Sheet | None, what: str, waited_s: float) -> None:
-        notes = self._board.notes(last)
-        view = self._view({*notes, *(last.lives if last else ())}, notes, notes)
-        sheet = next_sheet(last, self._broken, self.size, view)
-        if sheet is not None and (last is None or self._life in last.lives):
+        notes = self._board.notes()
+        watched = {*notes, *((*last.lives, *last.holders) if last else ())}
+        view = self._view(watched, View({}, notes=notes).ready(last), notes)
+        broken = self._is_broken(last, view)
+        sheet = None if broken is None else next_sheet(last, broken, self.size, view)
+        if sheet is not None:
             self._board.propose(sheet)
-        elif is_abandoned(last, view):
+        elif is_abandoned(last, broken, view):
             raise MeetingError(
                 f"{self.names[self.index]} came for {what}, but all who held the state of the training have ended. "
                 "Start the job again; it goes on from its newest checkpoint."
             )
         elif last is None and waited_s > self._patience.start:
-            missing = [self.names[index] for index in expected(last, self.size, view)]
+            missing = [self.names[index] for index in expected(last, False, self.size, view)]
             raise ClusterTimeoutError(self.names[self.index], self._patience.start, missing, "the meeting")
-        elif last is not None and waited_s > self._patience.stall and not any(map(view.is_up, last.lives)):
+        elif (
+            last is not None
+            and waited_s > self._patience.stall
+            and not any(map(view.is_up, (*last.lives, *last.holders)))
+        ):
             lost = [life.index for life in last.lives]
             raise BarrierTimeoutError(what, round(1000 * waited_s), self.index, lost)
 
-    def _view(self, watched: Iterable[Life], waiting: Mapping[Life, bytes], notes: Mapping[Life, bytes]) -> View:
+    def _is_broken(self, last: Sheet | None, view: View) -> bool | None:
+        """Returns whether a sum of the last roll has failed; None if this process does not know: it proposes nothing.
+
+        Those on the roll know it. If all of them are over, one who held the state before decides that it has.
+        """
+        if last is None or self._life in last.lives:
+            return self._broken
+        if self._life not in last.holders or not all(map(view.is_over, last.lives)):
+            return None
+        self._board.break_off(last.number)
+        return True
+
+    def _view(self, watched: Iterable[Life], waiting: Iterable[Life], notes: Mapping[Life, tuple[int, bytes]]) -> View:
         """Returns what this process knows of the others.
 
         Args:
             watched: Those whom it watches.
             waiting: Those of them who wait for others. They do nothing, and that is right; but their pulse must go on.
-            notes: The notes of those who wait for the next roll.
+            notes: The notes on the board.
         """
         dead_s = _SECONDS_IF_BROKEN if self._broken else self._patience.stall
         beats = self._board.beats()
@@ -250,7 +268,7 @@ class ElasticMeeting:
             outcome = self._board.outcome(name, wait_s)
         view = None
         if outcome is None:
-            view = self._view(sheet.lives, dict.fromkeys(sheet.lives, b""), {})
+            view = self._view(sheet.lives, sheet.lives, {})
             outcome = verdict(sheet, ended, view)
         if outcome is None:
             return False
@@ -259,7 +277,7 @@ class ElasticMeeting:
             return True
         self._broken, self._clique = True, []
         self._give_up_if_hopeless(error)
-        view = view or self._view(sheet.lives, dict.fromkeys(sheet.lives, b""), {})
+        view = view or self._view(sheet.lives, sheet.lives, {})
         raise MemberLostError([life.index for life in sheet.lives if not view.is_up(life)])
 
     def _give_up_if_hopeless(self, error: str) -> None:

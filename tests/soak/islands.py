@@ -95,7 +95,7 @@ class Soak:
             pid = self.pid(first)
             self.kill(first)
             # The process of the second is killed somewhere between the start of the first and its first exchange.
-            time.sleep(self.random.uniform(0.0, 6.0))
+            time.sleep(self.random.uniform(0.0, 3.0))
             del pid
             self.kill(second)
         else:
