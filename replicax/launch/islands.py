@@ -48,9 +48,9 @@ class Islands:
     def bears(self, failure: Failure, running: Sequence[ProcessLike]) -> bool:
         """Returns whether the others can go on.
 
-        They cannot if the failure is no loss but an error that a restart would only repeat, such as one that two islands
-        raise one after the other; if the island itself says that the state of the training is lost (71); or if none of
-        them is left.
+        They cannot if the failure is an error that a restart would only repeat, such as one that two islands raise one
+        after the other; if the island itself says that the state of the training is lost (71); or if none of them is
+        left.
         """
         task = failure.process.task
         if task.type != WORKER:
