@@ -65,7 +65,8 @@ def walk(value: PyTree, path: str, seen: set[int]) -> Iterator[tuple[str, Assign
 def keras_objects(objects: Mapping[str, PyTree]) -> dict[str, KerasObject]:
     """Returns the Keras models, layers, optimizers and metrics in `objects`, by the paths to them."""
     seen: set[int] = set()
-    each = (_found(value, name, seen, is_keras_object) for name, value in objects.items())
+    # A strategy tells its state itself; what it keeps for its work is nobody's to restore.
+    each = (_found(x, name, seen, is_keras_object) for name, x in objects.items() if not hasattr(x, "own_values"))
     return dict(itertools.chain.from_iterable(each))
 
 

@@ -49,6 +49,7 @@ class Registry:
         self._references: list[weakref.ref[VariableLike]] = []
         self._entries: list[Entry] | None = None
         self._of: dict[int, Entry] = {}
+        self._of_kinds: dict[tuple[Kind, ...], list[Entry]] = {}
 
     def add(self, variable: VariableLike) -> None:
         """Adds a variable that has just been made."""
@@ -61,25 +62,29 @@ class Registry:
         self._entries = None
 
     def entries(self) -> list[Entry]:
-        """Returns all variables that are still in use and have a value."""
+        """Returns all variables that are still in use and have a value; the same list as long as they are the same."""
         if self._entries is None:
             found = [variable for reference in list(self._references) if (variable := reference()) is not None]
-            variables = [variable for variable in found if getattr(variable, "_value", None) is not None]
-            kinds = kinds_of(variables)
-            parts = cut_evenly(
-                [_bytes(v) if k is not Kind.OWN else 0 for v, k in zip(variables, kinds, strict=True)], self._fragments
-            )
-            made = [Entry(v, k, f, vars(v)[_NUMBER]) for v, k, f in zip(variables, kinds, parts, strict=True)]
-            entries = sorted(made, key=lambda entry: entry.key)
-            self._of = {entry.key: entry for entry in entries}
-            if len(variables) < len(found):
+            entries = self._entries_of([v for v in found if getattr(v, "_value", None) is not None])
+            self._of, self._of_kinds = {entry.key: entry for entry in entries}, {}
+            if len(entries) < len(found):
                 return entries  # Some get their values later.
             self._entries = entries
         return self._entries
 
+    def _entries_of(self, variables: list[VariableLike]) -> list[Entry]:
+        kinds = kinds_of(variables)
+        sizes = [_bytes(v) if k is not Kind.OWN else 0 for v, k in zip(variables, kinds, strict=True)]
+        parts = cut_evenly(sizes, self._fragments)
+        made = [Entry(v, k, f, vars(v)[_NUMBER]) for v, k, f in zip(variables, kinds, parts, strict=True)]
+        return sorted(made, key=lambda entry: entry.key)
+
     def of_kind(self, *kinds: Kind) -> list[Entry]:
         """Returns the variables of these kinds."""
-        return [entry for entry in self.entries() if entry.kind in kinds]
+        entries = self.entries()
+        if kinds not in self._of_kinds:
+            self._of_kinds[kinds] = [entry for entry in entries if entry.kind in kinds]
+        return self._of_kinds[kinds]
 
     def trained(self) -> list[VariableLike]:
         """Returns the trained variables."""

@@ -84,6 +84,7 @@ class Synchronizer:
         self._compressed = compressed
         self._update = jax.jit(outer.update)
         self._restored: PyTree = None
+        self._known: list[Entry] | None = None  # the variables at the latest step
         self._agreed: set[int] = set()  # the keys of variables that have begun with one value everywhere
 
     # Called around steps.
@@ -94,14 +95,18 @@ class Synchronizer:
         if trains and self.progress.due:
             self.meet("round", self.progress.due)
         entries = self.registry.entries()
-        if trains and any(entry.key not in self._agreed for entry in entries):
-            self.meet("start", ())
+        if trains and entries is not self._known:
+            if any(entry.key not in self._agreed for entry in entries):
+                self.meet("start", ())
+            self._known = entries
         self.common.counts.note_assigned(self.registry.of_kind(Kind.SUM))
         if trains:
             self._start_rounds()
 
     def _start_rounds(self) -> None:
         anchors, since = self.common.anchors, self.progress.since
+        if all(since) and len(anchors) == len(self.registry.of_kind(Kind.TRAINED)):
+            return
         trained = self.registry.of_kind(Kind.TRAINED)
         started = [entry for entry in trained if since[entry.fragment] == 0 or entry.key not in anchors]
         if started:
