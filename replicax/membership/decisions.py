@@ -52,7 +52,7 @@ class Sheet:
         return self.holders if broken else self.lives
 
     def last_rolls(self) -> dict[Life, int]:
-        """Returns for each life that was on a roll the number of the last one."""
+        """Returns the number of the last roll of each life that was on one."""
         return dict(self.absent) | dict.fromkeys(self.lives, self.number)
 
 
