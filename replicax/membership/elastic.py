@@ -39,10 +39,12 @@ class Patience(NamedTuple):
     Attributes:
         start: For all others at the start of the job.
         stall: For one that does nothing.
+        pulse: For one that gives no sign of life.
     """
 
     start: float
     stall: float
+    pulse: float
 
 
 #: Makes the clique of a roll, given this process's place on it.
@@ -202,7 +204,7 @@ class ElasticMeeting:
             waiting: Those of them who wait for others. They do nothing, and that is right; but their pulse must go on.
             notes: The notes on the board.
         """
-        dead_s = _SECONDS_IF_BROKEN if self._broken else self._patience.stall
+        dead_s = min(self._patience.pulse, _SECONDS_IF_BROKEN if self._broken else math.inf)
         beats = self._board.beats()
         others = set(watched) - {self._life}
         silent = self._watch.silent(others - set(waiting), beats, self._patience.stall, dead_s)

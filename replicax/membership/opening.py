@@ -24,6 +24,8 @@ from replicax.membership.watch import Pulse
 #: Where the board is (`"host:port"`), if whoever started the processes keeps it, and which run of its task this is.
 MEETING, LIFE = "REPLICAX_MEETING", "REPLICAX_LIFE"
 _DEFAULT_STALL_S = 300.0
+# Where no launcher tells who has ended, a process that gives no sign of life for this long is left out.
+_SECONDS_OF_SILENCE = 15.0
 _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_FOR_SERVICE = 60.0
 
@@ -66,7 +68,8 @@ def open_meeting(
     life = Life(config.process_id, _number_of_life(board, config.process_id, environ))
     pulse = Pulse(Board(StoreClient(address, timeout_s)), life)
     make_clique = functools.partial(_clique, board, own_ip_of(config, timeout_s))
-    patience = Patience(timeout_s, stall_timeout or _DEFAULT_STALL_S)
+    stall_s = stall_timeout or _DEFAULT_STALL_S
+    patience = Patience(timeout_s, stall_s, stall_s if MEETING in environ else min(stall_s, _SECONDS_OF_SILENCE))
     meeting = ElasticMeeting(board, life, names, make_clique, patience)
     atexit.register(_close, meeting, pulse)
     return meeting

@@ -144,7 +144,7 @@ class Islands:
 
     def meeting(self, life, dies_at=None, after=False, dies_in_sum=None, watch: Watch | None = None):
         board = Board(MortalStore(self.store, dies_at, after, functools.partial(self._is_dead, life)))
-        patience = Patience(SECONDS, self.stall_s)
+        patience = Patience(SECONDS, self.stall_s, self.stall_s)
         return ElasticMeeting(board, life, self.names, self.cliques.of(life, dies_in_sum), patience, watch)
 
     def start(self, life, rounds, **how):

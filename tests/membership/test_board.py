@@ -1,0 +1,62 @@
+"""The board of a meeting."""
+
+import pytest
+
+from replicax.membership.board import Board, sheet_from, written
+from replicax.membership.decisions import AGAIN, DONE, Life, Sheet
+from tests.membership.fakes import MemoryStore
+
+A, B = Life(0, 0), Life(1, 3)
+
+
+@pytest.fixture
+def board():
+    return Board(MemoryStore())
+
+
+def test_a_roll_is_read_as_it_was_written():
+    sheet = Sheet(7, 5, (A, B), (b"\xff:\n", b""), (B,), ((Life(2, 1), 6),))
+    assert sheet_from(written(sheet)) == sheet
+
+
+def test_the_first_proposal_holds(board):
+    first, second = Sheet(1, 1, (A,), (b"",), (A,)), Sheet(1, 1, (A, B), (b"", b""), (A, B))
+    board.propose(first)
+    board.propose(second)
+    assert board.roll(1, 0.0) == first
+    assert board.latest() == first
+    board.judge("1/0", DONE)
+    board.judge("1/0", AGAIN)
+    assert board.outcome("1/0", 0.0) == DONE
+
+
+def test_notes_and_lives_are_told_apart(board):
+    board.enter(A)
+    board.enter(B)
+    board.wait_with(B, 4, b"a:b")
+    board.beat(B, 2, "idle")
+    board.end(Life(1, 2))
+    assert board.newest() == {0: A, 1: B}
+    assert board.notes() == {B: (4, b"a:b")}
+    assert board.beats() == {B: b"2:idle"}
+    assert board.gone() == {Life(1, 2)}
+
+
+def test_the_sums_of_a_roll_are_broken_off_at_the_next_one(board):
+    board.judge("3/0", DONE)
+    board.break_off(3)
+    assert board.outcome("3/1", 0.0) == AGAIN
+    board.break_off(3)
+    assert board.outcome("3/2", 0.0) is None
+
+
+def test_old_rolls_are_forgotten(board):
+    for number in range(1, 60):
+        board.propose(Sheet(number, 1, (A,), (b"",), (A,)))
+        board.come(f"{number}/0", 0, "float32[2]")
+        board.tell_end(f"{number}/0", 0, "")
+        board.judge(f"{number}/0", DONE)
+    assert board.roll(9, 0.0) is None
+    assert board.roll(59, 0.0) is not None
+    kept = {key.split("/")[1] for key in board.store.values if "/" in key}
+    assert kept == {str(number) for number in range(10, 60)}
