@@ -1,97 +1,155 @@
-"""What a training step costs on 1, 2, 4 and 8 devices, for a small and a larger network.
+"""How costs grow: with devices, variables, parameters, workers, servers and embedding rows; JAX by hand beside.
 
-    python benchmarks/scaling.py [--output runs/scaling]
+    python benchmarks/scaling.py [--quick] [--only devices,variables] [--output runs/scaling]
 
-Strong scaling: the global batch stays 128. On virtual devices, which share this machine's cores, more devices add
-communication and copies of the optimizer's work but no speed: the figure shows what that costs, for replicax and for
-hand-written `shard_map`. On GPUs it shows the gain.
+Each sweep makes one thing larger and keeps the rest. A contestant has processes of its own, as in `against_peers.py`;
+ours and JAX's take turns. The fitted exponents of seconds by size are printed (1 is linear) and plotted. Virtual
+devices and workers share this machine's cores: more of them do the same work in more pieces, so the time of a step
+should grow by what the pieces cost, and no more than linearly. `benchmarks/fake_peers.py` goes on to 10,000 processes.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import pathlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
-
-import handwritten as hand
-import jax
 import matplotlib
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
-from overhead import KerasLoop
-from timing import interleaved_medians, print_table
+from peers.contest import ContestError, Entry, Plan, hold
+from peers.rows.workers2 import ONE_DEVICE
+from timing import exponent, print_table
 
-import replicax as rx
-
-ROWS = 128
-NETWORKS = {"784-128-10": (784, 128, 10), "784-700-500-10": (784, 700, 500, 10)}
-HAND, OURS = "hand-written shard_map", "replicax, Keras loop"
-
-Times = dict[str, dict[int, dict[str, float]]]
+OURS, HAND = "replicax", "JAX by hand"
 
 
-def measure(counts: list[int], rounds: int, steps: int) -> Times:
-    """Returns seconds per step by network, number of devices and variant."""
-    times: Times = {}
-    for network, sizes in NETWORKS.items():
-        times[network] = {}
-        for count in counts:
-            strategy = rx.MirroredStrategy(jax.local_devices()[:count])
-            data = hand.make_batch(ROWS)
-            (batch,) = strategy.distribute_dataset([data], rx.InputOptions(prefetch=0))
-            step = hand.make_shard_map_step(strategy.mesh, ROWS)
-            variants = {
-                HAND: hand.HandWritten(step, strategy.mesh, sizes, data),
-                OURS: KerasLoop(strategy, batch, sizes),
-            }
-            finish = {name: variant.wait for name, variant in variants.items()}
-            times[network][count] = interleaved_medians(variants, finish, rounds, steps)
-    return times
+@dataclass(frozen=True)
+class Sweep:
+    """What is made larger.
+
+    Attributes:
+        title: For the table.
+        sizes: The sizes.
+        quick: The sizes of `--quick`.
+        entries: Returns the contestants at a size.
+        plan: How much is measured at each size.
+    """
+
+    title: str
+    sizes: tuple[int, ...]
+    quick: tuple[int, ...]
+    entries: Callable[[int], list[Entry]]
+    plan: Plan
 
 
-def plot(times: Times, path: pathlib.Path) -> None:
-    """Draws milliseconds per step against devices, one panel a network."""
-    figure, panels = plt.subplots(1, len(times), figsize=(5 * len(times), 3.6), layout="constrained")
-    for panel, (network, by_count) in zip(panels, times.items(), strict=True):
-        counts = list(by_count)
-        for name, style in ((HAND, "o--"), (OURS, "s-")):
-            panel.plot(counts, [by_count[count][name] * 1e3 for count in counts], style, label=name)
-        panel.set(title=network, xlabel="devices", ylabel="ms per step", xscale="log", ylim=(0, None))
-        panel.set_xticks(counts, [str(count) for count in counts])
-        panel.minorticks_off()
-        panel.grid(alpha=0.3)
-    panels[0].legend(frameon=False)
-    figure.savefig(path, dpi=150)
+def pair(program: str, **options: Any) -> list[Entry]:
+    """Returns our contestant and the one by hand, made by the same function of `peers.growing`."""
+    devices = int(options.get("devices", 1))
+    virtual = {"JAX_NUM_CPU_DEVICES": str(devices), "NPROC": str(2 * devices)}
+    return [
+        Entry(OURS, f"peers.growing:{program}", {**options, "ours": True}),
+        Entry(HAND, f"peers.growing:{program}", {**options, "ours": False}, environment=virtual),
+    ]
+
+
+def on_workers(workers: int) -> list[Entry]:
+    """Returns a training step on so many processes."""
+    if workers == 1:
+        return [
+            Entry(OURS, "peers.replicax_steps:loop", {"kind": "keras"}),
+            Entry(HAND, "peers.jax_steps:replicas", {"kind": "jit"}),
+        ]
+    ours = {"kind": "keras", "strategy": "workers"}
+    return [
+        Entry(OURS, "peers.replicax_steps:loop", ours, workers=workers, environment=ONE_DEVICE),
+        Entry(HAND, "peers.jax_steps:processes", {"kind": "packed"}, workers=workers, environment=ONE_DEVICE),
+    ]
+
+
+def on_servers(servers: int) -> list[Entry]:
+    """Returns asynchronous training with two workers and so many servers; there is nothing like it by hand."""
+    return [Entry(OURS, "peers.replicax_steps:servers", {"workers": 2, "servers": servers})]
+
+
+FEW = Plan(rounds=3, steps=3, launches=1, check_steps=2)
+SWEEPS = {
+    "devices": Sweep("devices (virtual), the network of 784-700-500-10", (1, 2, 4, 8, 16, 32, 64, 128), (1, 4, 16),
+                     lambda n: pair("network", devices=n), FEW),
+    "variables": Sweep("variables of 64 numbers, one device", (10, 30, 100, 300, 1000, 3000), (10, 100, 1000),
+                       lambda n: pair("many_variables", count=n), FEW),
+    "parameters": Sweep("parameters in four layers, one device", (10**5, 10**6, 10**7, 10**8), (10**5, 10**6, 10**7),
+                        lambda n: pair("parameters", count=n), FEW),
+    "workers": Sweep("workers (processes), global batch 128", (1, 2, 3, 4), (1, 2), on_workers,
+                     Plan(rounds=5, steps=10, launches=1)),
+    "servers": Sweep("parameter servers, two workers", (1, 2, 3), (1, 2), on_servers,
+                     Plan(rounds=3, steps=30, launches=1)),
+    "rows": Sweep("rows of an embedding of 16, 512 looked up, one device", (10**4, 10**5, 10**6, 10**7),
+                  (10**4, 10**5, 10**6), lambda n: pair("embedding", rows=n), FEW),
+}  # fmt: skip
+
+
+def measure(sweep: Sweep, sizes: Sequence[int]) -> dict[str, list[float]]:
+    """Returns for each contestant the milliseconds of a step at each size."""
+    found: dict[str, list[float]] = {}
+    for size in sizes:
+        outcome = hold(sweep.entries(size), sweep.plan)
+        for name in outcome.medians:
+            found.setdefault(name, []).append(1e3 * outcome.seconds(name))
+    return found
+
+
+def show(name: str, sweep: Sweep, sizes: Sequence[int], found: dict[str, list[float]]) -> None:
+    """Prints the table and the exponents."""
+    rows = [
+        (f"{size:,}", *(f"{figures[i]:.3g}" for figures in found.values()),
+         f"{found[OURS][i] / found[HAND][i]:.2f}" if HAND in found else "")
+        for i, size in enumerate(sizes)
+    ]  # fmt: skip
+    exponents = {who: exponent(sizes, figures) for who, figures in found.items()}
+    rows.append(("exponent", *(f"{value:.2f}" for value in exponents.values()), ""))
+    print_table(f"ms a step by {sweep.title}", (name, *found, "ratio"), rows)
+    for who, value in exponents.items():
+        print(f"RESULT scaling_{name}_exponent_{'ours' if who == OURS else 'by_hand'} {value:.2f}", flush=True)
+
+
+def plot(name: str, sweep: Sweep, sizes: Sequence[int], found: dict[str, list[float]], folder: Path) -> None:
+    """Draws milliseconds by size, both logarithmic."""
+    figure, axes = plt.subplots(figsize=(5, 3.6), layout="constrained")
+    for (who, figures), style in zip(found.items(), ("s-", "o--"), strict=False):
+        axes.loglog(sizes, figures, style, label=f"{who}, exponent {exponent(sizes, figures):.2f}")
+    axes.set(title=sweep.title, xlabel=name, ylabel="ms a step")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{name}.png", dpi=150)
+    plt.close(figure)
 
 
 def main() -> None:
-    """Prints the table and the RESULT lines, and writes the figure."""
+    """Measures, prints and draws."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/scaling"))
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--only", default=",".join(SWEEPS))
+    parser.add_argument("--quick", action="store_true", help="fewer sizes")
+    parser.add_argument("--output", type=Path, default=Path("runs/scaling"))
     options = parser.parse_args()
-    rx.config.set_virtual_devices(8)
-    counts = [count for count in (1, 2, 4, 8) if count <= len(jax.local_devices())]
-
-    times = measure(counts, options.rounds, options.steps)
-    rows = [
-        (network, str(count), *(f"{by_name[name] * 1e3:.2f}" for name in (HAND, OURS)),
-         f"{by_name[OURS] / by_name[HAND]:.3f}")
-        for network, by_count in times.items()
-        for count, by_name in by_count.items()
-    ]  # fmt: skip
-    print_table("ms per step", ("network", "devices", HAND, OURS, "ratio"), rows)
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = options.output / "scaling.png"
-    plot(times, path)
-    print(f"wrote {path}")
-    for network, by_count in times.items():
-        for count, by_name in by_count.items():
-            print(f"RESULT scaling_{network}_devices_{count}_ms {by_name[OURS] * 1e3:.2f}")
+    failed = 0
+    for name in options.only.split(","):
+        sweep = SWEEPS[name]
+        sizes = sweep.quick if options.quick else sweep.sizes
+        try:
+            found = measure(sweep, sizes)
+        except ContestError as error:
+            failed += 1
+            print(f"{name} failed: {error}")
+            continue
+        show(name, sweep, sizes, found)
+        plot(name, sweep, sizes, found, options.output)
+    print(f"plots are in {options.output}")
+    raise SystemExit(failed)
 
 
 if __name__ == "__main__":
