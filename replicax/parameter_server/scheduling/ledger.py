@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -149,11 +150,9 @@ class Ledger(NamedTuple):
         """Hands out closures: the oldest first, to the workers that have least; returns the attempts, too."""
         ledger, attempts = self, []
         while ledger.queue and _may_begin(ledger):
-            free = [worker for worker in sorted(ledger.ready) if len(ledger.running[worker]) < ledger.depth]
-            if not free:
+            worker = _freest(ledger)
+            if worker is None:
                 break
-            # In turn, so that a worker that is always first does not get everything.
-            worker = min(free, key=lambda w: (len(ledger.running[w]), (w - ledger.next_worker) % ledger.workers))
             ledger, attempt = ledger._begin(worker)
             attempts.append(attempt)
         return ledger, tuple(attempts)
@@ -205,6 +204,22 @@ class Ledger(NamedTuple):
 
 def _with(running: _PerWorker, worker: int, closures: tuple[RunningClosure, ...]) -> _PerWorker:
     return (*running[:worker], closures, *running[worker + 1 :])
+
+
+def _freest(ledger: Ledger) -> int | None:
+    """Returns the ready worker that has least and could take more; None if there is none.
+
+    They are looked at in turn, so that a worker that is always first does not get everything; the first one that has
+    nothing is taken at once, since there may be thousands.
+    """
+    found, least, first = None, ledger.depth, ledger.next_worker % ledger.workers
+    for worker in itertools.chain(range(first, ledger.workers), range(first)):
+        has = len(ledger.running[worker])
+        if has < least and worker in ledger.ready:
+            found, least = worker, has
+            if has == 0:
+                break
+    return found
 
 
 def _may_begin(ledger: Ledger) -> bool:
