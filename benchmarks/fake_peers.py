@@ -144,7 +144,7 @@ def rendezvous(processes: int) -> Figures:
     return {**figures, "messages sent": got["messages"], "MB sent": got["bytes"] / 1e6}
 
 
-def watcher(processes: int, looks: int = 5) -> Figures:
+def watcher(processes: int, looks: int = 3) -> Figures:
     """Measures the watcher of one worker: it asks the others, and judges; figures are for a second of a healthy job."""
     from replicax.health.client import Client
     from replicax.health.diagnosis import Limits, diagnose, disagrees
@@ -154,7 +154,7 @@ def watcher(processes: int, looks: int = 5) -> Figures:
     from replicax.health.status import status_of
     from replicax.health.traffic import Traffic
 
-    seconds = (looks + 2) * 2.2 + 8
+    seconds = (looks + 1) * 2.2 + 3
     fakes = started("workers", seconds)
     assert fakes.stdout is not None
     port = int(fakes.stdout.readline())

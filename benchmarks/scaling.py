@@ -83,7 +83,7 @@ SWEEPS = {
                        lambda n: pair("many_variables", count=n), FEW),
     "parameters": Sweep("parameters in four layers, one device", (10**5, 10**6, 10**7, 10**8), (10**5, 10**6, 10**7),
                         lambda n: pair("parameters", count=n), FEW),
-    "workers": Sweep("workers (processes), global batch 128", (1, 2, 3, 4), (1, 2), on_workers,
+    "workers": Sweep("workers (processes), global batch 128", (1, 2, 4), (1, 2), on_workers,
                      Plan(rounds=5, steps=10, launches=1)),
     "servers": Sweep("parameter servers, two workers", (1, 2, 3), (1, 2), on_servers,
                      Plan(rounds=3, steps=30, launches=1)),
