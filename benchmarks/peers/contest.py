@@ -204,13 +204,14 @@ def hold(entries: Sequence[Entry], plan: Plan) -> Outcome:
     for _ in range(plan.launches):
         with _started(entries, plan) as contestants:
             _compare([(each.entry, each.ask("losses", plan.check_steps, plan.deadline)) for each in contestants], plan)
-            times: dict[str, list[float]] = {entry.name: [] for entry in entries}
+            times: dict[str, list[float]] = {}
             for turn in range(plan.rounds + 1):
                 shift = turn % len(contestants)
                 for each in [*contestants[shift:], *contestants[:shift]]:
-                    seconds = each.ask("turn", plan.steps, plan.deadline)
-                    if turn:
-                        times[each.entry.name].append(seconds / each.entry.steps_per_call)
+                    found = each.ask("turn", plan.steps, plan.deadline)
+                    parts = found if isinstance(found, dict) else {"": found}
+                    for part, seconds in parts.items() if turn else ():
+                        times.setdefault(each.entry.name + part, []).append(seconds / each.entry.steps_per_call)
         for name, seconds in times.items():
             outcome.add(name, seconds)
     return outcome

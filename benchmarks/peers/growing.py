@@ -53,17 +53,17 @@ class ByHand:
     """The same with `jit` on one device, or `shard_map` on several."""
 
     def __init__(self, devices: int, values: list[np.ndarray], loss_of: LossFn, batch: np.ndarray):
-        rows = len(batch)
+        rows, alone = len(batch), devices == 1
         mesh = jax.make_mesh((devices,), ("replica",), axis_types=(jax.sharding.AxisType.Auto,))
         shared, split = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("replica")
 
         def step(values: list[Any], part: Any) -> Any:
             loss, gradients = jax.value_and_grad(lambda values: loss_of(values, part) / rows)(values)
             values = [value - RATE * gradient for value, gradient in zip(values, gradients, strict=True)]
-            return values, jax.lax.psum(loss, "replica")
+            return values, loss if alone else jax.lax.psum(loss, "replica")
 
         mapped = jax.shard_map(step, mesh=mesh, in_specs=(shared, split), out_specs=(shared, shared))
-        self._step = jax.jit(mapped, donate_argnums=0)
+        self._step = jax.jit(step if alone else mapped, donate_argnums=0)
         self._values = jax.device_put(values, jax.NamedSharding(mesh, shared), may_alias=False)
         self._batch = jax.device_put(batch, jax.NamedSharding(mesh, split))
         self._loss = jnp.zeros(())

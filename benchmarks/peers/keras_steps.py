@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import time
 from typing import Any
 
 import keras
@@ -11,18 +13,16 @@ import problem
 
 
 class Fit:
-    """A compiled model; a step of the contest is one or more calls of `fit` over arrays.
+    """A compiled model; a step of the contest is an epoch of `fit` over arrays.
 
     Args:
         scope: The context that the model is made and trained in.
         steps: Steps in an epoch.
-        epochs: Epochs of a call of `fit`.
-        calls: Calls of `fit`.
         equal_rows: Whether all inputs are one row, which stays in the processor's cache however many there are.
     """
 
-    def __init__(self, scope: Any, steps: int, epochs: int = 1, calls: int = 1, equal_rows: bool = False):
-        self._scope, self._epochs, self._calls = scope, epochs, calls
+    def __init__(self, scope: Any, steps: int, equal_rows: bool = False):
+        self._scope, self._steps = scope, steps
         x, y = problem.make_batch(problem.ROWS * steps)
         self._data = (np.broadcast_to(x[:1], x.shape) if equal_rows else x, y)
         self._shuffle = False
@@ -37,11 +37,15 @@ class Fit:
         self._history: Any = None
 
     def __call__(self) -> None:
+        self.fit(self._steps)
+
+    def fit(self, steps: int, epochs: int = 1) -> None:
+        """Calls `fit` on so many steps of the data."""
+        x, y = (part[: steps * problem.ROWS] for part in self._data)
         with self._scope():
-            for _ in range(self._calls):
-                self._history = self._model.fit(
-                    *self._data, batch_size=problem.ROWS, epochs=self._epochs, shuffle=self._shuffle, verbose=0
-                )
+            self._history = self._model.fit(
+                x, y, batch_size=problem.ROWS, epochs=epochs, shuffle=self._shuffle, verbose=0
+            )
 
     def wait(self) -> None:
         import jax
@@ -52,6 +56,34 @@ class Fit:
         """Returns the loss of the last epoch. Later epochs are shuffled, which is `fit`'s default."""
         self._shuffle = True
         return float(self._history.history["loss"][-1])
+
+
+class Cuts(Fit):
+    """The same 40 steps in one epoch, in 20 epochs of a call, and in 20 calls; the differences are what starts cost."""
+
+    def __init__(self, scope: Any):
+        super().__init__(scope, 40, equal_rows=True)
+
+    def turn(self) -> dict[str, float]:
+        """Returns the milliseconds of an epoch's start, and of a call's beside that."""
+        self.wait()
+        times = [time.perf_counter()]
+        for steps, epochs, calls in ((40, 1, 1), (2, 20, 1), (2, 1, 20)):
+            for _ in range(calls):
+                self.fit(steps, epochs)
+            self.wait()
+            times.append(time.perf_counter())
+        long, epochs_, calls_ = (end - start for start, end in itertools.pairwise(times))
+        return {": epoch": (epochs_ - long) / 19, ": call": (calls_ - long) / 19}
+
+
+def starts(ours: bool) -> Cuts:
+    """Keras's own `fit`, or ours, for the cost of starts."""
+    if not ours:
+        return Cuts(contextlib.nullcontext)
+    import replicax as rx
+
+    return Cuts(rx.MirroredStrategy().scope)
 
 
 def alone(**cut: Any) -> Fit:
