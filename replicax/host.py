@@ -206,6 +206,10 @@ class Host(Protocol):
     def counts_steps(self) -> bool:
         """Whether it is told of each program that assigns variables: `before_program` and `after_program`."""
 
+    @property
+    def sum_together(self) -> Callable[[list[jax.Array]], list[jax.Array]] | None:
+        """What sums small values over the replicas as one, inside `shard_map`; None: each is summed by itself."""
+
     def before_program(self, trains: bool) -> None:
         """Is called before a program runs that assigns variables; `trains` says whether any of them is trainable."""
 
@@ -326,6 +330,7 @@ class HostDefaults:
     is_asynchronous = False
     is_client = False
     counts_steps = False
+    sum_together: Callable[[list[jax.Array]], list[jax.Array]] | None = None
     placement: PlacementLike
 
     @functools.cached_property

@@ -1,6 +1,6 @@
 """Cross-device ops: the algorithms that sum the replicas' values."""
 
-from replicax.collectives.automatic import AutomaticAllReduce
+from replicax.collectives.automatic import AutomaticAllReduce, sums_small_values
 from replicax.collectives.choose import choose_cross_device_ops
 from replicax.collectives.compressed import compressed_all_reduce, forgetful_all_reduce
 from replicax.collectives.compression import Compression, Int8, Memory, PowerSGD, computing_dtype
@@ -28,4 +28,5 @@ __all__ = [
     "compressed_all_reduce",
     "computing_dtype",
     "forgetful_all_reduce",
+    "sums_small_values",
 ]

@@ -19,6 +19,7 @@ from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import BOUND_TO_PLACE, JIT
 from replicax.program.divergence import Divergence
 from replicax.program.jaxprs import evaluate, is_literal, read
+from replicax.program.joined_sums import SumTogether, evaluate_joined
 from replicax.program.moving import Moved
 from replicax.program.sharded_replicas import ReplicaShard, ShardedEvaluation, own_shard, whole_value
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -60,7 +61,11 @@ class Late:
         self.sent = [atom for atom in self._needed_late if atom in made_early]
 
     def early(
-        self, constants: Mapping[int, Any], arrays: Sequence[Any], dimensions: Mapping[tuple[int, ...], int]
+        self,
+        constants: Mapping[int, Any],
+        arrays: Sequence[Any],
+        dimensions: Mapping[tuple[int, ...], int],
+        sum_together: SumTogether | None = None,
     ) -> tuple[list[Any], list[Any]]:
         """Evaluates the first part, inside `shard_map`.
 
@@ -68,12 +73,18 @@ class Late:
             constants: The constants of `needed`, by their positions; sharded variables as a `ReplicaShard`.
             arrays: The program's arguments.
             dimensions: See `sent_dimensions`.
+            sum_together: Sums small values over the replicas as one; None: each by itself.
 
         Returns:
             The program's results, None for the late ones, and the values of `sent`, sharded as `sent_dimensions` says.
         """
         values = self._known(constants, arrays)
-        (ShardedEvaluation(dimensions) if dimensions else evaluate)(self._early, values)
+        if dimensions:
+            ShardedEvaluation(dimensions)(self._early, values)
+        elif sum_together is not None:
+            evaluate_joined(self._early, values, sum_together)
+        else:
+            evaluate(self._early, values)
         results = [
             None if late else whole_value(read(atom, values))
             for atom, late in zip(self._results, self.is_late, strict=True)

@@ -214,7 +214,8 @@ class ReplicaCall:
                 else:
                     local[number] = _component(value) if is_per_replica_variable(site.inputs[number]) else value
             inside = site.constants(local)
-            results, sent = parts.early({i: inside[i] for i in parts.needed}, arrays, sharded.shapes)
+            constants_of_early = {i: inside[i] for i in parts.needed}
+            results, sent = parts.early(constants_of_early, arrays, sharded.shapes, self.strategy.sum_together)
             results[:first_stored] = site.typed(results[:first_stored])
             return [results[i][None] if specs[i] is _STACKED else results[i] for i in early], sent
 

@@ -11,7 +11,7 @@ import numpy as np
 
 import replicax.context as context
 import replicax.health as health
-from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops
+from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops, sums_small_values
 from replicax.collectives.compression import is_of_gradients
 from replicax.compat.jax_tracing import prepare_tracing_anew
 from replicax.containers import opened
@@ -28,6 +28,7 @@ from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.pytrees import is_number_like
 from replicax.program.replica import ReplicaCall, without_per_replica
 from replicax.runtime.devices import device_name
+from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.combining import Combine, Components, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.gradient_memory import GradientMemory
 from replicax.strategies.placement import Placement
@@ -70,6 +71,7 @@ class MeshStrategy(ValuesFromFunction):
         elif not isinstance(cross_device_ops, CrossDeviceOps):
             raise ArgumentError(f"`cross_device_ops` must be an rx.CrossDeviceOps, got {cross_device_ops!r}.")
         self.cross_device_ops = cross_device_ops.for_devices(self.devices)
+        self.sum_together = sums_small_values(self.cross_device_ops, REPLICA_AXIS)
         compression = self.communication_options.compression
         self.gradient_memory = GradientMemory(self, compression if is_of_gradients(compression) else None)
         self._programs = WeakProgramCaches[ProgramCache]()
