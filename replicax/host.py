@@ -361,6 +361,10 @@ class HostDefaults:
     def adopt(self, variable: VariableLike) -> None:
         """Is told of each Keras variable that is made in the scope, before it gets its first value."""
 
+    def own_values(self) -> contextlib.AbstractContextManager[None]:
+        """Lets Python read the values that this process has in a `with` block, where they differ between processes."""
+        return contextlib.nullcontext()
+
     def around_loop(
         self, model: object, name: str, given: inspect.BoundArguments
     ) -> contextlib.AbstractContextManager[None] | None:

@@ -37,6 +37,11 @@ def falls(losses: list[float]) -> bool:
     return all(later < earlier for earlier, later in itertools.pairwise(losses))
 
 
+def test_low_communication_alone():
+    output = run("diloco_mnist.py", "--steps", 60, "--every", 10)
+    assert numbers(r"RESULT accuracy ([\d.]+)", output)[0] > 0.85
+
+
 def test_keras_loop():
     output = run("custom_loop_keras.py", "--epochs", 3)
     losses = numbers(r"loss ([\d.]+)", output)

@@ -40,6 +40,9 @@ class KerasHost(Host, Protocol):
     def keras_loops(self, model: keras.Model) -> KerasLoopsLike | None:
         """Returns what runs `fit` and the like for a model, by these names; None leaves them to Keras's loops."""
 
+    def own_values(self) -> contextlib.AbstractContextManager[None]:
+        """Lets Python read the values that this process has in a `with` block, where they differ between processes."""
+
     def around_loop(
         self, model: keras.Model, name: str, given: inspect.BoundArguments
     ) -> contextlib.AbstractContextManager[None] | None:

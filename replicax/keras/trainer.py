@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Sharding
 
 import replicax.health as health
@@ -189,7 +190,18 @@ class _EagerStep:
             if call is not None:
                 kinds = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree_util.tree_leaves(data))
                 call.prepare(None, lambda: kinds)
-            return self._step.eager(data)
+            return self._step.eager(data) if not self._strategy.counts_steps else self._counted(data)
+
+    def _counted(self, data: PyTree) -> PyTree:
+        trains = self._step.optimizer is not None
+        for variable in self._step.variables:
+            self._strategy.adopt(variable)
+        self._strategy.before_program(trains)
+        with self._strategy.own_values():  # Keras reads variables as a reader would.
+            outputs = self._step.eager(data)
+        rows = [leaf.shape[0] for leaf in jax.tree_util.tree_leaves(data) if np.ndim(leaf)]
+        self._strategy.after_program(trains, float(max(rows, default=1)))
+        return outputs
 
     def _place(self) -> None:
         """Puts the variables where the strategy wants them: new ones, and those that Python has assigned."""

@@ -122,6 +122,20 @@ def test_statistics_are_averaged_and_dropout_differs():
     assert steps == 7
 
 
+@pytest.mark.parametrize("every", [3])
+def test_a_step_that_runs_eagerly_is_one(every):
+    def body(strategy):
+        model = compiled_model(strategy)
+        model.compile("sgd", "mse", run_eagerly=True)
+        model.fit(X[:24], Y[:24], batch_size=4, verbose=0)
+        return model.get_weights(), strategy.steps
+
+    (weights, steps), (others, _) = run_islands(body, functools.partial(rx.LocalSGDStrategy, every))
+    assert steps == 3
+    for a, b in zip(weights, others, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_steps_called_one_by_one_are_this_islands():
     def body(strategy):
         model = compiled_model(strategy)

@@ -147,6 +147,22 @@ def test_islands_with_more_batches_are_waited_for_at_the_end():
         assert (a == b).all()
 
 
+def test_steps_run_operation_by_operation_are_counted():
+    def body(strategy):
+        rx.config.run_eagerly(True)
+        training = Training(strategy)
+        for batch in strategy.distribute_dataset(BATCHES[:8]):
+            strategy.run(training.step, args=(batch,))
+        rx.config.run_eagerly(False)
+        strategy.synchronize()
+        return training.values(), strategy.steps
+
+    for own, steps in run_islands(body, functools.partial(rx.LocalSGDStrategy, 2)):
+        assert steps == 4
+        for expected, value in zip(diloco(2, 2, 1.0, 0.0, BATCHES[:8]), own, strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_metric_that_is_reset_counts_anew():
     def body(strategy):
         training = Training(strategy).fit()
