@@ -122,15 +122,16 @@ def test_statistics_are_averaged_and_dropout_differs():
     assert steps == 7
 
 
-@pytest.mark.parametrize("every", [3])
-def test_a_step_that_runs_eagerly_is_one(every):
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_step_that_runs_eagerly_is_one():
     def body(strategy):
         model = compiled_model(strategy)
         model.compile("sgd", "mse", run_eagerly=True)
         model.fit(X[:24], Y[:24], batch_size=4, verbose=0)
         return model.get_weights(), strategy.steps
 
-    (weights, steps), (others, _) = run_islands(body, functools.partial(rx.LocalSGDStrategy, every))
+    (weights, steps), (others, _) = run_islands(body, functools.partial(rx.LocalSGDStrategy, 3))
     assert steps == 3
     for a, b in zip(weights, others, strict=True):
         np.testing.assert_array_equal(a, b)

@@ -9,7 +9,7 @@ from typing import Any
 import replicax as rx
 from replicax.islands.in_process import Threads
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 240.0
 
 
 def run_islands(body: Callable[[Any], Any], make: Callable[..., Any], islands: int = 2, devices: int = 1) -> list[Any]:
