@@ -32,16 +32,19 @@ class Feed:
         replicas: Number of replicas.
         cut: Where batches go whose rows divide.
         whole: Where others go.
+        to_program: Whether a compiled program gets the batches. On one device it takes host arrays as they are, and
+            puts them there itself, in a fraction of the time of `jax.device_put`.
     """
 
-    def __init__(self, replicas: int, cut: Sharding, whole: Sharding):
+    def __init__(self, replicas: int, cut: Sharding, whole: Sharding, to_program: bool = False):
         self._replicas, self._cut, self._whole = replicas, cut, whole
+        self._leaves_host_arrays = to_program and len(whole.device_set) == 1 and not spans_processes(whole)
 
     @classmethod
-    def over(cls, strategy: Host) -> Feed:
+    def over(cls, strategy: Host, to_program: bool = False) -> Feed:
         """Returns a feed that cuts batches over the axis `"replica"` of a strategy's mesh."""
         cut, whole = (strategy.placement.sharding(stacked) for stacked in (True, False))
-        return cls(strategy.num_replicas_in_sync, cut, whole)
+        return cls(strategy.num_replicas_in_sync, cut, whole, to_program)
 
     @classmethod
     def at(cls, home: Sharding) -> Feed:
@@ -49,7 +52,7 @@ class Feed:
         return cls(1, home, home)
 
     def placed(self, data: Any) -> Any:
-        """Returns the batch `data`, a pytree of arrays with rows first (or None), on the devices.
+        """Returns the batch `data`, a pytree of arrays with rows first (or None), as the step takes it.
 
         Raises:
             BatchError: There are no rows.
@@ -63,7 +66,9 @@ class Feed:
         arrays = [owned_copy(array) if isinstance(array, np.ndarray) else array for array in arrays]
         return jax.tree_util.tree_unflatten(treedef, self._put(arrays))
 
-    def _put(self, arrays: list[Any]) -> list[jax.Array]:
+    def _put(self, arrays: list[Any]) -> list[Any]:
+        if self._leaves_host_arrays and all(isinstance(array, np.ndarray) for array in arrays):
+            return arrays
         shardings = [self._sharding(array) for array in arrays]
         if spans_processes(self._whole):
             return [put(array, sharding) for array, sharding in zip(arrays, shardings, strict=True)]

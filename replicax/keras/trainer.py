@@ -99,7 +99,8 @@ class StepFunctions:
             # Nothing that is not traced can be cut.
             feed = Feed.at(strategy.placement.home) if strategy.cuts_steps else Feed.over(strategy)
             return RunnableStep(step, feed, _EagerStep(step, strategy))
-        feed = Feed.over(strategy)
+        # Values of variables tell a program its device, to which it takes what it is given.
+        feed = Feed.over(strategy, to_program=bool(step.variables) and not strategy.cuts_steps)
         # Elsewhere there is one device, or an update of its own, and marks would only take time.
         sums_gradients = not strategy.cuts_steps and strategy.num_replicas_in_sync > 1 and step.optimizer is not None
         view = GlobalView(strategy, _shardings(step, strategy), sums_gradients)

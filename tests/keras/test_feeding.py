@@ -213,3 +213,32 @@ def test_rows_that_divide_are_cut_on_the_way_and_others_are_not(three):
 def test_missing_parts_of_a_batch_stay_missing(three):
     placed = Feed.over(three).placed((np.zeros((3, 1)), None, {"weights": None}))
     assert placed[1:] == (None, {"weights": None})
+
+
+def test_a_program_on_one_device_takes_a_copy_of_a_host_batch_as_it_is():
+    """`jax.device_put` would take longer than the whole rest of a step of a small model."""
+    x = np.ones((4, 2))
+    one, three = rx.MirroredStrategy(["cpu:1"]), rx.MirroredStrategy(3)
+    (left,) = Feed.over(one, to_program=True).placed((x,))
+    assert isinstance(left, np.ndarray)
+    assert left.dtype == np.float32
+    assert not np.shares_memory(left, x)
+    (placed,) = Feed.over(one).placed((x,))
+    assert placed.sharding.device_set == set(one.mesh.devices.flat)
+    (mixed, _) = Feed.over(one, to_program=True).placed((x, jnp.ones(4)))
+    assert isinstance(mixed, jax.Array)
+    (cut,) = Feed.over(three, to_program=True).placed((np.ones((6, 2)),))
+    assert cut.sharding.device_set == set(three.mesh.devices.flat)
+
+
+def test_a_step_of_fit_on_one_device_puts_no_array_on_a_device(monkeypatch):
+    """The program puts its batch there; the metric that an epoch resets is placed once for each epoch."""
+    with rx.MirroredStrategy(["cpu:1"]).scope():
+        model = linear()
+    model.fit(X, Y, batch_size=BATCH, verbose=0)
+    puts: list[int] = []
+    put = jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda value, *args, **kwargs: puts.append(1) or put(value, *args, **kwargs))
+    model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
+    assert len(puts) == 2
+    assert model.layers[0].kernel.value.sharding.device_set == {jax.devices("cpu")[1]}
