@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,12 @@ def interleaved_medians(
 
 
 def exponent(sizes: Sequence[float], figures: Sequence[float]) -> float:
-    """Returns the exponent `a` of the least-squares fit `figure = c * size**a`; zeros count as one millionth."""
+    """Returns the exponent `a` of the least-squares fit `figure = c * size**a`; zeros count as one millionth.
+
+    It is not a number for a single size.
+    """
+    if len(sizes) < 2:
+        return math.nan
     x, y = np.log(np.asarray(sizes, float)), np.log(np.maximum(np.asarray(figures, float), 1e-6))
     return float(np.polyfit(x, y, 1)[0])
 
