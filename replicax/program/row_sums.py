@@ -38,7 +38,7 @@ from replicax.runtime.mesh import REPLICA_AXIS
 
 # Operations of one operand that may as well be done after a sum as before it.
 _LINEAR = frozenset(["copy", "expand_dims", "neg", "reduce_sum", "reshape", "squeeze", "transpose"])
-_SMALL_BYTES = 64 * 1024  # What is larger travels alone: joining it would cost more than it saves.
+_SMALL_BYTES = 64 * 1024  # Larger ones travel alone: joining them would cost more than it saves.
 _ARRAYS_PER_PACK = 8
 
 
