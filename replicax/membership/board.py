@@ -73,16 +73,16 @@ class Board:
 
     def newest(self) -> dict[int, Life]:
         """Returns the newest life of each island that has come."""
-        return {index: Life(index, int(value)) for index, value in self._by_index("life").items()}
+        return {index: Life(index, int(value)) for index, value in _by_index(self.store, "life").items()}
 
     def beats(self) -> dict[Life, bytes]:
         """Returns the last sign of each life."""
-        return self._by_life("beat")
+        return _by_life(self.store, "beat")
 
     def notes(self) -> dict[Life, tuple[int, bytes]]:
         """Returns for each life that waits or has waited the last roll that it had seen then, and its note."""
         found = {}
-        for life, value in self._by_life("note").items():
+        for life, value in _by_life(self.store, "note").items():
             seen, _, note = value.partition(b":")
             found[life] = int(seen), note
         return found
@@ -120,7 +120,7 @@ class Board:
 
     def signatures(self, sum_name: str) -> dict[int, str]:
         """Returns the signatures of those who have come to a sum."""
-        return {index: value.decode() for index, value in self._by_index(f"here/{sum_name}").items()}
+        return {index: value.decode() for index, value in _by_index(self.store, f"here/{sum_name}").items()}
 
     def tell_end(self, sum_name: str, index: int, error: str) -> None:
         """Tells that a member has the result of a sum (without an error), or that it has failed."""
@@ -128,7 +128,7 @@ class Board:
 
     def ended(self, sum_name: str) -> dict[int, bytes]:
         """Returns what the members have told of the end of a sum."""
-        return self._by_index(f"ended/{sum_name}")
+        return _by_index(self.store, f"ended/{sum_name}")
 
     def judge(self, sum_name: str, outcome: bytes) -> None:
         """Proposes the outcome of a sum; the first proposal holds."""
@@ -146,15 +146,17 @@ class Board:
         """Waits for the outcome of a sum; returns None if it is not there in time."""
         return self.store.get(f"outcome/{sum_name}", timeout_s)
 
-    def _by_index(self, prefix: str) -> dict[int, bytes]:
-        return {int(key.rpartition("/")[2]): value for key, value in self.store.listing(prefix).items()}
 
-    def _by_life(self, prefix: str) -> dict[Life, bytes]:
-        found = {}
-        for index, value in self._by_index(prefix).items():
-            number, _, rest = value.partition(b":")
-            found[Life(index, int(number))] = rest
-        return found
+def _by_index(store: Store, prefix: str) -> dict[int, bytes]:
+    return {int(key.rpartition("/")[2]): value for key, value in store.listing(prefix).items()}
+
+
+def _by_life(store: Store, prefix: str) -> dict[Life, bytes]:
+    found = {}
+    for index, value in _by_index(store, prefix).items():
+        number, _, rest = value.partition(b":")
+        found[Life(index, int(number))] = rest
+    return found
 
 
 def written(sheet: Sheet) -> bytes:

@@ -177,11 +177,6 @@ class Supervisor:
         own = [failure for failure in self._failures if first is not None and failure.process is first.culprit]
         return own[0] if own else first
 
-    def _culprit(self, event: ScriptEnded) -> ProcessLike:
-        names = {process.task.name: process for process in self._tasks}
-        blamed = [names[name] for name in event.blames if name in names]
-        return event.process if not blamed or event.process in blamed else blamed[0]
-
     def _take_event(self) -> None:
         wait = min(self._ask_at, self._kill_at, self._miss_at, self._tell_at) - time.monotonic()
         try:
@@ -219,7 +214,7 @@ class Supervisor:
         if self._revival is not None:
             self._revival.done(process)
         self._find_missed()
-        if not self._failures and not self._training_runs():
+        if not self._failures and not _any_trains(self._running):
             self._on_training_done()
 
     def _may_revive(self) -> bool:
@@ -262,11 +257,11 @@ class Supervisor:
         """Counts the end of a worker with 0 as a failure, if others that need it fail or go on."""
         if now or time.monotonic() >= self._miss_at:
             self._miss_at = math.inf
-            for failure in self._missed if now or self._training_runs() else []:
+            for failure in self._missed if now or _any_trains(self._running) else []:
                 self._fail(failure)
 
     def _on_failing(self, event: ScriptEnded) -> None:
-        self._on_failure(Failure(event.process, event.code, event.time, self._culprit(event)))
+        self._on_failure(Failure(event.process, event.code, event.time, _culprit(self._tasks, event)))
 
     def _on_failure(self, failure: Failure) -> None:
         self._miss(now=True)
@@ -355,9 +350,6 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 process.tidy_up()
 
-    def _training_runs(self) -> bool:
-        return any(process.task.type != EVALUATOR for process in self._running)
-
     def _code(self, first: Failure | None) -> int:
         if not self._signal:
             return first.code if first else ExitCode.OK
@@ -365,3 +357,13 @@ class Supervisor:
         if ExitCode.RESUME in codes:  # The launcher's caller should resume the job.
             return ExitCode.RESUME
         return from_signal(self._signal) if codes or self._killed else ExitCode.OK
+
+
+def _culprit(tasks: Sequence[ProcessLike], event: ScriptEnded) -> ProcessLike:
+    names = {process.task.name: process for process in tasks}
+    blamed = [names[name] for name in event.blames if name in names]
+    return event.process if not blamed or event.process in blamed else blamed[0]
+
+
+def _any_trains(processes: Sequence[ProcessLike]) -> bool:
+    return any(process.task.type != EVALUATOR for process in processes)
