@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from replicax.collectives.buckets import in_turn
 from replicax.collectives.cross_device_ops import CrossDeviceOps
 from replicax.collectives.nccl import NcclAllReduce
 from replicax.compat.jax_primitives import assert_equal_over_axis
+from replicax.compat.xla_options import overlaps
 
 GATHERED_BYTES = 256 * 1024
 """Up to how many bytes of all replicas together a value is gathered.
@@ -32,6 +34,9 @@ class AutomaticAllReduce(NcclAllReduce):
     times as often as in the ring, and added up less efficiently, so it goes to XLA's all-reduce, as do all values on
     GPUs and TPUs and within one process.
 
+    With `REPLICAX_OVERLAP=1` values leave in turn between CPU processes, those of the last layers first, while the
+    backward pass goes on (`buckets.py`).
+
     Attributes:
         num_packs: As in `NcclAllReduce`.
         gathers: Whether small values are gathered. `for_devices` sets it for CPU devices of several processes.
@@ -44,13 +49,16 @@ class AutomaticAllReduce(NcclAllReduce):
         return dataclasses.replace(self, gathers=spans_processes and all(d.platform == "cpu" for d in devices))
 
     def _all_reduce_sum(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
-        gathered = [self.gathers and num_replicas > 1 and b.nbytes * num_replicas <= GATHERED_BYTES for b in buffers]
-        large = [b for b, is_small in zip(buffers, gathered, strict=True) if not is_small]
-        sums = iter(super()._all_reduce_sum(large, axis_name, num_replicas) if large else [])
-        return [
-            _gathered_sum(b, axis_name, num_replicas) if is_small else next(sums)
-            for b, is_small in zip(buffers, gathered, strict=True)
-        ]
+        if not self.gathers or num_replicas == 1:
+            return super()._all_reduce_sum(buffers, axis_name, num_replicas)
+
+        def total(buffer: jax.Array) -> jax.Array:
+            if buffer.nbytes * num_replicas <= GATHERED_BYTES:
+                return _gathered_sum(buffer, axis_name, num_replicas)
+            summed: jax.Array = jax.lax.psum(buffer, axis_name)
+            return summed
+
+        return in_turn(buffers, total) if overlaps() else [total(buffer) for buffer in buffers]
 
 
 def _gathered_sum(buffer: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:
