@@ -38,7 +38,7 @@ class Halves:
     Called like the function itself. It is traced and compiled at the first call. Numbers among its results (a loss)
     come home too, where they can be combined with variables; arrays stay on the compute devices.
 
-    What crosses is copied, unless all devices share one memory. Then both halves read the other one's arrays in place:
+    Values that cross are copied, unless all devices share one memory. Then each half reads the arrays of the other one:
     no device copies a variable, and home adds up the gradients of all replicas in the update. An array that another
     device reads is not overwritten, so the new value of such a variable takes the buffer of its gradient.
 

@@ -211,6 +211,8 @@ class Reply:
         behind: How many pushes it had applied between the worker's pull and this push.
         repeated: Whether it had applied this step before.
         is_stale: Whether the push was of an era that is over; then nothing has been applied.
+        is_unread: Whether what was pushed was not in the buffer that the push named; then nothing has been applied.
+        is_wired: Whether the values are in the worker's buffer.
     """
 
     version: int
@@ -219,6 +221,8 @@ class Reply:
     behind: int = 0
     repeated: bool = False
     is_stale: bool = False
+    is_unread: bool = False
+    is_wired: bool = False
 
     @property
     def nbytes(self) -> int:

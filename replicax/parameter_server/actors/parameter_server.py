@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,9 +13,12 @@ import numpy as np
 
 from replicax.compat.jax_processes import backends_have_started
 from replicax.parameter_server.actors.messages import Reply, ServerProgram, ShardId
+from replicax.parameter_server.actors.wires import Buffer, ServerWires, WireId
 from replicax.parameter_server.actors.worker_program import CompiledProgram, compiled
 
 if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
     from replicax.ray_cluster import RayCluster
 
 _REMEMBERED_STEPS = 100_000
@@ -39,6 +43,7 @@ class ParameterServer:
         self._puts: collections.deque[int] = collections.deque([0], maxlen=_REMEMBERED_PUTS)
         self._applied: collections.OrderedDict[int, None] = collections.OrderedDict()
         self._era = 0
+        self._wires = ServerWires()
 
     def load(self, program: ServerProgram) -> None:
         """Compiles a program, so that the first push does not wait for it."""
@@ -79,9 +84,10 @@ class ParameterServer:
         program: int,
         step: int,
         pulled: int,
-        sent: Sequence[np.ndarray],
+        sent: Sequence[np.ndarray] | None,
         wanted: Sequence[ShardId] | None,
         era: int = 0,
+        wire: WireId | None = None,
     ) -> Reply:
         """Applies a step and returns the variables that the worker wants for its next one.
 
@@ -89,10 +95,33 @@ class ParameterServer:
             program: Id of the program.
             step: Id of the step; a step that has been applied is not applied again.
             pulled: Version of the variables from which the worker computed.
-            sent: What it computed.
+            sent: What it computed; None if that is in a buffer.
             wanted: The shards to return; None for none.
             era: The era of the servers that the worker knew when it computed.
+            wire: The worker's buffers, if it wrote there what it computed.
         """
+        if wire is not None:
+            sent = self._wires.take(wire, step)
+        if sent is None:
+            return Reply(self._version, None, is_unread=True)
+        reply = self._pushed(program, step, pulled, sent, wanted, era)
+        if wire is not None and reply.values and self._wires.answer(wire, step, list(reply.values.values())):
+            return dataclasses.replace(reply, values=None, is_wired=True)
+        return reply
+
+    def open_wire(self, wire: WireId, sent: Buffer, worker: ActorHandle, nbytes: int) -> Buffer:
+        """Takes the buffer that a worker on this host writes to; returns the one for so many bytes of answers."""
+        return self._wires.open(wire, sent, worker, nbytes)
+
+    def _pushed(
+        self,
+        program: int,
+        step: int,
+        pulled: int,
+        sent: Sequence[np.ndarray],
+        wanted: Sequence[ShardId] | None,
+        era: int,
+    ) -> Reply:
         if era != self._era:
             return Reply(self._version, None, is_stale=True)
         # Only steps count, not what the coordinator has assigned meanwhile.

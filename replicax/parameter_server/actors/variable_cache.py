@@ -23,6 +23,11 @@ class VariableCache:
         with self._lock:
             return min((self._held[server, p][0] if (server, p) in self._held else -1 for p in shards), default=-1)
 
+    def nbytes(self, server: int, shards: Sequence[ShardId]) -> int:
+        """Returns the size in bytes of those of a server's shards that are here."""
+        with self._lock:
+            return sum(self._held[server, shard][1].nbytes for shard in shards if (server, shard) in self._held)
+
     def store(self, server: int, reply: Reply) -> None:
         """Stores the values that a server has answered, where they are newer."""
         with self._lock:

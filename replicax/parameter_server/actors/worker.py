@@ -15,7 +15,6 @@ from replicax.parameter_server.actors.messages import (
     ArraySpecs,
     Done,
     InputSource,
-    Reply,
     Report,
     SentValue,
     ServerLost,
@@ -25,6 +24,7 @@ from replicax.parameter_server.actors.messages import (
     WorkerProgram,
 )
 from replicax.parameter_server.actors.parameter_server import ParameterServer, identity, take_over
+from replicax.parameter_server.actors.server_handles import Push, ServerHandles
 from replicax.parameter_server.actors.variable_cache import VariableCache
 from replicax.parameter_server.actors.worker_data import WorkerData
 from replicax.parameter_server.actors.worker_program import LoadedProgram, TableLookUp
@@ -51,7 +51,7 @@ class Worker:
     ):
         take_over(settings)
         self._index = index
-        self._servers = _ServerHandles(servers, era)
+        self._servers = ServerHandles(self._index, servers, era)
         self._data = WorkerData(index)
         self._programs: dict[int, LoadedProgram] = {}
         self._cache = VariableCache()
@@ -115,7 +115,7 @@ class Worker:
 
     def _use_servers(self, servers: Sequence[ActorHandle[ParameterServer]], era: int) -> None:
         with self._computing:
-            self._servers, self._cache = _ServerHandles(servers, era), VariableCache()
+            self._servers, self._cache = ServerHandles(self._index, servers, era), VariableCache()
 
     def _drop(self, *provided: int | tuple[str, int]) -> None:
         for each in provided:
@@ -216,7 +216,7 @@ class Worker:
             fresh = not shards or (not step.pull and version >= step.at_least[server])
             if rows or not fresh:
                 pulls[server] = (() if fresh else shards, version, rows)
-        replies = self._servers.call("get", pulls)
+        replies = self._servers.get(pulls)
         for server, reply in replies.items():
             self._cache.store(server, reply)
             if server in wanted:
@@ -225,24 +225,30 @@ class Worker:
 
     def _push(
         self,
-        servers: _ServerHandles,
+        servers: ServerHandles,
         loaded: LoadedProgram,
         step: StepCall,
         parts: dict[int, list[_Sent]],
         versions: dict[int, int],
     ) -> tuple[dict[int, int], int, int]:
-        pushes, pushed = {}, 0
-        for server, sent in parts.items():
-            pushed += sum(part.nbytes for part in jax.tree_util.tree_leaves(sent))
-            wanted = loaded.wanted.get(server, ()) if step.ahead else None
-            pushes[server] = (step.program, step.number, versions[server], sent, wanted, servers.era)
-        replies = servers.call("push", pushes)
-        if any(reply.is_stale for reply in replies.values()):
-            raise _EraOverError("Lost servers have been replaced since this step was computed.")
+        wanted = loaded.wanted if step.ahead else {}
+        pushes = {
+            server: Push(
+                step.program,
+                step.number,
+                versions[server],
+                sent,
+                wanted.get(server, ()) if step.ahead else None,
+                self._cache.nbytes(server, wanted.get(server, ())),
+            )
+            for server, sent in parts.items()
+        }
+        replies = servers.push(pushes)
         for server, reply in replies.items():
             self._cache.store(server, reply)
         read = {*loaded.wanted, *(server for table in loaded.program.tables for server in table.servers)}
         behind = {server: reply.behind for server, reply in replies.items() if server in read and not reply.repeated}
+        pushed = sum(push.nbytes for push in pushes.values())
         return behind, pushed, sum(reply.nbytes for reply in replies.values())
 
 
@@ -272,26 +278,6 @@ class _RowRequest:
     def take(self, rows: Sequence[np.ndarray]) -> None:
         for (look_up, where, _, _), found in zip(self._places, rows, strict=True):
             look_up.rows[where] = found
-
-
-class _ServerHandles:
-    """The servers' actors, as a worker calls them."""
-
-    def __init__(self, handles: Sequence[ActorHandle[ParameterServer]], era: int):
-        import ray
-
-        self.era = era
-        self._handles, self._get = list(handles), ray.get
-        self.lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, _EraOverError)
-
-    def call(self, method: str, arguments: Mapping[int, tuple[object, ...]]) -> dict[int, Reply]:
-        """Calls a method of several servers at once; returns their answers."""
-        calls = [getattr(self._handles[server], method).remote(*args) for server, args in arguments.items()]
-        return dict(zip(arguments, self._get(calls), strict=True))
-
-
-class _EraOverError(Exception):
-    """Servers have been recovered, so what was computed before is void; never reaches the user."""
 
 
 class _SetUpQueue:

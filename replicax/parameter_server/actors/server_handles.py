@@ -1,0 +1,124 @@
+"""The servers' actors, as a worker calls them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+
+from replicax.parameter_server.actors.messages import Reply, ShardId
+from replicax.parameter_server.actors.parameter_server import ParameterServer
+from replicax.parameter_server.actors.wires import WireId, WorkerWire
+from replicax.typing import PyTree
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+
+_PUSHES_AT_ONCE = 2  # A worker has two steps; both may be pushing.
+
+
+class Push(NamedTuple):
+    """What a worker has computed for one server.
+
+    Attributes:
+        program: Id of the program.
+        step: Id of the step.
+        pulled: Version of the variables from which it was computed.
+        sent: The values, in the order in which the server's program takes them.
+        wanted: The shards to return; None for none.
+        answer_bytes: Their size in bytes.
+    """
+
+    program: int
+    step: int
+    pulled: int
+    sent: Sequence[PyTree]
+    wanted: tuple[ShardId, ...] | None
+    answer_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the values in bytes."""
+        return sum(part.nbytes for part in jax.tree_util.tree_leaves(self.sent))
+
+
+class EraOverError(Exception):
+    """Servers have been recovered, so what was computed before is void; never reaches the user."""
+
+
+class ServerHandles:
+    """The servers' actors, as a worker calls them.
+
+    Args:
+        worker: The worker's index.
+        handles: The actors' handles.
+        era: How many times lost servers have been replaced.
+
+    Attributes:
+        era: The same.
+        lost: The exceptions of a call whose server is lost, or has lost what was before.
+    """
+
+    def __init__(self, worker: int, handles: Sequence[ActorHandle[ParameterServer]], era: int):
+        import ray
+
+        self.era = era
+        self._handles, self._get = list(handles), ray.get
+        self.lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, EraOverError)
+        # Only processes of a Ray cluster have its shared memory.
+        count = _PUSHES_AT_ONCE if ray.is_initialized() else 0
+        self._wires = [[WorkerWire(worker, number, handle) for number in range(count)] for handle in handles]
+
+    def get(self, pulls: Mapping[int, tuple[object, ...]]) -> dict[int, Reply]:
+        """Pulls from several servers at once; returns their answers."""
+        calls = [self._handles[server].get.remote(*args) for server, args in pulls.items()]
+        return dict(zip(pulls, self._get(calls), strict=True))
+
+    def push(self, pushes: Mapping[int, Push]) -> dict[int, Reply]:
+        """Pushes to several servers at once; returns their answers.
+
+        Raises:
+            EraOverError: Servers have been replaced meanwhile.
+        """
+        wired: dict[int, tuple[WorkerWire, WireId]] = {}
+        try:
+            for server, push in pushes.items():
+                used = next((pair for wire in self._wires[server] if (pair := _sent_by(wire, push))), None)
+                wired.update({} if used is None else {server: used})
+            calls = [self._call(server, push, wired.get(server)) for server, push in pushes.items()]
+            replies = dict(zip(pushes, self._get(calls), strict=True))
+            for server, (wire, _) in list(wired.items()):
+                replies[server] = self._received(wire, server, pushes[server], replies[server])
+                wire.done()
+                del wired[server]
+        finally:
+            for wire, _ in wired.values():  # of a push that has failed
+                wire.give_up()
+        if any(reply.is_stale for reply in replies.values()):
+            raise EraOverError("Lost servers have been replaced since this step was computed.")
+        return replies
+
+    def _call(self, server: int, push: Push, wired: tuple[WorkerWire, WireId] | None) -> ObjectRef[Reply]:
+        program, step, pulled, computed, wanted, _ = push
+        sent, wire = (computed, None) if wired is None else (None, wired[1])
+        call: ObjectRef[Reply] = self._handles[server].push.remote(program, step, pulled, sent, wanted, self.era, wire)
+        return call
+
+    def _received(self, wire: WorkerWire, server: int, push: Push, reply: Reply) -> Reply:
+        """Returns an answer with its values; a push whose values have not arrived is made again, as a whole."""
+        values = wire.receive(push.step) if reply.is_wired else None
+        if values is not None:
+            assert push.wanted is not None
+            return dataclasses.replace(reply, values=dict(zip(push.wanted, values, strict=True)))
+        if not (reply.is_unread or reply.is_wired):
+            return reply
+        again: Reply = self._get(self._call(server, push, None))
+        return dataclasses.replace(again, behind=reply.behind, repeated=reply.repeated) if reply.is_wired else again
+
+
+def _sent_by(wire: WorkerWire, push: Push) -> tuple[WorkerWire, WireId] | None:
+    used = wire.send(push.step, push.sent, push.answer_bytes)
+    return None if used is None else (wire, used)
