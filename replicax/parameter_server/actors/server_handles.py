@@ -21,7 +21,7 @@ _PUSHES_AT_ONCE = 2  # A worker has two steps; both may be pushing.
 
 
 class Push(NamedTuple):
-    """What a worker has computed for one server.
+    """The values that a worker has computed for one server.
 
     Attributes:
         program: Id of the program.
