@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
     from ray.experimental.channel.shared_memory_channel import Channel
 
-#: Identifies the writer to a server: the worker's index, which of its wires this is, and how many times it has been opened.
+#: Identifies the writer to a server: the worker's index, which of its wires this is, how many times it was opened.
 WireId: TypeAlias = tuple[int, int, int]
 
 _LEAST_BYTES, _MOST_BYTES = 100 * 2**10, 64 * 2**20  # Small arrays go well with a call; large ones need the memory.
