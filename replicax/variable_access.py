@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeGuard
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 
@@ -35,6 +36,11 @@ class AssignableLike(VariableLike, Protocol):
 
 #: Returns the array that a variable holds, outside of any traced function; None before it has its first value.
 array_of: Callable[[VariableLike], jax.Array] = operator.attrgetter("_value")
+
+
+def has_array(variable: VariableLike) -> bool:
+    """Returns whether the variable has its first value."""
+    return getattr(variable, "_value", None) is not None
 
 
 def set_array(variable: VariableLike, array: jax.Array) -> None:
@@ -75,6 +81,11 @@ def layout_of(variable: VariableLike) -> NamedSharding | None:
 def is_variable(value: object) -> TypeGuard[VariableLike]:
     """Returns whether `value` is a variable of Keras or of replicax, and not just something that can be assigned."""
     return hasattr(value, "assign") and hasattr(value, "_value")
+
+
+def is_trained(variable: VariableLike) -> bool:
+    """Returns whether optimizers train the variable: integers, such as a counter of steps, have no gradient."""
+    return bool(getattr(variable, "trainable", False)) and jnp.issubdtype(dtype_of(variable), jnp.inexact)
 
 
 def is_per_replica_variable(variable: VariableLike) -> bool:

@@ -8,8 +8,31 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from replicax.reduce_op import in_which_means_add_up
 
 Arrays = Sequence[jax.Array]
+
+
+class Part(NamedTuple):
+    """The part that an island has in a mean.
+
+    Attributes:
+        share: Its work, divided by that of all.
+        work: Its work, divided by that of the island that has done most.
+        of_all: The sum of those.
+    """
+
+    share: np.float64
+    work: np.float64
+    of_all: np.float64
+
+    @classmethod
+    def of(cls, works: Sequence[float], own: float) -> Part:
+        """Returns the part of an island that has done `own` of the islands' works."""
+        most = max(works)
+        return cls(*map(np.float64, (own / sum(works), own / most, sum(each / most for each in works))))
 
 
 class Sent(NamedTuple):
@@ -18,7 +41,7 @@ class Sent(NamedTuple):
     Attributes:
         trained: For each trained variable how far this island has moved *back*: the value at the start of its round
             minus the value now, times the island's part of all work.
-        means: Other values of which the mean is taken, times that part.
+        means: Other values of which the mean is taken, times this island's work, in a dtype that can hold such sums.
         counts: What metrics have counted since they were added up.
     """
 
@@ -48,16 +71,39 @@ def weighted(
 
     Args:
         trained: Values at the start of their round, values now, and for each this island's part of the work.
-        means: Values now, and parts.
+        means: Values now, and for each the work of this island, 1 for the one that has done most: so a value that all
+            have alike comes out as it is, however often.
         counts: Counts now, and counts when they were last added up.
         compressed: Whether changes of trained variables travel as bfloat16.
     """
-    moved = [(old - new) * part.astype(new.dtype) for old, new, part in zip(*trained, strict=True)]
+    moved = [
+        ((old - new).astype(_wide(new)) * part.astype(_wide(new))).astype(new.dtype)
+        for old, new, part in zip(*trained, strict=True)
+    ]
     return Sent(
         [_as_bfloat16(each) if compressed else each for each in moved],
-        [value * part.astype(value.dtype) for value, part in zip(*means, strict=True)],
+        [value.astype(_wide(value)) * work.astype(_wide(value)) for value, work in zip(*means, strict=True)],
         [now - before for now, before in zip(*counts, strict=True)],
     )
+
+
+@jax.jit
+def averaged(sums: Arrays, works: Sequence[jax.typing.ArrayLike], like: Arrays) -> list[jax.Array]:
+    """Returns means, in the dtypes of `like`, of sums and of the work that all islands have done."""
+    # XLA would multiply by the reciprocal of a scalar, and three thirds of a value would be larger in each exchange.
+    divisors = jax.lax.optimization_barrier(
+        [jnp.full_like(total, work) for total, work in zip(sums, works, strict=True)]
+    )
+    means = [total / divisor for total, divisor in zip(sums, divisors, strict=True)]
+    return [
+        (mean if jnp.issubdtype(old.dtype, jnp.inexact) else jnp.rint(mean)).astype(old.dtype)
+        for mean, old in zip(means, like, strict=True)
+    ]
+
+
+def _wide(value: jax.Array) -> jnp.dtype:
+    """Returns the dtype in which values are weighted and added up: at least float32."""
+    return jnp.promote_types(in_which_means_add_up(value.dtype), jnp.float32)
 
 
 def _as_bfloat16(value: jax.Array) -> jax.Array:

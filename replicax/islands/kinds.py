@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
 
-from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
+from replicax.variable_access import VariableLike, dtype_of, is_trained, name_of, shape_of
 
 _STEP_COUNTER = "iteration"  # Each optimizer of Keras has a variable of this name, beside all its others.
 
@@ -15,11 +15,12 @@ _STEP_COUNTER = "iteration"  # Each optimizer of Keras has a variable of this na
 class Kind(enum.Enum):
     """The kind of a variable: how one value is made of those that the islands have.
 
-    `TRAINED`: a trainable variable, which the outer step updates. `MEAN`: other state of floating dtype, such as the
-    statistics of BatchNorm: the mean. `SLOT`: an optimizer's state of floating dtype: as the strategy is told. `SUM`:
-    what counts rows, such as a metric: the islands' parts are added up. `SEED`: the state of a generator of random
-    numbers: each island has its own. `OWN`: anything else, such as a counter of steps: each island has its own, and
-    they agree as long as the islands do the same.
+    `TRAINED`: a trainable variable of floating (or complex) dtype, which the outer step updates. `MEAN`: other state of
+    such a dtype, like the statistics of BatchNorm, and what is declared a mean: the mean. `SLOT`: an optimizer's state
+    of floating dtype: as the strategy is told. `SUM`: what counts rows, such as a metric: the islands' parts are added
+    up. `SEED`: the state of a generator of random numbers: each island has its own. `OWN`: anything else, such as a
+    counter of steps, also if it is called trainable: each island has its own, and they agree as long as the islands do
+    the same.
     """
 
     TRAINED = "trained"
@@ -41,7 +42,7 @@ def kinds_of(variables: Sequence[VariableLike]) -> list[Kind]:
 
 
 def _kind(variable: VariableLike, optimizers: set[str]) -> Kind:
-    if getattr(variable, "trainable", False):
+    if is_trained(variable):
         return Kind.TRAINED
     if _text(getattr(variable, "synchronization", "")) == "on_read":
         return Kind.SUM if _text(getattr(variable, "aggregation", "")) == "sum" else Kind.MEAN

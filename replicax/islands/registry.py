@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from replicax.islands.kinds import Kind, kinds_of
 from replicax.islands.rounds import cut_evenly
-from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
+from replicax.variable_access import VariableLike, dtype_of, has_array, name_of, shape_of
 
 _NUMBER = "_replicax_number"
 
@@ -65,7 +65,7 @@ class Registry:
         """Returns all variables that are still in use and have a value; the same list as long as they are the same."""
         if self._entries is None:
             found = [variable for reference in list(self._references) if (variable := reference()) is not None]
-            entries = self._entries_of([v for v in found if getattr(v, "_value", None) is not None])
+            entries = self._entries_of([v for v in found if has_array(v)])
             self._of, self._of_kinds = {entry.key: entry for entry in entries}, {}
             if len(entries) < len(found):
                 return entries  # Some get their values later.

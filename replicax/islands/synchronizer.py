@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from replicax.errors import IslandDivergenceError
-from replicax.islands.exchange import Sent, added, copied, weighted, zeros_like
+from replicax.islands.exchange import Part, Sent, added, averaged, copied, weighted, zeros_like
 from replicax.islands.kinds import DIVERGING, Kind
 from replicax.islands.notes import Note, check_same_variables, digest_of, read_note, veterans
 from replicax.islands.outer import OuterOptimizer
@@ -222,7 +221,7 @@ class Synchronizer:
         work = {f: sum(note.weights[f] for note in old) for f in wanted}
         # Where nobody has done anything, all are equal.
         fragments = [f for f in wanted if work[f] > 0]
-        parts = {f: np.float32(own.weights[f] / work[f] if own is not None else 0.0) for f in fragments}
+        parts = {f: Part.of([note.weights[f] for note in old], own.weights[f] if own else 0.0) for f in fragments}
         trained = [e for e in self.registry.of_kind(Kind.TRAINED) if e.fragment in parts]
         means = [e for e in self.registry.of_kind(*self._averaged) if e.fragment in parts]
         counts = self.registry.of_kind(Kind.SUM) if any(note.waits for note in old) else []
@@ -232,7 +231,9 @@ class Synchronizer:
         if own is None:
             sent = Sent(*(list(zeros_like(group)) for group in sent))
         totals = sent.cut(self._total(roll, sent.arrays))
-        values = dict(zip([e.key for e in means], totals.means, strict=True))
+        done = [parts[entry.fragment].of_all for entry in means]
+        local = [self._values.local(entry.variable) for entry in means]
+        values = dict(zip([e.key for e in means], averaged(totals.means, done, local), strict=True))
         bases = [self.common.counts.bases[e.key] for e in counts] if own is not None else totals.counts
         values |= zip([e.key for e in counts], added(bases, totals.counts), strict=True)
         outer: dict[int, PyTree] = {}
@@ -243,18 +244,19 @@ class Synchronizer:
         return _Outcome(tuple(wanted), values, outer)
 
     def _sent(
-        self, trained: Sequence[Entry], means: Sequence[Entry], counts: Sequence[Entry], parts: dict[int, np.float32]
+        self, trained: Sequence[Entry], means: Sequence[Entry], counts: Sequence[Entry], parts: dict[int, Part]
     ) -> Sent:
         with turns.of_thread(), turns.DISPATCH:
             now = [[self._values.local(entry.variable) for entry in group] for group in (trained, means, counts)]
             anchors = [self.common.anchors.get(e.key, x) for e, x in zip(trained, now[0], strict=True)]
             bases = [self.common.counts.bases.get(e.key, x) for e, x in zip(counts, now[2], strict=True)]
-            shares = [[parts[entry.fragment] for entry in group] for group in (trained, means)]
-            return weighted((anchors, now[0], shares[0]), (now[1], shares[1]), (now[2], bases), self._compressed)
+            shares = [parts[entry.fragment].share for entry in trained]
+            works = [parts[entry.fragment].work for entry in means]
+            return weighted((anchors, now[0], shares), (now[1], works), (now[2], bases), self._compressed)
 
     def example_of(self, fragment: int) -> Sent:
         """Returns arrays such as those that are sent for a fragment."""
-        parts = {fragment: np.float32(1.0)}
+        parts = {fragment: Part.of([1.0], 1.0)}
         trained = [e for e in self.registry.of_kind(Kind.TRAINED) if e.fragment == fragment]
         means = [e for e in self.registry.of_kind(*self._averaged) if e.fragment == fragment]
         return self._sent(trained, means, [], parts)

@@ -30,7 +30,7 @@ from replicax.program.sharded_replicas import sharded_dimension
 from replicax.program.tracing import Pass
 from replicax.runtime import REPLICA_AXIS, turns
 from replicax.typing import PyTree
-from replicax.variable_access import shape_of
+from replicax.variable_access import is_trained, shape_of
 
 Arrays: TypeAlias = Sequence[jax.Array]
 #: Values of the updated variables, values of the others, donated arguments, other arguments.
@@ -96,7 +96,7 @@ class CompiledPass:
         self._is_counted = self._host.counts_steps and bool(self.variables.written)
         for variable in self.variables.written if self._is_counted else ():
             self._host.adopt(variable)  # Keras makes those of metrics in its loops, where no scope is open.
-        self._trains = any(getattr(variable, "trainable", False) for variable in self.variables.written)
+        self._trains = self._is_counted and any(map(is_trained, self.variables.written))
 
     def _jit(self) -> CompiledStep:
         variables = self.variables
