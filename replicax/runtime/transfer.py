@@ -6,19 +6,20 @@ every process, or take the chief's (`from_chief`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
-from jax.sharding import Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from replicax.compat.jax import is_random_key
+from replicax.compat.jax_tracing import outside_traces
 
 #: Values that can be put on devices: an array of JAX or NumPy, or a number.
 HostOrDeviceArray: TypeAlias = jax.typing.ArrayLike
+_Values = TypeVar("_Values")
 
 
 def spans_processes(sharding: Sharding) -> bool:
@@ -81,7 +82,7 @@ def from_chief(values: Sequence[HostOrDeviceArray]) -> list[HostOrDeviceArray]:
         jax.random.key_data(local(value)) if is_random_key(value) else np.asarray(local(value)) for value in values
     ]
     if jax.process_count() > 1 and plain:
-        plain = multihost_utils.broadcast_one_to_all(plain)
+        plain = _sent(_firsts, [np.asarray(value) for value in plain])
     return [
         jax.random.wrap_key_data(jnp.asarray(sent), impl=jax.random.key_impl(value)) if is_random_key(value) else sent
         for value, sent in zip(values, plain, strict=True)
@@ -94,8 +95,28 @@ def from_all(values: Sequence[HostOrDeviceArray]) -> list[np.ndarray]:
     Args:
         values: Arrays, of one shape and dtype in all processes.
     """
-    return multihost_utils.process_allgather([np.asarray(value)[None] for value in values], tiled=True)
+    return _sent(_same, [np.asarray(value) for value in values])
 
 
-def _same(value: jax.Array) -> jax.Array:
-    return value
+def _sent(choose: Callable[[list[jax.Array]], list[jax.Array]], values: list[np.ndarray]) -> list[np.ndarray]:
+    """Returns in every process what `choose` makes of the `values` of all, each stacked in the processes' order.
+
+    A step may be traced around it, which is why it is not one of `jax.experimental.multihost_utils`.
+    """
+    firsts = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh([firsts[index] for index in sorted(firsts)], ("process",))
+    stacked = NamedSharding(mesh, PartitionSpec("process"))
+    with outside_traces():
+        given = [
+            jax.make_array_from_process_local_data(stacked, value[None], (mesh.size, *value.shape)) for value in values
+        ]
+        found = jax.jit(choose, out_shardings=NamedSharding(mesh, PartitionSpec()))(given)
+        return [np.asarray(value.addressable_data(0)) for value in found]
+
+
+def _firsts(values: list[jax.Array]) -> list[jax.Array]:
+    return [value[0] for value in values]
+
+
+def _same(values: _Values) -> _Values:
+    return values

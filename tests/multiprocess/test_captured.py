@@ -27,6 +27,21 @@ def error_of(call: Callable[[], Any]) -> str:
     return "none"
 
 
+def made_in_a_step(strategy: rx.MultiWorkerMirroredStrategy) -> list[float]:
+    """Makes variables with first values of one worker each, small and large, while a step is traced."""
+    found: dict[str, rx.Variable] = {}
+
+    @rx.function
+    def step() -> None:
+        for name, shape in (("small", (2,)), ("large", (300, 200)), ("empty", (0, 3))):
+            if name not in found:
+                found[name] = rx.Variable(np.full(shape, strategy.worker_index + 5.0, np.float32), name=name)
+
+    with strategy.scope():
+        step()
+    return [float(np.asarray(variable).max(initial=5.0)) for variable in found.values()]
+
+
 def worker() -> dict[str, Any]:
     strategy = rx.MultiWorkerMirroredStrategy(start_timeout=60)
     values = strategy.distribute_values_from_function(lambda c: jnp.float32(c.replica_id_in_sync_group + 1))
@@ -46,6 +61,7 @@ def worker() -> dict[str, Any]:
         "made": [float(value) for value in strategy.local_results(made)],
         "passed": float(passed(values, scale)),
         "replicated": float(rx.function(lambda: strategy.run(lambda: scale + 1.0))()),
+        "in a step": made_in_a_step(strategy),
     }
 
 
@@ -56,3 +72,4 @@ def test_what_is_captured_must_be_passed_and_values_may_be_made_inside():
         assert found["made"] == [20.0 * number, 20.0 * number + 10.0]
         assert found["passed"] == 20.0
         assert found["replicated"] == 3.0
+        assert found["in a step"] == [5.0, 5.0, 5.0]
