@@ -208,7 +208,7 @@ class Host(Protocol):
 
     @property
     def sum_together(self) -> Callable[[list[jax.Array]], list[jax.Array]] | None:
-        """What sums small values over the replicas as one, inside `shard_map`; None: each is summed by itself."""
+        """Sums small values over the replicas as one, inside `shard_map`; None: each is summed by itself."""
 
     def before_program(self, trains: bool) -> None:
         """Is called before a program runs that assigns variables; `trains` says whether any of them is trainable."""
