@@ -78,7 +78,7 @@ def from_chief(values: Sequence[HostOrDeviceArray]) -> list[HostOrDeviceArray]:
     Args:
         values: Arrays; in the other processes only their shapes and dtypes matter.
     """
-    plain = [
+    plain: Sequence[HostOrDeviceArray] = [
         jax.random.key_data(local(value)) if is_random_key(value) else np.asarray(local(value)) for value in values
     ]
     if jax.process_count() > 1 and plain:
