@@ -7,7 +7,8 @@ one core: host i on core i of the machine. A host of its own would share no core
 how well a step's computing hides behind its communication, which a second core for the one that computes would blur.
 All contestants are alive at once and make some steps when it is their turn. Before that each makes the same first steps
 from the same weights on the same batches, and its losses must be those of the others. A figure is the median over
-turns, a ratio the median of the ratios of neighbouring turns. Ratios hold, milliseconds do not.
+turns, a ratio the median of the ratios of neighbouring turns. Ratios hold, milliseconds do not. At last comes DiLoCo,
+beside training in step (`wires_diloco.py`).
 
 Everything is removed at the end, also after Ctrl-C and SIGTERM. Where hosts cannot be made, one line says why.
 """
@@ -27,12 +28,14 @@ from typing import Any, NoReturn
 import wires_models as models
 from peers import interpreters
 from timing import print_table
+from wires_diloco import measure_accuracy, measure_rounds
 from wires_hosts import Hosts, jax_hosts, torch_hosts
 from wires_network import Plan, WiresUnavailable, bytes_per_second, network, planned, sent_bytes, set_rate, why_not
 
 OURS, BY_HAND, DDP = "replicax", "hand-written JAX", "torch DDP"
 # Of each link and model: turns, and steps in a turn.
 CASES = {"33M@1gbit": (6, 2), "mlp@1gbit": (7, 20), "mlp@100mbit": (5, 4), "33M@100mbit": (2, 1)}
+ROUNDS, ACCURACY = "diloco@100mbit", "diloco-accuracy"
 QUICK = {"33M@1gbit": (3, 1), "mlp@1gbit": (3, 10)}
 FIRST_STEPS = 3
 RELATIVE = 2e-3  # Two libraries' sums differ in the last bits, and Adam's first steps are as large for small gradients.
@@ -156,7 +159,7 @@ def stop(number: int, frame: object) -> NoReturn:
 
 
 @contextlib.contextmanager
-def contest(plan: Plan, torch: str | None) -> Iterator[tuple[Hosts, Hosts | None]]:
+def contest(plan: Plan, torch: str) -> Iterator[tuple[Hosts, Hosts | None]]:
     """Makes the hosts and starts the contestants on them."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(network(plan, "1gbit"))
@@ -165,29 +168,39 @@ def contest(plan: Plan, torch: str | None) -> Iterator[tuple[Hosts, Hosts | None
 
 
 def main() -> None:
+    everything = [*CASES, ROUNDS, ACCURACY]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few turns, and 1 Gbit/s only")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has torch")
     parser.add_argument("--install", type=Path, metavar="DIR", help="make a virtual environment with torch in it")
-    parser.add_argument("--only", nargs="*", default=[], choices=CASES, metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--only", nargs="*", default=[], choices=everything, metavar="CASE", help=", ".join(everything))
+    parser.add_argument("--not-elastic", action="store_true", help="DiLoCo's islands exchange by JAX's collectives")
     args = parser.parse_args()
+
+    def wanted(case: str) -> bool:
+        return case in args.only or not args.only
+
     if (reason := why_not()) is not None:
         print(reason)
         return
     signal.signal(signal.SIGTERM, stop)
-    cases = {name: how for name, how in (QUICK if args.quick else CASES).items() if name in args.only or not args.only}
+    cases = {name: how for name, how in (QUICK if args.quick else CASES).items() if wanted(name)}
     installed = interpreters.install(args.install, "torch") if args.install else ""
-    torch = args.torch or installed or interpreters.default("torch")
+    torch = args.torch or installed or interpreters.default("torch") or ""
     if not torch:
         print("  no torch here: --torch PYTHON names an interpreter that has it, --install DIR makes one")
     plan = planned(args.hosts, os.getpid())
     try:
-        with contest(plan, torch) as (jax, torchs):
+        with contest(plan, torch if cases else "") as (jax, torchs):
             for model in models.MODELS:
                 own = {name: how for name, how in cases.items() if name.startswith(f"{model}@")}
                 if own:
                     measure_model(plan, jax, torchs, model, own)
+            if wanted(ROUNDS):
+                measure_rounds(plan, jax, elastic=not args.not_elastic)
+            if wanted(ACCURACY):
+                measure_accuracy(plan)
     except WiresUnavailable as error:
         print(f"wires: skipped, this machine makes no hosts: {error}")
 

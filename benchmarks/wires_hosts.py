@@ -19,6 +19,14 @@ from wires_told import ANSWER
 HERE = Path(__file__).resolve().parent
 
 
+def on_host(plan: Plan, index: int, command: Sequence[str]) -> list[str]:
+    """Returns the command that runs another one on a host, on the host's core."""
+    cores = sorted(os.sched_getaffinity(0))
+    # `setpriv`: none stays behind a driver that was killed.
+    enter = ["ip", "netns", "exec", plan.hosts[index], "setpriv", "--pdeathsig", "KILL"]
+    return [*enter, "taskset", "--cpu-list", str(cores[index % len(cores)]), *command]
+
+
 class Hosts:
     """One process on each host; a call goes to all of them at once, since they compute together.
 
@@ -35,15 +43,11 @@ class Hosts:
     def __init__(self, plan: Plan, command: Sequence[str], environments: Sequence[dict[str, str]], folder: Path):
         self._name = Path(command[-1]).stem
         self._logs = [folder / f"{self._name}-{index}.log" for index in range(len(plan.hosts))]
-        cores = sorted(os.sched_getaffinity(0))
         self._processes = []
-        for index, (host, told) in enumerate(zip(plan.hosts, environments, strict=True)):
-            # `setpriv`: none stays behind a driver that was killed.
-            enter = ["ip", "netns", "exec", host, "setpriv", "--pdeathsig", "KILL"]
-            pinned = ["taskset", "--cpu-list", str(cores[index % len(cores)])]
+        for index, told in enumerate(environments):
             with self._logs[index].open("w") as log:
                 process = subprocess.Popen(
-                    [*enter, *pinned, *command],
+                    on_host(plan, index, command),
                     env={**os.environ, **told},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -103,19 +107,64 @@ class Hosts:
         return None
 
 
-@contextlib.contextmanager
-def jax_hosts(plan: Plan, python: str, port: int = 4100, **environment: str) -> Iterator[Hosts]:
-    """Starts a process with replicax and hand-written JAX on each host."""
+def jax_environments(plan: Plan, port: int, **environment: str) -> list[dict[str, str]]:
+    """Returns what tells the process of JAX on each host who the others are."""
     cluster = {"worker": [f"{address}:{port}" for address in plan.addresses]}
-    told = [
+    return [
         {
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}),
             "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", **environment,
         }
         for index in range(len(plan.hosts))
     ]  # fmt: skip
-    with _running(plan, [python, "-u", str(HERE / "wires_jax.py")], told) as hosts:
+
+
+@contextlib.contextmanager
+def jax_hosts(plan: Plan, python: str, port: int = 4100, **environment: str) -> Iterator[Hosts]:
+    """Starts a process with replicax and hand-written JAX on each host."""
+    with _running(
+        plan, [python, "-u", str(HERE / "wires_jax.py")], jax_environments(plan, port, **environment)
+    ) as hosts:
         yield hosts
+
+
+@contextlib.contextmanager
+def island_hosts(plan: Plan, python: str, elastic: bool, port: int = 4300) -> Iterator[Hosts]:
+    """Starts an island on each host."""
+    told = jax_environments(plan, port, WIRES_ELASTIC=str(int(elastic)))
+    with _running(plan, [python, "-u", str(HERE / "wires_islands.py")], told) as hosts:
+        yield hosts
+
+
+def run_on_hosts(plan: Plan, command: list[str], port: int, timeout_s: float) -> str:
+    """Runs a script with JAX on all hosts and returns what they print.
+
+    Raises:
+        RuntimeError: One has failed, or has not ended in time.
+    """
+    processes = [
+        subprocess.Popen(
+            on_host(plan, index, command),
+            env={**os.environ, **told},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index, told in enumerate(jax_environments(plan, port))
+    ]
+    deadline, said = time.monotonic() + timeout_s, []
+    try:
+        for process in processes:
+            said.append(process.communicate(timeout=max(deadline - time.monotonic(), 0.1))[0])
+            if process.returncode:
+                raise RuntimeError(f"`{' '.join(command)}` ended with code {process.returncode}:\n{said[-1][-3000:]}")
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"`{' '.join(command)}` has not ended after {timeout_s:g} s") from error
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return "".join(said)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import numpy as np
 MODELS = {"33M": (2048,) * 9, "mlp": (784, 700, 500, 10)}
 ROWS = 128  # of a global batch
 BATCHES = 4  # which come in turn
+EVERY = 50  # steps of a round of DiLoCo
 LEARNING_RATE, EPSILON = 1e-3, 1e-7
 
 
