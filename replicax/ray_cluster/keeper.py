@@ -29,9 +29,11 @@ def main(folder: str) -> None:
         folder: The node's folder, the value of the variable.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    starter = os.getppid()
+    starter, rulers = os.getppid(), raylets(folder)
+    # A process that the starter forked may hold the pipe open after its end.
     while not select.select([sys.stdin], [], [], _SECONDS_BETWEEN_LOOKS)[0] and os.getppid() == starter:
-        pass  # A process that the starter forked may hold the pipe open after its end.
+        rulers = rulers or raylets(folder)
+    rulers |= raylets(folder)
     deadline = time.monotonic() + _SECONDS_TO_END
     while (left := marked(folder)) and time.monotonic() < deadline:
         for process in left:
@@ -39,6 +41,21 @@ def main(folder: str) -> None:
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.02)
     shutil.rmtree(folder, ignore_errors=True)
+    for semaphore in [path for ruler in rulers for path in Path("/dev/shm").glob(f"sem.???{ruler}-*")]:
+        semaphore.unlink(missing_ok=True)
+
+
+def raylets(folder: str) -> set[int]:
+    """Returns the numbers of the node's raylets, after which the semaphores of its mutable objects are named.
+
+    Ray leaves those behind if an actor does not end by itself.
+    """
+    found = set()
+    for process in marked(folder):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{process}/comm").read_text().strip() == "raylet":
+                found.add(process)
+    return found
 
 
 def marked(folder: str) -> list[int]:

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from replicax.compat.ray_channels import CHANNELS
 from replicax.compat.ray_node import NODE, NODE_IP_ADDRESS
 from tests.compat.guards import compat_file, needs
 
@@ -16,6 +17,7 @@ NAMES = {
     "ray._private.services": [NODE, NODE_IP_ADDRESS],
     "ray._raylet": ["Config.initialize", "AuthenticationTokenLoader.instance"],
     "ray.scripts.scripts": ["main"],
+    CHANNELS: ["Channel.read", "Channel.write"],
 }
 
 
@@ -40,7 +42,7 @@ def test_the_token_that_ray_keeps_can_be_forgotten():
 
 def test_each_private_module_has_a_guard():
     used = set()
-    for file in ("ray", "ray_node"):
+    for file in ("ray", "ray_node", "ray_channels"):
         for node in ast.walk(ast.parse(compat_file(file).read_text())):
             if isinstance(node, ast.Constant) and re.fullmatch(r"ray\.[\w.]+", str(node.value)):
                 used.add(node.value)

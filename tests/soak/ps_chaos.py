@@ -7,7 +7,9 @@ are just starting among them; several at once, while steps are under way, while 
 servers are recovered, a checkpoint is written, datasets are made, or a result is fetched. Each step that was scheduled
 must have a result in the end, the optimizer must have counted each update once (since the newest checkpoint, where a
 server was lost), a counter on another server must agree with it, the training must reach its accuracy, all must end in
-time, and no process may be left. What is done in a round depends on `--seed` and its number alone, and is printed.
+time, and no process or semaphore may be left; otherwise the exit status is 1. Arrays travel through shared memory with
+the default width (each server has over 100 KiB), in calls with `--width 64`. All that is done in a round depends on
+`--seed` and its number alone, and is printed.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import faulthandler
 import os
 import random
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -29,6 +32,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import keras
 import numpy as np
+from ps_processes import actors, children, count_left, named, semaphores, send
 from sklearn.datasets import load_digits
 
 import replicax as rx
@@ -36,8 +40,9 @@ import replicax as rx
 WORKERS, SERVERS, BATCH = 3, 2, 32
 STALL_TIMEOUT_S, START_TIMEOUT_S = 6.0, 60.0
 DURING = ("steps", "idle", "set-up", "recovery", "checkpoint", "datasets", "fetch")
-LONGEST_WAIT_S = 300.0  # for all steps of a round: then it hangs
-ACCURACY = 0.95
+WIDE = 600  # From this width on each server has so much that it travels through shared memory.
+LONGEST_WAIT_S = 300.0  # for all steps of a round: then it hangs. A recovery may try for 200 s, and once more then.
+ACCURACY, MOST_LAST_STEPS = 0.95, 600  # without faults, after them
 
 
 def digits():
@@ -62,9 +67,10 @@ class Training:
 
     Args:
         folder: Where the checkpoints go.
+        width: How many units each hidden layer has.
     """
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str, width: int):
         self.strategy = rx.ParameterServerStrategy(
             workers=WORKERS,
             servers=SERVERS,
@@ -73,7 +79,8 @@ class Training:
             dashboard=False,
         )
         with self.strategy.scope():
-            self.model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, "tanh"), keras.layers.Dense(10)])
+            hidden = [keras.layers.Dense(width, "tanh") for _ in range(2)]
+            self.model = keras.Sequential([keras.Input((64,)), *hidden, keras.layers.Dense(10)])
             self.optimizer = keras.optimizers.Adam(3e-3)
             self.optimizer.build(self.model.trainable_variables)
             self.count = rx.Variable(0.0, name="count")
@@ -103,6 +110,15 @@ class Training:
         self.manager.save(number)
         self.manager.wait_until_finished()
         return int(self.optimizer.iterations)
+
+    def finish(self) -> float:
+        """Trains on until the accuracy is reached, for some steps at most; returns it."""
+        for _ in range(0, MOST_LAST_STEPS, 60):
+            if self.accuracy() >= ACCURACY:
+                break
+            self.schedule(60)
+            self.coordinator.join(LONGEST_WAIT_S)
+        return self.accuracy()
 
     def accuracy(self) -> float:
         """Returns the accuracy on what it was not trained on."""
@@ -178,24 +194,6 @@ def strike(training: Training, fault: Fault) -> str:
         timer.daemon = True
         timer.start()
     return f"{fault.signal} to {fault.job} {pid}"
-
-
-def send(pid: int, number: int) -> None:
-    """Sends a signal, if the process is there."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def actors(title: str) -> list[int]:
-    """Returns the processes below this one with a title that begins so."""
-    found, left = [], [os.getpid()]
-    while left:
-        pid = left.pop()
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline") as command:
-            if command.read().startswith(title):
-                found.append(pid)
-        left += children(pid)
-    return found
 
 
 class Chaos:
@@ -293,10 +291,10 @@ class Chaos:
         return results
 
 
-def run(faults: int, at_once: int, seed: int, steps: int, strikes: list[str]) -> dict[str, float]:
+def run(faults: int, at_once: int, seed: int, steps: int, strikes: list[str], width: int) -> dict[str, float]:
     """Trains under faults; returns the figures."""
     with tempfile.TemporaryDirectory() as folder:
-        training = Training(folder)
+        training = Training(folder, width)
         for value in training.schedule(steps):
             value.fetch(LONGEST_WAIT_S)
         training.coordinator.join(LONGEST_WAIT_S)
@@ -307,42 +305,29 @@ def run(faults: int, at_once: int, seed: int, steps: int, strikes: list[str]) ->
             "ps_steps_lost": chaos.lost,
             "ps_faults_survived": chaos.survived,
             "ps_updates_miscounted": chaos.miscounted,
-            "ps_accuracy": training.accuracy(),
+            "ps_accuracy": training.finish(),
+            "ps_restarts": training.coordinator.stats().server_restarts,
         }
+        nodes = [pid for pid in children(os.getpid()) if named(pid) == "raylet"]
+        found["ps_buffers"] = len(semaphores(nodes)) / 2
         processes = [*training.coordinator.processes().values(), *actors("ray::")]
         training.strategy.close()
     found["processes_left"] = count_left(processes)
+    found["semaphores_left"] = len(semaphores(nodes))
     return found
 
 
-def count_left(pids: list[int]) -> int:
-    """Returns how many of these processes, and of Ray's own below this one, are there after a few seconds."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and (left := [*filter(is_alive, pids), *ray_children()]):
-        time.sleep(0.2)
-    return len(set(left))
-
-
-def is_alive(pid: int) -> bool:
-    """Returns whether a process is there and is no zombie."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    return False
-
-
-def ray_children() -> list[int]:
-    """Returns the children of this process that still run."""
-    return [pid for pid in children(os.getpid()) if is_alive(pid)]
-
-
-def children(pid: int) -> list[int]:
-    """Returns the children of a process."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
-                found += map(int, file.read().split())
-    return found
+def problems(found: dict[str, float], faults: int, width: int) -> list[str]:
+    """Returns what is wrong with the figures of a run."""
+    wanted = {"ps_faults_survived": faults} | dict.fromkeys(
+        ("ps_steps_lost", "ps_updates_miscounted", "processes_left", "semaphores_left"), 0
+    )
+    wrong = [f"{name} is {found[name]:g}, not {value}" for name, value in wanted.items() if found[name] != value]
+    if found["ps_accuracy"] < ACCURACY:
+        wrong.append(f"ps_accuracy is {found['ps_accuracy']:g}, below {ACCURACY}")
+    if (found["ps_buffers"] > 0) != (width >= WIDE):
+        wrong.append(f"{found['ps_buffers']:g} buffers in shared memory at width {width}")
+    return wrong
 
 
 def main() -> None:
@@ -354,16 +339,19 @@ def main() -> None:
     parser.add_argument(
         "--strike", default="", help="the faults, for example worker:SIGKILL,ps:SIGSTOP; any by default"
     )
+    parser.add_argument("--width", type=int, default=WIDE, help="units of each of two hidden layers")
     parser.add_argument("--at-once", type=int, default=1, help="faults in each round")
-    parser.add_argument("--deadline", type=float, help="seconds for all of it; by default 120, and 45 for each fault")
+    parser.add_argument("--deadline", type=float, help="seconds for all; by default 420, and 45 for each fault")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     # After that it hangs: this prints where, and ends the process; Ray's end with it.
-    faulthandler.dump_traceback_later(options.deadline or 120 + 45 * options.faults, exit=True)
-    found = run(options.faults, options.at_once, options.seed, options.steps, options.strike.split(","))
+    faulthandler.dump_traceback_later(options.deadline or 120 + LONGEST_WAIT_S + 45 * options.faults, exit=True)
+    found = run(options.faults, options.at_once, options.seed, options.steps, options.strike.split(","), options.width)
     faulthandler.cancel_dump_traceback_later()
     for name, value in found.items():
         print(f"RESULT {name} {value:g}")
+    if wrong := problems(found, options.faults, options.width):
+        sys.exit("\n".join(wrong))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ import numpy as np
 
 from replicax.compat.jax_processes import backends_have_started
 from replicax.parameter_server.actors.messages import Reply, ServerProgram, ShardId
-from replicax.parameter_server.actors.wires import Buffer, ServerWires, WireId
+from replicax.parameter_server.actors.wires import Buffer, Buffers, ServerWires, WireId
 from replicax.parameter_server.actors.worker_program import CompiledProgram, compiled
+from replicax.ray_cluster.memory import object_store_memory
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 _REMEMBERED_STEPS = 100_000
 _REMEMBERED_PUTS = 100
-_THREADS = "NPROC"
+_THREADS, _BUFFER_BYTES = "NPROC", "buffer_bytes"
+_SHARE_OF_BUFFERS = 0.5  # of the object store; the rest is for arrays that go with calls
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
 
 
@@ -43,7 +45,7 @@ class ParameterServer:
         self._puts: collections.deque[int] = collections.deque([0], maxlen=_REMEMBERED_PUTS)
         self._applied: collections.OrderedDict[int, None] = collections.OrderedDict()
         self._era = 0
-        self._wires = ServerWires()
+        self._wires = ServerWires(buffers_by(settings))
 
     def load(self, program: ServerProgram) -> None:
         """Compiles a program, so that the first push does not wait for it."""
@@ -109,8 +111,8 @@ class ParameterServer:
             return dataclasses.replace(reply, values=None, is_wired=True)
         return reply
 
-    def open_wire(self, wire: WireId, sent: Buffer, worker: ActorHandle, nbytes: int) -> Buffer:
-        """Takes the buffer that a worker on this host writes to; returns the one for so many bytes of answers."""
+    def open_wire(self, wire: WireId, sent: Buffer, worker: ActorHandle, nbytes: int) -> Buffer | None:
+        """Takes the buffer of a worker on this host; returns the one for so many bytes of answers, if there is room."""
         return self._wires.open(wire, sent, worker, nbytes)
 
     def _pushed(
@@ -151,10 +153,11 @@ class ParameterServer:
 def settings_for(cluster: RayCluster) -> dict[str, object]:
     """Returns settings for the actors of a cluster.
 
-    They are the settings of this process's JAX that affect what programs compute and, if all actors share one machine,
-    the number of threads of each.
+    They are the settings of this process's JAX that affect what programs compute, how much shared memory each may take
+    and, if all actors share one machine, the number of threads of each.
     """
     settings: dict[str, object] = {name: getattr(jax.config, name) for name in _SETTINGS}
+    settings[_BUFFER_BYTES] = int(_SHARE_OF_BUFFERS * object_store_memory() / (cluster.workers + cluster.servers))
     if cluster.is_local:
         settings[_THREADS] = max(1, (os.cpu_count() or 1) // (cluster.workers + cluster.servers))
     return settings
@@ -163,10 +166,17 @@ def settings_for(cluster: RayCluster) -> dict[str, object]:
 def take_over(settings: Mapping[str, object]) -> None:
     """Applies settings to this process, before it has computed anything."""
     for name, value in settings.items():
-        if name != _THREADS:
+        if name in _SETTINGS:
             jax.config.update(name, value)
-        elif not backends_have_started():
+        elif name == _THREADS and not backends_have_started():
             os.environ[_THREADS] = str(value)  # XLA reads it.
+
+
+def buffers_by(settings: Mapping[str, object]) -> Buffers:
+    """Returns what makes the buffers of an actor, with as much memory as the settings say."""
+    room = settings.get(_BUFFER_BYTES, 0)
+    assert isinstance(room, int)
+    return Buffers(room)
 
 
 def identity() -> tuple[str, int]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
+from replicax.compat.ray_channels import has_channels
 from replicax.parameter_server.actors.messages import Reply, ShardId
 from replicax.parameter_server.actors.parameter_server import ParameterServer
-from replicax.parameter_server.actors.wires import WireId, WorkerWire
+from replicax.parameter_server.actors.wires import Buffers, WireId, WorkerWire
 from replicax.typing import PyTree
 
 if TYPE_CHECKING:
@@ -56,21 +57,22 @@ class ServerHandles:
         worker: The worker's index.
         handles: The actors' handles.
         era: How many times lost servers have been replaced.
+        buffers: Makes the buffers that the worker writes.
 
     Attributes:
         era: The same.
         lost: The exceptions of a call whose server is lost, or has lost what was before.
     """
 
-    def __init__(self, worker: int, handles: Sequence[ActorHandle[ParameterServer]], era: int):
+    def __init__(self, worker: int, handles: Sequence[ActorHandle[ParameterServer]], era: int, buffers: Buffers):
         import ray
 
         self.era = era
         self._handles, self._get = list(handles), ray.get
         self.lost = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, EraOverError)
         # Only processes of a Ray cluster have its shared memory.
-        count = _PUSHES_AT_ONCE if ray.is_initialized() else 0
-        self._wires = [[WorkerWire(worker, number, handle) for number in range(count)] for handle in handles]
+        count = _PUSHES_AT_ONCE if ray.is_initialized() and has_channels() else 0
+        self._wires = [[WorkerWire(worker, number, handle, buffers) for number in range(count)] for handle in handles]
 
     def get(self, pulls: Mapping[int, tuple[object, ...]]) -> dict[int, Reply]:
         """Pulls from several servers at once; returns their answers."""
@@ -91,11 +93,13 @@ class ServerHandles:
             calls = [self._call(server, push, wired.get(server)) for server, push in pushes.items()]
             replies = dict(zip(pushes, self._get(calls), strict=True))
             for server, (wire, _) in list(wired.items()):
-                replies[server] = self._received(wire, server, pushes[server], replies[server])
-                wire.done()
-                del wired[server]
+                reply = self._received(wire, pushes[server], replies[server])
+                if reply is not None:
+                    wire.done()
+                    del wired[server]
+                replies[server] = reply or self._again(server, pushes[server], replies[server])
         finally:
-            for wire, _ in wired.values():  # of a push that has failed
+            for wire, _ in wired.values():  # of a push that has failed, or whose arrays have not arrived
                 wire.give_up()
         if any(reply.is_stale for reply in replies.values()):
             raise EraOverError("Lost servers have been replaced since this step was computed.")
@@ -107,14 +111,18 @@ class ServerHandles:
         call: ObjectRef[Reply] = self._handles[server].push.remote(program, step, pulled, sent, wanted, self.era, wire)
         return call
 
-    def _received(self, wire: WorkerWire, server: int, push: Push, reply: Reply) -> Reply:
-        """Returns an answer with its values; a push whose values have not arrived is made again, as a whole."""
-        values = wire.receive(push.step) if reply.is_wired else None
-        if values is not None:
-            assert push.wanted is not None
-            return dataclasses.replace(reply, values=dict(zip(push.wanted, values, strict=True)))
-        if not (reply.is_unread or reply.is_wired):
-            return reply
+    def _received(self, wire: WorkerWire, push: Push, reply: Reply) -> Reply | None:
+        """Returns an answer with its values; None if those of the push or of the answer have not arrived."""
+        if not reply.is_wired:
+            return None if reply.is_unread else reply
+        values = wire.receive(push.step)
+        if values is None:
+            return None
+        assert push.wanted is not None
+        return dataclasses.replace(reply, values=dict(zip(push.wanted, values, strict=True)))
+
+    def _again(self, server: int, push: Push, reply: Reply) -> Reply:
+        """Makes a push again, with the call; a step that was applied is not applied again."""
         again: Reply = self._get(self._call(server, push, None))
         return dataclasses.replace(again, behind=reply.behind, repeated=reply.repeated) if reply.is_wired else again
 

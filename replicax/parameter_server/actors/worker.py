@@ -23,7 +23,7 @@ from replicax.parameter_server.actors.messages import (
     UnexpectedBatch,
     WorkerProgram,
 )
-from replicax.parameter_server.actors.parameter_server import ParameterServer, identity, take_over
+from replicax.parameter_server.actors.parameter_server import ParameterServer, buffers_by, identity, take_over
 from replicax.parameter_server.actors.server_handles import Push, ServerHandles
 from replicax.parameter_server.actors.variable_cache import VariableCache
 from replicax.parameter_server.actors.worker_data import WorkerData
@@ -51,7 +51,8 @@ class Worker:
     ):
         take_over(settings)
         self._index = index
-        self._servers = ServerHandles(self._index, servers, era)
+        self._buffers = buffers_by(settings)
+        self._servers = ServerHandles(self._index, servers, era, self._buffers)
         self._data = WorkerData(index)
         self._programs: dict[int, LoadedProgram] = {}
         self._cache = VariableCache()
@@ -115,7 +116,8 @@ class Worker:
 
     def _use_servers(self, servers: Sequence[ActorHandle[ParameterServer]], era: int) -> None:
         with self._computing:
-            self._servers, self._cache = ServerHandles(self._index, servers, era), VariableCache()
+            self._servers = ServerHandles(self._index, servers, era, self._buffers)
+            self._cache = VariableCache()
 
     def _drop(self, *provided: int | tuple[str, int]) -> None:
         for each in provided:
