@@ -16,7 +16,8 @@ becomes, on each device with its own rows of `x` and `dy`:
     db = all_reduce(sum(dy))
 
 A gradient that is not such a sum (one with a regularizer's part, that of an embedding, one that a loop adds up) is left
-to the partitioner. The sums are the same in either way, up to their order.
+to the partitioner, and so is one that depends on another, of a second update in the same step. The sums are the same in
+either way, up to their order.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class RowSums:
         dimensions: By the shapes of gradients of which each device needs a shard only, the sharded dimension.
 
     Attributes:
-        gradients: The gradients that are summed here.
+        gradients: The gradients that are summed here. None depends on another.
     """
 
     def __init__(self, program: jex_core.ClosedJaxpr, mesh: Mesh, dimensions: Mapping[tuple[int, ...], int]):
@@ -81,7 +82,7 @@ class RowSums:
             for equation in equations
             if is_gradient(equation)
         ]
-        self.gradients = [each for each in found if each is not None]
+        self.gradients = _independent([each for each in found if each is not None], equations)
 
     def evaluate(self, equations: Sequence[jex_core.JaxprEqn], values: Values) -> None:
         """Evaluates the program's one equation, as `jaxprs.evaluate` does."""
@@ -150,6 +151,13 @@ def _gradient(mark: jex_core.JaxprEqn, makers: Mapping[Atom, jex_core.JaxprEqn],
         if equation.primitive.name not in _LINEAR or is_literal(equation.invars[0]):
             return None
         atom = equation.invars[0]
+
+
+def _independent(gradients: Sequence[_Gradient], equations: Sequence[jex_core.JaxprEqn]) -> list[_Gradient]:
+    """Returns the gradients that do not depend on other ones, as those of a second update in the same step do."""
+    marked = {gradient.mark.outvars[0] for gradient in gradients}
+    depending = marked.union(*(equation.outvars for equation in _following(equations, marked)))
+    return [gradient for gradient in gradients if depending.isdisjoint(gradient.operands)]
 
 
 def _sums_rows(equation: jex_core.JaxprEqn, rows: set[int]) -> bool:

@@ -94,6 +94,28 @@ def test_a_product_of_weights_with_as_many_rows_as_the_batch_stays_right():
     assert len(found.gradients) == 1  # of `c`: a sum over the rows of `a`, which are as many
 
 
+def test_the_gradients_of_a_second_update_in_the_same_step_are_left_alone():
+    first = stepped(squares)
+    leaves, treedef = jax.tree.flatten((PARAMS, X, Y))
+
+    def twice(*each: Any) -> Any:
+        params, x, y = jax.tree.unflatten(treedef, each)
+        return jax.tree.leaves(first(first(params, x, y), x, y))
+
+    mesh = jax.make_mesh((4,), (REPLICA_AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+    program = jax.make_jaxpr(jax.jit(twice))(*leaves)
+    found = RowSums(program, mesh, {})
+    assert len(found.gradients) == 2
+
+    def evaluated(*each: Any) -> Any:
+        values = dict(zip(program.jaxpr.invars, each, strict=True))
+        found.evaluate(program.jaxpr.eqns, values)
+        return [values[var] for var in program.jaxpr.outvars]
+
+    for ours, theirs in zip(jax.jit(evaluated)(*leaves), twice(*leaves), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_two_small_gradients_of_different_dtypes_do_not_travel_together():
     def loss(params: Any, x: Any, y: Any) -> Any:
         half = (x.astype(jnp.bfloat16) * params["s"]).astype(jnp.float32)
