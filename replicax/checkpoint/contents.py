@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
@@ -36,6 +36,15 @@ class Contents:
     state: Mapping[str, object] = dataclasses.field(default_factory=dict)
     step: int | None = None
     notes: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+@runtime_checkable
+class MayBeEmpty(Protocol):
+    """An object of which a checkpoint has nothing in some settings, where others have something."""
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether having no variables is what it should be like."""
 
 
 @dataclasses.dataclass
@@ -74,7 +83,11 @@ def parts_of(objects: Mapping[str, PyTree], allow_unbuilt: bool = False) -> Obje
     parts, seen = ObjectParts(), set[int]()
     for name, value in objects.items():
         found = list(_leaves(value, name, seen))
-        if not found and not list(_leaves(value, name, set())):
+        if (
+            not found
+            and not (isinstance(value, MayBeEmpty) and value.may_be_empty)
+            and not list(_leaves(value, name, set()))
+        ):
             hints = [how_to_build(path or "root", part) for path, part in unbuilt_objects({name: value}).items()]
             if hints and allow_unbuilt:
                 continue

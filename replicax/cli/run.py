@@ -55,7 +55,9 @@ WithEvaluator = Annotated[bool, typer.Option("--evaluator", help="Start an evalu
 AsIslands = Annotated[
     bool, typer.Option("--islands", help="A lost worker is started again alone: for strategies of islands.")
 ]
-Restarts = Annotated[int, typer.Option(metavar="N", help="Start all tasks again after a failure, N times.")]
+Restarts = Annotated[
+    int, typer.Option(metavar="N", help="Start all tasks again after a failure, N times; with --islands, the lost one.")
+]
 LogDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder for one log a task.", show_default="a new one in runs/"),

@@ -45,7 +45,9 @@ class GradientMemory(Mapping[str, Record]):
 
         checkpoint = rx.Checkpoint(model=model, optimizer=optimizer, memory=strategy.gradient_memory)
 
-    Without it training goes on too: one step's rounding is lost, and PowerSGD starts from a random `q` again.
+    Without it training goes on too: one step's rounding is lost, and PowerSGD starts from a random `q` again. Where
+    nothing is compressed (one replica, or `compression=None`) it is empty, and so is its part of a checkpoint: to go
+    from there to compression or back, restore with `partial=True`.
 
     Args:
         strategy: The strategy.
@@ -88,8 +90,8 @@ class GradientMemory(Mapping[str, Record]):
         return found
 
     def _record(self, variable: VariableLike, call: int) -> Record:
-        shape, dtype, replicas = shape_of(variable), np.dtype(dtype_of(variable)), self._replicas
-        if self._compression is None or replicas == 1 or not self._compression.compresses(shape, dtype):
+        shape, dtype = shape_of(variable), np.dtype(dtype_of(variable))
+        if self._compression is None or self.may_be_empty or not self._compression.compresses(shape, dtype):
             return {}
         owner = id(variable), call
         if owner not in self._owners:
@@ -120,6 +122,11 @@ class GradientMemory(Mapping[str, Record]):
         del self._records[key], self._first_values[key]
 
     @property
+    def may_be_empty(self) -> bool:
+        """Whether there is nothing to remember: one replica, or no compression. A checkpoint has nothing of it then."""
+        return self._compression is None or self._replicas == 1
+
+    @property
     def _replicas(self) -> int:
         strategy = self._strategy()
         return 1 if strategy is None else strategy.num_replicas_in_sync
@@ -136,6 +143,8 @@ class GradientMemory(Mapping[str, Record]):
     def __repr__(self) -> str:
         if self._compression is None:
             return "GradientMemory(no compression of gradients)"
+        if self.may_be_empty:
+            return "GradientMemory(one replica: nothing is compressed)"
         if not self._records:
             return "GradientMemory(empty: call build(model.trainable_variables) first)"
         return f"GradientMemory({len(self)} gradients, {self._compression})"
