@@ -61,8 +61,8 @@ class IslandStrategy(SynchronizingMethods, MirroredStrategy):
             meeting = open_meeting(self.cluster, start_timeout, stall_timeout, elastic)
         if options.compression not in (None, "bfloat16"):
             raise ArgumentError(
-                "Between islands variables travel as they are, or with compression='bfloat16'; int8 and PowerSGD are for "
-                f"gradients. Got compression={options.compression!r:.100}."
+                "Between islands variables travel as they are, or with compression='bfloat16'; int8 and PowerSGD are "
+                f"for gradients. Got compression={options.compression!r:.100}."
             )
         inside = dataclasses.replace(options, compression=None)  # Between an island's own devices nothing is slow.
         super().__init__(devices, cross_device_ops, inside)

@@ -57,6 +57,7 @@ class GradientMemory(Mapping[str, Record]):
     def __init__(self, strategy: Host, compression: Compression | None):
         self._strategy = weakref.ref(strategy)
         self._compression = compression
+        self._is_built = False
         self._records: dict[str, Record] = {}
         self._first_values: dict[str, dict[str, MemoryKind]] = {}
         self._owners: dict[tuple[int, int], tuple[str, weakref.ref[VariableLike]]] = {}
@@ -83,7 +84,7 @@ class GradientMemory(Mapping[str, Record]):
                 their numbers in a checkpoint should not depend on that.
             calls: How often each was differentiated before in the same step, by `id`; counted on.
         """
-        found = []
+        found, self._is_built = [], True
         for variable in variables:
             found.append(self._record(variable, calls[id(variable)]))
             calls[id(variable)] += 1
@@ -91,7 +92,7 @@ class GradientMemory(Mapping[str, Record]):
 
     def _record(self, variable: VariableLike, call: int) -> Record:
         shape, dtype = shape_of(variable), np.dtype(dtype_of(variable))
-        if self._compression is None or self.may_be_empty or not self._compression.compresses(shape, dtype):
+        if self._compression is None or self._replicas == 1 or not self._compression.compresses(shape, dtype):
             return {}
         owner = id(variable), call
         if owner not in self._owners:
@@ -123,7 +124,11 @@ class GradientMemory(Mapping[str, Record]):
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether there is nothing to remember: one replica, or no compression. A checkpoint has nothing of it then."""
+        """Whether it is right that there is nothing to remember: a checkpoint has nothing of it then."""
+        return self._compresses_nothing or self._is_built
+
+    @property
+    def _compresses_nothing(self) -> bool:
         return self._compression is None or self._replicas == 1
 
     @property
@@ -143,8 +148,8 @@ class GradientMemory(Mapping[str, Record]):
     def __repr__(self) -> str:
         if self._compression is None:
             return "GradientMemory(no compression of gradients)"
-        if self.may_be_empty:
+        if self._compresses_nothing:
             return "GradientMemory(one replica: nothing is compressed)"
-        if not self._records:
+        if not self._is_built:
             return "GradientMemory(empty: call build(model.trainable_variables) first)"
         return f"GradientMemory({len(self)} gradients, {self._compression})"

@@ -279,11 +279,12 @@ def test_fit_says_once_that_it_does_not_compress(caplog):
     assert "Int8" in said[0]
 
 
-@pytest.mark.parametrize(("replicas", "compression"), [(1, "int8"), (2, None)])
+@pytest.mark.parametrize(("replicas", "compression"), [(1, INT8), (2, None), (2, rx.Int8(min_size=10**6))])
 def test_where_nothing_is_compressed_a_checkpoint_has_no_memory(tmp_path, replicas, compression):
-    def checkpoint(replicas: int, compression: str | None) -> rx.Checkpoint:
-        options = rx.CommunicationOptions(compression=compression)
-        strategy = rx.MirroredStrategy(replicas, communication_options=options)
+    strategies = []
+
+    def checkpoint(replicas: int, compression: rx.Int8 | None) -> rx.Checkpoint:
+        strategies.append(strategy := compressed(compression, replicas))
         with strategy.scope():
             w = rx.Variable(np.ones(SHAPE, "float32"))
         strategy.gradient_memory.build([w])
@@ -291,10 +292,10 @@ def test_where_nothing_is_compressed_a_checkpoint_has_no_memory(tmp_path, replic
 
     checkpoint(replicas, compression).write(tmp_path / "without")
     checkpoint(replicas, compression).restore(tmp_path / "without")
-    remembering = checkpoint(2, "int8")
-    with pytest.raises(CheckpointError, match="only in the objects: .*memory/0/error.*partial=True"):
+    remembering = checkpoint(2, INT8)
+    with pytest.raises(CheckpointError, match=r"only in the objects: .*memory/0/error.*partial=True"):
         remembering.restore(tmp_path / "without")
     remembering.restore(tmp_path / "without", partial=True)
     remembering.write(tmp_path / "with")
-    with pytest.raises(CheckpointError, match="Only in the checkpoint: .*memory/0/error"):
+    with pytest.raises(CheckpointError, match=r"Only in the checkpoint: .*memory/0/error"):
         checkpoint(replicas, compression).restore(tmp_path / "with")
