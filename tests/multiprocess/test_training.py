@@ -91,6 +91,45 @@ def optax_loop(strategy: rx.Strategy, rows: int) -> dict[str, Any]:
     return {"losses": losses, "weights": [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(state[0])]}
 
 
+def compiled_optax_loop(strategy: rx.Strategy, rows: int) -> dict[str, Any]:
+    """As `optax_loop` in one compiled program, with more layers: the workers sum their small gradients together."""
+    optimizer, rng = optax.adam(0.01), np.random.default_rng(1)
+    sizes = [(6, 8), (8, 5), (5, 3)]
+    params = [{"w": jnp.asarray(rng.normal(size=size), "float32"), "b": jnp.zeros(size[1])} for size in sizes]
+    state = strategy.replicate((params, optimizer.init(params)))
+
+    def step(state, batch):
+        params, slots = state
+        x, y = batch
+
+        def loss_fn(params):
+            values = x
+            for layer in params:
+                values = jnp.tanh(values @ layer["w"] + layer["b"])
+            losses = jnp.sum((values - y) ** 2, axis=-1)
+            return rx.compute_average_loss(losses, global_batch_size=BATCH)
+
+        loss, gradients = jax.value_and_grad(loss_fn)(params)
+        norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradients)))
+        gradients = jax.tree.map(lambda leaf: leaf * jnp.minimum(1.0, 5.0 / norm), gradients)
+        updates, slots = optimizer.update(gradients, slots)
+        return (optax.apply_updates(params, updates), slots), (loss, norm)
+
+    @rx.function(donate_argnums=(0,))
+    def train(state, batch):
+        state, (loss, norm) = strategy.run(step, args=(state, batch))
+        return state, strategy.reduce("sum", loss), norm
+
+    losses, norms = [], []
+    for _ in range(EPOCHS):
+        for batch in strategy.distribute_dataset(problem(rows), batch_size=BATCH):
+            state, loss, norm = train(state, batch)
+            losses.append(float(loss))
+            norms.append(float(norm))
+    leaves = jax.tree.leaves(state[0])
+    return {"losses": [*losses, *norms], "weights": [np.asarray(leaf).tolist() for leaf in leaves]}
+
+
 def keras_fit(strategy: rx.Strategy, rows: int, worker: int = 0) -> dict[str, Any]:
     x, y = problem(rows)
     with strategy.scope():
@@ -109,7 +148,12 @@ def weights(model: keras.Model) -> list[Any]:
     return [np.asarray(variable).tolist() for variable in model.variables]
 
 
-PROGRAMS = {"custom_loop": custom_loop, "optax_loop": optax_loop, "keras_fit": keras_fit}
+PROGRAMS = {
+    "custom_loop": custom_loop,
+    "optax_loop": optax_loop,
+    "compiled_optax_loop": compiled_optax_loop,
+    "keras_fit": keras_fit,
+}
 
 
 def worker(rows: int) -> dict[str, Any]:
@@ -118,6 +162,7 @@ def worker(rows: int) -> dict[str, Any]:
     values = {"who": [strategy.worker_index, strategy.num_workers, strategy.is_chief, strategy.num_replicas_in_sync]}
     values["custom_loop"] = custom_loop(strategy, rows, strategy.worker_index)
     values["optax_loop"] = optax_loop(strategy, rows)
+    values["compiled_optax_loop"] = compiled_optax_loop(strategy, rows)
     values["keras_fit"] = keras_fit(strategy, rows, strategy.worker_index)
     return values
 
