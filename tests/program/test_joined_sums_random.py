@@ -133,7 +133,7 @@ def results(fn, x, joined):
     return mapped.lower(x).as_text(), [np.asarray(value) for value in mapped(x)]
 
 
-# XLA's CPU compiler aborts on the program of seed 11 as JAX writes it (AlgebraicSimplifier, a check on a tuple's shape).
+# XLA's CPU compiler aborts on the program of seed 11 as JAX writes it: AlgebraicSimplifier, a check of a shape.
 SEEDS = [0, *[pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(1, 11)]]
 
 
