@@ -45,7 +45,9 @@ def saved_value(variable: VariableLike) -> SavedArray:
 def wanted_value(variable: VariableLike) -> jax.ShapeDtypeStruct:
     """Returns how the stored value of a variable is to be read."""
     array = array_of(variable)
-    return _wanted(array, shape_of(variable), array.committed and not is_per_replica_variable(variable))
+    # Of a large variable whose parameter server was lost, no more than shape and dtype may be known.
+    committed = isinstance(array, jax.Array) and array.committed
+    return _wanted(array, shape_of(variable), committed and not is_per_replica_variable(variable))
 
 
 def restored_value(value: SavedArray, variable: VariableLike) -> jax.Array | np.ndarray:

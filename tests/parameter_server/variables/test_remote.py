@@ -171,6 +171,25 @@ def test_a_value_that_steps_have_changed_since_is_not_known_any_more(home, store
 
 
 @pytest.mark.parametrize("make", [rx.Variable, keras.Variable], ids=["ours", "keras"])
+def test_a_large_variable_whose_server_was_lost_is_restored_from_a_checkpoint(make, store, monkeypatch, tmp_path):
+    variable = make(ROWS, name="v")
+    home = Home(0, store)
+    move_to_servers(variable, home)
+    placed(home, 0)
+    monkeypatch.setattr(variables_module, "_MOST_CACHED_BYTES", 0)  # This process keeps no more than shape and dtype.
+    store.take(home)
+    checkpoint = rx.Checkpoint(v=variable)
+    path = checkpoint.save(tmp_path / "checkpoint")
+    store.step(home)
+    home.forget_servers([0])
+    assert home.is_unknown
+    assert not home.has_value
+    checkpoint.restore(path)
+    assert not home.is_unknown
+    np.testing.assert_array_equal(home.parts()[0], ROWS)
+
+
+@pytest.mark.parametrize("make", [rx.Variable, keras.Variable], ids=["ours", "keras"])
 def test_a_variable_stays_what_it_is(make, store):
     variable = make(ROWS, name="v")
     own = type(variable)
