@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from jax._src.lib import _jax as jaxlib
 from jaxlib import xla_client
 
 from replicax.compat.jax_processes import _found_in_time
+from replicax.errors import MeetingError
 
 _AXIS = "member"
 _FOREVER_S = 24 * 60 * 60  # Without heartbeats for this long a process would be aborted.
@@ -64,10 +65,13 @@ class Service:
 class StoreClient:
     """A connection with a `Service`. Each method raises `jax.errors.JaxRuntimeError` if it cannot be done.
 
+    It raises `MeetingError` if the service is gone.
+
     If there is no service, JAX aborts the process after `timeout_s`: look before whether somebody listens there.
     """
 
     def __init__(self, address: str, timeout_s: float):
+        self._address = address
         self.client = jaxlib.get_distributed_runtime_client(
             address,
             0,
@@ -80,12 +84,14 @@ class StoreClient:
 
     def put(self, key: str, value: bytes) -> None:
         """Stores `value` under a key, in place of what was there."""
-        self.client.key_value_set_bytes(key, value, allow_overwrite=True)
+        with self._reached():
+            self.client.key_value_set_bytes(key, value, allow_overwrite=True)
 
     def put_if_absent(self, key: str, value: bytes) -> bool:
         """Stores `value` unless the key is taken; returns whether it did. Of several processes exactly one succeeds."""
         try:
-            self.client.key_value_set_bytes(key, value)
+            with self._reached():
+                self.client.key_value_set_bytes(key, value)
         except jax.errors.JaxRuntimeError as error:
             if "ALREADY_EXISTS" in str(error):
                 return False
@@ -94,15 +100,35 @@ class StoreClient:
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
         """Waits for the value of a key; returns None if there is none in time."""
-        return _found_in_time(self.client.blocking_key_value_get_bytes, key, max(1, round(1000 * timeout_s)))
+        with self._reached():
+            return _found_in_time(self.client.blocking_key_value_get_bytes, key, max(1, round(1000 * timeout_s)))
 
     def listing(self, prefix: str) -> dict[str, bytes]:
         """Returns what is stored under all keys that begin with `prefix/`."""
-        return dict(self.client.key_value_dir_get_bytes(prefix))
+        with self._reached():
+            return dict(self.client.key_value_dir_get_bytes(prefix))
 
     def delete(self, key: str) -> None:
         """Removes a key, and all keys that begin with `key/`."""
-        self.client.key_value_delete(key)
+        with self._reached():
+            self.client.key_value_delete(key)
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if str(error).startswith("UNAVAILABLE"):
+                raise MeetingError(text_of_loss(self._address)) from error
+            raise
+
+
+def text_of_loss(address: str) -> str:
+    """Returns the message for users of a service that is gone."""
+    return (
+        f"The process at {address} that keeps the list of islands for their meetings has ended or cannot be reached. "
+        "No island can go on without it. Start the job again; it goes on from its newest checkpoint."
+    )
 
 
 class Clique:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import socket
@@ -17,6 +18,7 @@ from replicax.membership.board import Board
 from replicax.membership.decisions import Life, Sheet
 from replicax.membership.elastic import ElasticMeeting, Patience
 from replicax.membership.hosting import Host
+from replicax.membership.lookout import Lookout
 from replicax.membership.meeting import Meeting
 from replicax.membership.solo import SoloMeeting
 from replicax.membership.watch import Pulse
@@ -71,12 +73,14 @@ def open_meeting(
     stall_s = stall_timeout or _DEFAULT_STALL_S
     patience = Patience(timeout_s, stall_s, stall_s if MEETING in environ else min(stall_s, _SECONDS_OF_SILENCE))
     meeting = ElasticMeeting(board, life, names, make_clique, patience)
-    atexit.register(_close, meeting, pulse)
+    atexit.register(_close, meeting, pulse, Lookout(address, names[config.process_id]))
     return meeting
 
 
-def _close(meeting: ElasticMeeting, pulse: Pulse) -> None:
-    meeting.leave()
+def _close(meeting: ElasticMeeting, pulse: Pulse, lookout: Lookout) -> None:
+    lookout.stop()
+    with contextlib.suppress(MeetingError):  # Who cannot reach the board has nobody to tell; it ends for that reason.
+        meeting.leave()
     pulse.stop()
 
 

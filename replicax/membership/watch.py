@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from replicax.errors import MeetingError
 from replicax.health.phases import SLOW_PHASES, Activity, now
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life
@@ -77,7 +78,10 @@ class Pulse:
     def _run(self) -> None:
         count = 0
         while True:
-            self._board.beat(self._life, count, doing(count))
+            try:
+                self._board.beat(self._life, count, doing(count))
+            except MeetingError:  # The thread that trains finds the same, and the lookout tells of it.
+                return
             count += 1
             if self._stopped.wait(_SECONDS_BETWEEN_BEATS):
                 return

@@ -62,3 +62,47 @@ def bytes_of_a_round_and_a_step() -> dict[str, int]:
         "mirrored_step": collective_bytes(mirrored_step.lower(batch).compile().as_text()),
         "told": islands.bytes_exchanged,
     }
+
+
+def values_after_ten_steps(strategy_name: str) -> dict[str, object]:
+    """Trains a small network with plain SGD on batches of both workers' rows; returns its parameters."""
+    import keras
+
+    import replicax as rx
+
+    islands = strategy_name == "local_sgd"
+    strategy = rx.LocalSGDStrategy(1) if islands else rx.MultiWorkerMirroredStrategy()
+    keras.utils.set_random_seed(5)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)]
+        )
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+    random, rows = np.random.default_rng(0), 8
+    x = random.normal(size=(10, 2 * rows, 6)).astype("float32")
+    y = np.sin(x.sum(axis=2, keepdims=True))
+    # An island's batch has its own rows; the mirrored one has those of both.
+    batches = [(each[half], other[half]) for each, other in zip(x, y, strict=True) for half in _halves(islands, rows)]
+    global_batch = rows if islands else 2 * rows
+
+    def train_step(batch):
+        def loss_fn():
+            error = (model(batch[0]) - batch[1]) ** 2
+            return rx.compute_average_loss(error[:, 0], global_batch_size=global_batch)
+
+        _, gradients = rx.value_and_grad(loss_fn, model.trainable_variables)()
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    train = rx.function(lambda batch: strategy.run(train_step, args=(batch,)))
+    steps = 0
+    for batch in strategy.distribute_dataset(batches):
+        train(batch)
+        steps += 1
+    if islands:
+        strategy.synchronize()
+    return {"values": [np.asarray(value).tolist() for value in model.get_weights()], "steps": steps}
+
+
+def _halves(islands: bool, rows: int) -> list[slice]:
+    return [slice(rows), slice(rows, 2 * rows)] if islands else [slice(2 * rows)]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.islands.programs import bytes_of_a_round_and_a_step, train_alone_and_together
+from tests.islands.programs import bytes_of_a_round_and_a_step, train_alone_and_together, values_after_ten_steps
 from tests.islands.test_strategy import X, diloco
 
 pytestmark = pytest.mark.multiprocess
@@ -25,3 +25,16 @@ def test_a_round_of_fifty_steps_sends_a_fiftieth_of_the_bytes(cluster):
         assert found["exchange"] / 50 <= found["mirrored_step"] / 50
         assert found["mirrored_step"] >= 4 * found["parameters"]
         assert found["told"] >= 2 * found["exchange"]
+
+
+@pytest.mark.slow
+def test_rounds_of_one_step_are_mirrored_training(cluster):
+    local, mirrored = (
+        cluster.run(values_after_ten_steps, workers=2, timeout=240, strategy_name=name)
+        for name in ("local_sgd", "mirrored")
+    )
+    assert [each["steps"] for each in (*local, *mirrored)] == [10] * 4
+    assert local[0]["values"] == local[1]["values"]
+    for value, expected in zip(local[0]["values"], mirrored[0]["values"], strict=True):
+        wanted = np.asarray(expected)
+        np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-6 * np.abs(wanted).max())

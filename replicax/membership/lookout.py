@@ -1,0 +1,89 @@
+"""Noticing that the process is gone that keeps the board of a meeting.
+
+JAX aborts whoever is connected with such a process, in a thread of its own, with a message that says nothing to a user.
+So a thread of ours keeps a connection with it that carries nothing: when the system closes that, it says what happened,
+and ends the process with a code of ours, while JAX still collects its stack. Where many processes share a core, JAX may
+be faster; nothing else than these words is lost then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+from replicax.cluster import parse_address
+from replicax.compat.jax_cliques import text_of_loss
+from replicax.exit_codes import ExitCode
+
+_SECONDS_TO_CONNECT = 10.0
+_SECONDS_BETWEEN_TRIES = 1.0
+_BYTES = 4096
+_STDERR = 2
+
+
+class Lookout:
+    """Ends this process, with a message, when nobody listens any more where the board of the meeting is.
+
+    Args:
+        address: `"host:port"` of the board.
+        name: What this process is called.
+        end: Ends the process with an exit code.
+    """
+
+    def __init__(self, address: str, name: str, end: Callable[[int], object] = os._exit):
+        self._address, self._end = address, end
+        self._message = f"\n{name}: {text_of_loss(address)}\n".encode()
+        self._stopped = threading.Event()
+        self._connection: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name="replicax-meeting-lookout", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops."""
+        self._stopped.set()
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):  # It was closed meanwhile.
+                connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join(_SECONDS_TO_CONNECT + _SECONDS_BETWEEN_TRIES)
+
+    def _run(self) -> None:
+        host, port = parse_address(self._address, "meeting")
+        while not self._stopped.is_set():
+            try:
+                with socket.create_connection((host, port), timeout=_SECONDS_TO_CONNECT) as connection:
+                    self._connection = connection
+                    self._await_end(connection)
+            except ConnectionRefusedError:
+                return None if self._stopped.is_set() else self._tell()
+            except OSError:  # No answer in time: its machine is busy, or gone; JAX will say so, too.
+                pass
+            finally:
+                self._connection = None
+            if self._is_listening(host, port):  # It has only closed a connection on which nothing came.
+                self._stopped.wait(_SECONDS_BETWEEN_TRIES)
+
+    def _await_end(self, connection: socket.socket) -> None:
+        if self._stopped.is_set():
+            return
+        connection.settimeout(None)
+        peer = connection.getpeername()
+        with socket.socket(connection.family) as again:
+            with contextlib.suppress(ConnectionResetError):
+                while connection.recv(_BYTES):
+                    pass
+            again.settimeout(_SECONDS_TO_CONNECT)
+            again.connect(peer)  # At once: JAX is fast.
+
+    def _is_listening(self, host: str, port: int) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=_SECONDS_TO_CONNECT):
+            return True
+        return False
+
+    def _tell(self) -> None:
+        with contextlib.suppress(OSError):  # Nobody reads it.
+            os.write(_STDERR, self._message)  # At once: what Python buffers would be lost.
+        self._end(ExitCode.PEER_LOST)
