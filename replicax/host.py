@@ -204,17 +204,19 @@ class Host(Protocol):
 
     @property
     def counts_steps(self) -> bool:
-        """Whether it is told of each program that assigns variables: `before_program` and `after_program`."""
+        """Whether it is told of each program that assigns its variables: `counted`."""
 
     @property
     def sum_together(self) -> Callable[[list[jax.Array]], list[jax.Array]] | None:
         """Sums small values over the replicas as one, inside `shard_map`; None: each is summed by itself."""
 
-    def before_program(self, trains: bool) -> None:
-        """Is called before a program runs that assigns variables; `trains` says whether any of them is trainable."""
+    def counted(self, trains: bool, weight: float) -> contextlib.AbstractContextManager[None]:
+        """Returns what a program that assigns its variables runs in, in whatever scope; no other thread's runs then.
 
-    def after_program(self, trains: bool, weight: float) -> None:
-        """Is called when it has run; `weight` is the rows of its batch in Keras's loops, and 1 elsewhere."""
+        Args:
+            trains: Whether any of them is trainable.
+            weight: The rows of its batch in Keras's loops, and 1 elsewhere.
+        """
 
     def replica_context(self, replicas: int, batch_rows: frozenset[int] = ...) -> RunningReplica:
         """Returns a new replica context for a step on `replicas` replicas, each with so many rows of its arguments.
@@ -372,11 +374,10 @@ class HostDefaults:
         del model, name, given
         return None
 
-    def before_program(self, trains: bool) -> None:
-        """Does nothing: `counts_steps` is false."""
-
-    def after_program(self, trains: bool, weight: float) -> None:
-        """Does nothing: `counts_steps` is false."""
+    def counted(self, trains: bool, weight: float) -> contextlib.AbstractContextManager[None]:
+        """Returns a context that does nothing: `counts_steps` is false."""
+        del trains, weight
+        return contextlib.nullcontext()
 
 
 class NoHost(HostDefaults):

@@ -85,13 +85,9 @@ class IslandStrategy(SynchronizingMethods, MirroredStrategy):
         """Returns what a loop of Keras runs in."""
         return around_loop(self, model, name, given)
 
-    def before_program(self, trains: bool) -> None:
-        """Is called before a program runs that assigns variables."""
-        self._sync.before(trains)
-
-    def after_program(self, trains: bool, weight: float) -> None:
-        """Is called when such a program has run; `weight` is how much work it was."""
-        self._sync.after(trains, weight)
+    def counted(self, trains: bool, weight: float) -> contextlib.AbstractContextManager[None]:
+        """Returns what a program that assigns variables runs in; `weight` is how much work it is."""
+        return self._sync.counted(trains, weight)
 
     def _on_replicas(
         self,
@@ -104,13 +100,14 @@ class IslandStrategy(SynchronizingMethods, MirroredStrategy):
         if not context.runs_eagerly() or context.current().frame is not None:
             return super()._on_replicas(fn, args, kwargs, donate, in_replica_context)
         # Operation by operation, the variables that a function assigns are known when it has done so.
-        self._sync.before(trains=True)
-        trained = [v for v in self._sync.registry.trained() if array_of(v) is not None]
-        before = [array_of(variable) for variable in trained]
-        result = super()._on_replicas(fn, args, kwargs, donate, in_replica_context)
-        trains = any(array_of(variable) is not array for variable, array in zip(trained, before, strict=True))
-        self._sync.after(trains, 1.0)
-        return result
+        with self._sync.turn():
+            self._sync.before(trains=True)
+            trained = [v for v in self._sync.registry.trained() if array_of(v) is not None]
+            before = [array_of(variable) for variable in trained]
+            result = super()._on_replicas(fn, args, kwargs, donate, in_replica_context)
+            trains = any(array_of(variable) is not array for variable, array in zip(trained, before, strict=True))
+            self._sync.after(trains, 1.0)
+            return result
 
     # Variables and data.
 

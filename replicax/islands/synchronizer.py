@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -83,10 +85,27 @@ class Synchronizer:
         self._compressed = compressed
         self._update = jax.jit(outer.update)
         self._restored: PyTree = None
+        self._turn = threading.RLock()
         self._known: list[Entry] | None = None  # the variables at the latest step
         self._agreed: set[int] = set()  # the keys of variables that have begun with one value everywhere
 
     # Called around steps.
+
+    def turn(self) -> contextlib.AbstractContextManager[object]:
+        """Returns the lock of the threads of this island: a step and the end of its round are one thread's.
+
+        It is taken before the locks of `runtime.turns`, which other islands of the process need meanwhile. Threads of
+        XLA, which run functions of the host, do not wait for the program that waits for them.
+        """
+        return contextlib.nullcontext() if turns.is_foreign() else self._turn
+
+    @contextlib.contextmanager
+    def counted(self, trains: bool, weight: float) -> Iterator[None]:
+        """Returns what a program that assigns variables runs in."""
+        with self.turn():
+            self.before(trains)
+            yield
+            self.after(trains, weight)
 
     def before(self, trains: bool) -> None:
         """Is called before a program that assigns variables: a newcomer gets its values, a new round its start."""
@@ -163,9 +182,10 @@ class Synchronizer:
 
     def synchronize(self) -> None:
         """Makes all values equal and ends the round; waits until all islands have called it."""
-        self._take_restored()
-        self.meet("end", tuple(range(self.progress.schedule.fragments)))
-        self.progress.step = 0
+        with self.turn():
+            self._take_restored()
+            self.meet("end", tuple(range(self.progress.schedule.fragments)))
+            self.progress.step = 0
 
     def meet(self, at: str, fragments: tuple[int, ...]) -> None:
         """Exchanges what is due with the other islands; an island that waits for all of them does so until they come.

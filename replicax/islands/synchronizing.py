@@ -91,7 +91,8 @@ class SynchronizingMethods:
         Raises:
             BarrierTimeoutError: An island that is up did not come in time.
         """
-        self._sync.meet("counts", ())
+        with self._sync.turn():
+            self._sync.meet("counts", ())
 
     # Checkpoints.
 

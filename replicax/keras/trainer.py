@@ -197,12 +197,10 @@ class _EagerStep:
         trains = self._step.optimizer is not None
         for variable in self._step.variables:
             self._strategy.adopt(variable)
-        self._strategy.before_program(trains)
-        with self._strategy.own_values():  # Keras reads variables as a reader would.
-            outputs = self._step.eager(data)
         rows = [leaf.shape[0] for leaf in jax.tree_util.tree_leaves(data) if np.ndim(leaf)]
-        self._strategy.after_program(trains, float(max(rows, default=1)))
-        return outputs
+        # Keras reads variables as a reader would.
+        with self._strategy.counted(trains, float(max(rows, default=1))), self._strategy.own_values():
+            return self._step.eager(data)
 
     def _place(self) -> None:
         """Puts the variables where the strategy wants them: new ones, and those that Python has assigned."""

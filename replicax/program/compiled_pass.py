@@ -6,6 +6,7 @@ replicas than the strategy has runs in the processes that have these replicas; i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
@@ -17,12 +18,13 @@ import replicax.health as health
 from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
 from replicax.compat.xla_options import options_between_cpu_processes, overlaps
 from replicax.errors import ProgramError
-from replicax.host import CompiledStep, host_of
+from replicax.host import CompiledStep, Host, host_of
 from replicax.program.bound_variables import BoundVariables
 from replicax.program.captured import captured_error
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.host_calls import HostCalls
+from replicax.program.keras_state import owner_of
 from replicax.program.pytrees import Structure
 from replicax.program.results import mark, marked_with
 from replicax.program.row_sums import RowSums
@@ -93,10 +95,24 @@ class CompiledPass:
         )
         self.compiled = self._jit()
         self._calls = health.Calls(name, placement.spans_processes)
-        self._is_counted = self._host.counts_steps and bool(self.variables.written)
-        for variable in self.variables.written if self._is_counted else ():
-            self._host.adopt(variable)  # Keras makes those of metrics in its loops, where no scope is open.
-        self._trains = self._is_counted and any(map(is_trained, self.variables.written))
+        self._counted_by = self._counters()
+
+    def _counters(self) -> list[tuple[Host, bool]]:
+        """Returns the strategies that count this program as a step, and for each whether it trains their variables.
+
+        They are those of the variables that it assigns, whether or not a scope is open where it is called.
+        """
+        written = self.variables.written
+        if self._host.counts_steps:
+            for variable in written:
+                self._host.adopt(variable)  # Keras makes those of metrics in its loops, where no scope is open.
+            return [(self._host, any(map(is_trained, written)))] if written else []
+        owners = [(owner, variable) for variable in written if (owner := owner_of(variable)) is not None]
+        trains: dict[int, tuple[Host, bool]] = {}
+        for owner, variable in owners:
+            if owner.counts_steps:
+                trains[id(owner)] = owner, trains.get(id(owner), (owner, False))[1] or is_trained(variable)
+        return list(trains.values())
 
     def _jit(self) -> CompiledStep:
         variables = self.variables
@@ -138,12 +154,12 @@ class CompiledPass:
     def __call__(self, arrays: Arrays) -> PyTree:
         """Runs the program, updates the variables and returns the result."""
         self._check_caller(arrays)
-        if not self._is_counted:
+        if not self._counted_by:
             return self._call(arrays)
-        self._host.before_program(self._trains)
-        result = self._call(arrays)
-        self._host.after_program(self._trains, self._weight(arrays))
-        return result
+        with contextlib.ExitStack() as counted:
+            for host, trains in self._counted_by:
+                counted.enter_context(host.counted(trains, self._weight(arrays)))
+            return self._call(arrays)
 
     def _weight(self, arrays: Arrays) -> float:
         """Returns how much work a call is: rows in a loop of Keras, whose loss is a mean over them."""

@@ -34,4 +34,9 @@ _PASSING: AbstractContextManager[object] = contextlib.nullcontext()
 def of_thread() -> AbstractContextManager[object]:
     """Returns the lock of the threads that run programs; a thread that Python has not started gets one that locks "
     "nothing."""
-    return _PASSING if isinstance(threading.current_thread(), threading._DummyThread) else _THREADS
+    return _PASSING if is_foreign() else _THREADS
+
+
+def is_foreign() -> bool:
+    """Returns whether Python has not started this thread, such as those of XLA that call functions of the host."""
+    return isinstance(threading.current_thread(), threading._DummyThread)
