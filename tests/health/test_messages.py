@@ -33,9 +33,11 @@ def test_an_idle_worker_asks_each_peer_once_a_second(workers: list[Worker], aske
 
 
 def test_a_step_sends_no_message(workers: list[Worker], asked: list[str], monkeypatch: pytest.MonkeyPatch):
-    peer, watcher = workers[0].monitor, workers[1].monitor
+    watcher, peer = workers[0].monitor, workers[1].monitor
     monkeypatch.setattr(monitor, "running", lambda: watcher)
     peer.programs.announce(AnnouncedProgram("step", ""))
+    watcher._look()  # It compares programs with peers that have answered.
+    asked.clear()
     calls = Calls("step", shared=True)
     counts = []
     for number in range(1000):
