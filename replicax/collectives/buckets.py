@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import jax
 
-from replicax.collectives.packing import Packing
+from replicax.runtime.packing import Packing
 
 
 def last_first(packing: Packing) -> Packing:

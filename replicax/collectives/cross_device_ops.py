@@ -13,12 +13,12 @@ import numpy as np
 from replicax.collectives.buckets import last_first
 from replicax.collectives.compression import BFLOAT16, is_of_gradients
 from replicax.collectives.options import CommunicationOptions
-from replicax.collectives.packing import ARRAYS_PER_PACK, Packing, packs_by_bytes, packs_by_number
 from replicax.compat.jax import vary, varying_axes
 from replicax.compat.xla_options import overlaps
 from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.migration import NAMES, AdvisedContract
 from replicax.reduce_op import ReduceOp, in_which_means_add_up
+from replicax.runtime.packing import Packing, arrays_per_pack, packs_by_bytes, packs_by_number
 
 _TENSORFLOWS = "tf.distribute.CrossDeviceOps."
 
@@ -124,8 +124,7 @@ class CrossDeviceOps(AdvisedContract):
             return packs_by_number(arrays, 0)  # Nothing travels.
         if options.bytes_per_pack > 0:
             return packs_by_bytes(arrays, options.bytes_per_pack)
-        # Between processes each transfer waits for the network at every step; inside of one it costs next to nothing.
-        return packs_by_number(arrays, self.num_packs, ARRAYS_PER_PACK if jax.process_count() == 1 else None)
+        return packs_by_number(arrays, self.num_packs, arrays_per_pack())
 
     def _sum_all(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:
         # An empty array has no sum to make. (Passing one through crashes XLA's CPU compiler of jaxlib 0.11.)

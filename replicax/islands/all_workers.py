@@ -11,9 +11,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import replicax.health as health
 from replicax.cluster.exchange import exchanged
-from replicax.collectives.packing import packs_by_number
 from replicax.membership import Roll
 from replicax.runtime import turns
+from replicax.runtime.packing import packs_by_number
 
 _AXIS = "island"
 _PACKS = 4  # of small arrays

@@ -17,9 +17,10 @@ from jax.extend import core as jex_core
 from replicax.compat.jax_names import SUMS_OVER_AXES
 from replicax.program.jaxprs import Values, aval_of, evaluate, read
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime.packing import SMALL_VALUE_BYTES
 
-SMALL_SUM_BYTES = 64 * 1024
-"""Above it a sum is made by itself: joining copies, which would cost more than it saves (`collectives/packing.py`)."""
+SMALL_SUM_BYTES = SMALL_VALUE_BYTES
+"""Above it a sum is made by itself: joining copies, which would cost more than it saves (`runtime/packing.py`)."""
 
 #: Sums each array of a list over the replicas.
 SumTogether: TypeAlias = Callable[[list[jax.Array]], list[jax.Array]]

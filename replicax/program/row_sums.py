@@ -36,11 +36,10 @@ from replicax.program.jaxprs import Atom, Values, aval_of, evaluate, is_gradient
 from replicax.program.late import is_global
 from replicax.program.moving import Moved
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime.packing import arrays_per_pack, packs_by_number
 
 # Operations of one operand that may as well be done after a sum as before it.
 _LINEAR = frozenset(["copy", "expand_dims", "neg", "reduce_sum", "reshape", "squeeze", "transpose"])
-_SMALL_BYTES = 64 * 1024  # Larger ones travel alone: joining them would cost more than it saves.
-_ARRAYS_PER_PACK = 8
 
 
 class _Gradient(NamedTuple):
@@ -141,16 +140,15 @@ def _gradient(mark: jex_core.JaxprEqn, makers: Mapping[Atom, jex_core.JaxprEqn],
     """Returns the gradient that is marked, if it is made of one sum over rows."""
     equations: list[jex_core.JaxprEqn] = []
     atom = mark.invars[0]
-    while True:
-        equation = makers.get(atom)
-        if equation is None:
-            return None
+    while not is_literal(atom) and atom in makers:
+        equation = makers[atom]
         equations.insert(0, equation)
         if _sums_rows(equation, rows):
             return _Gradient(mark, _variables(equation.invars), equations)
-        if equation.primitive.name not in _LINEAR or is_literal(equation.invars[0]):
+        if equation.primitive.name not in _LINEAR:
             return None
         atom = equation.invars[0]
+    return None
 
 
 def _independent(gradients: Sequence[_Gradient], equations: Sequence[jex_core.JaxprEqn]) -> list[_Gradient]:
@@ -202,21 +200,14 @@ def _evaluate_late(
 def _over_replicas(parts: Sequence[jax.Array], dimensions: Sequence[int | None]) -> list[jax.Array]:
     """Returns the sums over the replicas of each one's parts; of a part with a dimension, this replica's shard."""
     sums: dict[int, jax.Array] = {}
-    small: dict[object, list[int]] = {}
     for i, (part, dimension) in enumerate(zip(parts, dimensions, strict=True)):
         if dimension is not None:
             sums[i] = jax.lax.psum_scatter(part, REPLICA_AXIS, scatter_dimension=dimension, tiled=True)
-        elif part.nbytes > _SMALL_BYTES:
-            sums[i] = jax.lax.psum(part, REPLICA_AXIS)
-        else:
-            small.setdefault(part.dtype, []).append(i)
-    for positions in small.values():
-        for start in range(0, len(positions), _ARRAYS_PER_PACK):
-            pack = positions[start : start + _ARRAYS_PER_PACK]
-            joined = jax.lax.psum(jnp.concatenate([parts[i].reshape(-1) for i in pack]), REPLICA_AXIS)
-            ends = np.cumsum([parts[i].size for i in pack])[:-1]
-            for i, each in zip(pack, jnp.split(joined, ends), strict=True):
-                sums[i] = each.reshape(parts[i].shape)
+    whole = [i for i in range(len(parts)) if i not in sums]
+    arrays = [parts[i] for i in whole]
+    packing = packs_by_number(arrays, 1, arrays_per_pack())
+    buffers = [jax.lax.psum(buffer, REPLICA_AXIS) for buffer in packing.pack(arrays)]
+    sums.update(zip(whole, packing.unpack(buffers), strict=True))
     return [sums[i] for i in range(len(parts))]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from replicax.collectives.buckets import in_turn, last_first
-from replicax.collectives.packing import Packing
+from replicax.runtime.packing import Packing
 
 
 def test_packs_leave_in_the_order_in_which_a_backward_pass_finishes_them():

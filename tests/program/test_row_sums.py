@@ -94,6 +94,12 @@ def test_a_product_of_weights_with_as_many_rows_as_the_batch_stays_right():
     assert len(found.gradients) == 1  # of `c`: a sum over the rows of `a`, which are as many
 
 
+def test_a_weight_that_the_loss_does_not_use_has_a_number_as_its_gradient():
+    params = {**PARAMS, "unused": np.float32(1)}
+    found, _ = summed(squares, (params, X, Y), {})
+    assert [gradient.mark.outvars[0].aval.shape for gradient in found.gradients] == [(4,), (8, 4)]
+
+
 def test_the_gradients_of_a_second_update_in_the_same_step_are_left_alone():
     first = stepped(squares)
     leaves, treedef = jax.tree.flatten((PARAMS, X, Y))

@@ -19,8 +19,8 @@ from replicax.collectives.compression.contract import (
     MemoryKind,
     Reducing,
 )
-from replicax.collectives.packing import ARRAYS_PER_PACK, Packing, packs_by_bytes, packs_by_number
 from replicax.errors import ArgumentError
+from replicax.runtime.packing import Packing, arrays_per_pack, packs_by_bytes, packs_by_number
 
 _LARGEST = 127  # -128 is left out, so that the scale is the same on both sides of 0.
 
@@ -177,4 +177,4 @@ def _as_like(numbers: jax.Array, value: jax.Array) -> jax.Array:
 def _packing(arrays: Sequence[jax.Array], how: Reducing) -> Packing:
     if how.bytes_per_pack > 0:
         return packs_by_bytes(arrays, how.bytes_per_pack)
-    return packs_by_number(arrays, 1, ARRAYS_PER_PACK if jax.process_count() == 1 else None)
+    return packs_by_number(arrays, 1, arrays_per_pack())

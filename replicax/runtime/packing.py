@@ -22,7 +22,15 @@ import jax.numpy as jnp
 from replicax.compat.jax import varying_axes
 
 SMALL_VALUE_BYTES = 64 * 1024
-ARRAYS_PER_PACK = 8  # With more, a step of one process is no faster.
+_ARRAYS_PER_PACK = 8  # With more, a step of one process is no faster.
+
+
+def arrays_per_pack() -> int | None:
+    """Returns the most arrays that a pack holds here; None for no limit.
+
+    Between processes each transfer waits for the network at every step; inside of one it costs next to nothing.
+    """
+    return _ARRAYS_PER_PACK if jax.process_count() == 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
