@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from replicax.collectives.buckets import in_turn
 from replicax.collectives.cross_device_ops import CrossDeviceOps
 from replicax.collectives.nccl import NcclAllReduce
 from replicax.compat.jax_primitives import assert_equal_over_axis
-from replicax.compat.xla_options import overlaps
 
 GATHERED_BYTES = 256 * 1024
 """Up to how many bytes of all replicas together a value is gathered.
@@ -33,9 +31,6 @@ class AutomaticAllReduce(NcclAllReduce):
     replica adds them up in the order of the replicas, and so all get the same bits. A large value is moved `N / 2`
     times as often as in the ring, and added up less efficiently, so it goes to XLA's all-reduce, as do all values on
     GPUs and TPUs and within one process.
-
-    With `REPLICAX_OVERLAP=1` values leave in turn between CPU processes, those of the last layers first, while the
-    backward pass goes on (`buckets.py`).
 
     Attributes:
         num_packs: As in `NcclAllReduce`.
@@ -58,7 +53,7 @@ class AutomaticAllReduce(NcclAllReduce):
             summed: jax.Array = jax.lax.psum(buffer, axis_name)
             return summed
 
-        return in_turn(buffers, total) if overlaps() else [total(buffer) for buffer in buffers]
+        return [total(buffer) for buffer in buffers]
 
 
 def _gathered_sum(buffer: jax.Array, axis_name: str, num_replicas: int) -> jax.Array:

@@ -10,11 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.collectives.buckets import last_first
 from replicax.collectives.compression import BFLOAT16, is_of_gradients
 from replicax.collectives.options import CommunicationOptions
 from replicax.compat.jax import vary, varying_axes
-from replicax.compat.xla_options import overlaps
 from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.migration import NAMES, AdvisedContract
 from replicax.reduce_op import ReduceOp, in_which_means_add_up
@@ -95,7 +93,6 @@ class CrossDeviceOps(AdvisedContract):
         arrays = _checked_arrays(values, axis_name, num_replicas)
         outgoing = [_to_wire(array, op, options, num_replicas) for array in arrays]
         packing = self._plan(outgoing, options, num_replicas)
-        packing = last_first(packing) if overlaps() else packing
         sums = packing.unpack(self._sum_all(packing.pack(outgoing), axis_name, num_replicas))
         return [_from_wire(total, array.dtype, op, num_replicas) for total, array in zip(sums, arrays, strict=True)]
 

@@ -16,7 +16,6 @@ import numpy as np
 
 import replicax.health as health
 from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
-from replicax.compat.xla_options import options_between_cpu_processes, overlaps
 from replicax.errors import ProgramError
 from replicax.host import CompiledStep, Host, host_of
 from replicax.program.bound_variables import BoundVariables
@@ -137,9 +136,7 @@ class CompiledPass:
         out_shardings = ([variables.sharding(variable) for variable in variables.written], results)
         # A function of the host may fail when the program has begun: the old values are kept until it has ended.
         donate = () if self._is_partial else (2,) if self._host_calls else (0, 2)
-        among_cpus = overlaps() and self._host.placement.spans_processes and self._host.devices[0].platform == "cpu"
-        options = options_between_cpu_processes() if among_cpus else None
-        return jax.jit(pure, donate_argnums=donate, out_shardings=out_shardings, compiler_options=options)
+        return jax.jit(pure, donate_argnums=donate, out_shardings=out_shardings)
 
     def _row_sums(self, view: GlobalView) -> RowSums | None:
         """Returns the program with its gradients summed over the replicas, where one device is one replica."""
