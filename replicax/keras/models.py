@@ -29,6 +29,7 @@ from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import has_workers, loop_of_workers
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras_state import keras_ownership
+from replicax.runtime.once import once
 from replicax.tracebacks import entry_point
 from replicax.typing import PyTree
 from replicax.variable_access import layout_of
@@ -92,7 +93,7 @@ def strategy_of(model: Any) -> KerasHost | None:
     return None if membership is None else membership.strategy
 
 
-@functools.cache
+@once
 def install_trainer_hooks() -> None:
     """Wraps the methods of Keras's trainer that a strategy takes part in."""
     import keras

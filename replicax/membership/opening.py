@@ -79,7 +79,7 @@ def open_meeting(
 
 def _close(meeting: ElasticMeeting, pulse: Pulse, lookout: Lookout) -> None:
     lookout.stop()
-    with contextlib.suppress(MeetingError):  # Who cannot reach the board has nobody to tell; it ends for that reason.
+    with contextlib.suppress(MeetingError):  # Without the board there is nobody to tell.
         meeting.leave()
     pulse.stop()
 

@@ -23,10 +23,11 @@ from replicax.equality import OWN_DATA
 from replicax.program.divergence import find_divergence
 from replicax.program.eager_frame import may_differ
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime.once import once
 from replicax.typing import PyTree, PyTreeFunction
 
 
-@functools.cache
+@once
 def install_control_flow() -> None:
     """Wraps `scan`, `while_loop`, `fori_loop`, `cond` and `switch` of `jax.lax`; they change in replicas only."""
     source_info_util.register_exclusion(__file__)  # A loop stands where the user has written it.

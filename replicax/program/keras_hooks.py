@@ -22,6 +22,7 @@ from replicax.array_like import not_an_array
 from replicax.compat.jax import refuse_as_argument
 from replicax.equality import difference
 from replicax.errors import ReplicaDivergenceError, VariableError
+from replicax.runtime.once import once
 from replicax.typing import PyTreeFunction
 from replicax.variable_access import name_of, was_made
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _NAME = 7  # the position of a variable's name among the arguments of `keras.Variable`
 
 
-@functools.cache
+@once
 def install_keras_hooks() -> None:
     """Wraps the `apply` of optimizers, and how variables are made."""
     import keras
@@ -46,7 +47,7 @@ def install_keras_hooks() -> None:
     explain_variables_to_jax()
 
 
-@functools.cache
+@once
 def explain_variables_to_jax() -> None:
     """Lets JAX's functions say what to do when they get a Keras variable for an array."""
     import keras
