@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from replicax.errors import ValuesMismatchError
+from replicax.errors import ValuesMismatchError, WorkersDisagreeError
 
 
 class Note(NamedTuple):
@@ -23,6 +23,8 @@ class Note(NamedTuple):
         since: For each fragment the steps since that was synchronized.
         exchanges: In how many exchanges it has taken part, and those before whose values it took; 0 if it is new.
         variables: What its variables are, a digest and a number.
+        settings: The settings of its strategy, as text.
+        assigned: A digest of the values that Python has given to trained variables since the last exchange.
     """
 
     at: str
@@ -33,6 +35,8 @@ class Note(NamedTuple):
     since: tuple[int, ...]
     exchanges: int
     variables: tuple[int, int]
+    settings: str = ""
+    assigned: int = 0
 
     @property
     def waits(self) -> bool:
@@ -46,9 +50,10 @@ class Note(NamedTuple):
 
 def read_note(note: bytes) -> Note:
     """Returns the note of an island."""
-    at, fragments, weights, step, steps, since, exchanges, variables = json.loads(note)
+    at, fragments, weights, step, steps, since, exchanges, variables, settings, assigned = json.loads(note)
     digest, count = variables
-    return Note(at, tuple(fragments), tuple(weights), step, steps, tuple(since), exchanges, (digest, count))
+    numbers = tuple(fragments), tuple(weights), step, steps, tuple(since), exchanges, (digest, count)
+    return Note(at, *numbers, settings, assigned)
 
 
 def digest_of(descriptions: Sequence[str]) -> tuple[int, int]:
@@ -62,18 +67,27 @@ def veterans(notes: Sequence[Note]) -> list[int]:
     return [i for i, note in enumerate(notes) if note.exchanges == latest > 0]
 
 
-def check_same_variables(names: Sequence[str], notes: Sequence[Note], here: int) -> None:
-    """Checks that this island has the variables of the others. (If it has not, they lose it here.)
+def check_same_programs(names: Sequence[str], notes: Sequence[Note]) -> None:
+    """Checks that the islands have the same settings and variables. All of them raise if one has not.
 
     Args:
         names: What the islands are called.
         notes: Their notes.
-        here: The position of this one.
 
     Raises:
-        ValuesMismatchError: It has not.
+        WorkersDisagreeError: Their strategies differ, or what Python has assigned between rounds.
+        ValuesMismatchError: Their variables differ.
     """
-    first = next(iter(veterans(notes)), 0)
-    if notes[here].variables != notes[first].variables:
-        shown = [f"{notes[i].variables[1]} variables (digest {notes[i].variables[0]:08x})" for i in (first, here)]
-        raise ValuesMismatchError("variables to be synchronized", names[first], shown[0], names[here], shown[1], 0)
+    if len({note.settings for note in notes}) > 1:
+        raise WorkersDisagreeError(
+            "settings of the strategy", {name: [note.settings] for name, note in zip(names, notes, strict=True)}
+        )
+    old = veterans(notes)
+    first = next(iter(old), 0)
+    for i, note in enumerate(notes):
+        if note.variables != notes[first].variables:
+            shown = [f"{notes[j].variables[1]} variables (digest {notes[j].variables[0]:08x})" for j in (first, i)]
+            raise ValuesMismatchError("variables to be synchronized", names[first], shown[0], names[i], shown[1], 0)
+    if len({notes[i].assigned for i in old}) > 1:
+        digests = {names[i]: [f"digest {notes[i].assigned:08x}" if notes[i].assigned else "none"] for i in old}
+        raise WorkersDisagreeError("values assigned to trained variables between two rounds, in no step", digests)

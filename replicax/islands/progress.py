@@ -20,6 +20,7 @@ class Progress:
         since: For each fragment the steps since that was synchronized.
         weights: For each fragment how much work it has done since then: steps, or rows in `fit`.
         due: The fragments that are to be synchronized before the next step.
+        assigned: A digest of the values that Python has given to trained variables since the last exchange.
     """
 
     schedule: Schedule
@@ -29,6 +30,7 @@ class Progress:
     since: list[int] = dataclasses.field(default_factory=list)
     weights: list[float] = dataclasses.field(default_factory=list)
     due: tuple[int, ...] = ()
+    assigned: int = 0
 
     def __post_init__(self) -> None:
         self.since = self.since or [0] * self.schedule.fragments
@@ -45,7 +47,7 @@ class Progress:
 
     def synchronized(self, fragments: tuple[int, ...]) -> None:
         """Notes that fragments are equal on all islands."""
-        self.exchanges += 1
+        self.exchanges, self.assigned = self.exchanges + 1, 0
         for fragment in fragments:
             self.since[fragment], self.weights[fragment] = 0, 0.0
         self.due = tuple(fragment for fragment in self.due if fragment not in fragments)
@@ -57,8 +59,7 @@ class Progress:
         self.exchanges = leader.exchanges
         self.weights, self.due = [0.0] * self.schedule.fragments, ()
 
-    def note(self, at: str, fragments: tuple[int, ...], variables: tuple[int, int]) -> Note:
+    def note(self, at: str, fragments: tuple[int, ...], variables: tuple[int, int], settings: str) -> Note:
         """Returns what the others learn of this island."""
-        return Note(
-            at, fragments, tuple(self.weights), self.step, self.steps, tuple(self.since), self.exchanges, variables
-        )
+        numbers = tuple(self.weights), self.step, self.steps, tuple(self.since), self.exchanges
+        return Note(at, fragments, *numbers, variables, settings, self.assigned)

@@ -73,11 +73,11 @@ class Registry:
         return self._entries
 
     def _entries_of(self, variables: list[VariableLike]) -> list[Entry]:
+        variables = sorted(variables, key=lambda variable: int(vars(variable)[_NUMBER]))
         kinds = kinds_of(variables)
         sizes = [_bytes(v) if k is not Kind.OWN else 0 for v, k in zip(variables, kinds, strict=True)]
         parts = cut_evenly(sizes, self._fragments)
-        made = [Entry(v, k, f, vars(v)[_NUMBER]) for v, k, f in zip(variables, kinds, parts, strict=True)]
-        return sorted(made, key=lambda entry: entry.key)
+        return [Entry(v, k, f, vars(v)[_NUMBER]) for v, k, f in zip(variables, kinds, parts, strict=True)]
 
     def of_kind(self, *kinds: Kind) -> list[Entry]:
         """Returns the variables of these kinds."""

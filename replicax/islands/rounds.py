@@ -44,16 +44,16 @@ class Schedule:
 def cut_evenly(sizes: Sequence[int], parts: int) -> list[int]:
     """Returns for each of some things the part it belongs to, so that the parts' sizes are about equal.
 
-    The largest goes first, to the part that has least. So neighbouring layers come into different parts, as the
-    paper's strided fragments have it.
+    Each goes to the part that has least so far. So neighbouring layers come into different parts, as the paper's
+    strided fragments have it, and things that are added later change nothing for those before them.
 
     Example:
         >>> cut_evenly([100, 10, 100, 10], 2)
-        [0, 0, 1, 1]
+        [0, 1, 1, 0]
     """
     held = [0] * parts
     part_of = [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+    for i, size in enumerate(sizes):
         part_of[i] = held.index(min(held))
-        held[part_of[i]] += sizes[i]
+        held[part_of[i]] += size
     return part_of

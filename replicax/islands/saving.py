@@ -35,6 +35,7 @@ def saved(common: Common, progress: Progress, entries: Sequence[Entry], values: 
     return {
         "every": progress.schedule.every,
         "fragments": progress.schedule.fragments,
+        "outer_optimizer": common.outer_kind,
         "variables": list(digest_of([entry.described for entry in entries])),
         "progress": {name: _plain(getattr(progress, name)) for name in _NUMBERS},
         "anchors": _by_position(entries, {key: x for key, x in common.anchors.items() if key in keys}),
@@ -46,11 +47,12 @@ def saved(common: Common, progress: Progress, entries: Sequence[Entry], values: 
     }
 
 
-def check_saved(state: Mapping[str, PyTree], progress: Progress) -> None:
-    """Checks that a state fits the rounds of a strategy.
+def check_saved(state: Mapping[str, PyTree], progress: Progress, outer_kind: str) -> None:
+    """Checks that a state fits the rounds and the outer optimizer of a strategy.
 
     Raises:
-        ArgumentError: It does not.
+        ArgumentError: It does not fit its rounds.
+        CheckpointError: It is that of another outer optimizer.
     """
     own = progress.schedule
     if (state["every"], state["fragments"]) != (own.every, own.fragments):
@@ -58,6 +60,12 @@ def check_saved(state: Mapping[str, PyTree], progress: Progress) -> None:
             f"The checkpoint is of rounds of {state['every']} steps with {state['fragments']} fragments, and the "
             f"strategy has {own.every} and {own.fragments}. Make it with every={state['every']}, "
             f"fragments={state['fragments']}."
+        )
+    if state["outer_optimizer"] != outer_kind:
+        raise CheckpointError(
+            f"The checkpoint is of islands whose outer optimizer is {state['outer_optimizer']}, and that of this "
+            f"strategy is {outer_kind}. Make the same one. To begin with another one, restore only the model and the "
+            "optimizer, without the strategy, from a checkpoint that was written at the end of a round."
         )
 
 
@@ -83,11 +91,11 @@ def restore(
     trained = [entry for entry in entries if entry.kind is Kind.TRAINED]
     for name, leaves in state["outer"].items():
         fragment = int(name)
-        like = common.outer_state(
-            fragment, [values.local(entry.variable) for entry in trained if entry.fragment == fragment]
-        )
+        own = [entry for entry in trained if entry.fragment == fragment]
+        like = common.outer_state(fragment, own, [values.local(entry.variable) for entry in own])
         structure = jax.tree_util.tree_structure(like)
-        common.outer_states[fragment] = jax.tree_util.tree_unflatten(structure, [_on(values, leaf) for leaf in leaves])
+        found = jax.tree_util.tree_unflatten(structure, [_on(values, leaf) for leaf in leaves])
+        common.keep_outer({fragment: found}, entries)
     for i, base in state["bases"].items():
         common.counts.go_on(entries[int(i)], _on(values, base))
 

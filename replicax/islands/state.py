@@ -51,11 +51,30 @@ class Common:
         self.anchors: dict[int, jax.Array] = {}
         self.outer_states: dict[int, PyTree] = {}
         self.counts = Counts(values)
+        self._keys: dict[int, list[int]] = {}  # of the variables that a fragment's state is for
 
-    def outer_state(self, fragment: int, values: Sequence[jax.Array]) -> PyTree:
-        """Returns the outer optimizer's state for a fragment, a new one if there is none."""
-        found = self.outer_states.get(fragment)
-        return self._outer.init(values) if found is None else found
+    @property
+    def outer_kind(self) -> str:
+        """The name of the outer optimizer."""
+        return self._outer.kind
+
+    def outer_state(self, fragment: int, trained: Sequence[Entry], values: Sequence[jax.Array]) -> PyTree:
+        """Returns the outer optimizer's state for a fragment; it begins for variables that have none."""
+        found, keys = self.outer_states.get(fragment), [entry.key for entry in trained]
+        before = self._keys.get(fragment, keys)
+        if found is None:
+            return self._outer.init(values)
+        if before == keys:
+            return found
+        positions = [before.index(key) if key in before else None for key in keys]
+        return self._outer.grown(found, positions, values)
+
+    def keep_outer(self, states: dict[int, PyTree], entries: Sequence[Entry]) -> None:
+        """Keeps new states of the outer optimizer, by fragment, for the variables that there are."""
+        self.outer_states |= states
+        for fragment in states:
+            own = [entry.key for entry in entries if entry.kind is Kind.TRAINED and entry.fragment == fragment]
+            self._keys[fragment] = own
 
     def state(self, entries: Sequence[Entry], changed: dict[int, jax.Array], outer: dict[int, PyTree]) -> IslandState:
         """Returns the island's state.
@@ -70,8 +89,9 @@ class Common:
         trained = [entry for entry in entries if entry.kind is Kind.TRAINED]
         anchors = now | self.anchors | changed
         states = [
-            outer.get(f, self.outer_state(f, [now[e.key] for e in trained if e.fragment == f]))
+            outer[f] if f in outer else self.outer_state(f, of_f, [now[entry.key] for entry in of_f])
             for f in range(self._fragments)
+            for of_f in [[entry for entry in trained if entry.fragment == f]]
         ]
         counting = [entry for entry in entries if entry.kind is Kind.SUM]
         bases = now | self.counts.bases | changed
@@ -97,7 +117,7 @@ class Common:
         self.take_values(entries, values, replicas_away)
         trained = [entry for entry in entries if entry.kind is Kind.TRAINED]
         self.anchors = {entry.key: x for entry, x in zip(trained, state.anchors, strict=True)}
-        self.outer_states = dict(enumerate(state.outer))
+        self.keep_outer(dict(enumerate(state.outer)), entries)
         for entry, base in zip(counting, state.bases, strict=True):
             self.counts.begin(entry, base)
 

@@ -55,6 +55,8 @@ class IslandStrategy(SynchronizingMethods, MirroredStrategy):
     ):
         if optimizer_state not in ("own", "mean"):
             raise ArgumentError(f"`optimizer_state` must be 'own' or 'mean', got {optimizer_state!r:.100}.")
+        if not isinstance(elastic, bool):
+            raise ArgumentError(f"`elastic` is True or False, got {elastic!r:.100}.")
         options = self._checked_options(communication_options)
         self.cluster_resolver, self.cluster = _found(cluster_resolver)
         if meeting is None:

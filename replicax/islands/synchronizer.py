@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from replicax.errors import IslandDivergenceError
 from replicax.islands.exchange import Part, Sent, added, averaged, copied, weighted, zeros_like
 from replicax.islands.kinds import DIVERGING, Kind
-from replicax.islands.notes import Note, check_same_variables, digest_of, read_note, veterans
+from replicax.islands.notes import Note, check_same_programs, digest_of, read_note, veterans
 from replicax.islands.outer import OuterOptimizer
 from replicax.islands.progress import Progress
 from replicax.islands.registry import Entry, Registry
@@ -23,7 +26,7 @@ from replicax.islands.values import Values
 from replicax.membership import Meeting, MemberLostError, Roll
 from replicax.runtime import turns
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, name_of
+from replicax.variable_access import VariableLike, array_of, name_of
 
 _WHAT = {
     "start": "the first values of variables",
@@ -86,6 +89,13 @@ class Synchronizer:
         self._update = jax.jit(outer.update)
         self._restored: PyTree = None
         self._turn = threading.RLock()
+        # The arrays that trained variables have held after the latest exchange, by the variables' keys.
+        self._held: dict[int, weakref.ref[jax.Array]] = {}
+        self._settings = (
+            f"every={schedule.every}, fragments={schedule.fragments}, outer optimizer: {outer.described}, "
+            f"optimizer_state={'mean' if averages_slots else 'own'!r}, "
+            f"compression={'bfloat16' if compressed else None!r}"
+        )
         self._known: list[Entry] | None = None  # the variables at the latest step
         self._agreed: set[int] = set()  # the keys of variables that have begun with one value everywhere
 
@@ -122,6 +132,7 @@ class Synchronizer:
             self._start_rounds()
 
     def _start_rounds(self) -> None:
+        self._note_assigned()
         anchors, since = self.common.anchors, self.progress.since
         if all(since) and len(anchors) == len(self.registry.of_kind(Kind.TRAINED)):
             return
@@ -131,6 +142,28 @@ class Synchronizer:
             with turns.of_thread(), turns.DISPATCH:
                 found = copied([self._values.local(entry.variable) for entry in started])
             anchors.update(zip([entry.key for entry in started], found, strict=True))
+
+    def _note_assigned(self) -> None:
+        """Notes what Python has assigned, in no step, to variables that are equal on all islands.
+
+        A round begins with it, as with the first values: so all islands must assign the same. In a round it is a
+        change such as those of steps.
+        """
+        since = self.progress.since
+        if self.meeting.size == 1 or all(since):
+            return
+        for entry in self.registry.of_kind(Kind.TRAINED):
+            held, array = self._held.get(entry.key), array_of(entry.variable)
+            if since[entry.fragment] or held is None or held() is array:
+                continue
+            self._held[entry.key] = weakref.ref(array)
+            with turns.of_thread(), turns.DISPATCH:
+                value = np.asarray(self._values.local(entry.variable))
+                anchor = self.common.anchors.get(entry.key)
+                same = anchor is not None and np.array_equal(value, np.asarray(anchor))
+            if not same:
+                named = f"{entry.described} {self.progress.assigned}".encode()
+                self.progress.assigned = zlib.crc32(value.tobytes(), zlib.crc32(named))
 
     def after(self, trains: bool, weight: float) -> None:
         """Is called after such a program; the islands meet here when it is time."""
@@ -168,7 +201,7 @@ class Synchronizer:
 
     def set_state(self, state: PyTree) -> None:
         """Goes on where `get_state` was called, with the first program: until then variables may get their values."""
-        check_saved(state, self.progress)
+        check_saved(state, self.progress, self.common.outer_kind)
         self._restored = state
 
     def _take_restored(self) -> None:
@@ -177,6 +210,7 @@ class Synchronizer:
             entries = self.registry.entries()
             restore(state, self.common, self.progress, entries, self._values)
             self._agreed = {entry.key for entry in entries}
+            self._held = {}
 
     # Meeting the others.
 
@@ -194,13 +228,14 @@ class Synchronizer:
             at: See `Note`.
             fragments: The fragments that this island wants to be synchronized.
         """
+        self._note_assigned()
         while True:
             described = digest_of([entry.described for entry in self.registry.entries()])
-            own = self.progress.note(at, fragments, described)
+            own = self.progress.note(at, fragments, described, self._settings)
             roll = self.meeting.gather(_WHAT[at], own.encoded())
             notes = [read_note(note) for note in roll.notes]
             here = roll.present.index(self.meeting.index)
-            check_same_variables([self.meeting.names[i] for i in roll.present], notes, here)
+            check_same_programs([self.meeting.names[i] for i in roll.present], notes)
             try:
                 self._exchange(roll, notes, here)
             except MemberLostError:
@@ -234,6 +269,8 @@ class Synchronizer:
         if here in old or here == leader:
             self._keep(outcome)
         self.progress.synchronized(outcome.fragments)
+        trained = self.registry.of_kind(Kind.TRAINED)
+        self._held = {entry.key: weakref.ref(array_of(entry.variable)) for entry in trained}
 
     def _summed(self, roll: Roll, old: Sequence[Note], own: Note | None) -> _Outcome:
         """Returns the new values of what is synchronized now, on newcomers and on all others."""
@@ -291,7 +328,8 @@ class Synchronizer:
         own = [i for i, entry in enumerate(trained) if entry.fragment == fragment]
         anchors = [self.common.anchors[trained[i].key] for i in own]
         gradients = [moved[i].astype(anchor.dtype) for i, anchor in zip(own, anchors, strict=True)]
-        new, state = self._update(gradients, self.common.outer_state(fragment, anchors), anchors)
+        state = self.common.outer_state(fragment, [trained[i] for i in own], anchors)
+        new, state = self._update(gradients, state, anchors)
         return {trained[i].key: value for i, value in zip(own, new, strict=True)}, state
 
     def _handed_over(self, roll: Roll, is_leader: bool, outcome: _Outcome, everything: bool) -> IslandState:
@@ -313,4 +351,4 @@ class Synchronizer:
                 self.common.counts.begin(entry, outcome.values[entry.key])
             elif entry.kind is Kind.TRAINED:  # This island may make no step before the others have ended a round.
                 self.common.anchors[entry.key] = outcome.values[entry.key]
-        self.common.outer_states |= outcome.outer
+        self.common.keep_outer(outcome.outer, self.registry.entries())

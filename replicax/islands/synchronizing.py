@@ -73,8 +73,11 @@ class SynchronizingMethods:
         """Returns the programs with which fragments are summed over the islands, as JAX lowers them, to look at them.
 
         Raises:
-            ContextError: The strategy is `elastic`: then the programs are made anew for whoever takes part.
+            ContextError: The strategy is `elastic`: then the programs are made anew for whoever takes part. Or there is
+                only one island.
         """
+        if self.num_islands == 1:
+            raise ContextError("One island exchanges nothing, so there is no program. Ask in a job of several islands.")
         lower = getattr(self._sync.meeting, "lower", None)
         if lower is None:
             raise ContextError("Exchanges of an elastic strategy have no program of their own. Give elastic=False.")
@@ -117,5 +120,6 @@ class SynchronizingMethods:
 
         Raises:
             ArgumentError: The state is of other rounds or fragments.
+            CheckpointError: It is of another outer optimizer.
         """
         self._sync.set_state(state)

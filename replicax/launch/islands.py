@@ -10,7 +10,7 @@ from replicax.launch.plan import WORKER
 from replicax.membership.decisions import Life
 from replicax.membership.hosting import Host
 from replicax.membership.opening import LIFE
-from replicax.remote.output import error_line
+from replicax.remote.output import error_line, shortened
 from replicax.remote.planned import PlannedTask
 from replicax.remote.processes import FoundSilent, ProcessLike
 from replicax.remote.supervisor import Failure
@@ -43,6 +43,7 @@ class Islands:
         self._options, self._restarts, self._host = options, restarts, host
         self._start, self._terminal = start, terminal
         self._chief_is_done = False
+        self._left = 0
         self._error = ""  # that of the script in which an island has ended last
 
     def bears(self, failure: Failure, running: Sequence[ProcessLike]) -> bool:
@@ -56,11 +57,11 @@ class Islands:
         if task.type != WORKER:
             return False
         self._host.tell_end(_life(task))
+        self._left = left = sum(process.task.type == WORKER for process in running)
         error = error_line(failure.process.last_words) if failure.code == ExitCode.FAILED else ""
         same_again, self._error = bool(error) and error == self._error, error
         if same_again or not is_restartable(failure.code) or failure.code == ExitCode.PEER_LOST:
             return self._chief_is_done
-        left = sum(process.task.type == WORKER for process in running)
         enough = self.revived < self._restarts or left >= self._options.fewest_workers
         return self._chief_is_done or (left > 0 and enough)
 
@@ -69,7 +70,12 @@ class Islands:
         task = failure.process.task
         if self._chief_is_done or self.revived >= self._restarts:
             why = "the training is done" if self._chief_is_done else "no restart is left"
-            self._terminal.say(f"{task.name} ended with {failure.how}. The others go on without it: {why}.")
+            how = "it came when the training was done" if self._came_too_late(failure) else failure.how
+            goes_on = "The others go on without it" if self._left else "It does not start again"
+            self._terminal.say(f"{task.name} ended with {how}. {goes_on}: {why}.")
+            if failure.code == ExitCode.FAILED:
+                words = shortened(failure.process.last_words) or "It printed nothing."
+                self._terminal.show(f"Its log: {failure.process.log_path}\n\n{words}")
             return None
         self.revived += 1
         self._terminal.say(
@@ -78,6 +84,9 @@ class Islands:
         )
         life = str(_life(task).number + 1)
         return self._start(task.with_environment({**task.environment, LIFE: life}))
+
+    def _came_too_late(self, failure: Failure) -> bool:
+        return self._chief_is_done and failure.code == ExitCode.PEER_LOST
 
     def finds_silent(self, found: FoundSilent, running: Sequence[ProcessLike]) -> None:
         """Kills an island that shows no sign of life, such as a stopped one, so that it is started again."""

@@ -13,9 +13,10 @@ import replicax.context as context
 from replicax.collectives import Compression, computing_dtype
 from replicax.collectives.compression import MemoryKind
 from replicax.compat.jax_tracing import outside_traces
+from replicax.errors import ArgumentError
 from replicax.host import Host, host_of
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, dtype_of, name_of, set_array, shape_of
+from replicax.variable_access import VariableLike, dtype_of, is_variable, name_of, set_array, shape_of
 from replicax.variables import Variable
 
 Record = dict[str, Variable]
@@ -67,8 +68,18 @@ class GradientMemory(Mapping[str, Record]):
 
         Args:
             variables: As they are given to `rx.value_and_grad`, in the same order: `model.trainable_variables`.
+
+        Raises:
+            ArgumentError: There are none, or something else is among them.
         """
-        self.of([*jax.tree_util.tree_leaves(variables)], Counter())
+        found = jax.tree_util.tree_leaves(variables, is_leaf=is_variable)
+        wrong = [each for each in found if not is_variable(each)]
+        if wrong or not found:
+            raise ArgumentError(
+                "`variables` is a pytree of variables, such as model.trainable_variables, got "
+                f"{wrong[0] if wrong else variables!r:.100}."
+            )
+        self.of(found, Counter())
 
     def reset(self) -> None:
         """Forgets what was left out, as before the first step: for a model that gets other values, or other data."""

@@ -5,6 +5,7 @@ import threading
 
 import keras
 import numpy as np
+import optax
 import pytest
 
 import replicax as rx
@@ -70,3 +71,88 @@ def test_no_update_of_a_thread_is_lost(make):
     strategy.synchronize()
     assert strategy.steps == 80
     assert total.numpy().tolist() == [80.0, 80.0]
+
+
+def test_what_python_assigns_between_rounds_must_be_the_same_on_all_islands():
+    def body(strategy):
+        total, _ = variables(strategy)
+        add = rx.function(lambda: total.assign_add(np.ones(2)))
+        for _ in range(3):
+            add()
+        total.assign([5.0, 5.0])
+        add()
+        strategy.synchronize()
+        assert total.numpy().tolist() == [6.0, 6.0]
+        total.assign([float(strategy.island_index)] * 2)
+        with pytest.raises(rx.errors.WorkersDisagreeError, match="between two rounds"):
+            strategy.synchronize()
+        return strategy.steps
+
+    assert run_islands(body, local_sgd) == [4, 4]
+
+
+SGD = keras.optimizers.SGD
+
+
+@pytest.mark.parametrize(
+    "makes",
+    [
+        [functools.partial(rx.LocalSGDStrategy, 2), functools.partial(rx.DiLoCoStrategy, 2)],
+        [functools.partial(rx.DiLoCoStrategy, 2, outer_optimizer=SGD(rate)) for rate in (0.5, 1.0)],
+        [functools.partial(rx.DiLoCoStrategy, 2, outer_optimizer=optax.sgd(rate)) for rate in (0.5, 1.0)],
+        [functools.partial(rx.DiLoCoStrategy, 4, fragments=parts) for parts in (1, 2)],
+        [functools.partial(rx.LocalSGDStrategy, every) for every in (2, 3)],
+        [functools.partial(rx.LocalSGDStrategy, 2, optimizer_state=state) for state in ("own", "mean")],
+    ],
+)
+def test_islands_of_other_settings_are_refused_on_all_of_them(makes):
+    def make(devices, meeting):
+        return makes[meeting.index](devices=devices, meeting=meeting)
+
+    def body(strategy):
+        total, _ = variables(strategy)
+        with pytest.raises(rx.errors.WorkersDisagreeError, match="settings of the strategy") as info:
+            rx.function(lambda: total.assign_add(np.ones(2)))()
+        return info.value.exit_code
+
+    assert run_islands(body, make) == [72, 72]
+
+
+@pytest.mark.parametrize("outer", [None, SGD(0.7, momentum=0.9, nesterov=True), optax.sgd(0.7, 0.9, nesterov=True)])
+def test_the_outer_state_grows_with_variables_made_between_rounds(outer):
+    def grown(late):
+        strategy = rx.DiLoCoStrategy(2, outer_optimizer=outer)
+        a, _ = variables(strategy)
+        made = [] if late else variables(strategy)[:1]
+        add = rx.function(lambda: [each.assign_add(np.ones(2)) for each in [a, *made]])
+        add(), add()
+        if late:
+            made += variables(strategy)[:1]
+            add = rx.function(lambda: [each.assign_add(np.ones(2)) for each in [a, *made]])
+        add(), add()
+        return [a.numpy(), made[0].numpy()]
+
+    early, late = grown(False), grown(True)
+    np.testing.assert_allclose(late[0], early[0], rtol=1e-6)  # Its momentum goes on.
+    np.testing.assert_allclose(late[1], np.full(2, 0.7 * 1.9 * 2), rtol=1e-6)
+
+
+def test_what_is_no_outer_optimizer_or_setting_is_refused():
+    for given in (SGD, optax.sgd):
+        with pytest.raises(rx.errors.ArgumentError, match="Call it"):
+            rx.DiLoCoStrategy(2, outer_optimizer=given)
+    with pytest.raises(rx.errors.ArgumentError, match="elastic"):
+        rx.LocalSGDStrategy(2, elastic="no")
+    for given in (None, [np.zeros(3)]):
+        with pytest.raises(rx.errors.ArgumentError, match="pytree of variables"):
+            rx.LocalSGDStrategy(2).gradient_memory.build(given)
+
+
+def test_a_checkpoint_of_another_outer_optimizer_is_refused_before_anything_is_assigned(tmp_path):
+    first, second = rx.LocalSGDStrategy(3), rx.DiLoCoStrategy(3)
+    (a, _), (b, _) = variables(first), variables(second)
+    rx.function(lambda: a.assign_add(np.ones(2)))()
+    path = rx.Checkpoint(a=a, strategy=first).save(tmp_path / "c")
+    with pytest.raises(rx.errors.CheckpointError, match="outer optimizer is the mean"):
+        rx.Checkpoint(a=b, strategy=second).restore(path)
+    assert b.numpy().tolist() == [0.0, 0.0]
