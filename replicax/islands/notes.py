@@ -67,25 +67,28 @@ def veterans(notes: Sequence[Note]) -> list[int]:
     return [i for i, note in enumerate(notes) if note.exchanges == latest > 0]
 
 
-def check_same_programs(names: Sequence[str], notes: Sequence[Note]) -> None:
-    """Checks that the islands have the same settings and variables. All of them raise if one has not.
+def check_same_programs(names: Sequence[str], notes: Sequence[Note], here: int) -> None:
+    """Checks that the islands have the same settings and variables.
+
+    If those that train differ, or those that begin, all raise. One that joins later and differs raises alone: the
+    others lose it here.
 
     Args:
         names: What the islands are called.
         notes: Their notes.
+        here: The position of this one.
 
     Raises:
         WorkersDisagreeError: Their strategies differ, or what Python has assigned between rounds.
         ValuesMismatchError: Their variables differ.
     """
-    if len({note.settings for note in notes}) > 1:
-        raise WorkersDisagreeError(
-            "settings of the strategy", {name: [note.settings] for name, note in zip(names, notes, strict=True)}
-        )
     old = veterans(notes)
+    compared = sorted({*(old or range(len(notes))), here})
     first = next(iter(old), 0)
-    for i, note in enumerate(notes):
-        if note.variables != notes[first].variables:
+    if len({notes[i].settings for i in compared}) > 1:
+        raise WorkersDisagreeError("settings of the strategy", {names[i]: [notes[i].settings] for i in compared})
+    for i in compared:
+        if notes[i].variables != notes[first].variables:
             shown = [f"{notes[j].variables[1]} variables (digest {notes[j].variables[0]:08x})" for j in (first, i)]
             raise ValuesMismatchError("variables to be synchronized", names[first], shown[0], names[i], shown[1], 0)
     if len({notes[i].assigned for i in old}) > 1:

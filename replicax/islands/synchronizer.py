@@ -235,7 +235,7 @@ class Synchronizer:
             roll = self.meeting.gather(_WHAT[at], own.encoded())
             notes = [read_note(note) for note in roll.notes]
             here = roll.present.index(self.meeting.index)
-            check_same_programs([self.meeting.names[i] for i in roll.present], notes)
+            check_same_programs([self.meeting.names[i] for i in roll.present], notes, here)
             try:
                 self._exchange(roll, notes, here)
             except MemberLostError:
