@@ -80,6 +80,10 @@ MOVE_NUMBERS = KEEP_NUMBERS | {"transpose", "rev"}
 UNPACK_NUMBERS = KEEP_NUMBERS | {"slice", "dynamic_slice", "concatenate", "split"}
 # They take parts of an array, such as the last step of a loop.
 TAKE_PARTS = frozenset(["slice", "dynamic_slice", "gather", "squeeze"])
+# Each result is some of the entries of the operand, whatever they are.
+REARRANGE = frozenset(["name", "reshape", "slice", "squeeze", "transpose"])
+# They have one operand, and may as well be done after a sum as before it.
+LINEAR_IN_ONE = frozenset(["copy", "neg", "reduce_sum", "reshape", "squeeze", "transpose"])
 # Of these a value is computed if all operands are constants.
 ARITHMETIC = frozenset([
     "add", "sub", "mul", "div", "max", "min", "eq", "ne", "lt", "le", "gt", "ge", "select_n", "reduce_prod",

@@ -32,14 +32,12 @@ from jax.extend import core as jex_core
 from jax.sharding import Mesh, PartitionSpec
 
 import replicax.compat.jax_equations as jax_equations
+from replicax.compat.jax_names import LINEAR_IN_ONE
 from replicax.program.jaxprs import Atom, Values, aval_of, evaluate, is_gradient, is_literal, leading_to, read
 from replicax.program.late import is_global
 from replicax.program.moving import Moved
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.packing import arrays_per_pack, packs_by_number
-
-# Operations of one operand that may as well be done after a sum as before it.
-_LINEAR = frozenset(["copy", "expand_dims", "neg", "reduce_sum", "reshape", "squeeze", "transpose"])
 
 
 class _Gradient(NamedTuple):
@@ -145,7 +143,7 @@ def _gradient(mark: jex_core.JaxprEqn, makers: Mapping[Atom, jex_core.JaxprEqn],
         equations.insert(0, equation)
         if _sums_rows(equation, rows):
             return _Gradient(mark, _variables(equation.invars), equations)
-        if equation.primitive.name not in _LINEAR:
+        if equation.primitive.name not in LINEAR_IN_ONE:
             return None
         atom = equation.invars[0]
     return None

@@ -16,11 +16,10 @@ import jax
 from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
-from replicax.compat.jax_names import SHARD_MAP, SUMS_OVER_AXES
+from replicax.compat.jax_names import REARRANGE, SHARD_MAP, SUMS_OVER_AXES
 from replicax.program.jaxprs import Values, aval_of, bind, is_gradient, is_literal, read
 from replicax.runtime.mesh import REPLICA_AXIS
 
-_REARRANGE = frozenset(["name", "reshape", "slice", "squeeze", "transpose"])
 _Summed: TypeAlias = dict[jex_core.Var, jex_core.JaxprEqn]  # what is a sum, or a part of one, and the equation it is of
 
 
@@ -88,7 +87,7 @@ def _sums_left_out(mapped: jex_core.JaxprEqn, outputs: Collection[int]) -> tuple
     for equation in jaxpr.eqns:
         if equation.primitive.name in SUMS_OVER_AXES and _is_over_replicas(equation):
             sums.update(dict.fromkeys(equation.outvars, equation))
-        elif equation.primitive.name in _REARRANGE and equation.invars[0] in sums:
+        elif equation.primitive.name in REARRANGE and equation.invars[0] in sums:
             sums[equation.outvars[0]] = sums[equation.invars[0]]
         else:
             kept |= {id(sums[atom]) for atom in equation.invars if not is_literal(atom) and atom in sums}

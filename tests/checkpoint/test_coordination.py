@@ -71,7 +71,9 @@ def test_a_model_is_on_disk_when_the_call_returns_on_any_worker(processes, tmp_p
         return "written"
 
     def save(process, coordination):
-        monkeypatch.setattr("replicax.keras.saving.Coordination", lambda name, timeout_s: own[threading.get_ident()])
+        monkeypatch.setattr(
+            "replicax.checkpoint.coordination.Coordination", lambda name, timeout_s: own[threading.get_ident()]
+        )
         own[threading.get_ident()] = coordination
         result = write_together(file, write, is_chief=process == 0)
         return result, file.exists()
@@ -87,7 +89,9 @@ def test_a_model_that_cannot_be_written_is_an_error_on_all_workers(processes, mo
         raise OSError("the disk is full")
 
     def save(process, coordination):
-        monkeypatch.setattr("replicax.keras.saving.Coordination", lambda name, timeout_s: own[threading.get_ident()])
+        monkeypatch.setattr(
+            "replicax.checkpoint.coordination.Coordination", lambda name, timeout_s: own[threading.get_ident()]
+        )
         own[threading.get_ident()] = coordination
         return write_together("model.keras", write, is_chief=process == 0)
 
