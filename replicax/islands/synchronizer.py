@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
@@ -218,10 +219,19 @@ class Synchronizer:
         """Makes all values equal and ends the round; waits until all islands have called it."""
         with self.turn():
             self._take_restored()
-            self.meet("end", tuple(range(self.progress.schedule.fragments)))
+            roll = self.meet("end", tuple(range(self.progress.schedule.fragments)))
             self.progress.step = 0
+        absent = [name for i, name in enumerate(self.meeting.names) if i not in roll.present]
+        if absent:
+            warnings.warn(
+                f"strategy.synchronize() was made without {', '.join(absent)}: they have ended before, or were lost. "
+                "Their steps since their last exchange are not in the values. All islands must call it equally "
+                "often.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
-    def meet(self, at: str, fragments: tuple[int, ...]) -> None:
+    def meet(self, at: str, fragments: tuple[int, ...]) -> Roll:
         """Exchanges what is due with the other islands; an island that waits for all of them does so until they come.
 
         Args:
@@ -241,7 +251,7 @@ class Synchronizer:
             except MemberLostError:
                 continue
             if not own.waits or all(note.waits for note in notes):
-                return
+                return roll
 
     def _exchange(self, roll: Roll, notes: Sequence[Note], here: int) -> None:
         """Makes one exchange; nothing is kept before all of it has come."""

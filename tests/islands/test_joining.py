@@ -132,3 +132,17 @@ def test_islands_that_begin_with_other_variables_are_all_refused():
     job.start(1, other)
     job.start(0, first)
     assert job.end()[0] == 0
+
+
+def test_a_synchronization_without_the_others_warns_and_names_them():
+    job = Job(Members(3, {0}))
+
+    def alone(strategy):
+        training = Training(strategy)
+        steps(training, 0, 3)
+        with pytest.warns(RuntimeWarning, match=r"without island 1, island 2: they have ended before, or were lost"):
+            strategy.synchronize()
+        return strategy.steps
+
+    job.start(0, alone)
+    assert job.end()[0] == 3
