@@ -80,7 +80,7 @@ class IslandDivergenceError(ReplicaxError, RuntimeError):
         counts: Whether the variable counts rows (a metric), so that its total is the sum over islands.
     """
 
-    def __init__(self, variable: str, step: int, every: int, counts: bool = False):
+    def __init__(self, variable: str, step: int = 1, every: int = 1, counts: bool = False):
         self.variable, self.step, self.every, self.counts = variable, step, every, counts
         own = (
             "has counted rows of this island alone since the islands' counts were added up"
