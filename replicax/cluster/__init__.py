@@ -13,6 +13,7 @@ from replicax.cluster.detect import (
     PRECEDENCE as PRECEDENCE,
     Candidate as Candidate,
     Detection,
+    cluster_of as cluster_of,
     detect_cluster,
     find_cluster as find_cluster,
     found_cluster as found_cluster,

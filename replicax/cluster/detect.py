@@ -19,7 +19,7 @@ from replicax.cluster.resolvers.slurm import SlurmClusterResolver
 from replicax.cluster.resolvers.tf_config import TFConfigClusterResolver
 from replicax.cluster.resolvers.torchrun import TorchrunClusterResolver
 from replicax.cluster.resolvers.tpu import TPUClusterResolver
-from replicax.errors import ClusterError
+from replicax.errors import ArgumentError, ClusterError
 
 _log = logging.getLogger(__name__)
 
@@ -143,6 +143,24 @@ def find_cluster() -> Detection:
     for conflict in found.conflicts:
         _log.warning("The environment describes more than one cluster. %s", conflict)
     return found
+
+
+def cluster_of(resolver: ClusterResolver | None) -> tuple[ClusterResolver | None, ClusterConfig]:
+    """Returns the resolver and the cluster that a strategy is made with: those that are given, or those found.
+
+    Args:
+        resolver: What the user has given; with None the environment says.
+
+    Raises:
+        ArgumentError: It is no resolver.
+        ClusterError: As `detect_cluster`, or the resolver's cluster is malformed.
+    """
+    if resolver is None:
+        found = find_cluster()
+        return found.resolver, found.config
+    if not isinstance(resolver, ClusterResolver):
+        raise ArgumentError(f"`cluster_resolver` is a ClusterResolver, got {resolver!r:.100}.")
+    return resolver, resolver.config()
 
 
 def _look(kind: type[ClusterResolver], variables: Environ, winner: Candidate | None) -> Candidate:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 import replicax.context as context
-from replicax.cluster import ClusterConfig, ClusterResolver, find_cluster
+from replicax.cluster import ClusterResolver, cluster_of
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, InputContext, InputOptions
 from replicax.errors import ArgumentError
@@ -58,7 +58,7 @@ class IslandStrategy(SynchronizingMethods, MirroredStrategy):
         if not isinstance(elastic, bool):
             raise ArgumentError(f"`elastic` is True or False, got {elastic!r:.100}.")
         options = self._checked_options(communication_options)
-        self.cluster_resolver, self.cluster = _found(cluster_resolver)
+        self.cluster_resolver, self.cluster = cluster_of(cluster_resolver)
         if meeting is None:
             meeting = open_meeting(self.cluster, start_timeout, stall_timeout, elastic)
         if options.compression not in (None, "bfloat16"):
@@ -159,12 +159,3 @@ class _IslandPlacement(Placement):
         """Gives a variable its first value; it is island-local from then on."""
         self._strategy.adopt(variable)
         super().initialize(variable, value)
-
-
-def _found(resolver: ClusterResolver | None) -> tuple[ClusterResolver | None, ClusterConfig]:
-    if resolver is not None and not isinstance(resolver, ClusterResolver):
-        raise ArgumentError(f"`cluster_resolver` is a ClusterResolver, got {resolver!r:.100}.")
-    if resolver is not None:
-        return resolver, resolver.config()
-    found = find_cluster()
-    return found.resolver, found.config

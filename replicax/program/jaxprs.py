@@ -29,6 +29,11 @@ def is_literal(atom: Atom) -> TypeGuard[jex_core.Literal]:
     return isinstance(atom, jex_core.Literal)
 
 
+def variables_of(atoms: Iterable[Atom]) -> list[jex_core.Var]:
+    """Returns the operands that are no numbers written into the program."""
+    return [atom for atom in atoms if isinstance(atom, jex_core.Var)]
+
+
 def aval_of(atom: Atom) -> jax.core.ShapedArray:
     """Returns the shape and dtype of an operand or a result of an equation."""
     return cast(jax.core.ShapedArray, atom.aval)
@@ -178,7 +183,7 @@ def leading_to(
     for equation in reversed(equations):
         if (and_effects and equation.effects) or any(out in needed for out in equation.outvars):
             chosen.append(equation)
-            needed |= {atom for atom in equation.invars if isinstance(atom, jex_core.Var)}
+            needed.update(variables_of(equation.invars))
     return chosen[::-1], needed
 
 

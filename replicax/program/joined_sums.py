@@ -15,12 +15,9 @@ import jax
 from jax.extend import core as jex_core
 
 from replicax.compat.jax_names import SUMS_OVER_AXES
-from replicax.program.jaxprs import Values, aval_of, evaluate, read
+from replicax.program.jaxprs import Values, aval_of, evaluate, read, variables_of
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.packing import SMALL_VALUE_BYTES
-
-SMALL_SUM_BYTES = SMALL_VALUE_BYTES
-"""Above it a sum is made by itself: joining copies, which would cost more than it saves (`runtime/packing.py`)."""
 
 #: Sums each array of a list over the replicas.
 SumTogether: TypeAlias = Callable[[list[jax.Array]], list[jax.Array]]
@@ -47,7 +44,7 @@ def _rounds(equations: Iterable[jex_core.JaxprEqn]) -> list[tuple[list[jex_core.
     rounds: list[tuple[list[jex_core.JaxprEqn], list[jex_core.JaxprEqn]]] = []
     known_in: dict[jex_core.Var, int] = {}
     for equation in equations:
-        number = max((known_in.get(atom, 0) for atom in equation.invars if isinstance(atom, jex_core.Var)), default=0)
+        number = max((known_in.get(atom, 0) for atom in variables_of(equation.invars)), default=0)
         is_sum = _is_small_sum(equation)
         known_in.update(dict.fromkeys(equation.outvars, number + is_sum))
         while len(rounds) <= number:
@@ -61,5 +58,5 @@ def _is_small_sum(equation: jex_core.JaxprEqn) -> bool:
         return False
     avals = [aval_of(atom) for atom in equation.invars]
     return tuple(equation.params["axes"]) == (REPLICA_AXIS,) and all(
-        aval.size * aval.dtype.itemsize <= SMALL_SUM_BYTES for aval in avals
+        aval.size * aval.dtype.itemsize <= SMALL_VALUE_BYTES for aval in avals
     )

@@ -18,7 +18,7 @@ from jax.sharding import Sharding
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import BOUND_TO_PLACE, JIT
 from replicax.program.divergence import Divergence
-from replicax.program.jaxprs import evaluate, is_literal, read
+from replicax.program.jaxprs import aval_of, evaluate, is_literal, read, variables_of
 from replicax.program.joined_sums import SumTogether, evaluate_joined
 from replicax.program.moving import Moved
 from replicax.program.sharded_replicas import ReplicaShard, ShardedEvaluation, own_shard, whole_value
@@ -56,7 +56,7 @@ class Late:
         used |= {atom for var, atom in self._arguments if var in used and not is_literal(atom)}
         self.needed = [i for i, var in enumerate(self._outer.constvars) if var in used]
         made_early = {out for equation in self._early for out in equation.outvars}
-        read_late = dict.fromkeys(atom for equation in self._late for atom in _operands(equation))
+        read_late = dict.fromkeys(atom for equation in self._late for atom in variables_of(equation.invars))
         self._needed_late = [atom for atom in read_late if atom not in made_late]
         self.sent = [atom for atom in self._needed_late if atom in made_early]
 
@@ -98,7 +98,7 @@ class Late:
         Args:
             dimensions: The sharded dimension of each value of a shape.
         """
-        return [dimensions.get(var.aval.shape) for var in self.sent]
+        return [dimensions.get(aval_of(var).shape) for var in self.sent]
 
     def late(self, constants: Mapping[int, Any], arrays: Sequence[Any], sent: Sequence[Any]) -> list[Any]:
         """Evaluates the second part, outside of `shard_map`; returns the late results in their order.
@@ -143,13 +143,13 @@ def _parted(equations: Sequence[Any], differs: Mapping[Any, Any]) -> tuple[list[
             late.append(equation)
         else:
             early.append(equation)
-            used.update(_operands(equation))
+            used.update(variables_of(equation.invars))
     return early[::-1], late[::-1], used
 
 
 def _may_wait(equation: Any, differs: Mapping[Any, Any]) -> bool:
     """Returns whether an equation does the same on all replicas, and would do so on whole arrays."""
-    values = [*_operands(equation), *equation.outvars]
+    values = [*variables_of(equation.invars), *equation.outvars]
     return all(differs.get(value) is None for value in values) and is_global(equation)
 
 
@@ -165,7 +165,3 @@ def is_global(equation: Any) -> bool:
     if not inner and any(isinstance(value, Sharding) for value in equation.params.values()):
         return False
     return all(is_global(equation) for jaxpr in inner for equation in jaxpr.eqns)
-
-
-def _operands(equation: Any) -> list[Any]:
-    return [atom for atom in equation.invars if not is_literal(atom)]

@@ -22,7 +22,7 @@ either way, up to their order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -31,9 +31,18 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.sharding import Mesh, PartitionSpec
 
-import replicax.compat.jax_equations as jax_equations
 from replicax.compat.jax_names import LINEAR_IN_ONE
-from replicax.program.jaxprs import Atom, Values, aval_of, evaluate, is_gradient, is_literal, leading_to, read
+from replicax.program.jaxprs import (
+    Atom,
+    Values,
+    aval_of,
+    evaluate,
+    is_gradient,
+    is_literal,
+    leading_to,
+    read,
+    variables_of,
+)
 from replicax.program.late import is_global
 from replicax.program.moving import Moved
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -92,10 +101,10 @@ class RowSums:
         known: Values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*self._consts, *inputs], strict=True))
         marks = [gradient.mark for gradient in self.gradients]
         summed = {mark.outvars[0] for mark in marks}
-        results = _variables(jaxpr.outvars)
+        results = variables_of(jaxpr.outvars)
         after = _following(jaxpr.eqns, summed)
         made_later = {id(equation) for equation in [*after, *marks]}
-        wanted = [atom for equation in after for atom in _variables(equation.invars)]
+        wanted = [atom for equation in after for atom in variables_of(equation.invars)]
         operands = list(dict.fromkeys(var for gradient in self.gradients for var in gradient.operands))
         before = [each for each in jaxpr.eqns if id(each) not in made_later]
         needed, _ = leading_to(before, [*wanted, *results, *operands], and_effects=True)
@@ -112,10 +121,7 @@ class RowSums:
             parts = []
             for gradient in self.gradients:
                 values: Values = dict(zip(operands, own, strict=True))
-                for equation in gradient.equations:
-                    inputs = [read(atom, values) for atom in equation.invars]
-                    made = jax_equations.bind(equation, inputs, equation.params)
-                    values.update(zip(equation.outvars, made, strict=True))
+                evaluate(gradient.equations, values, in_place=False)
                 parts.append(read(gradient.mark.invars[0], values))
             return _over_replicas(parts, dimensions)
 
@@ -129,11 +135,6 @@ class RowSums:
         return sums
 
 
-def _variables(atoms: Iterable[Atom]) -> list[jex_core.Var]:
-    """Returns the operands that are no numbers."""
-    return [atom for atom in atoms if isinstance(atom, jex_core.Var)]
-
-
 def _gradient(mark: jex_core.JaxprEqn, makers: Mapping[Atom, jex_core.JaxprEqn], rows: set[int]) -> _Gradient | None:
     """Returns the gradient that is marked, if it is made of one sum over rows."""
     equations: list[jex_core.JaxprEqn] = []
@@ -142,7 +143,7 @@ def _gradient(mark: jex_core.JaxprEqn, makers: Mapping[Atom, jex_core.JaxprEqn],
         equation = makers[atom]
         equations.insert(0, equation)
         if _sums_rows(equation, rows):
-            return _Gradient(mark, _variables(equation.invars), equations)
+            return _Gradient(mark, variables_of(equation.invars), equations)
         if equation.primitive.name not in LINEAR_IN_ONE:
             return None
         atom = equation.invars[0]
@@ -175,7 +176,7 @@ def _following(equations: Sequence[jex_core.JaxprEqn], summed: set[jex_core.Var]
     depending: set[Atom] = set(summed)
     found = []
     for equation in equations:
-        if any(atom in depending for atom in _variables(equation.invars)):
+        if any(atom in depending for atom in variables_of(equation.invars)):
             found.append(equation)
             depending.update(equation.outvars)
     return found
@@ -188,7 +189,7 @@ def _evaluate_late(
     if not all(map(is_global, equations)):
         evaluate(equations, known)
         return
-    inputs = list(dict.fromkeys(a for each in equations for a in _variables(each.invars) if a in known))
+    inputs = list(dict.fromkeys(a for each in equations for a in variables_of(each.invars) if a in known))
     made = {out for equation in equations for out in equation.outvars}
     outputs = list(dict.fromkeys(atom for atom in results if atom in made))
     moved = Moved("after_the_gradients", jaxpr, equations, inputs, outputs)

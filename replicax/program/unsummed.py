@@ -17,7 +17,7 @@ from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
 from replicax.compat.jax_names import REARRANGE, SHARD_MAP, SUMS_OVER_AXES
-from replicax.program.jaxprs import Values, aval_of, bind, is_gradient, is_literal, read
+from replicax.program.jaxprs import Values, aval_of, bind, is_gradient, is_literal, read, variables_of
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _Summed: TypeAlias = dict[jex_core.Var, jex_core.JaxprEqn]  # what is a sum, or a part of one, and the equation it is of
@@ -62,12 +62,12 @@ def _origins(
 ) -> list[tuple[jex_core.JaxprEqn, dict[int, jex_core.Var]]]:
     """Returns the maps whose outputs are wanted and serve for nothing else: each with these outputs, by position."""
     producers = {out: equation for equation in equations for out in equation.outvars}
-    uses = collections.Counter(atom for each in equations for atom in each.invars if not is_literal(atom))
+    uses = collections.Counter(atom for each in equations for atom in variables_of(each.invars))
     found: dict[int, tuple[jex_core.JaxprEqn, dict[int, jex_core.Var]]] = {}
     for var in wanted:
         origin, chain = var, [var]
         while (equation := producers.get(origin)) is not None and is_gradient(equation):
-            [origin] = [atom for atom in equation.invars if isinstance(atom, jex_core.Var)]
+            [origin] = variables_of(equation.invars)
             chain.append(origin)
         if equation is None or equation.primitive.name != SHARD_MAP or any(each in used for each in chain):
             continue
@@ -90,7 +90,7 @@ def _sums_left_out(mapped: jex_core.JaxprEqn, outputs: Collection[int]) -> tuple
         elif equation.primitive.name in REARRANGE and equation.invars[0] in sums:
             sums[equation.outvars[0]] = sums[equation.invars[0]]
         else:
-            kept |= {id(sums[atom]) for atom in equation.invars if not is_literal(atom) and atom in sums}
+            kept |= {id(sums[atom]) for atom in variables_of(equation.invars) if atom in sums}
     returned = {i: sums[atom] for i, atom in enumerate(jaxpr.outvars) if not is_literal(atom) and atom in sums}
     kept |= {id(it) for i, it in returned.items() if i not in outputs or not aval_of(jaxpr.outvars[i]).shape}
     left_out = {id(equation) for equation in sums.values()} - kept

@@ -9,7 +9,7 @@ from typing import ParamSpec, Self, TypeVar, cast
 
 import jax
 
-from replicax.cluster import ClusterConfig, ClusterResolver, find_cluster
+from replicax.cluster import ClusterResolver, cluster_of
 from replicax.cluster.exchange import exchanged
 from replicax.cluster.runtime import Member
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
@@ -101,11 +101,7 @@ class MultiWorkerMirroredStrategy(ShardsUpdate):
         del workers, devices_per_worker  # A client's.
         if remote_cluster is not None and not runs_for_a_client():
             raise ArgumentError(f"{type(self).__name__} cannot be a client: use MultiWorkerMirroredStrategy itself.")
-        if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
-            raise ArgumentError(f"`cluster_resolver` is a ClusterResolver, got {cluster_resolver!r:.100}.")
-        found = find_cluster() if cluster_resolver is None else None
-        self.cluster_resolver = found.resolver if found else cluster_resolver
-        self.cluster: ClusterConfig = found.config if found else cluster_resolver.config()  # type: ignore[union-attr]
+        self.cluster_resolver, self.cluster = cluster_of(cluster_resolver)
         stall_timeout = _patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
         if self.cluster.num_processes > 1:
             keep_freed_memory()

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from replicax.program.joined_sums import SMALL_SUM_BYTES, evaluate_joined
+from replicax.program.joined_sums import evaluate_joined
 from replicax.runtime import REPLICA_AXIS, replica_mesh
+from replicax.runtime.packing import SMALL_VALUE_BYTES
 
-LARGE = SMALL_SUM_BYTES // 4 + 1
+LARGE = SMALL_VALUE_BYTES // 4 + 1
 
 
 class Recorder:

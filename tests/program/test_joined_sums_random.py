@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec
 
 from replicax.collectives import AutomaticAllReduce, sums_small_values
 from replicax.compat.jax import vary
-from replicax.program.joined_sums import SMALL_SUM_BYTES, evaluate_joined
+from replicax.program.joined_sums import evaluate_joined
 from replicax.runtime import REPLICA_AXIS, replica_mesh
+from replicax.runtime.packing import SMALL_VALUE_BYTES
 
 WIDTH = 4
 DTYPES = ["float32", "int32", "int8", "complex64", "bool"]
@@ -67,7 +68,7 @@ def gradient_of_sums(a, b):
 
 
 def large(a, b):
-    return total(jnp.sin(a.sum() + jnp.arange(SMALL_SUM_BYTES // 4 + 1)))[:WIDTH] + b
+    return total(jnp.sin(a.sum() + jnp.arange(SMALL_VALUE_BYTES // 4 + 1)))[:WIDTH] + b
 
 
 def gathered(a, b):
