@@ -9,15 +9,16 @@ import jax
 from jax.sharding import PartitionSpec
 
 from replicax.checks import is_int
+from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
 from replicax.errors import ArgumentError
-from replicax.runtime.devices import chosen_devices
-from replicax.strategies.mesh_strategy import MeshStrategy
+from replicax.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.strategies.placement import Placement, cut_if_large
+from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers
 from replicax.variable_access import VariableLike, shape_of
 
 
-class FullyShardedStrategy(MeshStrategy):
+class FullyShardedStrategy(SpansWorkers):
     """Trains like `MirroredStrategy`, but between steps each device holds only a part of every large variable.
 
     Parameters and optimizer state are cut along one dimension, so with N devices each needs about 1/N of the memory.
@@ -27,16 +28,26 @@ class FullyShardedStrategy(MeshStrategy):
     gathered just when an operation uses it. A loop of JAX's (`jax.lax.scan`) over stacked weights uses all of them at
     once.
 
+    In a cluster it trains on the devices of all workers, as `MultiWorkerMirroredStrategy` does: every worker runs the
+    same program, makes the strategy at its top, and holds the shards of its own devices only. Reading a sharded
+    variable (`numpy()`, `get_weights()`) and saving are then things that all workers do together.
+
     Args:
-        devices: As for `MirroredStrategy`.
+        devices: As for `MirroredStrategy`; those of this process, or of all that are connected. By default those of all
+            workers, or without a cluster of this process.
         min_size: Variables with fewer elements are mirrored: cutting them saves little and costs a message. Variables
             without a dimension that the number of devices divides are mirrored too; `explain` tells.
         cross_device_ops: The algorithm that combines gradients in `run`; by default XLA's own, one gradient at a time.
         communication_options: Its options. Gradients that they pack are summed as a whole.
+        cluster_resolver: Says who this process is; by default the environment does. See `MultiWorkerMirroredStrategy`.
+        start_timeout: How long to wait for the other workers, in seconds.
+        stall_timeout: For how many seconds a worker may do nothing while others wait for it, until all end with a
+            report. None or 0 for no watching.
 
     Raises:
-        ArgumentError: `min_size` is not an int of at least 0.
+        ArgumentError: `min_size` is not an int of at least 0; or the devices are those of some workers only.
         DeviceError: A device does not exist or comes twice.
+        ClusterError, ClusterTimeoutError, ContextError: As for `MultiWorkerMirroredStrategy`.
     """
 
     def __init__(
@@ -45,14 +56,19 @@ class FullyShardedStrategy(MeshStrategy):
         min_size: int = 2**12,
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
+        *,
+        cluster_resolver: ClusterResolver | None = None,
+        start_timeout: float = START_TIMEOUT_S,
+        stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
     ):
         if not is_int(min_size) or min_size < 0:
             raise ArgumentError(f"`min_size` is a number of elements, an int of at least 0, got {min_size!r}.")
         self.min_size = min_size
-        found = chosen_devices(devices)
+        found = self._chosen_devices(devices, communication_options, cluster_resolver, start_timeout, stall_timeout)
         if cross_device_ops is None and communication_options is None:
             cross_device_ops = NcclAllReduce(num_packs=0)  # Of a gradient in a pack no device could keep its shard.
-        super().__init__(Placement(found, layout=self._layout), cross_device_ops, communication_options)
+        placement = Placement(found, layout=self._layout, workers=self.workers)
+        super().__init__(placement, cross_device_ops, communication_options)
 
     def _layout(self, variable: VariableLike) -> PartitionSpec:
         return cut_if_large(variable, self.min_size, self.num_replicas_in_sync)

@@ -7,27 +7,23 @@ import pickle
 from collections.abc import Callable
 from typing import ParamSpec, Self, TypeVar, cast
 
-import jax
-
-from replicax.cluster import ClusterResolver, cluster_of
+from replicax.cluster import ClusterResolver
 from replicax.cluster.exchange import exchanged
-from replicax.cluster.runtime import Member
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
-from replicax.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
+from replicax.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.host import NoPlacement
 from replicax.migration import called_as
-from replicax.runtime.memory import keep_freed_memory
 from replicax.strategies.client import ClientMethods, RemoteCluster, runs_for_a_client
 from replicax.strategies.placement import Placement
 from replicax.strategies.sharded_update import ShardsUpdate
+from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers, Workers, patience
 
-_START_TIMEOUT_S = 300.0
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class MultiWorkerMirroredStrategy(ShardsUpdate):
+class MultiWorkerMirroredStrategy(SpansWorkers, ShardsUpdate):
     """Trains on the devices of all workers of a cluster in step: `MirroredStrategy` over many processes.
 
     Every worker runs the same program, and makes the strategy at its top, before anything creates an array: there it
@@ -74,8 +70,6 @@ class MultiWorkerMirroredStrategy(ShardsUpdate):
         (1, True)
     """
 
-    waits_for_workers = True
-
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Returns a client where `remote_cluster` says so."""
         del args
@@ -90,7 +84,7 @@ class MultiWorkerMirroredStrategy(ShardsUpdate):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
-        start_timeout: float = _START_TIMEOUT_S,
+        start_timeout: float = START_TIMEOUT_S,
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
         *,
         shard_update: bool | None = None,
@@ -101,13 +95,10 @@ class MultiWorkerMirroredStrategy(ShardsUpdate):
         del workers, devices_per_worker  # A client's.
         if remote_cluster is not None and not runs_for_a_client():
             raise ArgumentError(f"{type(self).__name__} cannot be a client: use MultiWorkerMirroredStrategy itself.")
-        self.cluster_resolver, self.cluster = cluster_of(cluster_resolver)
-        stall_timeout = _patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
-        if self.cluster.num_processes > 1:
-            keep_freed_memory()
-        self._peers: list[Member] = start(self.cluster, start_timeout, stall_timeout_from(stall_timeout))
-        self.workers = tuple(peer.name for peer in self._peers) or ("worker:0",)
-        placement = Placement(_devices(len(self._peers) > 1), workers=self.workers)
+        stall_timeout = patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
+        joined = Workers.joined(cluster_resolver, start_timeout, stall_timeout)
+        self._set_workers(joined)
+        placement = Placement(joined.devices(), workers=joined.names)
         super().__init__(placement, cross_device_ops, communication_options)
         self.shard_update = self._checked_shard_update(shard_update, default=False)
 
@@ -141,21 +132,6 @@ class MultiWorkerMirroredStrategy(ShardsUpdate):
     def close(self) -> None:
         """Does nothing; a client gives its cluster back."""
 
-    @property
-    def num_workers(self) -> int:
-        """Number of processes that train together."""
-        return len(self.workers)
-
-    @property
-    def worker_index(self) -> int:
-        """Number of this process among them."""
-        return self.cluster.process_id if self.num_workers > 1 else 0
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process is the one that writes logs and the like."""
-        return self.cluster.is_chief
-
     def __repr__(self) -> str:
         local = len(self.placement.local_replicas)
         return f"{type(self).__name__}({self.workers[self.worker_index]} of {self.num_workers}, {local} local devices)"
@@ -173,7 +149,7 @@ class _Client(ClientMethods, MultiWorkerMirroredStrategy):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
-        start_timeout: float = _START_TIMEOUT_S,
+        start_timeout: float = START_TIMEOUT_S,
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
         *,
         shard_update: bool | None = None,
@@ -185,7 +161,7 @@ class _Client(ClientMethods, MultiWorkerMirroredStrategy):
             raise ArgumentError(
                 "`cluster_resolver` says which worker this process is, and a client (`remote_cluster`) is none."
             )
-        _patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
+        patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
         given = (communication_options, cross_device_ops, start_timeout, stall_timeout, shard_update)
         own = (_of_this_worker, (pickle.dumps(given),))
         ClientMethods.__init__(self, remote_cluster, workers, devices_per_worker, start_timeout, own)
@@ -196,20 +172,3 @@ def _of_this_worker(given: bytes) -> MultiWorkerMirroredStrategy:
     """Returns the strategy of this worker, which stands for a client's."""
     options, ops, start_timeout, stall_timeout, shard_update = pickle.loads(given)
     return MultiWorkerMirroredStrategy(None, options, ops, start_timeout, stall_timeout, shard_update=shard_update)
-
-
-def _patience(stall_timeout: float | None, timeout_seconds: float | None) -> float | None:
-    """Returns the stall timeout, which tf.distribute has among the communication options."""
-    if timeout_seconds is None:
-        return stall_timeout
-    if stall_timeout not in (DEFAULT_STALL_TIMEOUT_S, timeout_seconds):
-        raise ArgumentError(
-            f"stall_timeout={stall_timeout!r} and timeout_seconds={timeout_seconds!r} of the communication options are "
-            "one setting. Give one of them."
-        )
-    return timeout_seconds
-
-
-def _devices(several: bool) -> list[jax.Device]:
-    devices: list[jax.Device] = jax.devices() if several else jax.local_devices()
-    return sorted(devices, key=lambda device: device.process_index)

@@ -6,14 +6,14 @@ import pytest
 
 import replicax as rx
 from replicax.errors import ArgumentError
-from replicax.strategies import multi_worker
+from replicax.strategies import workers
 
 
 @pytest.fixture
 def started(monkeypatch):
     """The stall timeouts with which watching would have begun."""
     found = []
-    monkeypatch.setattr(multi_worker, "start", lambda cluster, start, stall: found.append(stall) or [])
+    monkeypatch.setattr(workers, "start", lambda cluster, start, stall: found.append(stall) or [])
     return found
 
 

@@ -1,0 +1,174 @@
+"""Strategies whose devices may belong to several processes: who they are, and how they are started and watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import jax
+
+from replicax.cluster import ClusterConfig, ClusterResolver, Task, cluster_of
+from replicax.collectives import CommunicationOptions
+from replicax.errors import ArgumentError
+from replicax.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
+from replicax.runtime.devices import chosen_devices
+from replicax.runtime.memory import keep_freed_memory
+from replicax.strategies.mesh_strategy import MeshStrategy
+
+START_TIMEOUT_S = 300.0
+
+
+class Workers(NamedTuple):
+    """The processes that train together.
+
+    Attributes:
+        resolver: The resolver that says so: the one that was given, or the one that was found; None for none.
+        config: The place of this process among them.
+        names: The name of each, in their order, such as `("worker:0", "worker:1")`.
+    """
+
+    resolver: ClusterResolver | None
+    config: ClusterConfig
+    names: tuple[str, ...]
+
+    @classmethod
+    def joined(cls, resolver: ClusterResolver | None, start_timeout: float, stall_timeout: float | None) -> Workers:
+        """Waits for the other processes of the cluster, and lets them be watched from then on.
+
+        Args:
+            resolver: Says who this process is; by default the environment does.
+            start_timeout: How long to wait for the others, in seconds.
+            stall_timeout: For how many seconds a worker may do nothing while others wait for it; None or 0 for ever.
+
+        Raises:
+            ClusterError: The cluster is malformed or contradicts itself, or this process does not fit.
+            ClusterTimeoutError: Not all came in time.
+            ContextError: JAX has already started in this process.
+        """
+        resolver, config = cluster_of(resolver)
+        if config.num_processes > 1:
+            keep_freed_memory()
+        peers = start(config, start_timeout, stall_timeout_from(stall_timeout))
+        return cls(resolver, config, tuple(peer.name for peer in peers) or ("worker:0",))
+
+    @classmethod
+    def of(
+        cls,
+        devices: Iterable[jax.Device],
+        resolver: ClusterResolver | None,
+        start_timeout: float,
+        stall_timeout: float | None,
+    ) -> Workers:
+        """Returns the processes of devices that a user has chosen: this one alone, or all that are connected.
+
+        Args:
+            devices: The devices.
+            resolver: What the user has given with them: refused if they are all this process's own.
+            start_timeout: As for `joined`.
+            stall_timeout: As for `joined`.
+
+        Raises:
+            ArgumentError: A resolver was given for local devices, or the devices are those of some processes only, or
+                the first of them is not one of process 0's.
+        """
+        processes = [device.process_index for device in devices]
+        if set(processes) == {jax.process_index()}:
+            if resolver is not None and jax.process_count() > 1:
+                raise ArgumentError(
+                    "`cluster_resolver` was given with devices that all belong to this process, which then waits for "
+                    "no other. Leave out one of the two; without devices those of all workers are used."
+                )
+            return cls(None, ClusterConfig(), ("worker:0",))
+        _check_all_take_part(processes)
+        resolver, config = cluster_of(resolver)
+        if (config.process_id, config.num_processes) == (jax.process_index(), jax.process_count()):
+            return cls.joined(resolver, start_timeout, stall_timeout)
+        # JAX was connected by other means than the environment's.
+        config = ClusterConfig(processes=jax.process_count(), task=Task("worker", jax.process_index()))
+        return cls(None, config, tuple(f"worker:{index}" for index in range(jax.process_count())))
+
+    def devices(self) -> list[jax.Device]:
+        """Returns the devices of all of them, those of each process together."""
+        devices: list[jax.Device] = jax.devices() if len(self.names) > 1 else jax.local_devices()
+        return sorted(devices, key=lambda device: device.process_index)
+
+
+class SpansWorkers(MeshStrategy):
+    """A strategy whose devices may belong to several processes, which run the same program in step.
+
+    Attributes:
+        cluster_resolver: The resolver that was given, or the one that was found; without any cluster it names no task.
+        cluster: The `ClusterConfig`: who this process is.
+        workers: The names of all workers, such as `("worker:0", "worker:1")`.
+    """
+
+    waits_for_workers = True
+
+    def _set_workers(self, workers: Workers) -> None:
+        self.cluster_resolver, self.cluster, self.workers = workers
+
+    def _chosen_devices(
+        self,
+        devices: int | Sequence[str | jax.Device] | None,
+        options: CommunicationOptions | None,
+        cluster_resolver: ClusterResolver | None,
+        start_timeout: float,
+        stall_timeout: float | None,
+    ) -> list[jax.Device]:
+        """Returns the devices that a user has chosen; by default those of all workers, whom it waits for."""
+        is_default = devices is None or (not isinstance(devices, int) and not len(devices))
+        self.waits_for_workers = is_default
+        stall_timeout = patience(stall_timeout, self._checked_options(options).timeout_seconds)
+        if is_default:
+            workers = Workers.joined(cluster_resolver, start_timeout, stall_timeout)
+            found = workers.devices() if len(workers.names) > 1 else chosen_devices(None)
+        else:
+            found = chosen_devices(devices)
+            workers = Workers.of(found, cluster_resolver, start_timeout, stall_timeout)
+        self._set_workers(workers)
+        return found
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that train together."""
+        return len(self.workers)
+
+    @property
+    def worker_index(self) -> int:
+        """Number of this process among them."""
+        return self.cluster.process_id if self.num_workers > 1 else 0
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes logs and the like."""
+        return self.cluster.is_chief
+
+
+def patience(stall_timeout: float | None, timeout_seconds: float | None) -> float | None:
+    """Returns the stall timeout, which tf.distribute has among the communication options.
+
+    Raises:
+        ArgumentError: Both are given, and differ.
+    """
+    if timeout_seconds is None:
+        return stall_timeout
+    if stall_timeout not in (DEFAULT_STALL_TIMEOUT_S, timeout_seconds):
+        raise ArgumentError(
+            f"stall_timeout={stall_timeout!r} and timeout_seconds={timeout_seconds!r} of the communication options are "
+            "one setting. Give one of them."
+        )
+    return timeout_seconds
+
+
+def _check_all_take_part(processes: Sequence[int]) -> None:
+    missing = sorted(set(range(jax.process_count())) - set(processes))
+    if missing:
+        raise ArgumentError(
+            f"The devices belong to the processes {sorted(set(processes))}, and the processes {missing} have none of "
+            "them. A strategy takes devices of one process, or of all that are connected."
+        )
+    if processes[0] != 0:
+        raise ArgumentError(
+            f"The first device belongs to process {processes[0]}. It must be one of process 0, which gives the others "
+            "what only it has: put its devices first."
+        )
