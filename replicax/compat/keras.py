@@ -158,6 +158,15 @@ def slots_of(optimizer: keras.optimizers.Optimizer) -> dict[str, list[keras.Vari
     return found
 
 
+def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> jax.Array | Callable[[jax.Array], jax.Array]:
+    """Returns the learning rate as an array, or the schedule: a function of the number of steps made before.
+
+    Without the name: `optimizer.learning_rate`, whose schedule counts the steps of the optimizer itself.
+    """
+    found = getattr(optimizer, "_learning_rate", None)
+    return found if callable(found) else jax.numpy.asarray(optimizer.learning_rate)
+
+
 def as_tensor_of(variable: keras.Variable, value: object, dtype: object) -> jax.Array:
     """Returns a value as an array of a dtype. Without the method: `keras.ops.convert_to_tensor`."""
     return variable._convert_to_tensor(value, dtype=dtype)

@@ -1,1 +1,15 @@
-"""Embedding tables that are sharded by rows, over devices or over parameter servers."""
+"""Embedding tables, sharded by rows over devices or on parameter servers. Importing this does not import Keras."""
+
+from replicax.tables.row_optimizers import RowOptimizer, Slot, row_optimizer, updated_rows
+from replicax.tables.specs import FeatureConfigLike, TableConfigLike, TableSpec, table_spec
+
+__all__ = [
+    "FeatureConfigLike",
+    "RowOptimizer",
+    "Slot",
+    "TableConfigLike",
+    "TableSpec",
+    "row_optimizer",
+    "table_spec",
+    "updated_rows",
+]

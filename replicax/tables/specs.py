@@ -1,0 +1,107 @@
+"""What a table is, as the places know it where tables live: read from the configurations of Keras RS.
+
+The configurations (`keras_rs.layers.TableConfig` and `FeatureConfig`) are taken as they are. They are known by their
+attributes, so that whoever does without Keras RS can pass objects that have the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from replicax.checks import is_int
+from replicax.errors import ArgumentError
+from replicax.tables.row_optimizers import RowOptimizer, row_optimizer
+
+if TYPE_CHECKING:
+    import keras
+
+COMBINERS = ("mean", "sum", "sqrtn")
+PLACEMENTS = ("auto", "default_device", "sparsecore")
+
+
+class TableConfigLike(Protocol):
+    """The attributes of `keras_rs.layers.TableConfig` that are read here."""
+
+    name: str
+    vocabulary_size: int
+    embedding_dim: int
+    initializer: str | keras.initializers.Initializer
+    optimizer: str | keras.optimizers.Optimizer
+    combiner: str
+    placement: str
+
+
+class FeatureConfigLike(Protocol):
+    """The attributes of `keras_rs.layers.FeatureConfig` that are read here."""
+
+    name: str
+    table: TableConfigLike
+    input_shape: Sequence[int | None]
+    output_shape: Sequence[int | None]
+
+
+class TableSpec(NamedTuple):
+    """A table.
+
+    Attributes:
+        name: Its name.
+        rows: How many rows it has: the size of the vocabulary.
+        columns: How long a row is.
+        initializer: Makes its first value, of shape `(rows, columns)`.
+        optimizer: Changes the rows that a step has looked up.
+        combiner: `"mean"`, `"sum"` or `"sqrtn"`.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    initializer: keras.initializers.Initializer
+    optimizer: RowOptimizer
+    combiner: str
+
+
+def table_spec(config: TableConfigLike) -> TableSpec:
+    """Reads the configuration of a table, and checks it.
+
+    `max_ids_per_partition` and `max_unique_ids_per_partition` are not needed: as many ids as there are get exchanged.
+
+    Raises:
+        ArgumentError: It makes no sense, or asks for SparseCores, which only TPUs have.
+    """
+    import keras
+
+    name = getattr(config, "name", None)
+    if not isinstance(name, str) or not name:
+        raise ArgumentError(f"A table has a name, a str that is not empty; got {name!r} in {config!r:.100}.")
+    for attribute in ("vocabulary_size", "embedding_dim"):
+        value = getattr(config, attribute)
+        if not is_int(value) or value < 1:
+            raise ArgumentError(f"Table {name!r}: `{attribute}` is an int of at least 1, got {value!r}.")
+    if config.combiner not in COMBINERS:
+        raise ArgumentError(f"Table {name!r}: `combiner` is one of {', '.join(COMBINERS)}; got {config.combiner!r}.")
+    _check_placement(name, config.placement)
+    # Keras RS says so of a table without one.
+    initializer = config.initializer or keras.initializers.VarianceScaling(mode="fan_out")
+    try:
+        optimizer = row_optimizer(config.optimizer)
+    except ArgumentError as error:
+        raise ArgumentError(f"Table {name!r}: {error}") from None
+    return TableSpec(
+        name,
+        int(config.vocabulary_size),
+        int(config.embedding_dim),
+        keras.initializers.get(initializer),
+        optimizer,
+        config.combiner,
+    )
+
+
+def _check_placement(name: str, placement: str) -> None:
+    if placement not in PLACEMENTS:
+        raise ArgumentError(f"Table {name!r}: `placement` is one of {', '.join(PLACEMENTS)}; got {placement!r}.")
+    if placement == "sparsecore":
+        raise ArgumentError(
+            f"Table {name!r} is to live on SparseCores (placement='sparsecore'). Here tables live in the memory of the "
+            "devices, or on servers: use 'auto' or 'default_device'."
+        )
