@@ -9,7 +9,7 @@ Keras's Ftrl would write it anew from its slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -188,6 +188,4 @@ def updated_rows(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns what `optimizer.update` does, in the dtypes that the rows and the slots have."""
     new_rows, new_slots = optimizer.update(rows, slots, gradient.astype(rows.dtype), step, rate)
-    return new_rows.astype(rows.dtype), {
-        name: cast(jax.Array, value).astype(slots[name].dtype) for name, value in new_slots.items()
-    }
+    return new_rows.astype(rows.dtype), {name: value.astype(slots[name].dtype) for name, value in new_slots.items()}
