@@ -72,6 +72,13 @@ class NamedVariables(Protocol):
         """Returns the variable of a name: what `new` returns, or what it returned in an earlier call."""
 
 
+class Reader(Protocol):
+    """Who reads variables while the other processes send it their shards."""
+
+    def note_read(self, variable: VariableLike) -> None:
+        """Is told of each variable whose shards are needed next."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Context:
     """The surroundings of the running code.
@@ -89,6 +96,7 @@ class Context:
             keeps it (`strategy.scope().__enter__()`).
         makes_dataset: Whether a worker of a `ParameterServerStrategy` is calling a function that makes its dataset.
         named_variables: Where variables that are made are found again if they have been made before, or None.
+        reader: Who reads variables of which other processes have shards; None where all processes read alike.
     """
 
     strategy: Host | None = None
@@ -101,6 +109,7 @@ class Context:
     scope: object | None = None
     makes_dataset: bool = False
     named_variables: NamedVariables | None = None
+    reader: Reader | None = None
 
 
 class Changes(TypedDict, total=False):
@@ -116,6 +125,7 @@ class Changes(TypedDict, total=False):
     scope: object | None
     makes_dataset: bool
     named_variables: NamedVariables | None
+    reader: Reader | None
 
 
 _current: ContextVar[Context] = ContextVar("replicax_context", default=Context())

@@ -25,6 +25,7 @@ from replicax.errors import ReplicaDivergenceError, VariableError
 from replicax.runtime.once import once
 from replicax.typing import PyTreeFunction
 from replicax.variable_access import name_of, was_made
+from replicax.variables import as_numpy
 
 if TYPE_CHECKING:
     import keras
@@ -44,6 +45,7 @@ def install_keras_hooks() -> None:
     variable_class: type[keras.Variable] = keras_door.variable_class()
     variable_class.__init__ = _made_once(_with_late_values(variable_class.__init__))
     variable_class.__new__ = _found_again(variable_class.__new__)
+    variable_class.__array__ = _with_shards_of_others(variable_class.__array__)
     explain_variables_to_jax()
 
 
@@ -177,6 +179,20 @@ def _made_once(original: PyTreeFunction) -> PyTreeFunction:
             )
 
     return __init__
+
+
+def _with_shards_of_others(original: PyTreeFunction) -> PyTreeFunction:
+    """NumPy cannot have an array of JAX of which other processes hold shards: they are collected first."""
+
+    @functools.wraps(original)
+    def __array__(self: keras.Variable, dtype: np.typing.DTypeLike | None = None) -> np.ndarray:
+        value = self.value
+        if isinstance(value, jax.core.Tracer) or value.is_fully_addressable or value.is_fully_replicated:
+            own: np.ndarray = original(self, dtype)
+            return own
+        return np.asarray(as_numpy(self, value), dtype)
+
+    return __array__
 
 
 def constant(value: np.ndarray, shape: Sequence[int], dtype: str | None = None) -> jax.Array:

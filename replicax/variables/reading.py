@@ -15,6 +15,7 @@ from replicax.host import Host
 from replicax.runtime import turns
 from replicax.runtime.devices import device_name
 from replicax.variable_access import VariableLike
+from replicax.variables.whole_values import as_numpy
 
 _MOST_SHOWN = 24  # entries of a value that are printed all
 
@@ -64,8 +65,12 @@ class ReadableVariable(ArrayLike):
         return self.value
 
     def numpy(self) -> np.ndarray:
-        """Returns the current value as a NumPy array."""
-        return np.asarray(self.value)
+        """Returns the current value as a NumPy array; where workers hold shards of it, all of them call this."""
+        return as_numpy(self, self.value)
+
+    def __array__(self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        value = self.value
+        return np.array(as_numpy(self, value) if isinstance(value, jax.Array) else value, dtype=dtype, copy=copy)
 
     def _read(self) -> jax.Array:
         current = context.current()

@@ -1,0 +1,87 @@
+"""Variables whose shards lie in several processes, read whole: all of these processes read them together.
+
+A process alone cannot: it would wait for the others' shards. So before anything moves, the processes tell each other
+what they are about to read. One that reads alone waits there, in a phase that says for what, and not in a collective
+that mixes with the others'; the watch over the workers ends that with a report.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+import replicax.context as context
+import replicax.health as health
+from replicax.cluster.exchange import exchanged
+from replicax.errors import WorkersDisagreeError
+from replicax.runtime.transfer import put
+from replicax.variable_access import VariableLike, name_of
+
+
+def lies_in_several_processes(value: object) -> bool:
+    """Returns whether no process has all shards of a value; a value that is being traced has none."""
+    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        return False
+    if value.is_fully_addressable or value.is_fully_replicated:
+        return False
+    sharding, shape = value.sharding, value.shape
+    here = sharding.addressable_devices_indices_map(shape)
+    return len(set(map(str, here.values()))) < len(set(map(str, sharding.devices_indices_map(shape).values())))
+
+
+def whole(variable: VariableLike, value: jax.Array) -> np.ndarray:
+    """Returns the whole value of a variable that has shards in several processes; all of them call this together.
+
+    Raises:
+        WorkersDisagreeError: Another process reads something else.
+    """
+    reader = context.current().reader
+    if reader is not None:
+        reader.note_read(variable)
+    else:
+        _agree(f"value of {name_of(variable)!r}", f"{value.dtype}{list(value.shape)}")
+    return collected(value)
+
+
+def from_shards_here(value: jax.Array) -> np.ndarray:
+    """Returns the whole value of an array of which this process has all shards."""
+    host = np.empty(value.shape, value.dtype)
+    for shard in value.addressable_shards:
+        host[shard.index] = np.asarray(shard.data)
+    return host
+
+
+def as_numpy(variable: VariableLike, value: jax.Array) -> np.ndarray:
+    """Returns the value of a variable as NumPy has it, wherever its shards are."""
+    if lies_in_several_processes(value):
+        return whole(variable, value)
+    if isinstance(value, jax.core.Tracer) or value.is_fully_addressable or value.is_fully_replicated:
+        return np.asarray(value)
+    return from_shards_here(value)
+
+
+def collected(value: jax.Array) -> np.ndarray:
+    """Returns the whole value of an array in every process; all of them call this together, for the same one."""
+    assert isinstance(value.sharding, NamedSharding)
+    with health.together("read a variable", f"{value.dtype}{value.shape}") as call:
+        everywhere = put(value, NamedSharding(value.sharding.mesh, PartitionSpec()))
+        call.sent(everywhere)
+        return np.asarray(everywhere.addressable_data(0))
+
+
+def _agree(what: str, kind: str) -> None:
+    with health.phase(
+        health.WAIT, f"the {what}, of which other workers hold shards: all workers must read it together"
+    ):
+        told = [message.decode(errors="replace") for message in exchanged(f"{what} {kind}".encode())]
+    # Keras numbers layers by process: their names may differ in the number.
+    if len({re.sub(r"\d+", "", each.rpartition(" ")[0]) + each.rpartition(" ")[2] for each in told}) > 1:
+        raise WorkersDisagreeError("reads of sharded variables", _by_worker(told))
+
+
+def _by_worker(told: Sequence[str]) -> dict[str, list[str]]:
+    return {f"process {index}": [each[:200]] for index, each in enumerate(told)}
