@@ -247,6 +247,14 @@ class Host(Protocol):
     def adopt(self, variable: VariableLike) -> None:
         """Is told of each Keras variable that is made in the scope, before it gets its first value."""
 
+    def creates(self, variable: VariableLike, initializer: Callable[..., jax.Array]) -> bool:
+        """Is told how the first value of a new Keras variable is computed; returns whether it sees to that itself.
+
+        Args:
+            variable: The variable, which has a shape and a dtype.
+            initializer: Returns the value, `initializer(shape, dtype=dtype)`.
+        """
+
 
 class NoPlacement:
     """The placement of who places nothing: values stay where they are, and programs leave it to JAX."""
@@ -362,6 +370,11 @@ class HostDefaults:
 
     def adopt(self, variable: VariableLike) -> None:
         """Is told of each Keras variable that is made in the scope, before it gets its first value."""
+
+    def creates(self, variable: VariableLike, initializer: Callable[..., jax.Array]) -> bool:
+        """Leaves it to Keras to compute the first value of a variable."""
+        del variable, initializer
+        return False
 
     def own_values(self) -> contextlib.AbstractContextManager[None]:
         """Lets Python read the values that this process has in a `with` block, where they differ between processes."""

@@ -45,8 +45,10 @@ LOCAL_WITH_AXES = frozenset([
 PLACEMENT = frozenset(["sharding_constraint", "reshard"])
 # Written for certain devices.
 PLACED = PLACEMENT | {SHARD_MAP}
+# It draws as many random bits as its shape has numbers.
+RANDOM_BITS = "random_bits"
 # Written for the devices of a map, differentiated by a rule of their own, or dependent on settings of their place.
-BOUND_TO_PLACE = PLACED | {"custom_jvp_call", "custom_vjp_call", "random_bits", "threefry2x32"}
+BOUND_TO_PLACE = PLACED | {"custom_jvp_call", "custom_vjp_call", RANDOM_BITS, "threefry2x32"}
 
 # Operations on numbers.
 

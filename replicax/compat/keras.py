@@ -185,6 +185,21 @@ def assign_without_scopes(variable: keras.Variable, value: object) -> None:
     variable._direct_assign(as_tensor_of(variable, value, variable._dtype))
 
 
+def wrap_first_values(wrapper: Callable[[Callable[..., None], Callable[..., None]], Callable[..., None]]) -> None:
+    """Wraps the method by which a variable gets the first value that an initializer computes.
+
+    Without the method: a strategy gets whole values, and large variables are made here before they are sent.
+
+    Args:
+        wrapper: Takes the method, and one that tells Keras's distribution of a variable; it returns the new method.
+    """
+    import keras
+
+    name = "_initialize_with_initializer"
+    owner = next(base for base in keras.Variable.__mro__ if name in vars(base))
+    setattr(owner, name, wrapper(getattr(owner, name), lambda variable: variable._initialize_layout()))
+
+
 def change_class(variable: object, subclass_of: Callable[[_Kind], _Kind]) -> None:
     """Gives a variable that Keras (or `rx.Variable`) has just made a class of ours, a subclass of its own.
 

@@ -23,8 +23,10 @@ from replicax.errors import ArgumentError, ContextError
 from replicax.host import NoPlacement
 from replicax.migration import called_as
 from replicax.parameter_server.actors.current import worker_index
+from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.actors.workers_dataset import WorkersDataset
+from replicax.parameter_server.compiling.creating import created_rows
 from replicax.parameter_server.compiling.placing import Choice, VariablePlacer
 from replicax.parameter_server.compiling.recording import recorder
 from replicax.parameter_server.keras.loops import KerasLoops
@@ -163,6 +165,14 @@ class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["Param
         move_to_servers(variable, home, ShardedVariable if len(home.bounds) > 1 else RemoteVariable)
         self._homes[home.number] = weakref.ref(variable, lambda _: self._homes.pop(home.number, None))
 
+    def creates(self, variable: VariableLike, initializer: Callable[..., jax.Array]) -> bool:
+        """Lets servers compute the first value of a large variable, each its own rows; returns whether they will."""
+        rows = created_rows(variable, initializer)
+        if rows is not None:
+            self.adopt(variable)
+            home_of(variable).create(rows)
+        return rows is not None
+
     def variables(self) -> list[VariableLike]:
         """Returns all variables made in the strategy's scope that are still in use."""
         return [variable for reference in list(self._homes.values()) if (variable := reference()) is not None]
@@ -295,7 +305,7 @@ class WorkersStrategy(DefaultStrategy):
 
 def _send_changes(servers: ServerActors, variables: Sequence[VariableLike]) -> None:
     changed = [home for home in map(home_of, variables) if home.changed and home.servers]
-    values: dict[int, dict[ShardId, np.ndarray]] = {}
+    values: dict[int, dict[ShardId, np.ndarray | CreatedRows]] = {}
     for home in changed:
         parts = list(zip(home.shards, home.parts(), strict=True))
         for i, server in enumerate(home.servers):

@@ -8,7 +8,7 @@ Outside of programs the methods do exactly what they did before.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -22,6 +22,7 @@ from replicax.array_like import not_an_array
 from replicax.compat.jax import refuse_as_argument
 from replicax.equality import difference
 from replicax.errors import ReplicaDivergenceError, VariableError
+from replicax.host import host_of
 from replicax.runtime.once import once
 from replicax.typing import PyTreeFunction
 from replicax.variable_access import name_of, was_made
@@ -46,6 +47,7 @@ def install_keras_hooks() -> None:
     variable_class.__init__ = _made_once(_with_late_values(variable_class.__init__))
     variable_class.__new__ = _found_again(variable_class.__new__)
     variable_class.__array__ = _with_shards_of_others(variable_class.__array__)
+    keras_door.wrap_first_values(_with_values_of_host)
     explain_variables_to_jax()
 
 
@@ -145,6 +147,18 @@ def _with_late_values(original: PyTreeFunction) -> PyTreeFunction:
         original(self, initializer, shape, dtype, *args, **kwargs)
 
     return __init__
+
+
+def _with_values_of_host(original: PyTreeFunction, adopt: PyTreeFunction) -> PyTreeFunction:
+    """A strategy may see to the first value of a variable itself, such as that of a table that no process has whole."""
+
+    def first_value(self: keras.Variable, initializer: Callable[..., jax.Array]) -> None:
+        if host_of(context.current().strategy).creates(self, initializer):
+            adopt(self)  # Keras would do so too: its distribution is asked for a layout.
+        else:
+            original(self, initializer)
+
+    return first_value
 
 
 def _found_again(original: PyTreeFunction) -> PyTreeFunction:

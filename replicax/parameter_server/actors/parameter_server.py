@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from replicax.compat.jax_processes import backends_have_started
+from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.actors.messages import Reply, ServerProgram, ShardId
 from replicax.parameter_server.actors.wires import Buffer, Buffers, ServerWires, WireId
 from replicax.parameter_server.actors.worker_program import CompiledProgram, compiled
@@ -66,10 +67,10 @@ class ParameterServer:
         self._era = era
         self._applied.clear()
 
-    def put(self, values: Mapping[ShardId, np.ndarray]) -> int:
+    def put(self, values: Mapping[ShardId, np.ndarray | CreatedRows]) -> int:
         """Replaces or creates variables; returns the version from which on workers see them."""
         for shard, value in values.items():
-            self._values[shard] = jax.numpy.array(value)
+            self._values[shard] = value.compute() if isinstance(value, CreatedRows) else jax.numpy.array(value)
         self._version += 1
         self._puts.append(self._version)
         return self._version

@@ -15,6 +15,7 @@ import replicax.context as context
 from replicax.errors import VariableError
 from replicax.parameter_server.actors.messages import InputSource
 from replicax.parameter_server.compiling.recording import Recorder
+from replicax.parameter_server.variables.remote import Home
 from replicax.program.jaxprs import inlined
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure
@@ -120,7 +121,8 @@ def _lifted(fn: PyTreeFunction, *arguments: list[jax.ShapeDtypeStruct]) -> Progr
 
 
 def _spec(variable: VariableLike) -> jax.ShapeDtypeStruct:
-    value = array_of(variable)
+    home: Home | None = vars(variable).get("_replicax_home")
+    value = array_of(variable) if home is None or home.spec is None else home.spec
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         raise VariableError(
             f"Variable {name_of(variable)!r} holds random keys, which servers cannot keep. Keep jax.random."

@@ -14,6 +14,7 @@ import numpy as np
 
 from replicax.errors import ParameterServerLost
 from replicax.parameter_server.actors.actor_errors import closed, is_actor_lost, own_error
+from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.actors.messages import ServerProgram, ShardId
 from replicax.parameter_server.actors.parameter_server import ParameterServer, settings_for
 from replicax.parameter_server.scheduling.handles import RemoteAnswer, ServerHandle, ServerIdentity, ray_handle
@@ -143,7 +144,7 @@ class ServerActors:
                 self._programs[server] = [program for program in self._programs[server] if program.number != id]
             self.handles[server].drop.remote(id)
 
-    def put(self, values: Mapping[int, Mapping[ShardId, np.ndarray]]) -> None:
+    def put(self, values: Mapping[int, Mapping[ShardId, np.ndarray | CreatedRows]]) -> None:
         """Sends variables to servers.
 
         Raises:

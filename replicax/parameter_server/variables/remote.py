@@ -7,6 +7,7 @@ always.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -20,6 +21,7 @@ import numpy as np
 
 from replicax.compat.keras import change_class
 from replicax.errors import VariableError
+from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.variables.partition import shard_bounds
 from replicax.program.enclosing import enclosing_program
@@ -82,6 +84,7 @@ class Home:
         # The newest value that this process knows. Its shape and dtype alone: the servers have the value.
         self._array: jax.Array | jax.ShapeDtypeStruct | None = None
         self._sending: jax.Array | jax.ShapeDtypeStruct | None = None
+        self._created: CreatedRows | None = None  # the first value, which servers compute and this process has not
         self._lock = threading.RLock()
 
     @property
@@ -112,7 +115,8 @@ class Home:
         with self._lock:
             # Tracing needs a shape and a dtype only.
             if self.changed or enclosing_program() is not None or not self.servers:
-                return self._array
+                is_asked_for_value = self._created is not None and enclosing_program() is None
+                return self._created.compute() if self._created and is_asked_for_value else self._array
             if self._age == self._store.age and self.has_value:
                 return self._array
             age = self._store.age
@@ -154,6 +158,19 @@ class Home:
         self._store.check()
         with self._lock:
             self._array, self.changed, self.is_unknown = value, value is not None, False
+            self._created = None
+
+    def create(self, rows: CreatedRows) -> None:
+        """Makes the rows of a program the first value: servers compute their own, before the next step."""
+        with self._lock:
+            shape = (rows.bounds[1], *rows.row_shape)
+            self._array, self.changed, self._created = jax.ShapeDtypeStruct(shape, rows.dtype), True, rows
+
+    @property
+    def spec(self) -> jax.ShapeDtypeStruct | None:
+        """Shape and dtype of the value, without reading it; None before there is one."""
+        value = self._array
+        return None if value is None else jax.ShapeDtypeStruct(value.shape, value.dtype)
 
     def sent(self) -> None:
         """Notes that the servers have what `parts` returned last."""
@@ -161,6 +178,7 @@ class Home:
             if self._array is not None and self._array is self._sending:  # Otherwise it was assigned again meanwhile.
                 self.changed = False
                 self._cache(self._array, self._store.age)
+                self._created = None
             self._sending = None
 
     def forget_servers(self, lost: Sequence[int]) -> None:
@@ -180,10 +198,12 @@ class Home:
         self._array = jax.ShapeDtypeStruct(value.shape, value.dtype) if large else value
         self._age = age
 
-    def parts(self) -> list[np.ndarray]:
-        """Returns this process's value, one array for each shard."""
+    def parts(self) -> list[np.ndarray] | list[CreatedRows]:
+        """Returns this process's value, one array for each shard, or what computes it there."""
         with self._lock:
-            self._sending = self._array
+            self._sending, created = self._array, self._created
+        if created is not None:
+            return [dataclasses.replace(created, bounds=bounds or created.bounds) for bounds in self.bounds]
         whole = np.asarray(self._sending)
         return [whole if bounds is None else whole[slice(*bounds)] for bounds in self.bounds]
 

@@ -1,0 +1,39 @@
+"""`created_rows`: makes an initializer a program by which each server computes its own rows of a large variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from replicax.parameter_server.actors.created_rows import CreatedRows
+from replicax.parameter_server.variables.remote import variable_bytes
+from replicax.tables.initial_rows import NotByRowsError, initial_rows
+from replicax.variable_access import VariableLike, dtype_of, shape_of
+
+_MIN_BYTES = 1 << 20  # A smaller value is quicker made here than compiled there.
+
+
+def created_rows(variable: VariableLike, initializer: Callable[..., jax.Array]) -> CreatedRows | None:
+    """Returns the first value of a variable as a program; None if it is small, or computed here.
+
+    It is computed here if its rows depend on each other, or if the initializer draws from a seed generator, whose state
+    changes with each draw.
+    """
+    shape, dtype = shape_of(variable), jnp.dtype(dtype_of(variable))
+    if not shape or variable_bytes(variable) < _MIN_BYTES or not isinstance(getattr(initializer, "seed", 0), int):
+        return None
+    try:
+        rows = initial_rows(initializer, shape, dtype.name)
+    except NotByRowsError:
+        return None
+    return CreatedRows(exported_rows(rows), (0, shape[0]), shape[1:], dtype)
+
+
+def exported_rows(rows: Callable[[jax.Array, jax.Array], jax.Array]) -> bytes:
+    """Returns StableHLO of `(high, low) -> rows` for any number of rows."""
+    (count,) = jax.export.symbolic_shape("k")
+    numbers = jax.ShapeDtypeStruct((count,), jnp.uint32)
+    return bytes(jax.export.export(jax.jit(rows), platforms=["cpu"])(numbers, numbers).serialize())

@@ -1,0 +1,162 @@
+"""`initial_rows`: some rows of what an initializer makes, without the others.
+
+JAX's random numbers are a hash of a key and of each number's place in the array (with `jax_threefry_partitionable`,
+which is JAX's default), and what initializers make of them they make element by element. So any row can be computed on
+its own, and is the same number for number whoever computes it: a server its part of a table, or a table that grows the
+row of an id that it meets for the first time.
+
+Reference: John K. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.random import threefry2x32_p
+
+from replicax.compat.jax_names import BY_ELEMENT, RANDOM_BITS
+from replicax.errors import ArgumentError
+from replicax.program.jaxprs import Values, aval_of, bind, inlined, read
+
+_HALF, _LOW = 16, 0xFFFF
+_BITS_BY_ELEMENT = BY_ELEMENT | {"bitcast_convert_type", "shift_right_logical", "shift_left"}
+
+#: The numbers of rows as two arrays of uint32, the high and the low halves: `(k,)` and `(k,)`.
+RowNumbers: TypeAlias = tuple[jax.Array, jax.Array]
+
+
+class Initializer(Protocol):
+    """What Keras calls an initializer."""
+
+    def __call__(self, shape: Sequence[int], dtype: object) -> jax.Array:
+        """Returns the first value of a variable."""
+
+
+class NotByRowsError(ArgumentError):
+    """An initializer computes a row from others, or from random numbers of a kind that has no places."""
+
+
+def initial_rows(
+    initializer: Initializer, shape: Sequence[int], dtype: object
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Returns a function that computes rows of `initializer(shape, dtype)`.
+
+    Args:
+        initializer: An initializer of Keras with a fixed seed, or any function of a shape and a dtype.
+        shape: Shape of the whole, at least one dimension. Nothing of that shape is computed.
+        dtype: Dtype of the whole.
+
+    Returns:
+        `(high, low) -> rows`: the numbers of `k` rows as two arrays `(k,)` of uint32, and the rows `(k, *shape[1:])`.
+        A number beyond the end of the table gives a row too, that of a longer table.
+
+    Raises:
+        NotByRowsError: The initializer mixes rows (`Orthogonal`), or takes its random numbers from elsewhere.
+
+    Example:
+        >>> import numpy as np
+        >>> normal = lambda shape, dtype: jax.random.normal(jax.random.key(0), shape, dtype)
+        >>> rows = initial_rows(normal, (1000, 4), "float32")(jnp.zeros(2, "uint32"), jnp.array([7, 900], "uint32"))
+        >>> np.allclose(rows, normal((1000, 4), "float32")[np.array([7, 900])])
+        True
+    """
+    shape = tuple(shape)
+    program = inlined(jax.make_jaxpr(lambda: initializer(shape, dtype=dtype))(), ())
+
+    def rows(high: jax.Array, low: jax.Array) -> jax.Array:
+        return _Rows(program, shape, (high, low)).evaluate()
+
+    numbers = jax.ShapeDtypeStruct((1,), jnp.uint32)
+    made = jax.eval_shape(rows, numbers, numbers)
+    if made.shape != (1, *shape[1:]):
+        raise NotByRowsError(f"{initializer!r:.100} makes no rows of shape {shape[1:]}.")
+    return rows
+
+
+class _Rows:
+    """Some rows of the result of a program without inputs."""
+
+    def __init__(self, program: ClosedJaxpr, shape: tuple[int, ...], numbers: RowNumbers):
+        self._program, self._shape, self._numbers = program, shape, numbers
+        self._values: Values = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+        self._by_row: set[Var] = set()
+
+    def evaluate(self) -> jax.Array:
+        for equation in self._program.jaxpr.eqns:
+            self._evaluate(equation)
+        (out,) = self._program.jaxpr.outvars
+        value = read(out, self._values)
+        if out in self._by_row:
+            return value
+        if self._shape[:1] == (1,) or not jnp.shape(value):
+            return jnp.broadcast_to(value, (self._numbers[1].shape[0], *self._shape[1:]))
+        raise NotByRowsError("The first value of a table is an array, of which no row can be computed.")
+
+    def _evaluate(self, equation: JaxprEqn) -> None:
+        name, outs = equation.primitive.name, equation.outvars
+        touched = any(isinstance(atom, Var) and atom in self._by_row for atom in equation.invars)
+        has_rows = len(outs) == 1 and aval_of(outs[0]).shape == self._shape
+        inputs = [read(atom, self._values) for atom in equation.invars]
+        if not touched and not has_rows:
+            self._values.update(zip(outs, bind(equation, inputs), strict=True))
+            return
+        if name == RANDOM_BITS and has_rows:
+            value = self._bits(inputs[0], equation.params["bit_width"])
+        elif name == "broadcast_in_dim" and has_rows and not touched and self._is_same_in_rows(equation):
+            (value,) = bind(equation, inputs, shape=(1, *self._shape[1:]))
+            value = jnp.broadcast_to(value, (self._numbers[1].shape[0], *self._shape[1:]))
+        elif name in _BITS_BY_ELEMENT and has_rows and self._all_fit(equation):
+            (value,) = bind(equation, inputs)
+        else:
+            raise NotByRowsError(
+                f"The initializer of a table of shape {self._shape} uses `{name}`, by which rows depend on each other. "
+                "Choose one that draws each number on its own, such as VarianceScaling, RandomNormal or Zeros."
+            )
+        self._values[outs[0]] = value
+        self._by_row.add(outs[0])
+
+    def _is_same_in_rows(self, equation: JaxprEqn) -> bool:
+        shape = aval_of(equation.invars[0]).shape
+        dimensions = equation.params["broadcast_dimensions"]
+        return 0 not in dimensions or shape[dimensions.index(0)] == 1
+
+    def _all_fit(self, equation: JaxprEqn) -> bool:
+        """Returns whether the operands have the rows, or are the same for all of them."""
+        return all(
+            (isinstance(atom, Var) and atom in self._by_row) or aval_of(atom).shape[:1] in ((), (1,))
+            for atom in equation.invars
+        )
+
+    def _bits(self, key: jax.Array, width: int) -> jax.Array:
+        if jax.random.key_impl(key) != "threefry2x32" or not jax.config.jax_threefry_partitionable:
+            raise NotByRowsError(
+                f"Random numbers of the kind {jax.random.key_impl(key)!r} have no places in an array that could be "
+                "computed one by one. Use JAX's default, 'threefry2x32' with jax_threefry_partitionable."
+            )
+        rows, columns = self._numbers[1].shape[0], math.prod(self._shape[1:])
+        high, low = _places(self._numbers, columns)
+        left, right = jax.random.key_data(key)
+        hashed = threefry2x32_p.bind(*jnp.broadcast_arrays(left, right, high, low))
+        first, second = (half.reshape(rows, *self._shape[1:]) for half in hashed)
+        if width == 64:
+            return first.astype(jnp.uint64) << 32 | second.astype(jnp.uint64)
+        return (first ^ second).astype(f"uint{width}")
+
+
+def _places(numbers: RowNumbers, columns: int) -> RowNumbers:
+    """Returns the places in the array of the numbers in rows, `(k, columns)`, as 64 bits in two halves."""
+    high, low = numbers
+    left, right = low >> _HALF, low & _LOW  # x64 is off in most programs: 64 bits are multiplied by hand
+    upper, lower = jnp.uint32(columns >> _HALF), jnp.uint32(columns & _LOW)
+    middle = left * lower + ((right * lower) >> _HALF)
+    crossed = right * upper + (middle & _LOW)
+    product_low = low * jnp.uint32(columns)
+    product_high = left * upper + (middle >> _HALF) + (crossed >> _HALF) + high * jnp.uint32(columns)
+    column = jnp.arange(columns, dtype=jnp.uint32)
+    place = product_low[:, None] + column
+    return product_high[:, None] + (place < column).astype(jnp.uint32), place
