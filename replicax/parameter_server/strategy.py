@@ -22,8 +22,8 @@ from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
 from replicax.host import NoPlacement
 from replicax.migration import called_as
-from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.created_rows import CreatedRows
+from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.actors.workers_dataset import WorkersDataset
 from replicax.parameter_server.compiling.creating import created_rows
@@ -42,6 +42,7 @@ from replicax.strategies.combining import values_of
 from replicax.strategies.default import DefaultStrategy, default_replica_context, default_strategy
 from replicax.strategies.explaining import Explained
 from replicax.strategies.replica_context import ReplicaContext
+from replicax.tables.marks import is_table, mark_as_table, mark_of_initializer
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike, dtype_of, name_of, set_array, shape_of
 
@@ -160,13 +161,19 @@ class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["Param
         if "_replicax_home" in vars(variable):
             return
         home, shape = Home(next(self._numbers), self.servers), shape_of(variable)
-        shards = count_shards(self._partitioner, shape, dtype_of(variable), name_of(variable))
+        if is_table(variable):
+            shards = min(len(self.servers), shape[0])
+        else:
+            shards = count_shards(self._partitioner, shape, dtype_of(variable), name_of(variable))
         home.shard(shape[0] if shape else 0, shards)
         move_to_servers(variable, home, ShardedVariable if len(home.bounds) > 1 else RemoteVariable)
         self._homes[home.number] = weakref.ref(variable, lambda _: self._homes.pop(home.number, None))
 
     def creates(self, variable: VariableLike, initializer: Callable[..., jax.Array]) -> bool:
         """Lets servers compute the first value of a large variable, each its own rows; returns whether they will."""
+        spec = mark_of_initializer(initializer)
+        if spec is not None:
+            mark_as_table(variable, spec)  # before it is adopted: that shards it
         rows = created_rows(variable, initializer)
         if rows is not None:
             self.adopt(variable)

@@ -24,6 +24,7 @@ from replicax.errors import ArgumentError
 from replicax.program.jaxprs import Values, aval_of, bind, inlined, read
 
 _HALF, _LOW = 16, 0xFFFF
+_BY_PLACE = "jax_threefry_partitionable"
 _BITS_BY_ELEMENT = BY_ELEMENT | {"bitcast_convert_type", "shift_right_logical", "shift_left"}
 
 #: The numbers of rows as two arrays of uint32, the high and the low halves: `(k,)` and `(k,)`.
@@ -133,7 +134,7 @@ class _Rows:
         )
 
     def _bits(self, key: jax.Array, width: int) -> jax.Array:
-        if jax.random.key_impl(key) != "threefry2x32" or not jax.config.jax_threefry_partitionable:
+        if jax.random.key_impl(key) != "threefry2x32" or not getattr(jax.config, _BY_PLACE):
             raise NotByRowsError(
                 f"Random numbers of the kind {jax.random.key_impl(key)!r} have no places in an array that could be "
                 "computed one by one. Use JAX's default, 'threefry2x32' with jax_threefry_partitionable."

@@ -1,4 +1,4 @@
-"""`CreatedRows`: the first value of a shard as a program, so that a server computes its rows and nobody has them all."""
+"""`CreatedRows`: the first value of a shard as a program, so that its server computes it and nobody has the whole."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from replicax.compat.jax_processes import backends_have_started
 from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.actors.messages import Reply, ServerProgram, ShardId
 from replicax.parameter_server.actors.wires import Buffer, Buffers, ServerWires, WireId
-from replicax.parameter_server.actors.worker_program import CompiledProgram, compiled
+from replicax.parameter_server.actors.worker_program import CompiledProgram, compiled, padded
 from replicax.ray_cluster.memory import object_store_memory
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class ParameterServer:
         program, run = self._programs[number]
         updated = [self._values[shard] for shard in program.updated]
         others = [self._values[shard] for shard in program.others]
-        new = run(updated, others, list(sent))
+        new = run(updated, others, [padded(*each) if isinstance(each, tuple) else each for each in sent])
         self._values.update(zip(program.updated, new, strict=True))
         self._version += 1
 

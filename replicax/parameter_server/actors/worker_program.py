@@ -13,6 +13,7 @@ from replicax.parameter_server.actors.messages import PulledTable, ShardId, Work
 
 CompiledProgram: TypeAlias = jax.stages.Compiled | jax.stages.Wrapped
 _LEAST_ROWS = 16
+_PAST_THE_END = np.iinfo(np.int32).max
 
 
 class LoadedProgram:
@@ -90,18 +91,22 @@ class TableLookUp:
         return slice(*np.searchsorted(self.numbers, bounds).tolist())
 
     def sent(self, gradient: np.ndarray, bounds: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows of a gradient between two bounds: their indices, relative to the first bound, and the rows.
-
-        Their number is padded to a power of two by indices past the end, so that servers compile for few lengths only.
-        """
+        """Returns rows of a gradient between two bounds: their indices, relative to the first bound, and the rows."""
         where = self._within(bounds)
-        count = where.stop - where.start
-        length = max(_LEAST_ROWS, 1 << max(count - 1, 0).bit_length())
-        numbers = np.full(length, bounds[1] - bounds[0], np.int32)
-        numbers[:count] = self.numbers[where] - bounds[0]
-        rows = np.zeros((length, *gradient.shape[1:]), gradient.dtype)
-        rows[:count] = gradient[where]
-        return numbers, rows
+        return (self.numbers[where] - bounds[0]).astype(np.int32), gradient[where]
+
+
+def padded(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns indices of rows, and the rows, filled up to a power of two by indices past the end of any shard.
+
+    So a server compiles its program for few lengths only. What a worker sends is not filled up.
+    """
+    count = len(numbers)
+    length = max(_LEAST_ROWS, 1 << max(count - 1, 0).bit_length())
+    filled = np.full(length, _PAST_THE_END, np.int32)
+    filled[:count] = numbers
+    zeros = np.zeros((length - count, *rows.shape[1:]), rows.dtype)
+    return filled, np.concatenate([rows, zeros])
 
 
 def compiled(code: bytes, donate: Sequence[int] = ()) -> CompiledProgram:

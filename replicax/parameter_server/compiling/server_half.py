@@ -18,6 +18,7 @@ from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import Home, home_of
 from replicax.program.jaxprs import Values, aval_of, evaluate, read
 from replicax.program.split import Part
+from replicax.tables.marks import is_table
 from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
 
 #: A value that a worker has sent: an array, or some rows of a table, after their indices.
@@ -73,6 +74,7 @@ class ServerHalf:
         self.others: dict[ShardId, VariableLike] = {}
         self.sent: list[SentValue] = []
         for i, shard in self._outputs:
+            self._check_looked_up(i)
             for j in self._parts[i].inputs:
                 needed = self._needed_shard(j, i, shard)
                 if needed not in self.updated:
@@ -81,6 +83,15 @@ class ServerHalf:
                 sent = self._sent_for(result, i, shard)
                 if sent not in self.sent:
                     self.sent.append(sent)
+
+    def _check_looked_up(self, output: int) -> None:
+        written = self._step.written[output]
+        if is_table(written) and not any(result in self._tables for result in self._parts[output].sent):
+            raise ProgramError(
+                f"The step {self._step.name!r} changes the table {name_of(written)!r} otherwise than by the gradients "
+                "of rows that it looks up by ids of its batch, and on parameter servers a step changes no other rows. "
+                "Compute the ids from the batch alone, and penalties from the rows that are looked up."
+            )
 
     def _needed_shard(self, variable: int, output: int, shard: ShardId) -> ShardId:
         """Returns which shard of a variable the update of another variable's shard reads."""
@@ -183,7 +194,7 @@ class ServerHalf:
         own = [var for j, var in part.inputs.items() if self._step.variables[j] is written]
         if not own:
             return False
-        if self._lazy_rows:
+        if self._lazy_rows or is_table(written):
             return True
         state = list(part.inputs.values())
         (leaf,) = [self._step.split.sent[result] for result in part.sent if result in self._tables]

@@ -147,11 +147,15 @@ class NotATableError(Exception):
 
 
 def find_table(
-    step_equations: Sequence[JaxprEqn], outvars: set[Var], variable: Var, gradient: Var | None
+    step_equations: Sequence[JaxprEqn],
+    outvars: set[Var],
+    variable: Var,
+    gradient: Var | None,
+    min_bytes: int = MIN_BYTES,
 ) -> Table | None:
     """Returns how a step uses a variable as a table; None if it is small, or used otherwise."""
     aval = aval_of(variable)
-    if len(aval.shape) < 2 or math.prod(aval.shape) * aval.dtype.itemsize < MIN_BYTES:
+    if len(aval.shape) < 2 or math.prod(aval.shape) * aval.dtype.itemsize < min_bytes:
         return None
     try:
         table = Table(step_equations, outvars, variable, gradient)

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jax.extend.core import Var
 
 from replicax.parameter_server.actors.messages import PulledTable, PulledVariable
-from replicax.parameter_server.compiling.tables import Table, evaluate_with_tables, find_table, index_program
+from replicax.parameter_server.compiling.tables import MIN_BYTES, Table, evaluate_with_tables, find_table, index_program
 from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import home_of
 from replicax.program.jaxprs import aval_of
+from replicax.tables.marks import is_table as is_marked
 from replicax.variable_access import dtype_of, shape_of
 
 _Spec: TypeAlias = jax.ShapeDtypeStruct
@@ -52,7 +53,8 @@ class WorkerHalf:
             if i < self._count and not home_of(self._step.variables[i]).copies:
                 is_table, gradient = self._gradient_of(i)
                 variable = split.program.jaxpr.invars[i]
-                table = find_table(split.worker_equations, outvars, variable, gradient) if is_table else None
+                least = 0 if is_marked(self._step.variables[i]) else MIN_BYTES
+                table = find_table(split.worker_equations, outvars, variable, gradient, least) if is_table else None
                 if table is not None:
                     found[i] = table
         return found

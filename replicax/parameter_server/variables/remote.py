@@ -198,7 +198,7 @@ class Home:
         self._array = jax.ShapeDtypeStruct(value.shape, value.dtype) if large else value
         self._age = age
 
-    def parts(self) -> list[np.ndarray] | list[CreatedRows]:
+    def parts(self) -> Sequence[np.ndarray | CreatedRows]:
         """Returns this process's value, one array for each shard, or what computes it there."""
         with self._lock:
             self._sending, created = self._array, self._created
