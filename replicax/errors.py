@@ -109,6 +109,10 @@ class CheckpointError(ReplicaxError, ValueError):
     """A checkpoint cannot be written, does not exist, is incomplete, or does not match its objects."""
 
 
+class WeightsError(ReplicaxError, ValueError):
+    """A file of weights does not fit the model, is damaged, or cannot be written."""
+
+
 class UnmatchedError(CheckpointError, AssertionError):
     """A restore has not restored everything that its status must guarantee."""
 

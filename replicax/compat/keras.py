@@ -113,6 +113,16 @@ def is_in_layer_call() -> bool:
     return get_global_attribute("current_call_ctx") is not None
 
 
+def is_in_stateless_scope() -> bool:
+    """Returns whether assignments to variables go to a `keras.StatelessScope` just now.
+
+    Without the attribute: whether a variable that is assigned its own value keeps the array that it has.
+    """
+    from keras.src.backend.common.global_state import get_global_attribute
+
+    return get_global_attribute("stateless_scope") is not None
+
+
 def sublayers(layer: keras.Layer, include_self: bool = False) -> list[keras.Layer]:
     """Returns the layers that a layer or model holds, at any depth.
 

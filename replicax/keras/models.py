@@ -33,6 +33,7 @@ from replicax.runtime.once import once
 from replicax.tracebacks import entry_point
 from replicax.typing import PyTree
 from replicax.variable_access import layout_of
+from replicax.weights.hooks import install_weight_hooks
 
 if TYPE_CHECKING:
     import keras
@@ -99,6 +100,7 @@ def install_trainer_hooks() -> None:
     import keras
 
     check_keras_backend()
+    install_weight_hooks()
     trainer: Any = trainer_class()
     trainer.__init__ = _remembering_strategy(trainer.__init__)
     keras.Model.__new__ = staticmethod(remembering_arguments(keras.Model.__new__))

@@ -1,0 +1,149 @@
+"""One file of weights that is being read into a model: what it holds, what was asked for, and what took it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.errors import WeightsError
+from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
+from replicax.weights.homes import home_of, set_home_value
+from replicax.weights.matching import Entry, complaints
+from replicax.weights.pieces import Piece, Tensor, placed
+
+_CHECKING: ContextVar[Reading | None] = ContextVar("replicax_checking_weights", default=None)
+
+
+def being_checked() -> Reading | None:
+    """Returns the reading for which this thread only checks what would be assigned; None if it assigns."""
+    return _CHECKING.get()
+
+
+@dataclass
+class Reading:
+    """The reading of one file.
+
+    Attributes:
+        path: What the file is called in messages.
+        used: The names of the file's tensors that somebody has asked for.
+        assigned: The variables that a tensor was assigned to, by identity.
+        misfits: Those that got one of another shape, and the tensor's name.
+    """
+
+    path: str
+    used: set[str] = field(default_factory=set)
+    assigned: set[int] = field(default_factory=set)
+    misfits: dict[int, tuple[VariableLike, StoredTensor]] = field(default_factory=dict)
+
+    def assign(self, variable: VariableLike, tensor: StoredTensor) -> None:
+        """Gives a variable the values of a tensor.
+
+        Raises:
+            WeightsError: Their shapes differ, or the file cannot be read.
+        """
+        if tensor.shape != shape_of(variable):
+            raise WeightsError(
+                f"Variable {name_of(variable)!r} has shape {shape_of(variable)}, and {tensor.name!r} in {self.path} "
+                f"has shape {tensor.shape}."
+            )
+        place(variable, tensor.tensor)
+
+    @contextlib.contextmanager
+    def only_checking(self) -> Iterator[None]:
+        """Lets assignments to variables in a `with` block be noted, and no variable change."""
+        token = _CHECKING.set(self)
+        try:
+            yield
+        finally:
+            _CHECKING.reset(token)
+
+    def note(self, variable: VariableLike, value: object) -> None:
+        """Notes that a variable would be assigned a tensor, or what a layer has computed from one."""
+        if isinstance(value, StoredTensor) and value.shape != shape_of(variable):
+            self.misfits[id(variable)] = variable, value
+        else:
+            self.misfits.pop(id(variable), None)
+            self.assigned.add(id(variable))
+
+    def check(self, variables: Sequence[VariableLike], stored: Mapping[str, Entry], cause: Exception | None) -> None:
+        """Checks that each tensor of the file has found a variable, and each variable a tensor of its shape.
+
+        Args:
+            variables: The variables that the file must have values for.
+            stored: What the file has for them, by name.
+            cause: The first error that a layer has raised, if any.
+
+        Raises:
+            WeightsError: Something is left over. It names all of it, and what is nearest on the other side.
+        """
+        without = [v for v in variables if id(v) not in self.assigned and id(v) not in self.misfits]
+        left = {name: entry for name, entry in stored.items() if name not in self.used}
+        wrong = [(v, stored.get(t.name) or Entry(t.name, t.name, t.shape)) for v, t in self.misfits.values()]
+        if wrong or without or left:
+            raise WeightsError(complaints(self.path, wrong, without, left, variables, stored)) from cause
+        if cause is not None:
+            raise WeightsError(f"{self.path} cannot be loaded; nothing has changed: {cause}") from cause
+
+
+class StoredTensor(np.lib.mixins.NDArrayOperatorsMixin):
+    """A tensor of a file that is read when it is assigned to a variable, in pieces; else as a NumPy array.
+
+    Layers get it from Keras's stores of weights in place of an array.
+
+    Args:
+        name: What it is called in the file.
+        tensor: Where it is.
+        reading: The reading of the file.
+    """
+
+    def __init__(self, name: str, tensor: Tensor, reading: Reading):
+        self.name, self.tensor, self.reading = name, tensor, reading
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+        self.ndim, self.size = len(self.shape), int(np.prod(self.shape, dtype=np.int64))
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # Its values are nobody's but the caller's.
+        return whole(self.tensor, np.dtype(dtype) if dtype is not None else self.dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **kwargs: object) -> object:
+        arrays = [np.asarray(each) if isinstance(each, StoredTensor) else each for each in inputs]
+        return getattr(ufunc, method)(*arrays, **kwargs)
+
+    def __jax_array__(self) -> jax.Array:
+        return jax.numpy.asarray(np.asarray(self))
+
+    def __getitem__(self, key: Any) -> object:
+        return np.asarray(self)[key]
+
+    def __len__(self) -> int:
+        return len(np.asarray(self))
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)
+
+
+def whole(tensor: Tensor, dtype: np.dtype) -> np.ndarray:
+    """Returns all values of a tensor.
+
+    Raises:
+        WeightsError: They cannot be read.
+    """
+    values = np.empty(tensor.shape, dtype)
+    tensor.fill([Piece(tuple((0, length) for length in tensor.shape), values)])
+    return values
+
+
+def place(variable: VariableLike, tensor: Tensor) -> None:
+    """Gives a variable the values of a tensor, piece by piece in its layout; it must have one, and their shape."""
+    home = home_of(variable)
+    assert home is not None
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(jax.numpy.dtype(dtype_of(variable))))
+    set_home_value(variable, placed(tensor, home, dtype))
