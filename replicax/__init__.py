@@ -21,7 +21,17 @@ from replicax.data import AutoShardPolicy, InputContext, InputOptions, ValueCont
 from replicax.errors import ReplicaDivergenceError, ReplicaxError
 from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.migration import not_found
-from replicax.program import TensorSpec, function, grad, value_and_grad
+from replicax.program import (
+    TensorSpec,
+    cond,
+    fori_loop,
+    function,
+    grad,
+    scan,
+    switch,
+    value_and_grad,
+    while_loop,
+)
 from replicax.program.keras_backend import choose_jax_for_keras
 from replicax.reduce_op import ReduceOp
 from replicax.renamed import RENAMED, renamed
@@ -104,6 +114,7 @@ __all__ = [
     "checkpoint",
     "cluster_resolver",
     "compute_average_loss",
+    "cond",
     "config",
     "coordinator",
     "data",
@@ -111,6 +122,7 @@ __all__ = [
     "errors",
     "estimator",
     "export",
+    "fori_loop",
     "function",
     "get_replica_context",
     "get_strategy",
@@ -121,9 +133,12 @@ __all__ = [
     "latest_checkpoint",
     "load_export",
     "scale_regularization_loss",
+    "scan",
     "set_strategy",
+    "switch",
     "testing",
     "value_and_grad",
+    "while_loop",
 ]
 
 

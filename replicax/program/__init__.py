@@ -30,12 +30,25 @@ Under a strategy, `strategy.run(fn, args)` inside `step` adds one level:
 6. `rx.value_and_grad` (`autodiff.py`) sums gradients over the replicas. Whatever follows from the sums needs no replica
    any more: `late.py` and `moving.py` take it out of the map. A strategy that keeps variables on another device has
    the program split at the gradients (`split.py`, `halves.py`).
+   `rx.cond`, `rx.scan` and the like (`loops.py`) carry the variables that their bodies assign (`carrying.py`).
 7. `accumulators.py`, `scales.py` and `summed_means.py` look for steps that run and compute something else than what is
    meant; `advice.py` says so.
 """
 
 from replicax.program.autodiff import grad, value_and_grad
 from replicax.program.function import Function, function
+from replicax.program.loops import cond, fori_loop, scan, switch, while_loop
 from replicax.program.tensor_spec import TensorSpec
 
-__all__ = ["Function", "TensorSpec", "function", "grad", "value_and_grad"]
+__all__ = [
+    "Function",
+    "TensorSpec",
+    "cond",
+    "fori_loop",
+    "function",
+    "grad",
+    "scan",
+    "switch",
+    "value_and_grad",
+    "while_loop",
+]

@@ -180,7 +180,7 @@ class _Differentiation:
         if self._saw_new and outer is not None:
             raise VariablesCreatedError
         for variable, value in zip(self._written, new_values, strict=True):
-            _store(variable, value if self._replica is None else _settled(variable, value, outer), outer)
+            stored_by(variable, value if self._replica is None else settled(variable, value, outer), outer)
         if self._replica is not None and self._op is ReduceOp.SUM and not self._loss_is_equal:
             loss = marked_as_summed_loss(loss)
         result = (loss, self._aux.rebuild(aux)) if self._has_aux else loss
@@ -260,7 +260,7 @@ def _finished(gradient: jax.Array | None, variable: VariableLike, marked: bool) 
     return marked_as_gradient(gradient) if marked else gradient
 
 
-def _settled(variable: VariableLike, value: jax.Array, frame: StateFrame | None) -> jax.Array:
+def settled(variable: VariableLike, value: jax.Array, frame: StateFrame | None) -> jax.Array:
     """Returns a value that a loss has assigned, typed as equal on all replicas where the variable wants that.
 
     Raises:
@@ -276,7 +276,7 @@ def _settled(variable: VariableLike, value: jax.Array, frame: StateFrame | None)
     return value
 
 
-def _store(variable: VariableLike, value: jax.Array, frame: StateFrame | None) -> None:
+def stored_by(variable: VariableLike, value: jax.Array, frame: StateFrame | None) -> None:
     """Makes a value that the loss assigned, as frames keep it, the variable's."""
     if frame is not None:
         frame.write(variable, value)

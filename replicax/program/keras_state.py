@@ -175,9 +175,10 @@ def _is_seed(variable: keras.Variable) -> bool:
     return not variable.trainable and variable.name == "seed_generator_state"
 
 
-def _is_accumulator(variable: keras.Variable) -> bool:
+def _is_accumulator(variable: VariableLike) -> bool:
     """Metrics count locally; their sums are combined when the replica function ends."""
-    return variable.synchronization == "on_read" and variable.aggregation in ("sum", "mean")
+    how = getattr(variable, "aggregation", None)
+    return getattr(variable, "synchronization", None) == "on_read" and how in ("sum", "mean")
 
 
 def _fold_replica_id(state: jax.Array) -> jax.Array:
@@ -199,6 +200,16 @@ def _share_of_total(variable: keras.Variable, total: jax.Array, frame: context.R
         return total
     share = jnp.where(jax.lax.axis_index(REPLICA_AXIS) == 0, total, jnp.zeros_like(total))
     return marked_as_share(share, frame.number(variable))
+
+
+def share_to_carry(variable: VariableLike, current: context.Context) -> jax.Array:
+    """Returns the value that a loop or branch begins with: of an accumulator, what this replica has of the total."""
+    assert current.frame is not None
+    value = current.frame.read(variable)
+    in_replicas = current.replica is not None and (current.manual_replicas or 1) > 1
+    if not in_replicas or not _is_accumulator(variable) or current.frame.holds(variable):
+        return value
+    return _share_of_total(variable, value, cast(context.ReplicaStateFrame, current.frame))
 
 
 def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Array:
