@@ -33,7 +33,7 @@ def cond(pred: PyTree, true_fun: PyTreeFunction, false_fun: PyTreeFunction, *ope
         pred: A boolean or number without dimensions. In `strategy.run` it may be each replica's own: then what the
             branches assign to mirrored variables differs, and is refused.
         true_fun: Is called with the operands if `pred` is true.
-        false_fun: Is called with them otherwise. What it returns has the same structure, shapes and dtypes.
+        false_fun: Is called with them otherwise. Its result has the same structure, shapes and dtypes.
         operands: Pytrees of arrays.
 
     Returns:
@@ -107,11 +107,11 @@ def scan(
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
-) -> tuple[PyTree, PyTree]:
+) -> PyTree:
     """Calls a function for each of some rows; like `jax.lax.scan`, but it may read and assign variables.
 
-    What a round assigns the next one reads. It may be differentiated (`rx.value_and_grad`), also with respect to
-    variables that it assigns. Outside of compiled functions the whole loop is compiled, once for each `f`.
+    A round reads what the one before it has assigned. It may be differentiated (`rx.value_and_grad`), also with respect
+    to variables that it assigns. Outside of compiled functions the whole loop is compiled, once for each `f`.
 
     Args:
         f: `(carry, x) -> (carry, y)`. The carry keeps its structure, shapes and dtypes.
@@ -136,13 +136,13 @@ def scan(
         ([1.0, 3.0, 6.0], 6.0)
     """
     check_function("`f` of rx.scan", f)
-    options = {"length": length, "reverse": reverse, "unroll": unroll}
+    looped: PyTreeFunction = functools.partial(jax.lax.scan, length=length, reverse=reverse, unroll=unroll)
     if _is_compiled_here():
-        looped = lambda f: lambda init, xs: scan(f, init, xs, **options)  # noqa: E731
-        return _compiled(f, ("scan", *options.values()), looped, (init, xs))
+        again = functools.partial(scan, length=length, reverse=reverse, unroll=unroll)
+        return _compiled(f, ("scan", length, reverse, unroll), lambda f: functools.partial(again, f), (init, xs))
     if context.current().frame is None:
         with _op_by_op():
-            return jax.lax.scan(f, init, xs, **options)
+            return looped(f, init, xs)
     carried = Carried("rx.scan")
 
     def call(values: _Values) -> tuple[PyTree, _Values]:
@@ -152,11 +152,10 @@ def scan(
                 raise ArgumentError(f"`f` of rx.scan returns a pair (carry, y), got {result!r:.100}.")
             return (result[0], values), result[1]
 
-        (carry, values), ys = jax.lax.scan(body, (init, values), xs, **options)
+        (carry, values), ys = looped(body, (init, values), xs)
         return (carry, ys), values
 
-    result: tuple[PyTree, PyTree] = carried.run(call)
-    return result
+    return carried.run(call)
 
 
 @entry_point
@@ -191,8 +190,9 @@ def while_loop(
     check_function("`cond_fun` of rx.while_loop", cond_fun)
     check_function("`body_fun` of rx.while_loop", body_fun)
     if _is_compiled_here():
-        looped = lambda body_fun: lambda init_val: while_loop(cond_fun, body_fun, init_val)  # noqa: E731
-        return _compiled(body_fun, ("while_loop", id(cond_fun)), looped, (init_val,))
+        again = functools.partial(while_loop, cond_fun)
+        variant = ("while_loop", id(cond_fun))
+        return _compiled(body_fun, variant, lambda body_fun: functools.partial(again, body_fun), (init_val,))
     if context.current().frame is None:
         with _op_by_op():
             return jax.lax.while_loop(cond_fun, body_fun, init_val)
@@ -247,11 +247,10 @@ def fori_loop(
     check_function("`body_fun` of rx.fori_loop", body_fun)
     if _is_compiled_here():
         if unroll is None:
-            looped = lambda body_fun: lambda *given: fori_loop(*given[:2], body_fun, given[2])  # noqa: E731
-            return _compiled(body_fun, ("fori_loop",), looped, (lower, upper, init_val))
-        bounds = int(lower), int(upper)  # Only known ones can be written out.
-        looped = lambda body_fun: lambda init_val: fori_loop(*bounds, body_fun, init_val, unroll=unroll)  # noqa: E731
-        return _compiled(body_fun, ("fori_loop", *bounds, unroll), looped, (init_val,))
+            return _compiled(body_fun, ("fori_loop",), _from_to, (lower, upper, init_val))
+        again = functools.partial(fori_loop, int(lower), int(upper), unroll=unroll)  # Known bounds can be written out.
+        variant = ("fori_loop", int(lower), int(upper), unroll)
+        return _compiled(body_fun, variant, lambda body_fun: functools.partial(again, body_fun), (init_val,))
     if context.current().frame is None:
         with _op_by_op():
             return jax.lax.fori_loop(lower, upper, body_fun, init_val, unroll=unroll)
@@ -265,6 +264,11 @@ def fori_loop(
         return result
 
     return carried.run(call)
+
+
+def _from_to(body_fun: PyTreeFunction) -> PyTreeFunction:
+    """Returns `fori_loop` with a body, as a function of the bounds and the carry."""
+    return lambda lower, upper, init_val: fori_loop(lower, upper, body_fun, init_val)
 
 
 def _branches(

@@ -180,7 +180,7 @@ def test_another_shape_or_dtype_is_refused():
 
 def test_conditions_only_read():
     v = rx.Variable(0.0, name="v")
-    with pytest.raises(VariableError, match="'v' is assigned by the condition of rx.while_loop"):
+    with pytest.raises(VariableError, match=r"'v' is assigned by the condition of rx\.while_loop"):
         rx.function(lambda: rx.while_loop(lambda c: v.assign_add(1.0) < 3, lambda c: c, 0))()
 
 
