@@ -103,6 +103,18 @@ def name_scope() -> str:
     return str(current_path())
 
 
+def open_scopes() -> list[object]:
+    """Returns the layers, optimizers and metrics that are building or calling just now, the innermost first.
+
+    Without the attribute: variables are made by nobody, and layouts follow from their shapes alone.
+    """
+    from keras.src.backend.common import global_state
+
+    scopes = global_state.get_global_attribute("name_scope_stack") or ()
+    callers = [scope.caller for scope in reversed(scopes) if scope.caller is not None]
+    return [caller for i, caller in enumerate(callers) if all(caller is not other for other in callers[:i])]
+
+
 def is_in_layer_call() -> bool:
     """Returns whether the running code is a layer's forward pass (or a model's).
 

@@ -23,6 +23,7 @@ from replicax.compat.jax import refuse_as_argument
 from replicax.equality import difference
 from replicax.errors import ReplicaDivergenceError, VariableError
 from replicax.host import host_of
+from replicax.program.makers import note_makers
 from replicax.runtime.once import once
 from replicax.typing import PyTreeFunction
 from replicax.variable_access import name_of, was_made
@@ -44,7 +45,7 @@ def install_keras_hooks() -> None:
     optimizer_class = keras.optimizers.LossScaleOptimizer
     optimizer_class.apply = _with_equal_gradients(_with_loss_scale(optimizer_class.apply))
     variable_class: type[keras.Variable] = keras_door.variable_class()
-    variable_class.__init__ = _made_once(_with_late_values(variable_class.__init__))
+    variable_class.__init__ = _made_once(_with_makers(_with_late_values(variable_class.__init__)))
     variable_class.__new__ = _found_again(variable_class.__new__)
     variable_class.__array__ = _with_shards_of_others(variable_class.__array__)
     keras_door.wrap_first_values(_with_values_of_host)
@@ -159,6 +160,17 @@ def _with_values_of_host(original: PyTreeFunction, adopt: PyTreeFunction) -> PyT
             original(self, initializer)
 
     return first_value
+
+
+def _with_makers(original: PyTreeFunction) -> PyTreeFunction:
+    """Which layer makes a variable is known only then: its first value may come later, outside of `build`."""
+
+    @functools.wraps(original)
+    def __init__(self: keras.Variable, *args: object, **kwargs: object) -> None:
+        note_makers(self, keras_door.open_scopes())
+        original(self, *args, **kwargs)
+
+    return __init__
 
 
 def _found_again(original: PyTreeFunction) -> PyTreeFunction:

@@ -260,7 +260,7 @@ def keras_ownership(strategy: Host) -> Iterator[None]:
         return
     import keras
 
-    install_keras_hooks()  # A strategy may see to first values itself.
+    install_keras_hooks()  # They note which layer makes a variable; a strategy may see to first values itself.
     previous = keras.distribution.distribution()
     keras.distribution.set_distribution(_listener_class()(strategy))
     try:

@@ -78,11 +78,10 @@ class Explaining:
         part = shape if sharding is None or is_per_replica_variable(variable) else sharding.shard_shape(shape)
         local = math.prod(part) * jnp.dtype(dtype_of(variable)).itemsize
         where = self._layout_of(variable)
-        why = self._why_mirrored(variable) if where == MIRRORED else ""
-        return Explained(name_of(variable), str(shape), where, local, why)
+        return Explained(name_of(variable), str(shape), where, local, self._why(variable))
 
-    def _why_mirrored(self, variable: VariableLike) -> str:
-        """Returns why a variable is not sharded; empty where the strategy shards none."""
+    def _why(self, variable: VariableLike) -> str:
+        """Returns the rule that decided about a variable's layout; empty where the strategy shards none."""
         del variable
         return ""
 

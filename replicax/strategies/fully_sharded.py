@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import jax
@@ -13,7 +12,9 @@ from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
 from replicax.errors import ArgumentError
 from replicax.health import DEFAULT_STALL_TIMEOUT_S
-from replicax.strategies.placement import Placement, cut_if_large
+from replicax.layouts import MIN_SIZE, Decision, over_data
+from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.strategies.placement import Placement
 from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers
 from replicax.variable_access import VariableLike, shape_of
 
@@ -53,7 +54,7 @@ class FullyShardedStrategy(SpansWorkers):
     def __init__(
         self,
         devices: int | Sequence[str | jax.Device] | None = None,
-        min_size: int = 2**12,
+        min_size: int = MIN_SIZE,
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
         *,
@@ -70,13 +71,11 @@ class FullyShardedStrategy(SpansWorkers):
         placement = Placement(found, layout=self._layout, workers=self.workers)
         super().__init__(placement, cross_device_ops, communication_options)
 
-    def _layout(self, variable: VariableLike) -> PartitionSpec:
-        return cut_if_large(variable, self.min_size, self.num_replicas_in_sync)
+    def _decision(self, variable: VariableLike) -> Decision:
+        return over_data(shape_of(variable), REPLICA_AXIS, self.num_replicas_in_sync, self.min_size)
 
-    def _why_mirrored(self, variable: VariableLike) -> str:
-        if self.num_replicas_in_sync == 1:
-            return "there is one device"
-        size = math.prod(shape_of(variable))
-        if size < self.min_size:
-            return f"{size} elements, fewer than min_size={self.min_size}"
-        return f"{self.num_replicas_in_sync} devices divide none of its dimensions"
+    def _layout(self, variable: VariableLike) -> PartitionSpec:
+        return self._decision(variable).spec()
+
+    def _why(self, variable: VariableLike) -> str:
+        return self._decision(variable).why

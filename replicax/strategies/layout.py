@@ -1,188 +1,184 @@
-"""Tensor and data parallelism: a layout for each variable, by patterns over their paths."""
+"""Tensor and data parallelism: a layout for each variable, by rules for its layer or by patterns over its path."""
 
 from __future__ import annotations
 
-import difflib
-import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
+import jax
 from jax.sharding import Mesh, PartitionSpec
 
-import replicax.context as context
+from replicax.checks import is_int
+from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
-from replicax.errors import ArgumentError, LayoutError
+from replicax.errors import ArgumentError
+from replicax.health import DEFAULT_STALL_TIMEOUT_S
+from replicax.layouts import MIN_SIZE, AutomaticRules, LayoutLike, Layouts, PatternRules, Rules
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.strategies.mesh_strategy import MeshStrategy
+from replicax.strategies.mesh_grid import MODEL, Grid, grid_of_mesh, grid_of_shape
 from replicax.strategies.placement import Placement
-from replicax.typing import PyTree, PyTreeFunction
-from replicax.variable_access import VariableLike, name_of, shape_of
+from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers, Workers
+from replicax.variable_access import VariableLike, was_made
 
 if TYPE_CHECKING:
     import keras
 
-Axes = tuple[str | None, ...]
-#: A layout as users give it: axes, or an object that has them (`keras.distribution.TensorLayout`).
-_Layout: TypeAlias = "Sequence[str | None] | keras.distribution.TensorLayout"
-
-_NEAR, _MOST_PATHS = 3, 20  # paths that a message lists
+_KINDS = ("auto", "fsdp", "tensor")
+_MeshLike: TypeAlias = "Mesh | keras.distribution.DeviceMesh"
+_Layout: TypeAlias = "str | Mapping[str, LayoutLike] | Callable[[keras.distribution.DeviceMesh], object]"
 
 
-class LayoutStrategy(MeshStrategy):
-    """Cuts variables over a mesh as patterns say, and batches over its first axis.
+class LayoutStrategy(SpansWorkers):
+    """Cuts variables over a mesh as rules or patterns say, and batches over its first axis.
 
     Each position along the mesh's first axis is a replica; the devices along the other axes share its work, XLA's
-    partitioner deciding how. Optimizer state is laid out like the parameter that it belongs to.
+    partitioner deciding how. Optimizer state is laid out like the parameter that it belongs to. `explain` tells which
+    rule has decided about each variable; a large one of which every device holds a copy is told when training begins.
 
     Args:
         mesh: A `jax.sharding.Mesh` or a `keras.distribution.DeviceMesh` of local devices, such as one of shape `(4, 2)`
-            with axes `("batch", "model")`.
-        layout_map: Maps a regular expression, searched for in a variable's path, to its layout: for each dimension the
-            name of the mesh axis that cuts it, or None. The first pattern that matches counts; variables that none
-            matches are mirrored. A `keras.distribution.LayoutMap` works too.
+            with axes `("batch", "model")`. The axis called `"model"` is the model's, otherwise the last of several.
+        layout: One of
+
+            - `"fsdp"`: a variable is cut along its longest dimension that the first axis divides.
+            - `"tensor"`: the pairs of matrices of attention and of MLPs, embeddings and convolutions are sharded over the
+              model's axis, as Megatron-LM does; the type of layer decides (Shoeybi et al., 2019).
+            - `"auto"`: both, as far as the mesh has both axes.
+            - a mapping from a regular expression, searched for in a variable's path, to its layout: for each dimension
+              the name of the mesh axis that cuts it, or None. The first pattern that matches counts; variables that
+              none matches are mirrored. A `keras.distribution.LayoutMap` works too.
+            - a function that returns one of a `keras.distribution.DeviceMesh`, such as a KerasHub model's
+              `get_layout_map`.
         cross_device_ops: The algorithm that combines gradients in `run`.
         communication_options: Its options.
+        mesh_shape: In place of `mesh`, the sizes of its axes: `(2, 4)` for axes `("batch", "model")`, or
+            `{"batch": 2, "model": 4}`; -1 for what is left. By default all devices are along the first axis, with
+            `layout="tensor"` along the second.
+        devices: The devices of `mesh_shape`, as for `MirroredStrategy`.
+        min_size: The rules leave variables with fewer elements whole: cutting them saves little and costs a message.
+        cluster_resolver: Says who this process is; by default the environment does. See `MultiWorkerMirroredStrategy`.
+        start_timeout: How long to wait for the other workers, in seconds.
+        stall_timeout: For how many seconds a worker may do nothing while others wait for it, until all end with a
+            report. None or 0 for no watching.
+        layout_map: The former name of `layout`.
 
     Raises:
-        ArgumentError: `mesh` is not a mesh, or `layout_map` not a mapping.
+        ArgumentError: `mesh` is not a mesh, or `layout` none of these.
+        DeviceError: There are not as many devices as `mesh_shape` asks for.
         LayoutError: A pattern is no regular expression, or its layout names an axis twice or one that the mesh lacks.
-            When training begins: a pattern matches no variable, or cuts a dimension that its axis does not divide.
+            When a variable is made: a pattern cuts a dimension that its axis does not divide. When training begins: a
+            pattern matches no variable.
+        ClusterError, ClusterTimeoutError, ContextError: As for `MultiWorkerMirroredStrategy`.
 
     Example:
-        >>> import jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("batch", "model"))
-        >>> strategy = LayoutStrategy(mesh, {"up/kernel": (None, "model"), "down/kernel": ("model", None)})
+        >>> strategy = LayoutStrategy(mesh_shape=(4, 2), layout={"up/kernel": (None, "model")})
         >>> strategy.num_replicas_in_sync
         4
     """
 
     def __init__(
         self,
-        mesh: Mesh | keras.distribution.DeviceMesh,
-        layout_map: Mapping[str, _Layout],
+        mesh: _MeshLike | None = None,
+        layout: _Layout = "auto",
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
+        *,
+        mesh_shape: int | Sequence[int] | Mapping[str, int] | None = None,
+        devices: int | Sequence[str | jax.Device] | None = None,
+        min_size: int = MIN_SIZE,
+        cluster_resolver: ClusterResolver | None = None,
+        start_timeout: float = START_TIMEOUT_S,
+        stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
+        layout_map: Mapping[str, LayoutLike] | None = None,
     ):
-        devices, names = _devices_and_axes(mesh)
-        self.axis_names = names
-        self._renamed = {names[0]: REPLICA_AXIS}
-        if not isinstance(layout_map, Mapping):
-            raise ArgumentError(
-                "`layout_map` maps patterns to layouts, such as {'up/kernel': (None, 'model')}, or is a "
-                f"keras.distribution.LayoutMap, got {layout_map!r:.100}."
-            )
-        self._layouts = {pattern: self._checked(pattern, layout) for pattern, layout in layout_map.items()}
-        self._sizes = dict(zip(names, devices.shape, strict=True))
-        self._matched: set[str] = set()
-        self._seen: dict[str, None] = {}  # The paths of variables that were asked for, in their order.
-        self._has_run = False
-        self._parameters: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
-        placement = Placement(devices, (REPLICA_AXIS, *names[1:]), self._layout)
+        if layout_map is not None:
+            message = "LayoutStrategy(layout_map=...) is now layout=.... The old name is removed in the next release."
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            layout = layout_map
+        if not is_int(min_size) or min_size < 0:
+            raise ArgumentError(f"`min_size` is a number of elements, an int of at least 0, got {min_size!r}.")
+        if mesh is None and mesh_shape is None and devices is None:
+            mesh = getattr(layout, "device_mesh", None)  # a keras.distribution.LayoutMap
+        if mesh is None:
+            found = self._chosen_devices(devices, communication_options, cluster_resolver, start_timeout, stall_timeout)
+            takes_all = devices is not None or self.num_workers > 1
+            self._grid = grid_of_shape(mesh_shape, found, layout == "tensor", takes_all)
+        elif mesh_shape is not None or devices is not None:
+            raise ArgumentError("`mesh` has a shape and devices: leave out `mesh_shape` and `devices`, or `mesh`.")
+        else:
+            self._grid = grid_of_mesh(mesh)
+            self._set_workers(Workers.of(self._grid.devices.flat, cluster_resolver, start_timeout, stall_timeout))
+        self.axis_names = self._grid.names
+        self.min_size = min_size
+        self._layouts = Layouts(_rules(layout, self._grid, min_size), min_size)
+        self._told: set[str] = set()
+        placement = Placement(self._grid.devices, (REPLICA_AXIS, *self.axis_names[1:]), self._layout, self.workers)
         super().__init__(placement, cross_device_ops, communication_options)
 
-    def _checked(self, pattern: str, layout: _Layout) -> Axes:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise LayoutError(f"Layout pattern {pattern!r} is no regular expression: {error}.") from None
-        axes: Axes = tuple(getattr(layout, "axes", layout))
-        named = [axis for axis in axes if axis is not None]
-        unknown = sorted(set(named) - set(self.axis_names))
-        if unknown or len(set(named)) < len(named):
-            raise LayoutError(
-                f"The layout {axes} of pattern {pattern!r} must name each mesh axis at most once, and only axes of the "
-                f"mesh: {self.axis_names}. Use None for a dimension that is not cut."
-            )
-        return axes
-
     def _layout(self, variable: VariableLike) -> PartitionSpec:
-        path, shape = name_of(variable), shape_of(variable)
-        self._seen.setdefault(path)
-        slot = self._layout_of_slot(path, shape)
-        if slot is not None:
-            return slot
-        pattern = next((p for p in self._layouts if re.search(p, path)), None)
-        if pattern is None:
-            return PartitionSpec()
-        axes = self._layouts[pattern]
-        self._check_fits(pattern, axes, path, shape)
-        self._matched.add(pattern)
-        spec = PartitionSpec(*(self._renamed.get(axis, axis) if axis else None for axis in axes))
-        self._parameters[path.replace("/", "_")] = (shape, spec)
-        return spec
+        return self._layouts.of(variable).spec({self.axis_names[0]: REPLICA_AXIS})
 
-    def _layout_of_slot(self, path: str, shape: tuple[int, ...]) -> PartitionSpec | None:
-        """Keras names an optimizer's state after the parameter: `adam/<path with underscores>_momentum`."""
-        name = path.rsplit("/", 1)[-1]
-        for parameter, (parameter_shape, spec) in self._parameters.items():
-            if name.startswith(f"{parameter}_") and shape == parameter_shape:
-                return spec
-        return None
-
-    def _check_fits(self, pattern: str, axes: Axes, path: str, shape: Sequence[int]) -> None:
-        fits = len(axes) == len(shape) and all(
-            axis is None or length % self._sizes[axis] == 0 for axis, length in zip(axes, shape, strict=True)
-        )
-        if not fits:
-            raise LayoutError(
-                f"Variable {path!r} of shape {tuple(shape)} cannot have the layout {axes} of pattern {pattern!r}: it "
-                f"needs one entry for each dimension, and the mesh axes {self._sizes} must divide what they cut."
-            )
+    def adopt(self, variable: VariableLike) -> None:
+        """Decides about a new variable's layout while the layers that make it are at work."""
+        super().adopt(variable)
+        if was_made(variable):
+            self._layouts.of(variable)
 
     def check_layouts(self, variables: Sequence[VariableLike]) -> None:
-        """Checks that each pattern of the layout map is used by one of a model's variables.
+        """Checks that each pattern is used by a variable, and warns of large variables that every device holds.
 
         Raises:
             LayoutError: A pattern matches none: a typing error, or a renamed layer, would otherwise go unnoticed.
         """
         for variable in variables:
-            self._layout(variable)
-        unused = [pattern for pattern in self._layouts if pattern not in self._matched]
-        if unused:
-            raise LayoutError(_said_of_unused(unused, [name_of(variable) for variable in variables]))
+            self._layouts.of(variable)
+        self._layouts.check_used()
+        if self.placement.mesh_for(self.num_replicas_in_sync).size == 1:
+            return
+        new = [line for line in self._layouts.large_and_whole(variables) if line not in self._told]
+        if new:
+            self._told.update(new)
+            warnings.warn(
+                f"{self!r} leaves {len(new)} large variables whole on every device: {'; '.join(new)}. "
+                "strategy.explain(model) shows all layouts. A layout that cuts nothing, such as {'pattern': (None, "
+                "None)}, says that this is wanted.",
+                stacklevel=2,
+            )
 
-    def _run(
-        self, fn: PyTreeFunction, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], donate: tuple[int, ...]
-    ) -> PyTree:
-        result = super()._run(fn, args, kwargs, donate)
-        if not self._has_run and context.current().frame is None:
-            self._has_run = True
-            unused = [pattern for pattern in self._layouts if pattern not in self._matched]
-            if unused:
-                # No error: other variables may be used later.
-                warnings.warn(_said_of_unused(unused, list(self._seen)), stacklevel=4)
-        return result
+    def _check_traced(self) -> None:
+        if self._layouts.has_trained:  # Otherwise the model is yet to be made.
+            self._layouts.check_used()
 
-    def _why_mirrored(self, variable: VariableLike) -> str:
-        path = name_of(variable)
-        if any(re.search(pattern, path) for pattern in self._layouts):
-            return "its pattern cuts nothing"
-        return "no pattern matches its path"
+    def _layout_of(self, variable: VariableLike) -> str:
+        decision = self._layouts.of(variable)
+        return str(decision.axes) if decision.is_cut else super()._layout_of(variable)
+
+    def _why(self, variable: VariableLike) -> str:
+        return self._layouts.of(variable).why
 
     def __repr__(self) -> str:
-        return f"LayoutStrategy({self._sizes})"
+        return f"LayoutStrategy({self._grid.sizes})"
 
 
-def _said_of_unused(patterns: Sequence[str], paths: Sequence[str]) -> str:
-    near = {pattern: difflib.get_close_matches(pattern, paths, n=_NEAR, cutoff=0.3) for pattern in patterns}
-    hints = [f"Near {pattern!r}: {', '.join(found)}." for pattern, found in near.items() if found]
-    shown = ", ".join(paths[:_MOST_PATHS]) + (f" and {len(paths) - _MOST_PATHS} more" * (len(paths) > _MOST_PATHS))
-    return " ".join(
-        [
-            f"The layout patterns {list(patterns)} match no variable. A pattern is a regular expression that is "
-            "searched for in a variable's path.",
-            *hints,
-            f"The variables are: {shown or 'none yet'}.",
-        ]
-    )
+def _rules(layout: _Layout, grid: Grid, min_size: int) -> Rules:
+    if isinstance(layout, str):
+        if layout not in _KINDS:
+            raise ArgumentError(f"`layout` is one of {_KINDS}, a mapping of patterns or a function, got {layout!r}.")
+        model = MODEL if MODEL in grid.names[1:] else grid.names[-1] if len(grid.names) > 1 else None
+        return AutomaticRules(layout, grid.sizes, grid.names[0], model, min_size)
+    if callable(layout) and not isinstance(layout, Mapping):
+        layout = layout(_keras_mesh(grid))  # type: ignore[assignment]
+    if not isinstance(layout, Mapping):
+        raise ArgumentError(
+            "`layout` is 'auto', 'fsdp' or 'tensor', maps patterns to layouts, such as {'up/kernel': (None, 'model')}, "
+            f"or is a keras.distribution.LayoutMap or a function that returns one, got {layout!r:.100}."
+        )
+    return PatternRules(layout, grid.sizes)
 
 
-def _devices_and_axes(mesh: Mesh | keras.distribution.DeviceMesh) -> tuple[np.ndarray, tuple[str, ...]]:
-    if isinstance(mesh, Mesh):
-        return mesh.devices, tuple(mesh.axis_names)
-    backend = getattr(mesh, "backend_mesh", None)  # a keras.distribution.DeviceMesh
-    if isinstance(backend, Mesh):
-        return backend.devices, tuple(backend.axis_names)
-    raise ArgumentError(f"`mesh` is a jax.sharding.Mesh or a keras.distribution.DeviceMesh, got {mesh!r:.100}.")
+def _keras_mesh(grid: Grid) -> keras.distribution.DeviceMesh:
+    import keras
+
+    names = [f"{device.platform}:{device.id}" for device in grid.devices.flat]
+    return keras.distribution.DeviceMesh(grid.devices.shape, list(grid.names), names)

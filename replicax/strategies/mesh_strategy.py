@@ -127,7 +127,7 @@ class MeshStrategy(ValuesFromFunction):
                 "strategy.run was called inside merge_call or update, which run on the replicas already."
             )
         if enclosing_program() is not None:
-            return ReplicaCall(self, fn, (args, kwargs), in_replica_context).traced()
+            return self._traced(ReplicaCall(self, fn, (args, kwargs), in_replica_context))
         if context.current().frame is not None:
             raise ContextError("Differentiating strategy.run needs a program around it: decorate it with @rx.function.")
         if context.runs_eagerly():
@@ -142,12 +142,20 @@ class MeshStrategy(ValuesFromFunction):
             fn = get_fn()
 
             def program(*args: PyTree, **kwargs: PyTree) -> PyTree:
-                return ReplicaCall(self, fn, (args, kwargs), in_replica_context).traced()
+                return self._traced(ReplicaCall(self, fn, (args, kwargs), in_replica_context))
 
             program.__name__ = getattr(fn, "__name__", "program")
             return program
 
         return ProgramCache(get_program, donate)
+
+    def _traced(self, call: ReplicaCall) -> PyTree:
+        result = call.traced()
+        self._check_traced()
+        return result
+
+    def _check_traced(self) -> None:
+        """Checks the strategy's settings when the variables of a program are known, before it runs."""
 
     def replica_context(self, replicas: int, batch_rows: frozenset[int] = frozenset()) -> ReplicaContext:
         """Returns a new replica context for a step on `replicas` replicas, each with so many rows of its arguments."""

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from replicax.layouts import longest_divisible
 from replicax.program.handover import store_values
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.transfer import put
@@ -177,8 +178,5 @@ def largest_divisible_cut(shape: Sequence[int], parts: int) -> PartitionSpec:
         >>> largest_divisible_cut((700, 512), 8)
         P(None, 'replica')
     """
-    divisible = [(length, -i) for i, length in enumerate(shape) if length and length % parts == 0]
-    if not divisible:
-        return PartitionSpec()
-    cut = -max(divisible)[1]
-    return PartitionSpec(*(REPLICA_AXIS if i == cut else None for i in range(cut + 1)))
+    cut = longest_divisible(shape, parts)
+    return PartitionSpec() if cut is None else PartitionSpec(*[None] * cut, REPLICA_AXIS)

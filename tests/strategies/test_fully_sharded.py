@@ -50,7 +50,7 @@ def test_explain_tells_the_layout_of_each_variable():
         large, small = rx.Variable(np.ones((16, 8)), name="large"), rx.Variable(np.ones(8), name="small")
     lines = strategy.explain([large, small]).splitlines()
     assert lines == [
-        "large  (16, 8)  ('replica',)  64 bytes",
+        "large  (16, 8)  ('replica',)  64 bytes  (longest dimension that 8 devices divide)",
         "small  (8,)  mirrored  32 bytes  (8 elements, fewer than min_size=64)",
         "total  2 variables  on each device  96 bytes",
     ]
