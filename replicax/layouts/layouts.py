@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from replicax.errors import LayoutError
 from replicax.layouts.decisions import Decision, Rules, whole
 from replicax.layouts.slots import by_name, maker_is_optimizer, slot_of
+from replicax.program.makers import makers_of
 from replicax.variable_access import VariableLike, dtype_of, is_trained, name_of, shape_of
 
 _NEAR, _MOST_PATHS = 3, 20  # paths that a message lists
@@ -61,9 +62,14 @@ class Layouts:
         return [variable for each in self._parameters if (variable := each()) is not None]
 
     @property
-    def has_trained(self) -> bool:
-        """Whether a variable that optimizers train has been decided."""
-        return bool(self._parameters)
+    def has_layers(self) -> bool:
+        """Whether a layer has made a variable that optimizers train."""
+        return any(map(makers_of, self._known_parameters()))
+
+    def unused(self) -> str:
+        """Returns what there is to say of patterns that have matched none of the variables so far; empty if all have."""
+        patterns = self._rules.unused() if self._seen else ()
+        return _said_of_unused(patterns, list(self._seen)) if patterns else ""
 
     def check_used(self) -> None:
         """Checks that each pattern of the user's has matched a variable.
@@ -71,9 +77,9 @@ class Layouts:
         Raises:
             LayoutError: A pattern has matched none: a typing error, or a renamed layer, would otherwise go unnoticed.
         """
-        unused = self._rules.unused()
+        unused = self.unused()
         if unused:
-            raise LayoutError(_said_of_unused(unused, list(self._seen)))
+            raise LayoutError(unused)
 
     def large_and_whole(self, variables: Iterable[VariableLike]) -> list[str]:
         """Returns lines about large variables of which every device holds a copy that nobody has asked for."""

@@ -1,4 +1,4 @@
-"""What a variable is to its layer, and which of its dimensions tensor parallelism would cut.
+"""The role of a variable in its layer, and which of its dimensions tensor parallelism would cut.
 
 A role follows from the type of the layer that made the variable and of the layer that built that one: the kernel of an
 `EinsumDense` in a layer of attention whose equation makes heads is a query, key or value. Names decide only between
@@ -29,7 +29,7 @@ class Cut(NamedTuple):
 
 
 class Role(NamedTuple):
-    """What a variable is to its layer.
+    """The role of a variable in its layer.
 
     Attributes:
         name: In words, such as `"query kernel of MultiHeadAttention"`.
@@ -53,7 +53,7 @@ _KERNELS = ("kernel", "depthwise_kernel", "pointwise_kernel", "recurrent_kernel"
 
 
 def role_of(variable: VariableLike) -> Role:
-    """Returns what a variable is to the layer that made it."""
+    """Returns the role of a variable in the layer that made it."""
     shape, makers = shape_of(variable), makers_of(variable)
     if not shape:
         return Role("one number", why_whole="one number")

@@ -42,8 +42,8 @@ class LayoutStrategy(SpansWorkers):
         layout: One of
 
             - `"fsdp"`: a variable is cut along its longest dimension that the first axis divides.
-            - `"tensor"`: the pairs of matrices of attention and of MLPs, embeddings and convolutions are sharded over the
-              model's axis, as Megatron-LM does; the type of layer decides (Shoeybi et al., 2019).
+            - `"tensor"`: the pairs of matrices of attention and of MLPs, embeddings and convolutions are sharded over
+              the model's axis, as Megatron-LM does; the type of layer decides (Shoeybi et al., 2019).
             - `"auto"`: both, as far as the mesh has both axes.
             - a mapping from a regular expression, searched for in a variable's path, to its layout: for each dimension
               the name of the mesh axis that cuts it, or None. The first pattern that matches counts; variables that
@@ -113,6 +113,7 @@ class LayoutStrategy(SpansWorkers):
         self.min_size = min_size
         self._layouts = Layouts(_rules(layout, self._grid, min_size), min_size)
         self._told: set[str] = set()
+        self._has_warned = False
         placement = Placement(self._grid.devices, (REPLICA_AXIS, *self.axis_names[1:]), self._layout, self.workers)
         super().__init__(placement, cross_device_ops, communication_options)
 
@@ -147,8 +148,12 @@ class LayoutStrategy(SpansWorkers):
             )
 
     def _check_traced(self) -> None:
-        if self._layouts.has_trained:  # Otherwise the model is yet to be made.
+        if self._layouts.has_layers:
             self._layouts.check_used()
+        elif not self._has_warned and (unused := self._layouts.unused()):
+            # No error: the model is yet to be made, or other variables may be used later.
+            self._has_warned = True
+            warnings.warn(unused, stacklevel=2)
 
     def _layout_of(self, variable: VariableLike) -> str:
         decision = self._layouts.of(variable)
