@@ -67,7 +67,7 @@ class Layouts:
         return any(map(makers_of, self._known_parameters()))
 
     def unused(self) -> str:
-        """Returns what there is to say of patterns that have matched none of the variables so far; empty if all have."""
+        """Returns what there is to say of patterns that match none of the variables so far; empty if all do."""
         patterns = self._rules.unused() if self._seen else ()
         return _said_of_unused(patterns, list(self._seen)) if patterns else ""
 
