@@ -73,7 +73,7 @@ class NamedVariables(Protocol):
 
 
 class Reader(Protocol):
-    """Who reads variables while the other processes send it their shards."""
+    """The reader of variables of which other processes hold shards, and send them."""
 
     def note_read(self, variable: VariableLike) -> None:
         """Is told of each variable whose shards are needed next."""

@@ -96,6 +96,7 @@ class ShardReading(DatasetReading):
     """
 
     def __init__(self, shards_for: Callable[[Position], Shards], workers: InputWorkers, batch_size: int | None):
+        workers.check_all_read()
         self._shards_for, self._workers, self._batch_size = shards_for, workers, batch_size
 
     def num_shards(self, position: Position) -> int:
@@ -166,6 +167,7 @@ class FunctionReading(DatasetReading):
     def __init__(
         self, dataset_fn: Callable[[InputContext], Iterable[PyTree]], workers: InputWorkers, options: InputOptions
     ):
+        workers.check_all_read()
         self._workers, self._remainder = workers, options.remainder
         context = InputContext(workers.count, workers.index, sum(workers.replicas))
         self._source = host_batches(lambda: dataset_fn(context))

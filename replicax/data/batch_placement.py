@@ -33,7 +33,9 @@ def place(parts: PyTree, mesh: Mesh, *, bare: bool, first: int = 0) -> PyTree:
     """
     leaves, treedef = jax.tree.flatten(parts)
     sharding = mirrored_sharding(mesh) if bare else stacked_sharding(mesh)
-    if spans_processes(sharding):
+    if spans_processes(sharding) and bare:
+        placed = [_place_own(leaf[0], leaf.shape[1], 0, sharding) for leaf in leaves]
+    elif spans_processes(sharding):
         placed = [_place_own(leaf, mesh.shape[REPLICA_AXIS], first, sharding) for leaf in leaves]
     else:
         placed = jax.device_put([owned_copy(leaf[0] if bare else leaf) for leaf in leaves], sharding)
@@ -62,7 +64,7 @@ def _place_own(own: np.ndarray, length: int, first: int, sharding: NamedSharding
 
     def rows(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None  # It is None for abstract arrays only.
-        start, stop, _ = index[0].indices(length)
+        start, stop, _ = index[0].indices(length)  # A worker may have rows of replicas between its own, too.
         return owned_copy(own[start - first : stop - first])
 
     shape, dtype = (length, *own.shape[1:]), device_dtype(own.dtype)

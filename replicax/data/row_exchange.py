@@ -121,8 +121,8 @@ class RowAssignment:
         """Returns which parts a worker needs: the index of the first, and the index after the last."""
         if self.everywhere and self.replicas < sum(self.workers.replicas):
             return 0, self.replicas
-        first = min(self.workers.first_replica(worker), self.replicas)
-        return first, min(first + self.workers.replicas[worker], self.replicas)
+        first, end = self.workers.replicas_fed(worker)
+        return min(first, self.replicas), min(end, self.replicas)
 
     def common(self, owner: int, user: int) -> tuple[int, int]:
         """Returns which rows of `owner` the worker `user` needs: the index of the first and the one after the last."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import replicax.health as health
 from replicax.cluster.exchange import AbsentError, ClosedError, Exchange
 from replicax.cluster.key_value_store import ServiceStore, Store
-from replicax.errors import BatchError, ContextError
+from replicax.errors import ArgumentError, BatchError, ContextError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,14 +24,17 @@ class InputWorkers:
     Attributes:
         index: The index of this one.
         names: What each is called in messages.
-        replicas: Number of replicas of each; their replicas follow one another.
+        replicas: For how many replicas each reads data; each replica counts once.
         store: Where they can leave messages for each other.
+        fed: For each, which replicas have devices there: the first of them and the one after the last. By default those
+            that it reads for, which follow one another. The devices of a replica may belong to several workers.
     """
 
     index: int
     names: tuple[str, ...]
     replicas: tuple[int, ...]
     store: Store = dataclasses.field(default_factory=ServiceStore)
+    fed: tuple[tuple[int, int], ...] | None = None
 
     @property
     def count(self) -> int:
@@ -44,8 +47,28 @@ class InputWorkers:
         return [worker for worker in range(self.count) if worker != self.index]
 
     def first_replica(self, worker: int) -> int:
-        """Returns the id of a worker's first replica."""
+        """Returns the id of the first replica that a worker reads for, if they follow one another."""
         return sum(self.replicas[:worker])
+
+    def replicas_fed(self, worker: int) -> tuple[int, int]:
+        """Returns which replicas a worker puts rows on devices for: the first and the one after the last."""
+        if self.fed is not None:
+            return self.fed[worker]
+        first = self.first_replica(worker)
+        return first, first + self.replicas[worker]
+
+    def check_all_read(self) -> None:
+        """Checks that each worker can read data of its own.
+
+        Raises:
+            ArgumentError: There are fewer replicas than workers.
+        """
+        idle = [name for name, replicas in zip(self.names, self.replicas, strict=True) if not replicas]
+        if idle:
+            raise ArgumentError(
+                f"{', '.join(idle)} would read data for no replica: there are {sum(self.replicas)} replicas on "
+                f"{self.count} workers. Let all workers read the same global batches: auto_shard_policy='data'."
+            )
 
 
 class _UnreadRounds:

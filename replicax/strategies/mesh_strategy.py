@@ -282,11 +282,8 @@ class MeshStrategy(ValuesFromFunction):
         """Those who feed the replicas; None if this process feeds all of them."""
         if not self.placement.spans_processes:
             return None
-        processes = [device.process_index for device in self.devices]
-        present = sorted(set(processes))
-        names = getattr(self, "workers", None) or [f"process {process}" for process in present]
-        replicas = tuple(processes.count(process) for process in present)
-        return InputWorkers(present.index(jax.process_index()), tuple(names), replicas)
+        read, fed = self.placement.replicas_of_processes()
+        return InputWorkers(jax.process_index(), self.placement.workers, read, fed=fed)
 
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)

@@ -68,30 +68,38 @@ class ComponentKinds(NamedTuple):
 
 
 def compared(
-    structures: Sequence[jax.tree_util.PyTreeDef], leaves: Sequence[Sequence[Leaf]], names: Sequence[str]
+    replicas: Sequence[int],
+    structures: Sequence[jax.tree_util.PyTreeDef],
+    leaves: Sequence[Sequence[Leaf]],
+    names: Sequence[str],
 ) -> ComponentKinds:
     """Returns what all workers' components are; all call this together.
 
     Args:
-        structures: For each replica of this worker, the structure of its pytree.
-        leaves: For each replica of this worker, the leaves of its pytree.
+        replicas: The replicas that this worker speaks for: each has one worker that does.
+        structures: For each of them, the structure of its pytree.
+        leaves: For each of them, the leaves of its pytree.
         names: Names of the workers, in their order.
 
     Raises:
         ValuesMismatchError: Pytrees have another structure than that of the first replica.
     """
     kinds = [[kind_of(leaf) for leaf in own] for own in leaves]
-    message = json.dumps([[str(structure) for structure in structures], kinds])
+    message = json.dumps([[str(structure) for structure in structures], kinds, list(replicas)])
     with health.phase(health.WAIT, WHAT):
         told = [json.loads(zlib.decompress(each)) for each in exchanged(zlib.compress(message.encode()))]
     first = told[0][0][0]
-    for worker, (found, _) in enumerate(told):
+    for worker, (found, _, _) in enumerate(told):
         odd = next((structure for structure in found if structure != first), None)
         if odd is not None:
             raise ValuesMismatchError(f"structures of {WHAT}", names[0], first, names[worker], odd)
-    by_replica = [[_kind(*told_kind) for told_kind in own] for _, each in told for own in each]
-    workers = tuple(worker for worker, (found, _) in enumerate(told) for _ in found)
-    return ComponentKinds(list(zip(*by_replica, strict=True)), workers)
+    by_replica = {
+        replica: ([_kind(*told_kind) for told_kind in own], worker)
+        for worker, (_, each, ids) in enumerate(told)
+        for own, replica in zip(each, ids, strict=True)
+    }
+    ordered = [by_replica[replica] for replica in sorted(by_replica)]
+    return ComponentKinds(list(zip(*(own for own, _ in ordered), strict=True)), tuple(worker for _, worker in ordered))
 
 
 def _kind(shape: list[int] | None, dtype: str) -> Kind:
@@ -100,6 +108,13 @@ def _kind(shape: list[int] | None, dtype: str) -> Kind:
 
 class SpreadPerReplica(UnevenPerReplica):
     """Components of shapes that differ, or of any type, each known to the worker of its replica only.
+
+    Args:
+        components: The components of this worker's replicas.
+        kinds: What the components of all replicas are.
+        workers: For each replica, the number of the worker that speaks for it.
+        spoken_for: The positions, among `components`, of the replicas that this worker speaks for.
+        place: Places what all workers have computed alike.
 
     Attributes:
         values: The components of this worker's replicas.
@@ -111,11 +126,12 @@ class SpreadPerReplica(UnevenPerReplica):
         components: Sequence[Leaf],
         kinds: Sequence[Kind],
         workers: Sequence[int],
+        spoken_for: Sequence[int],
         place: Callable[[jax.typing.ArrayLike], jax.Array],
     ):
         super().__init__(components)
         self.kinds = tuple(kinds)
-        self._workers, self._place = tuple(workers), place
+        self._workers, self._spoken_for, self._place = tuple(workers), tuple(spoken_for), place
 
     @property
     def num_replicas(self) -> int:
@@ -128,17 +144,17 @@ class SpreadPerReplica(UnevenPerReplica):
 
     def reduce_axis(self, op: ReduceOp, axis: int | Sequence[int]) -> jax.Array:
         """Combines all entries along `axis` of all components; all workers call this together."""
-        return self._place(UnevenPerReplica(self._everyones()).reduce_axis(op, axis))
+        return self._place(UnevenPerReplica(self.everyones()).reduce_axis(op, axis))
 
     def gather(self, axis: int) -> jax.Array:
         """Concatenates the components along `axis`; all workers call this together."""
-        return self._place(UnevenPerReplica(self._everyones()).gather(axis))
+        return self._place(UnevenPerReplica(self.everyones()).gather(axis))
 
-    def _everyones(self) -> list[np.ndarray]:
-        """Returns the components of all replicas."""
+    def everyones(self) -> list[np.ndarray]:
+        """Returns the components of all replicas; all workers call this together."""
         if any(kind.shape is None for kind in self.kinds):
             raise ReplicaShapeError(f"Only arrays can be combined, got components {self.kinds_of_all()}.")
-        own = b"".join(np.asarray(component).tobytes() for component in self.values)
+        own = b"".join(np.asarray(self.values[i]).tobytes() for i in self._spoken_for)
         sizes = [0] * (max(self._workers) + 1)
         for worker, kind in zip(self._workers, self.kinds, strict=True):
             sizes[worker] += kind.nbytes

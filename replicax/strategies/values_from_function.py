@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax.compat.jax import strongly_typed
 from replicax.containers import opened
@@ -18,7 +19,7 @@ from replicax.program.enclosing import enclosing_program, settle_strategy
 from replicax.program.pytrees import is_number_like
 from replicax.strategies.base import Strategy
 from replicax.strategies.placement import Placement
-from replicax.strategies.spread import Kind, SpreadPerReplica, compared, kind_of
+from replicax.strategies.spread import SpreadPerReplica, compared, kind_of
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica, UnevenPerReplica
 
@@ -52,10 +53,12 @@ class ValuesFromFunction(Strategy):
             _check_structures(trees)
             return jax.tree_util.tree_map(lambda *components: self._per_replica(components), *trees)
         leaves, structures = zip(*map(jax.tree_util.tree_flatten, trees), strict=True)
-        layout = compared(structures, leaves, self.placement.workers)
+        led, workers = self.placement.led_replicas, self.placement.workers
+        speaks_for = [self.placement.local_replicas.index(replica) for replica in led]
+        layout = compared(led, [structures[i] for i in speaks_for], [leaves[i] for i in speaks_for], workers)
         values = [
-            self._per_replica(components, kinds, layout.workers)
-            for components, kinds in zip(zip(*leaves, strict=True), layout.kinds, strict=True)
+            self._spread_over_workers(SpreadPerReplica(own, kinds, layout.workers, speaks_for, self.placement.place))
+            for own, kinds in zip(zip(*leaves, strict=True), layout.kinds, strict=True)
         ]
         return jax.tree_util.tree_unflatten(structures[0], values)
 
@@ -79,20 +82,28 @@ class ValuesFromFunction(Strategy):
 
         return jax.tree_util.tree_map(stacked, *map(opened, trees))
 
-    def _per_replica(
-        self, components: Sequence[PyTree], kinds: Sequence[Kind] = (), workers: Sequence[int] = ()
-    ) -> PerReplica | UnevenPerReplica:
-        """Returns a value with these components; `kinds` are those of all workers, if others have some too."""
+    def _per_replica(self, components: Sequence[PyTree]) -> PerReplica | UnevenPerReplica:
+        """Returns a value with these components, which are those of all replicas."""
         arrays = all(is_number_like(component) for component in components)
-        devices = [self.devices[i] for i in self.placement.local_replicas]
-        if arrays and len(set(kinds or map(kind_of, components))) == 1:
-            rows = [jax.device_put(strongly_typed(c)[None], d) for c, d in zip(components, devices, strict=True)]
-            return PerReplica(self.placement.assembled(rows))
-        if arrays:
-            components = [jax.device_put(strongly_typed(c), d) for c, d in zip(components, devices, strict=True)]
-        if kinds:
-            return SpreadPerReplica(components, kinds, workers, self.placement.place)
-        return UnevenPerReplica(components)
+        if arrays and len(set(map(kind_of, components))) == 1:
+            return PerReplica(self.placement.assembled(self._on_own_devices(components, rows=True)))
+        return UnevenPerReplica(self._on_own_devices(components) if arrays else components)
+
+    def _spread_over_workers(self, spread: SpreadPerReplica) -> PerReplica | SpreadPerReplica:
+        """Returns the same value, as one array where its components have one shape and dtype."""
+        arrays = all(is_number_like(component) for component in spread.values)
+        if not arrays or len(set(spread.kinds)) > 1:
+            spread.values = self._on_own_devices(spread.values) if arrays else spread.values
+            return spread
+        if self.placement.shares_replicas:
+            return PerReplica(self.placement.place(np.stack(spread.everyones()), stacked=True))
+        return PerReplica(self.placement.assembled(self._on_own_devices(spread.values, rows=True)))
+
+    def _on_own_devices(self, components: Sequence[PyTree], rows: bool = False) -> tuple[jax.Array, ...]:
+        """Returns the components of this process's replicas on their devices, or rows `(1, ...)` of them."""
+        devices = [self.placement.device_here(i) for i in self.placement.local_replicas]
+        arrays = [strongly_typed(component)[None] if rows else strongly_typed(component) for component in components]
+        return tuple(jax.device_put(array, device) for array, device in zip(arrays, devices, strict=True))
 
 
 def _check_structures(trees: Sequence[PyTree]) -> None:

@@ -38,7 +38,8 @@ class Workers(NamedTuple):
         Args:
             resolver: Says who this process is; by default the environment does.
             start_timeout: How long to wait for the others, in seconds.
-            stall_timeout: For how many seconds a worker may do nothing while others wait for it; None or 0 for ever.
+            stall_timeout: For how many seconds a worker may do nothing while others wait for it; None or 0 for no
+                watch.
 
         Raises:
             ClusterError: The cluster is malformed or contradicts itself, or this process does not fit.

@@ -7,6 +7,7 @@ from typing import Any
 
 os.environ["KERAS_BACKEND"] = "jax"
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -22,6 +23,14 @@ OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.01),
     "adagrad": lambda: keras.optimizers.Adagrad(0.02),
+}
+
+
+LAYOUT = {
+    "up/kernel": (None, "model"),
+    "down/kernel": (None, "model"),
+    "down/bias": ("model",),
+    "head/kernel": ("model", None),
 }
 
 
@@ -46,6 +55,16 @@ def keras_model() -> keras.Model:
 
 def fully_sharded() -> rx.Strategy:
     return rx.FullyShardedStrategy(min_size=8, start_timeout=60)
+
+
+def over_model_axis(shape: tuple[int, int], across: bool) -> rx.Strategy:
+    """Cuts layers over the second axis of a mesh, whose devices lie in one process, or in all of them."""
+    started = rx.MultiWorkerMirroredStrategy(start_timeout=60)
+    devices = np.array(jax.devices()).reshape(shape)
+    if across:
+        devices = np.array(jax.devices()).reshape(started.num_workers, -1).T.reshape(shape)
+    mesh = jax.sharding.Mesh(devices, ("batch", "model"))
+    return rx.LayoutStrategy(mesh, LAYOUT)
 
 
 def read(variables: Any) -> list[Any]:
@@ -97,23 +116,33 @@ def keras_fit(strategy: rx.Strategy, rows: int, optimizer: str) -> dict[str, Any
 
 
 PROGRAMS = {"custom_loop": custom_loop, "keras_fit": keras_fit}
-STRATEGIES = {"fully_sharded": fully_sharded}
+STRATEGIES = {
+    "fully_sharded": (fully_sharded, 4),
+    "model_inside": (lambda: over_model_axis((2, 4), False), 4),
+    "model_across": (lambda: over_model_axis((2, 2), True), 2),
+    "one_replica": (lambda: over_model_axis((1, 4), False), 2),
+}
 
 
 def worker(kind: str, rows: int, optimizers: list[str]) -> dict[str, Any]:
     """Everything in one cluster: a process takes seconds to start."""
-    strategy = STRATEGIES[kind]()
-    found: dict[str, Any] = {"who": [strategy.worker_index, strategy.num_workers, strategy.is_chief]}
+    strategy = STRATEGIES[kind][0]()
+    found: dict[str, Any] = {"who": [jax.process_index(), len(strategy.placement.workers), strategy.placement.is_chief]}
     for name, program in PROGRAMS.items():
         found |= {f"{name} {optimizer}": program(strategy, rows, optimizer) for optimizer in optimizers}
     return found
 
 
-@pytest.mark.parametrize("rows", [48, 43], ids=["even", "uneven"])
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_workers_train_as_one_device(kind: str, rows: int):
-    optimizers = ["adam", "sgd"]
-    results = run_workers(worker, 2, 4, kind=kind, rows=rows, optimizers=optimizers)
+@pytest.mark.parametrize(
+    ("rows", "optimizers"),
+    [
+        pytest.param(43, ["adam"], id="uneven"),
+        pytest.param(48, ["sgd", "adagrad"], id="even", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_workers_train_as_one_device(kind: str, rows: int, optimizers: list[str]):
+    results = run_workers(worker, 2, STRATEGIES[kind][1], kind=kind, rows=rows, optimizers=optimizers)
     for index, result in enumerate(results):
         assert result.pop("who") == [index, 2, index == 0]
         assert result == results[0], f"worker {index} has other numbers than worker 0"
