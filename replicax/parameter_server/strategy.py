@@ -27,6 +27,7 @@ from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.actors.workers_dataset import WorkersDataset
 from replicax.parameter_server.compiling.creating import created_rows
+from replicax.parameter_server.compiling.growing_tables import growing_tables
 from replicax.parameter_server.compiling.placing import Choice, VariablePlacer
 from replicax.parameter_server.compiling.recording import recorder
 from replicax.parameter_server.keras.loops import KerasLoops
@@ -42,7 +43,7 @@ from replicax.strategies.combining import values_of
 from replicax.strategies.default import DefaultStrategy, default_replica_context, default_strategy
 from replicax.strategies.explaining import Explained
 from replicax.strategies.replica_context import ReplicaContext
-from replicax.tables.marks import is_table, mark_as_table, mark_of_initializer
+from replicax.tables.marks import grows, index_of, is_table, take_marks
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike, dtype_of, name_of, set_array, shape_of
 
@@ -161,7 +162,7 @@ class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["Param
         if "_replicax_home" in vars(variable):
             return
         home, shape = Home(next(self._numbers), self.servers), shape_of(variable)
-        if is_table(variable):
+        if is_table(variable) or index_of(variable) is not None:
             shards = min(len(self.servers), shape[0])
         else:
             shards = count_shards(self._partitioner, shape, dtype_of(variable), name_of(variable))
@@ -171,14 +172,23 @@ class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["Param
 
     def creates(self, variable: VariableLike, initializer: Callable[..., jax.Array]) -> bool:
         """Lets servers compute the first value of a large variable, each its own rows; returns whether they will."""
-        spec = mark_of_initializer(initializer)
-        if spec is not None:
-            mark_as_table(variable, spec)  # before it is adopted: that shards it
+        take_marks(variable, initializer)  # before it is adopted: that shards it
         rows = created_rows(variable, initializer)
-        if rows is not None:
-            self.adopt(variable)
-            home_of(variable).create(rows)
-        return rows is not None
+        if rows is None:
+            return False
+        self.adopt(variable)
+        home_of(variable).create(rows)
+        home_of(variable).row_code = rows.code if grows(variable) else None
+        return True
+
+    def place_growing(self, variables: Sequence[VariableLike]) -> tuple[VariableLike, ...]:
+        """Places the growing tables among a step's variables; returns all variables that belong to them."""
+        tables = growing_tables(variables, self.variables())
+        for table in tables:
+            if not home_of(table.index).servers:
+                self.placer.place_together(table.variables)
+                self.servers.grow(table.shards())
+        return tuple(variable for table in tables for variable in table.variables)
 
     def variables(self) -> list[VariableLike]:
         """Returns all variables made in the strategy's scope that are still in use."""

@@ -33,12 +33,14 @@ class ServerProgram:
         code: StableHLO of `(updated, others, sent) -> new values of updated`, serialised by `jax.export`.
         updated: The shards that it updates.
         others: The shards that it reads only.
+        grown: For each value that a worker sends, the shard of a growing table whose ids it has; None for others.
     """
 
     number: int
     code: bytes
     updated: tuple[ShardId, ...]
     others: tuple[ShardId, ...]
+    grown: tuple[ShardId | None, ...] = ()
 
 
 class SentValue(NamedTuple):
@@ -82,6 +84,7 @@ class PulledTable:
         capacity: The most distinct rows that a batch needs.
         indices: Which of the index arrays look up rows in it.
         clips: For each of them, whether indices out of range are clipped.
+        grows: Whether it is a growing table: then indices are ids, of which servers know the rows.
     """
 
     servers: tuple[int, ...]
@@ -92,6 +95,7 @@ class PulledTable:
     capacity: int
     indices: tuple[int, ...]
     clips: tuple[bool, ...]
+    grows: bool = False
 
 
 class InputSource(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,10 +14,12 @@ import numpy as np
 
 from replicax.compat.jax_processes import backends_have_started
 from replicax.parameter_server.actors.created_rows import CreatedRows
+from replicax.parameter_server.actors.growing_rows import GrowingRows, GrowingShard
 from replicax.parameter_server.actors.messages import Reply, ServerProgram, ShardId
 from replicax.parameter_server.actors.wires import Buffer, Buffers, ServerWires, WireId
 from replicax.parameter_server.actors.worker_program import CompiledProgram, compiled, padded
 from replicax.ray_cluster.memory import object_store_memory
+from replicax.typing import PyTree
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -42,6 +45,8 @@ class ParameterServer:
         take_over(settings)
         self._values: dict[ShardId, jax.Array] = {}
         self._programs: dict[int, tuple[ServerProgram, CompiledProgram]] = {}
+        self._growing: dict[ShardId, GrowingRows] = {}  # by the shard of the table
+        self._indices: dict[ShardId, GrowingRows] = {}  # by the shard of its index
         self._version = 0
         self._puts: collections.deque[int] = collections.deque([0], maxlen=_REMEMBERED_PUTS)
         self._applied: collections.OrderedDict[int, None] = collections.OrderedDict()
@@ -71,16 +76,34 @@ class ParameterServer:
         """Replaces or creates variables; returns the version from which on workers see them."""
         for shard, value in values.items():
             self._values[shard] = value.compute() if isinstance(value, CreatedRows) else jax.numpy.array(value)
+            if shard in self._indices:
+                self._indices[shard].restore(np.asarray(self._values[shard]))
         self._version += 1
         self._puts.append(self._version)
         return self._version
 
     def get(self, shards: Iterable[ShardId], known: int = -1, rows: Sequence[tuple[ShardId, np.ndarray]] = ()) -> Reply:
         """Returns shards, or no values if nothing has changed since version `known`; and rows of other shards."""
-        looked_up = tuple(np.asarray(self._values[shard])[numbers] for shard, numbers in rows)
+        looked_up = tuple(self._looked_up(shard, numbers) for shard, numbers in rows)
         if known == self._version:
             return Reply(self._version, None, looked_up)
-        return Reply(self._version, {shard: np.asarray(self._values[shard]) for shard in shards}, looked_up)
+        return Reply(self._version, {shard: self._value(shard) for shard in shards}, looked_up)
+
+    def _looked_up(self, shard: ShardId, numbers: np.ndarray) -> np.ndarray:
+        values = np.asarray(self._values[shard])
+        return self._growing[shard].read(values, numbers) if shard in self._growing else values[numbers]
+
+    def _value(self, shard: ShardId) -> np.ndarray:
+        if shard in self._indices:
+            return self._indices[shard].index.copy()
+        return np.asarray(self._values[shard])
+
+    def grow(self, shard: GrowingShard) -> None:
+        """Lets a table grow: from now on rows of its shard are asked for, and updated, by ids."""
+        growing = GrowingRows(shard)
+        self._growing[shard.table] = self._indices[shard.index] = growing
+        if shard.index in self._values:
+            growing.restore(np.asarray(self._values[shard.index]))
 
     def push(
         self,
@@ -135,20 +158,42 @@ class ParameterServer:
             self._applied[step] = None
             if len(self._applied) > _REMEMBERED_STEPS:
                 self._applied.popitem(last=False)
-        values = None if wanted is None else {shard: np.asarray(self._values[shard]) for shard in wanted}
+        values = None if wanted is None else {shard: self._value(shard) for shard in wanted}
         return Reply(self._version, values, behind=behind, repeated=repeated)
 
     def _apply(self, number: int, sent: Sequence[np.ndarray]) -> None:
         program, run = self._programs[number]
+        grown = program.grown or (None,) * len(sent)
+        rows = [self._with_rows(*pair) for pair in zip(sent, grown, strict=True)]
         updated = [self._values[shard] for shard in program.updated]
         others = [self._values[shard] for shard in program.others]
-        new = run(updated, others, [padded(*each) if isinstance(each, tuple) else each for each in sent])
+        new = run(updated, others, rows)
         self._values.update(zip(program.updated, new, strict=True))
         self._version += 1
+
+    def _with_rows(self, sent: PyTree, grown: ShardId | None) -> PyTree:
+        """Returns a value that a worker has sent as a program takes it; ids of a growing table get their rows."""
+        if not isinstance(sent, tuple):
+            return sent
+        numbers, gradient = sent
+        if grown is None:
+            return padded(numbers, gradient)
+        growing = self._growing[grown]
+        rows, is_new = growing.admit(numbers)
+        if is_new.any():
+            for shard in growing.shards:
+                first = padded(rows[is_new], growing.first_values(shard, numbers[is_new]))
+                self._values[shard] = _with_new_rows(self._values[shard], *first)
+        return padded(rows, gradient)
 
     def identity(self) -> tuple[str, int]:
         """Returns the Ray node and the process that this server runs in."""
         return identity()
+
+
+@functools.partial(jax.jit, donate_argnums=[0])
+def _with_new_rows(table: jax.Array, numbers: jax.Array, rows: jax.Array) -> jax.Array:
+    return table.at[numbers].set(rows.astype(table.dtype), mode="drop")
 
 
 def settings_for(cluster: RayCluster) -> dict[str, object]:

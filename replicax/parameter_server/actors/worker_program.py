@@ -9,6 +9,8 @@ import jax
 import jax.export
 import numpy as np
 
+from replicax.errors import ArgumentError
+from replicax.parameter_server.actors.growing_rows import owners
 from replicax.parameter_server.actors.messages import PulledTable, ShardId, WorkerProgram
 
 CompiledProgram: TypeAlias = jax.stages.Compiled | jax.stages.Wrapped
@@ -68,10 +70,21 @@ class TableLookUp:
     def __init__(self, table: PulledTable, indices: Sequence[np.ndarray]):
         self.table = table
         count = table.shape[0]
-        wanted = [np.clip(i, 0, count - 1) if clips else i for i, clips in zip(indices, table.clips, strict=True)]
+        wanted = [
+            np.clip(i, 0, count - 1) if clips and not table.grows else i
+            for i, clips in zip(indices, table.clips, strict=True)
+        ]
         flat = np.concatenate([index.ravel() for index in wanted])
-        inside = (flat >= 0) & (flat < count)
+        inside = (flat >= 0) & (table.grows | (flat < count))
         self.numbers, inverse = np.unique(flat[inside], return_inverse=True)
+        if table.grows:
+            inverse = self._order_by_owner()[inverse]
+        ends = np.cumsum(np.bincount(self._owners(), minlength=len(table.bounds)))
+        self._parts = {
+            bounds: slice(end - size, end)
+            for bounds, end, size in zip(table.bounds, ends.tolist(), np.diff(ends, prepend=0).tolist(), strict=True)
+        }
+        self._check_room()
         found = np.full(flat.shape, table.capacity, np.int32)  # past the end, where nothing is found
         found[inside] = inverse
         lengths = np.cumsum([index.size for index in wanted])[:-1]
@@ -82,18 +95,41 @@ class TableLookUp:
         """Returns what to ask each server for: a shard, row indices in it, and their positions in `rows`."""
         found: dict[int, list[tuple[ShardId, np.ndarray, slice]]] = {}
         for server, shard, bounds in zip(self.table.servers, self.table.shards, self.table.bounds, strict=True):
-            where = self._within(bounds)
+            where = self._parts[bounds]
             if where.stop > where.start:
-                found.setdefault(server, []).append((shard, self.numbers[where] - bounds[0], where))
+                found.setdefault(server, []).append((shard, self._in_shard(bounds), where))
         return found
 
-    def _within(self, bounds: tuple[int, int]) -> slice:
-        return slice(*np.searchsorted(self.numbers, bounds).tolist())
+    def _owners(self) -> np.ndarray:
+        """Returns the index of the shard that has each row."""
+        if self.table.grows:
+            return owners(self.numbers, len(self.table.bounds))
+        return np.searchsorted([end for _, end in self.table.bounds], self.numbers, side="right")
+
+    def _order_by_owner(self) -> np.ndarray:
+        """Sorts ids by the shards that have them; returns the new place of each."""
+        order = np.argsort(self._owners(), kind="stable")
+        self.numbers = self.numbers[order]
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        return places
+
+    def _check_room(self) -> None:
+        for bounds, part in self._parts.items() if self.table.grows else ():
+            if part.stop - part.start > bounds[1] - bounds[0]:
+                raise ArgumentError(
+                    f"A batch has {part.stop - part.start} different ids of a growing table for one server, which has "
+                    f"room for {bounds[1] - bounds[0]} rows. Give the table a capacity of several batches' ids."
+                )
+
+    def _in_shard(self, bounds: tuple[int, int]) -> np.ndarray:
+        """Returns the rows that are in one shard, by their indices there or, of a growing table, their ids."""
+        found: np.ndarray = self.numbers[self._parts[bounds]] - (0 if self.table.grows else bounds[0])
+        return found
 
     def sent(self, gradient: np.ndarray, bounds: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """Returns rows of a gradient between two bounds: their indices, relative to the first bound, and the rows."""
-        where = self._within(bounds)
-        return (self.numbers[where] - bounds[0]).astype(np.int32), gradient[where]
+        return self._in_shard(bounds).astype(np.int32), gradient[self._parts[bounds]]
 
 
 def padded(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.variables.remote import variable_bytes
 from replicax.tables.initial_rows import NotByRowsError, initial_rows
+from replicax.tables.marks import grows
 from replicax.variable_access import VariableLike, dtype_of, shape_of
 
 _MIN_BYTES = 1 << 20  # A smaller value is quicker made here than compiled there.
@@ -19,11 +20,14 @@ _MIN_BYTES = 1 << 20  # A smaller value is quicker made here than compiled there
 def created_rows(variable: VariableLike, initializer: Callable[..., jax.Array]) -> CreatedRows | None:
     """Returns the first value of a variable as a program; None if it is small, or computed here.
 
+    That of a growing table is one whatever its size: the program computes the first values of ids too.
+
     It is computed here if its rows depend on each other, or if the initializer draws from a seed generator, whose state
     changes with each draw.
     """
     shape, dtype = shape_of(variable), jnp.dtype(dtype_of(variable))
-    if not shape or variable_bytes(variable) < _MIN_BYTES or not isinstance(getattr(initializer, "seed", 0), int):
+    is_large = variable_bytes(variable) >= _MIN_BYTES or grows(variable)
+    if not shape or not is_large or not isinstance(getattr(initializer, "seed", 0), int):
         return None
     try:
         rows = initial_rows(initializer, shape, dtype.name)

@@ -51,7 +51,7 @@ def export_programs(
     programs = {}
     for server, half in halves.items():
         code = _exported(step.name, half, ["cpu"], half.shapes())
-        programs[server] = ServerProgram(number, code, tuple(half.updated), tuple(half.others))
+        programs[server] = ServerProgram(number, code, tuple(half.updated), tuple(half.others), half.grown())
     index_code = None
     if worker.indices is not None and worker.tables:
         index_code = _exported(step.name, worker.indices, platforms, [worker.input_shapes])

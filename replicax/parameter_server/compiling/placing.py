@@ -79,6 +79,10 @@ class VariablePlacer:
         for variable in variables:
             self._place_group([variable])
 
+    def place_together(self, group: Sequence[VariableLike]) -> None:
+        """Places variables on the same servers: those of one of them that is placed already, if one is."""
+        self._place_group(group)
+
     def _place_group(self, group: Sequence[VariableLike]) -> None:
         homes = [home_of(variable) for variable in group]
         parts = max(len(home.bounds) for home in homes)

@@ -18,7 +18,7 @@ from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import Home, home_of
 from replicax.program.jaxprs import Values, aval_of, evaluate, read
 from replicax.program.split import Part
-from replicax.tables.marks import is_table
+from replicax.tables.marks import grows, is_table
 from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
 
 #: A value that a worker has sent: an array, or some rows of a table, after their indices.
@@ -69,7 +69,7 @@ class ServerHalf:
             (i, shard) for i, variable in enumerate(step.written) for shard in _shards_on(home_of(variable), server)
         ]
         self._parts = {i: step.split.part(i) for i, _ in self._outputs}
-        self._tables = _gradients_of(step, tables)
+        self._tables, self._table_variables = _gradients_of(step, tables), list(tables)
         self.updated = [shard for _, shard in self._outputs]
         self.others: dict[ShardId, VariableLike] = {}
         self.sent: list[SentValue] = []
@@ -83,6 +83,18 @@ class ServerHalf:
                 sent = self._sent_for(result, i, shard)
                 if sent not in self.sent:
                     self.sent.append(sent)
+
+    def grown(self) -> tuple[ShardId | None, ...]:
+        """Returns, for each value that a worker sends, the shard of the growing table whose ids come with it."""
+        return tuple(self._grown(sent) for sent in self.sent)
+
+    def _grown(self, sent: SentValue) -> ShardId | None:
+        if sent.table is None:
+            return None
+        variable = self._step.variables[self._table_variables[sent.table]]
+        home = home_of(variable)
+        part = 0 if len(home.bounds) == 1 else home.bounds.index(sent.bounds)
+        return home.shards[part] if grows(variable) else None
 
     def _check_looked_up(self, output: int) -> None:
         written = self._step.written[output]

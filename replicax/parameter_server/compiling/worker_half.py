@@ -13,7 +13,7 @@ from replicax.parameter_server.compiling.tables import MIN_BYTES, Table, evaluat
 from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.variables.remote import home_of
 from replicax.program.jaxprs import aval_of
-from replicax.tables.marks import is_table as is_marked
+from replicax.tables.marks import grows, is_table as is_marked
 from replicax.variable_access import dtype_of, shape_of
 
 _Spec: TypeAlias = jax.ShapeDtypeStruct
@@ -136,7 +136,7 @@ class WorkerHalf:
             found.append(
                 PulledTable(
                     home.servers, home.shards, bounds, shape, jnp.dtype(dtype_of(variable)), table.capacity, numbers,
-                    tuple(table.indices.values()),
+                    tuple(table.indices.values()), grows(variable),
                 )
             )  # fmt: skip
         return tuple(found)

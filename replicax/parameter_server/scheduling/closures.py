@@ -177,13 +177,14 @@ class StepPrograms:
         if to_copy := self._strategy.placer.to_copy(traced):
             raise _NeedsCopyError(to_copy)
         self._strategy.placer.place_for(traced)
+        growing = self._strategy.place_growing([*traced.variables, *traced.written])
         specs = {id: tuple((s.shape, s.dtype) for s in described.specs) for id, described in used.items()}
         platforms = sorted(self._workers.platforms)
         programs = export_programs(next(self._ids), traced, specs, platforms, self._strategy.lazy_rows)
         self._strategy.servers.load(programs.servers)
         id = programs.worker.number
         told = self._workers.add_set_up(SetUp("program", (programs.worker,), provides=("program", id)))
-        variables = {home_of(v).number: v for v in [*traced.variables, *traced.written]}
+        variables = {home_of(v).number: v for v in [*traced.variables, *traced.written, *growing]}
         step = LoadedStep(id, traced, told, tuple(variables.values()))
         self._unused.watch(step, ("program", id), tuple(programs.servers))
         return step

@@ -54,6 +54,7 @@ class ServerHandle(Protocol):
     identity: RemoteMethod[ServerIdentity]
     load: RemoteMethod[None]
     drop: RemoteMethod[None]
+    grow: RemoteMethod[None]
     begin_era: RemoteMethod[None]
     put: RemoteMethod[int]
     get: RemoteMethod[Reply]

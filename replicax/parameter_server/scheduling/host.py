@@ -37,6 +37,9 @@ class ServedStrategy(ScopedStrategy, Protocol):
     def variables(self) -> Sequence[VariableLike]:
         """Returns all variables that are still in use."""
 
+    def place_growing(self, variables: Sequence[VariableLike]) -> Sequence[VariableLike]:
+        """Places the growing tables among a step's variables; returns all variables that belong to them."""
+
     def send_changes(self, variables: Sequence[VariableLike]) -> None:
         """Gives servers the values that were assigned on the coordinator."""
 

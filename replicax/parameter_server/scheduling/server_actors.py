@@ -15,6 +15,7 @@ import numpy as np
 from replicax.errors import ParameterServerLost
 from replicax.parameter_server.actors.actor_errors import closed, is_actor_lost, own_error
 from replicax.parameter_server.actors.created_rows import CreatedRows
+from replicax.parameter_server.actors.growing_rows import GrowingShard
 from replicax.parameter_server.actors.messages import ServerProgram, ShardId
 from replicax.parameter_server.actors.parameter_server import ParameterServer, settings_for
 from replicax.parameter_server.scheduling.handles import RemoteAnswer, ServerHandle, ServerIdentity, ray_handle
@@ -51,6 +52,7 @@ class ServerActors:
         self.handles: list[ServerHandle] = []
         self._identities: dict[int, ServerIdentity] = {}
         self._programs: dict[int, list[ServerProgram]] = {server: [] for server in range(cluster.servers)}
+        self._growing: dict[int, list[GrowingShard]] = {server: [] for server in range(cluster.servers)}
         self._restorer: int | None = None
         self._lives = [0] * cluster.servers
         self.age = self.era = self.restorations = 0
@@ -100,9 +102,10 @@ class ServerActors:
             handle = self.handles[server]
             self._identities.update(_answers({server: handle.identity.remote()}, self._timeout_s))
             with self._lock:
-                programs = list(self._programs[server])
-            for loading in [handle.load.remote(program) for program in programs]:
-                _answers({server: loading}, self._timeout_s)
+                programs, growing = list(self._programs[server]), list(self._growing[server])
+            telling = [handle.load.remote(program) for program in programs]
+            for answer in [*telling, *(handle.grow.remote(shard) for shard in growing)]:
+                _answers({server: answer}, self._timeout_s)
 
     def check(self) -> None:
         """Raises if variables have no values any more.
@@ -134,6 +137,13 @@ class ServerActors:
             for server, program in programs.items():
                 self._programs[server].append(program)
         self.with_recovery(lambda: self._ask(programs, lambda handle, program: handle.load.remote(program)))
+
+    def grow(self, shards: Mapping[int, GrowingShard]) -> None:
+        """Lets a table grow whose shards servers have, or will have."""
+        with self._lock:
+            for server, shard in shards.items():
+                self._growing[server].append(shard)
+        self.with_recovery(lambda: self._ask(shards, lambda handle, shard: handle.grow.remote(shard)))
 
     def forget(self, id: int, servers: Sequence[int]) -> None:
         """Lets servers drop a program that nobody will run any more."""

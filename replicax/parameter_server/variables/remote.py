@@ -72,6 +72,7 @@ class Home:
         bounds: First row and end of each shard; None for a variable that is not sharded.
         changed: Whether the value was assigned here and the servers do not know yet.
         is_unknown: Whether a server that was lost had a newer value than this process has.
+        row_code: Of a growing table, StableHLO of `(high, low) -> rows`: the first values of ids.
     """
 
     def __init__(self, number: int, store: VariableStore):
@@ -84,6 +85,7 @@ class Home:
         # The newest value that this process knows. Its shape and dtype alone: the servers have the value.
         self._array: jax.Array | jax.ShapeDtypeStruct | None = None
         self._sending: jax.Array | jax.ShapeDtypeStruct | None = None
+        self.row_code: bytes | None = None
         self._created: CreatedRows | None = None  # the first value, which servers compute and this process has not
         self._lock = threading.RLock()
 

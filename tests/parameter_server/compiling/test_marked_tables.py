@@ -27,6 +27,9 @@ OPTIMIZERS = {
 class ByHand:
     """What a layer of tables does in a step, without the layer."""
 
+    spec: object = "a table"
+    rows = ROWS
+
     def __init__(self, make_optimizer):
         self.optimizer = row_optimizer(make_optimizer())
         self.table = self._variable(keras.initializers.RandomNormal(seed=0))
@@ -34,8 +37,8 @@ class ByHand:
         self.steps = keras.Variable(0, dtype="int32", trainable=False)
 
     def _variable(self, initializer):
-        initializer.replicax_table = "a table"
-        return keras.Variable(initializer, (ROWS, COLUMNS), trainable=False)
+        initializer.replicax_table = self.spec
+        return keras.Variable(initializer, (self.rows, COLUMNS), trainable=False)
 
     def step(self, ids, targets):
         table = self.table.value
