@@ -32,7 +32,7 @@ RowNumbers: TypeAlias = tuple[jax.Array, jax.Array]
 
 
 class Initializer(Protocol):
-    """What Keras calls an initializer."""
+    """An initializer of Keras, or a function like one."""
 
     def __call__(self, shape: Sequence[int], dtype: object) -> jax.Array:
         """Returns the first value of a variable."""

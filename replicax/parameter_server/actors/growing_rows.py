@@ -1,8 +1,9 @@
 """`GrowingRows`: which id has which row of a growing table's shard, on the server that has the shard.
 
 An id has no row before a step pushes a gradient for it. A worker that asks for its value gets what the initializer
-makes of the id, and that is also what its row begins with. So asking changes nothing, and all that changes is part of a
-push, which a server applies once. When no row is free, the rows of other ids are taken; such an id begins anew next time.
+makes of the id, and that is also what its row begins with. So asking changes nothing, and all that changes is part of
+a push, which a server applies once. When no row is free, the rows of other ids are taken; such an id begins anew next
+time.
 """
 
 from __future__ import annotations
