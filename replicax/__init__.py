@@ -23,10 +23,12 @@ from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.migration import not_found
 from replicax.program import (
     TensorSpec,
+    accumulate_gradients,
     cond,
     fori_loop,
     function,
     grad,
+    remat,
     scan,
     switch,
     value_and_grad,
@@ -111,6 +113,7 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "__version__",
+    "accumulate_gradients",
     "checkpoint",
     "cluster_resolver",
     "compute_average_loss",
@@ -132,6 +135,7 @@ __all__ = [
     "in_cross_replica_context",
     "latest_checkpoint",
     "load_export",
+    "remat",
     "scale_regularization_loss",
     "scan",
     "set_strategy",

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from fractions import Fraction
 from typing import Protocol, TypedDict, Unpack
 
 import jax
@@ -64,6 +66,9 @@ class ReplicaStateFrame(StateFrame, Protocol):
     def number(self, variable: VariableLike) -> int:
         """Returns the position of an accumulator."""
 
+    def postpones(self, variable: VariableLike, how: enum.Enum) -> bool:
+        """Returns whether what replicas assign to a variable is combined later, by a `VariableAggregation`."""
+
 
 class NamedVariables(Protocol):
     """Variables that a function finds again which makes them each time it is called."""
@@ -97,6 +102,7 @@ class Context:
         makes_dataset: Whether a worker of a `ParameterServerStrategy` is calling a function that makes its dataset.
         named_variables: Where variables that are made are found again if they have been made before, or None.
         reader: Who reads variables of which other processes have shards; None where all processes read alike.
+        part_of_rows: The part of the replica's rows that the running code sees: less than 1 in a micro-batch.
     """
 
     strategy: Host | None = None
@@ -110,6 +116,7 @@ class Context:
     makes_dataset: bool = False
     named_variables: NamedVariables | None = None
     reader: Reader | None = None
+    part_of_rows: Fraction = Fraction(1)
 
 
 class Changes(TypedDict, total=False):
@@ -126,6 +133,7 @@ class Changes(TypedDict, total=False):
     makes_dataset: bool
     named_variables: NamedVariables | None
     reader: Reader | None
+    part_of_rows: Fraction
 
 
 _current: ContextVar[Context] = ContextVar("replicax_context", default=Context())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+import replicax.context as context
 from replicax.checks import is_int
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.advice import advise
@@ -27,7 +28,8 @@ def compute_average_loss(
         sample_weight: Weights that broadcast against the losses; they do not change the divisor. A tensor of shape
             `(rows,)` weights whole rows.
         global_batch_size: Rows in the global batch, at least 0. By default this replica's rows times the number of
-            replicas in the running step. A size of 0 gives 0. One that is smaller than that is warned of, once.
+            replicas in the running step; in a micro-batch of `rx.accumulate_gradients` those of all micro-batches. A
+            size of 0 gives 0. One that is smaller than that is warned of, once.
 
     Returns:
         Scalar of the losses' dtype.
@@ -61,7 +63,8 @@ def scale_regularization_loss(regularization_loss: PyTree) -> jax.Array:
 
     Add it to the loss of the data and differentiate the sum: then the replicas' shares add up to the penalty.
     `jax.grad` of the penalty alone is too small by the number of replicas, since JAX adds up the gradients only of what
-    differs between replicas; `rx.grad` adds them up in any case.
+    differs between replicas; `rx.grad` adds them up in any case. In a micro-batch of `rx.accumulate_gradients` it is
+    that micro-batch's share, too.
 
     Raises:
         ContextError: Called in cross-replica context.
@@ -75,7 +78,7 @@ def scale_regularization_loss(regularization_loss: PyTree) -> jax.Array:
             "scale_regularization_loss was called in cross-replica context; call it inside strategy.run."
         )
     total = sum(jnp.sum(jnp.asarray(part)) for part in jax.tree_util.tree_leaves(regularization_loss))
-    return jnp.asarray(total) / _replicas()
+    return jnp.asarray(total) * float(context.current().part_of_rows) / _replicas()
 
 
 def _global_rows(rows: int) -> int:
@@ -84,7 +87,7 @@ def _global_rows(rows: int) -> int:
             "In cross-replica context the global batch size is unknown: pass global_batch_size to "
             "compute_average_loss, or call it inside strategy.run."
         )
-    return rows * _replicas()
+    return round(rows / context.current().part_of_rows) * _replicas()
 
 
 def _advise_of_size(size: int, rows: int) -> None:

@@ -81,18 +81,7 @@ def value_and_grad(
         >>> value_and_grad(lambda: w * w, [w])()
         (Array(9., dtype=float32), [Array(6., dtype=float32)])
     """
-    check_function("The loss function", loss_fn)
-    leaves, treedef = jax.tree_util.tree_flatten(variables)
-    _check_variables(leaves)
-    op = None if aggregation is None else ReduceOp.of(aggregation)
-
-    def differentiated(*args: PyTree, **kwargs: PyTree) -> tuple[PyTree, PyTree]:
-        unique = {id(variable): variable for variable in leaves}
-        result, gradients = _Differentiation(loss_fn, list(unique.values()), has_aux, op)(args, kwargs)
-        found = dict(zip(unique, gradients, strict=True))
-        return result, jax.tree_util.tree_unflatten(treedef, [found[id(variable)] for variable in leaves])
-
-    return _Differentiated(differentiated, "value_and_grad", "loss, gradients")
+    return Differentiated(loss_fn, variables, has_aux, aggregation, "value_and_grad")
 
 
 def grad(
@@ -108,32 +97,58 @@ def grad(
         >>> grad(lambda: w * w, w)()
         Array(6., dtype=float32)
     """
-    both = value_and_grad(loss_fn, variables, has_aux, aggregation)
-
-    def differentiated(*args: _P.args, **kwargs: _P.kwargs) -> PyTree:
-        result: PyTree
-        result, gradients = both(*args, **kwargs)
-        return (gradients, result[1]) if has_aux else gradients
-
-    return _Differentiated(differentiated, "grad", "gradients")
+    return Differentiated(loss_fn, variables, has_aux, aggregation, "grad")
 
 
-class _Differentiated:
+class Differentiated:
     """The result of `value_and_grad` and `grad`: a function, which says so to those who take it for its result.
 
     Args:
-        fn: What it does.
-        maker: Which of the two has made it.
-        results: Names for what it returns.
+        loss_fn: The loss.
+        variables: Pytree of the variables to differentiate with respect to.
+        has_aux: Whether `loss_fn` returns auxiliary values beside the loss.
+        aggregation: How the replicas' gradients are combined.
+        maker: Which of the two functions has made it.
+
+    Attributes:
+        op: A sum or a mean over the replicas; None for neither.
     """
 
-    def __init__(self, fn: PyTreeFunction, maker: str, results: str):
-        self._fn, self._maker, self._results = fn, maker, results
+    def __init__(
+        self,
+        loss_fn: PyTreeFunction,
+        variables: PyTree,
+        has_aux: bool,
+        aggregation: ReduceOp | str | None,
+        maker: str,
+    ):
+        check_function("The loss function", loss_fn)
+        self._leaves, self._treedef = jax.tree_util.tree_flatten(variables)
+        _check_variables(self._leaves)
+        self._loss_fn, self._has_aux, self._maker = loss_fn, has_aux, maker
+        self.op = None if aggregation is None else ReduceOp.of(aggregation)
         self.__name__ = self.__qualname__ = maker  # of programs that are made of it
+
+    def evaluation(self) -> Differentiation:
+        """Returns a new evaluation of the loss and its gradients."""
+        unique = {id(variable): variable for variable in self._leaves}
+        return Differentiation(self._loss_fn, list(unique.values()), self._has_aux, self.op)
+
+    def result(
+        self, evaluation: Differentiation, loss: jax.Array, aux: PyTree, found: list[jax.Array | None]
+    ) -> PyTree:
+        """Returns what the caller gets: the loss unless only gradients are asked for, auxiliary values, gradients."""
+        by_id = {id(variable): gradient for variable, gradient in zip(evaluation.variables, found, strict=True)}
+        gradients = jax.tree_util.tree_unflatten(self._treedef, [by_id[id(variable)] for variable in self._leaves])
+        if self._maker == "grad":
+            return (gradients, aux) if self._has_aux else gradients
+        return ((loss, aux) if self._has_aux else loss), gradients
 
     @entry_point
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        return self._fn(*args, **kwargs)
+        evaluation = self.evaluation()
+        loss, aux, gradients = evaluation(args, kwargs)
+        return self.result(evaluation, loss, aux, gradients)
 
     def __iter__(self) -> Iterator[PyTree]:
         raise self._is_a_function("unpacked")
@@ -148,32 +163,58 @@ class _Differentiated:
         return True
 
     def _is_a_function(self, what: str) -> ArgumentError:
+        results = "gradients" if self._maker == "grad" else "loss, gradients"
         return ArgumentError(
             f"rx.{self._maker} returns a function, which was {what}. Call it with the arguments of the loss function: "
-            f"{self._results} = rx.{self._maker}(loss_fn, variables)()."
+            f"{results} = rx.{self._maker}(loss_fn, variables)()."
         )
 
 
-class _Differentiation:
-    """One evaluation of a loss and its gradients."""
+class Differentiation:
+    """One evaluation of a loss and its gradients.
+
+    Attributes:
+        variables: The variables to differentiate with respect to, each once.
+    """
 
     def __init__(self, loss_fn: PyTreeFunction, variables: list[VariableLike], has_aux: bool, op: ReduceOp | None):
-        self._loss_fn, self._variables, self._has_aux, self._op = loss_fn, variables, has_aux, op
+        self._loss_fn, self.variables, self._has_aux, self._op = loss_fn, variables, has_aux, op
         self._replica = context.current().replica if context.current().manual_replicas is not None else None
         self._loss_is_equal = False
         self._unconnected = [True] * len(variables)
         self._written: list[VariableLike] = []
         self._saw_new = False
 
-    def __call__(self, args: PyTree, kwargs: PyTree) -> tuple[PyTree, list[jax.Array | None]]:
-        outer = context.current().frame
-        if not self._variables:
+    def __call__(self, args: PyTree, kwargs: PyTree) -> tuple[jax.Array, PyTree, list[jax.Array | None]]:
+        """Returns the loss, the auxiliary values and the gradients, reduced over replicas."""
+        if not self.variables:
             self._build_only(args, kwargs)
+        loss, aux, gradients = self.own(self.values(), args, kwargs)
+        return loss, self.aux.rebuild(aux), self.reduced(gradients)
+
+    def values(self) -> list[jax.Array]:
+        """Returns the values of the variables, as this replica differentiates with respect to them."""
+        outer = context.current().frame
+        values = [array_of(variable) if outer is None else outer.read(variable) for variable in self.variables]
+        # The rows of a strategy's only replica do not vary, and a rule of `jax.custom_vjp` wants both alike.
+        if self._replica is not None and host_of(context.current().strategy).num_replicas_in_sync > 1:
+            values = [vary(value, REPLICA_AXIS) for value in values]
+        return values
+
+    def own(
+        self, values: list[jax.Array], args: PyTree, kwargs: PyTree
+    ) -> tuple[jax.Array, list[jax.Array], list[jax.Array | None]]:
+        """Returns this replica's loss, the arrays of its auxiliary values and its gradients; assigns what it assigns.
+
+        The gradients are None for variables that the loss does not depend on.
+
+        Args:
+            values: Those of the variables.
+            args: Arguments of the loss.
+            kwargs: Its keyword arguments.
+        """
+        outer = context.current().frame
         with keras_scope():
-            values = [array_of(variable) if outer is None else outer.read(variable) for variable in self._variables]
-            # The rows of a strategy's only replica do not vary, and a rule of `jax.custom_vjp` wants both alike.
-            if self._replica is not None and host_of(context.current().strategy).num_replicas_in_sync > 1:
-                values = [vary(value, REPLICA_AXIS) for value in values]
             evaluate = jax.value_and_grad(lambda values: self._loss(values, args, kwargs), has_aux=True)
             with contextlib.nullcontext() if outer is None else traced_apart():
                 (loss, (aux, new_values)), gradients = evaluate(values)
@@ -183,21 +224,18 @@ class _Differentiation:
             stored_by(variable, value if self._replica is None else settled(variable, value, outer), outer)
         if self._replica is not None and self._op is ReduceOp.SUM and not self._loss_is_equal:
             loss = marked_as_summed_loss(loss)
-        result = (loss, self._aux.rebuild(aux)) if self._has_aux else loss
-        return result, self._reduced(gradients)
+        return loss, aux, [None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)]
 
-    def _reduced(self, gradients: list[jax.Array]) -> list[jax.Array | None]:
-        """Combines the replicas' gradients, and puts None for variables that the loss does not depend on."""
-        found = [None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)]
+    def reduced(self, found: list[jax.Array | None]) -> list[jax.Array | None]:
+        """Combines the replicas' gradients; None stays None."""
         if self._replica is not None and self._op is not None:
             # The parts of a loss that is one number for all replicas add up to its gradient: nothing to average.
             op = ReduceOp.SUM if self._loss_is_equal else self._op
-            found = self._replica.reduce_gradients(op, found, self._variables)
+            found = self._replica.reduce_gradients(op, found, self.variables)
         # A gradient inside of another loss is a part of that loss: no update follows from it.
-        marked = not isinstance(context.current().frame, OverrideFrame)
-        return [
-            _finished(gradient, variable, marked) for gradient, variable in zip(found, self._variables, strict=True)
-        ]
+        frame = context.current().frame
+        marked = frame is None or not frame.is_of_loss
+        return [_finished(gradient, variable, marked) for gradient, variable in zip(found, self.variables, strict=True)]
 
     def _build_only(self, args: PyTree, kwargs: PyTree) -> None:
         """Calls the loss for the variables that it creates: an unbuilt model has no `trainable_variables` yet."""
@@ -217,7 +255,7 @@ class _Differentiation:
         # Op-by-op shard_map has no symbolic zeros; there, what was never read counts as unconnected.
         op_by_op = self._replica is not None and context.runs_eagerly()
         values = values if op_by_op else self._boundary()(values)
-        frame = OverrideFrame(context.current().frame, self._variables, values)
+        frame = OverrideFrame(context.current().frame, self.variables, values)
         with context.entered(frame=frame), keras_scope():
             result = self._loss_fn(*args, **kwargs)
         loss, aux = _checked_pair(result) if self._has_aux else (result, None)
@@ -225,10 +263,10 @@ class _Differentiation:
         if self._replica is not None:
             loss, why = difference(loss)
             self._loss_is_equal = why is None
-        aux_arrays, self._aux = flatten_outputs(aux)
+        aux_arrays, self.aux = flatten_outputs(aux)
         self._written, self._saw_new = list(frame.written.values()), frame.saw_new
         if op_by_op:
-            self._unconnected = [not frame.was_lent(variable) for variable in self._variables]
+            self._unconnected = [not frame.was_lent(variable) for variable in self.variables]
         return loss, (aux_arrays, frame.new_values())
 
     def _boundary(self) -> Callable[[list[jax.Array]], list[jax.Array]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
+from replicax.aggregation import VariableAggregation
 from replicax.compat.jax import is_random_key, vary
 from replicax.compat.jax_primitives import stand_in
 from replicax.compat.jax_tracing import (
@@ -136,7 +137,7 @@ class _Frame:
         return [self._values[key] for key in self.written]
 
 
-class _TracedFrame(_Frame):
+class TracedFrame(_Frame):
     """A frame that answers what was not assigned with placeholders.
 
     Args:
@@ -169,7 +170,7 @@ class _TracedFrame(_Frame):
         return self.placeholders[key]
 
 
-class ProgramFrame(_TracedFrame):
+class ProgramFrame(TracedFrame):
     """The variables of one program, in global (cross-replica) view, while its function is being traced.
 
     Args:
@@ -205,7 +206,7 @@ class ProgramFrame(_TracedFrame):
             del self.in_update[key]
 
 
-class ReplicaFrame(_TracedFrame):
+class ReplicaFrame(TracedFrame):
     """The variables as one replica sees them, inside `shard_map`, while its function is being traced.
 
     It is made in the trace of the function, inside that of `shard_map`, and answers reads with placeholders that belong
@@ -248,6 +249,10 @@ class ReplicaFrame(_TracedFrame):
     def defers(self, variable: VariableLike) -> bool:
         """Returns whether `variable` is an accumulator."""
         return id(variable) in self._deferred
+
+    def postpones(self, variable: VariableLike, how: VariableAggregation) -> bool:
+        """Returns whether replicas keep what they assign to themselves for now, to combine it later."""
+        return False
 
     def aggregate_deferred(self) -> None:
         """Ends the accumulators: makes them equal on all replicas."""
@@ -307,13 +312,18 @@ class OverrideFrame(_Frame):
         """Asks the replica's frame."""
         return self.parent is not None and self.parent.defers(variable)
 
+    def postpones(self, variable: VariableLike, how: VariableAggregation) -> bool:
+        """Asks the replica's frame."""
+        return self._of_replica().postpones(variable, how)
+
     def decide(self, value: jax.Array, refused_if_equal: bool) -> tuple[jax.Array, Difference | None]:
         """Passes the decision on to the replica's frame."""
         return self._of_replica().decide(value, refused_if_equal)
 
-    def _of_replica(self) -> ReplicaFrame | OverrideFrame:
-        assert isinstance(self.parent, (ReplicaFrame, OverrideFrame))
-        return self.parent
+    def _of_replica(self) -> ReplicaFrame:
+        """Returns the frame that decisions belong to, or one that passes them on."""
+        assert self.parent is not None and not isinstance(self.parent, ProgramFrame)
+        return cast(ReplicaFrame, self.parent)
 
 
 def own_row(stacked: jax.Array) -> jax.Array:

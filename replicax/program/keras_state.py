@@ -114,8 +114,8 @@ def _read(variable: keras.Variable, current: context.Context) -> jax.Array:
         return value
     if _is_seed(variable):
         return _fold_replica_id(value)
-    if _is_accumulator(variable) and not current.frame.holds(variable):
-        return _share_of_total(variable, value, cast(context.ReplicaStateFrame, current.frame))
+    if is_accumulator(variable) and not current.frame.holds(variable):
+        return share_of_total(variable, value, cast(context.ReplicaStateFrame, current.frame))
     return value
 
 
@@ -140,13 +140,14 @@ def _write(variable: keras.Variable, value: jax.Array, current: context.Context)
 
 def _made_equal(variable: keras.Variable, value: jax.Array, current: context.Context) -> jax.Array:
     replicas = current.manual_replicas or 1
-    if _is_accumulator(variable) and replicas > 1:
+    frame = cast(context.ReplicaStateFrame, current.frame)
+    if is_accumulator(variable) and replicas > 1:
         how = VariableAggregation.of(variable.aggregation)
-        check_aggregation(how, dtype_of(variable), name_of(variable))
-        frame = cast(context.ReplicaStateFrame, current.frame)
-        number = frame.defer(variable, functools.partial(_aggregate_accumulator, how))
+        number = defer_total(variable, frame)
         return value if how is VariableAggregation.MEAN else marked_as_total(value, number)
     how = _aggregation(variable)
+    if replicas > 1 and frame.postpones(variable, how):
+        return seed_of_replica(value, -jax.lax.axis_index(REPLICA_AXIS)) if _is_seed(variable) else value
     value, why = difference(value, refused_if_different=how is VariableAggregation.NONE)
     if why is None:
         return value
@@ -175,10 +176,17 @@ def _is_seed(variable: keras.Variable) -> bool:
     return not variable.trainable and variable.name == "seed_generator_state"
 
 
-def _is_accumulator(variable: VariableLike) -> bool:
-    """Metrics count locally; their sums are combined when the replica function ends."""
-    how = getattr(variable, "aggregation", None)
-    return getattr(variable, "synchronization", None) == "on_read" and how in ("sum", "mean")
+def is_accumulator(variable: VariableLike) -> bool:
+    """Returns whether replicas count in a Keras variable, as in a metric's: their sums are combined at the end."""
+    synchronization = getattr(variable, "synchronization", None)  # An rx.Variable has an enumeration's member.
+    return synchronization == "on_read" and getattr(variable, "aggregation", None) in ("sum", "mean")
+
+
+def defer_total(variable: keras.Variable, frame: context.ReplicaStateFrame) -> int:
+    """Lets the replicas' parts of an accumulator be combined when their function ends; returns its number."""
+    how = VariableAggregation.of(variable.aggregation)
+    check_aggregation(how, dtype_of(variable), name_of(variable))
+    return frame.defer(variable, functools.partial(_aggregate_accumulator, how))
 
 
 def _fold_replica_id(state: jax.Array) -> jax.Array:
@@ -191,8 +199,8 @@ def seed_of_replica(state: jax.Array, replica: jax.Array) -> jax.Array:
     return state.at[0].add(replica.astype(state.dtype) * jnp.asarray(_GOLDEN_RATIO, state.dtype))
 
 
-def _share_of_total(variable: keras.Variable, total: jax.Array, frame: context.ReplicaStateFrame) -> jax.Array:
-    """The value from which a replica accumulates: replica 0 continues the total, the others start at zero.
+def share_of_total(variable: keras.Variable, total: jax.Array, frame: context.ReplicaStateFrame) -> jax.Array:
+    """Returns the value from which a replica accumulates: replica 0 continues the total, the others start at zero.
 
     The sum over replicas is then the total at every moment, whether the replicas add to it or reset it.
     """
@@ -207,9 +215,9 @@ def share_to_carry(variable: VariableLike, current: context.Context) -> jax.Arra
     assert current.frame is not None
     value = current.frame.read(variable)
     in_replicas = current.replica is not None and (current.manual_replicas or 1) > 1
-    if not in_replicas or not _is_accumulator(variable) or current.frame.holds(variable):
+    if not in_replicas or not is_accumulator(variable) or current.frame.holds(variable):
         return value
-    return _share_of_total(variable, value, cast(context.ReplicaStateFrame, current.frame))
+    return share_of_total(variable, value, cast(context.ReplicaStateFrame, current.frame))
 
 
 def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Array:
