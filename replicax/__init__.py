@@ -135,7 +135,9 @@ __all__ = [
     "in_cross_replica_context",
     "latest_checkpoint",
     "load_export",
+    "load_safetensors",
     "remat",
+    "save_safetensors",
     "scale_regularization_loss",
     "scan",
     "set_strategy",
@@ -170,6 +172,8 @@ _LATER = {
     "export": "exporting",
     "latest_checkpoint": "checkpoint",
     "load_export": "exporting",
+    "load_safetensors": "weights",
+    "save_safetensors": "weights",
     "testing": "testing",
 }
 
@@ -196,6 +200,7 @@ if TYPE_CHECKING:
         Server,
         ShardedVariable,
     )
+    from replicax.weights import load_safetensors, save_safetensors
 else:  # For a type checker every name would exist.
 
     def __getattr__(name: str) -> object:

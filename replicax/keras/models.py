@@ -33,7 +33,6 @@ from replicax.runtime.once import once
 from replicax.tracebacks import entry_point
 from replicax.typing import PyTree
 from replicax.variable_access import layout_of
-from replicax.weights.hooks import install_weight_hooks
 
 if TYPE_CHECKING:
     import keras
@@ -98,6 +97,8 @@ def strategy_of(model: Any) -> KerasHost | None:
 def install_trainer_hooks() -> None:
     """Wraps the methods of Keras's trainer that a strategy takes part in."""
     import keras
+
+    from replicax.weights.hooks import install_weight_hooks  # A step without Keras needs none of it.
 
     check_keras_backend()
     install_weight_hooks()

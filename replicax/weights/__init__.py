@@ -1,1 +1,6 @@
-"""Files of weights, read piece by piece into the layout of the variables that they are for."""
+"""Files of weights (HDF5, safetensors, KerasHub presets), read piece by piece into the layouts of variables."""
+
+from replicax.weights.safetensors import load_safetensors
+from replicax.weights.safetensors_saving import save_safetensors
+
+__all__ = ["load_safetensors", "save_safetensors"]

@@ -17,7 +17,7 @@ from replicax.variable_access import array_of
 def small_model() -> keras.Model:
     layers = [
         keras.layers.Dense(256, name="up"),
-        keras.layers.BatchNormalization(),
+        keras.layers.BatchNormalization(name="norm"),
         keras.layers.Dense(64, name="down"),
     ]
     return keras.Sequential([keras.layers.Input((64,)), *layers])
