@@ -1,0 +1,71 @@
+"""`GrowingTable`: the configuration of a table that gives ids rows as they come."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from replicax.checks import is_int
+from replicax.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import keras
+
+EVICTIONS = ("lru", "lfu", "age")
+
+
+@dataclasses.dataclass(order=True)
+class GrowingTable:
+    """A table without a vocabulary: any int32 of at least 0 is an id, and gets a row when it is first trained.
+
+    It stands in the place of a `keras_rs.layers.TableConfig`, under a `ParameterServerStrategy`. A new row begins with
+    what the initializer makes of the id, whatever the order in which ids come, and its optimizer's slots begin anew
+    too. When all rows are taken, a server takes that of another id, which begins anew when it comes again.
+
+    Args:
+        name: The name of the table.
+        embedding_dim: How long a row is.
+        capacity: How many rows there are, on all servers together. Each has room for the ids that hash to it: a batch
+            must not have more of them.
+        initializer: An initializer of Keras with a fixed seed; the same default as keras_rs's.
+        optimizer: SGD, Adagrad, Adam or Ftrl of Keras.
+        combiner: `"mean"`, `"sum"` or `"sqrtn"`.
+        evict: Whose row is taken when none is free: `"lru"`, of the id that was trained longest ago, `"lfu"`, of the
+            one that was trained least often, or `"age"`, of the one that came first.
+
+    Raises:
+        ArgumentError: `capacity` is not positive, or `evict` none of these.
+
+    Example:
+        >>> table = GrowingTable("users", embedding_dim=16, capacity=1_000_000, optimizer="adagrad", evict="lru")
+        >>> table.vocabulary_size
+        1000000
+    """
+
+    name: str
+    embedding_dim: int
+    capacity: int
+    initializer: str | keras.initializers.Initializer | None = None
+    optimizer: str | keras.optimizers.Optimizer = "adam"
+    combiner: str = "mean"
+    evict: str = "lru"
+
+    def __post_init__(self) -> None:
+        if not is_int(self.capacity) or self.capacity < 1:
+            raise ArgumentError(f"`capacity` is a number of rows, an int of at least 1, got {self.capacity!r}.")
+        if self.evict not in EVICTIONS:
+            raise ArgumentError(f"`evict` is one of {', '.join(map(repr, EVICTIONS))}, got {self.evict!r}.")
+        if self.initializer is None:
+            import keras
+
+            self.initializer = keras.initializers.VarianceScaling(mode="fan_out")
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The number of rows."""
+        return self.capacity
+
+    @property
+    def placement(self) -> str:
+        """Where Keras RS would put it."""
+        return "auto"
