@@ -118,6 +118,10 @@ class ReplicaDevicesLike(Protocol):
 class PlacementLike(ReplicaDevicesLike, Protocol):
     """Where the values of variables live: between steps, in a program, and on replicas. It also moves them."""
 
+    @property
+    def shards_variables(self) -> bool:
+        """Whether between steps a device may have a part of a variable only."""
+
     def variable_sharding(self, variable: VariableLike) -> Sharding | None:
         """Returns where a variable's value lives between steps; None leaves it where it is."""
 
@@ -261,6 +265,7 @@ class NoPlacement:
 
     replicas = 1
     spans_processes = False
+    shards_variables = False
     workers = ("process 0",)
     is_chief = True
 

@@ -272,9 +272,14 @@ def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     model._initial_epoch = epoch
 
 
-def stop_writing(backup: keras.callbacks.BackupAndRestore) -> None:
-    """Lets a `BackupAndRestore` restore only; without the method, a subclass overrides the hooks that save."""
-    backup._save_model = lambda: None
+def stop_writing(backup: keras.callbacks.BackupAndRestore, takes_part: bool = False) -> None:
+    """Lets a `BackupAndRestore` restore only; without the method, a subclass overrides the hooks that save.
+
+    Args:
+        backup: The callback.
+        takes_part: Whether it still calls `save_weights`, in which this process may have no more to do than to help.
+    """
+    backup._save_model = lambda: backup.model.save_weights(backup._weights_path) if takes_part else None
     backup.on_train_end = lambda logs=None: None
 
 

@@ -24,7 +24,7 @@ from replicax.keras.custom_objects import remembering_arguments
 from replicax.keras.feeding import as_keras_data
 from replicax.keras.host import KerasHost
 from replicax.keras.parcel import ModelParcel, like_a_row
-from replicax.keras.saving import gather_sharded, write_atomically, write_together
+from replicax.keras.saving import write_atomically, write_together
 from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import has_workers, loop_of_workers
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
@@ -32,7 +32,8 @@ from replicax.program.keras_state import keras_ownership
 from replicax.runtime.once import once
 from replicax.tracebacks import entry_point
 from replicax.typing import PyTree
-from replicax.variable_access import layout_of
+from replicax.variable_access import array_of, layout_of
+from replicax.variables import lies_in_several_processes
 
 if TYPE_CHECKING:
     import keras
@@ -259,10 +260,12 @@ def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
         if not has_workers(strategy):
             return write()
-        if self._replicax.loops:  # A callback: those that write run on the chief only.
+        optimizer = self.optimizer
+        variables = [*self.variables, *(optimizer.variables if optimizer is not None else ())]
+        is_spread = any(lies_in_several_processes(array_of(variable)) for variable in variables)
+        if self._replicax.loops and not is_spread:  # A callback: those that write run on the chief only.
             return write() if strategy.placement.is_chief else None
-        gather_sharded(self.optimizer.variables if self.optimizer is not None else (), strategy.placement)
-        return write_together(filepath, write, strategy.placement.is_chief)
+        return write_together(filepath, write, strategy.placement.is_chief, variables)
 
     return save
 

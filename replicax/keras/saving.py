@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
+import replicax.context as context
+from replicax.errors import CheckpointError
+from replicax.variable_access import VariableLike, array_of, name_of
+from replicax.variables import collected, lies_in_several_processes
 
-from replicax.host import PlacementLike
-from replicax.program.handover import store_values
-from replicax.runtime.transfer import put
-from replicax.variable_access import VariableLike, array_of, is_per_replica_variable
+if TYPE_CHECKING:
+    from replicax.checkpoint.coordination import Coordination
 
 _FILES = (".keras", ".h5")
+_END = "end"
 
 
 def write_atomically(path: Any, write: Callable[[Any], Any]) -> Any:
@@ -35,26 +38,41 @@ def write_atomically(path: Any, write: Callable[[Any], Any]) -> Any:
     return result
 
 
-def gather_sharded(variables: Sequence[VariableLike], placement: PlacementLike) -> None:
-    """Gives each worker the whole values of variables of which it has a shard; all workers call this together."""
-    sharded = [
-        variable
-        for variable in variables
-        if isinstance(value := array_of(variable), jax.Array)
-        and not value.is_fully_addressable
-        and not value.is_fully_replicated
-        and not is_per_replica_variable(variable)
-    ]
-    store_values(sharded, [put(array_of(variable), placement.home) for variable in sharded])
+class _ServedReader:
+    """The chief, as it reads variables of which other workers hold shards: it tells them which is next."""
+
+    def __init__(self, variables: Sequence[VariableLike], coordination: Coordination):
+        self._numbers = {id(variable): number for number, variable in enumerate(variables)}
+        self._coordination, self._reads = coordination, itertools.count()
+
+    def note_read(self, variable: VariableLike) -> None:
+        """Tells the others to send their shards of a variable."""
+        if id(variable) not in self._numbers:
+            raise CheckpointError(
+                f"{self._coordination.name}: {name_of(variable)!r} has shards on other workers, and is no variable of "
+                "the model or its optimizer. Let all workers read it (`numpy()`) before."
+            )
+        self._tell(str(self._numbers[id(variable)]))
+
+    def end(self) -> None:
+        """Tells the others that nothing more is read."""
+        self._tell(_END)
+
+    def _tell(self, what: str) -> None:
+        self._coordination.from_chief(f"shards {next(self._reads)}", what)
 
 
-def write_together(path: Any, write: Callable[[], Any], is_chief: bool) -> Any:
-    """Lets the chief `write` for all workers, who hold the same values; all of them go on when it is done.
+def write_together(path: Any, write: Callable[[], Any], is_chief: bool, variables: Sequence[VariableLike] = ()) -> Any:
+    """Lets the chief `write` for all workers; all of them go on when it is done.
+
+    Where workers hold shards of variables, they send them one variable at a time, as the chief comes to it: no worker
+    has more than one of them whole.
 
     Args:
         path: Where to, for messages. Only the chief's counts.
         write: Writes.
         is_chief: Whether this worker is the chief.
+        variables: The variables that may have shards on several workers, in the same order on all of them.
 
     Returns:
         What `write` returns; None on the other workers.
@@ -66,8 +84,25 @@ def write_together(path: Any, write: Callable[[], Any], is_chief: bool) -> Any:
     from replicax.checkpoint.writing import TIMEOUT_S
 
     coordination = Coordination(f"Saving the model to {path}", TIMEOUT_S)
-    result = coordination.run(
-        "written", lambda: write() if is_chief else None, f"The model could not be saved to {path}"
-    )
+    spread = [variable for variable in variables if lies_in_several_processes(array_of(variable))]
+    coordination.check_same("number of sharded variables", str(len(spread)))
+
+    def write_served() -> Any:
+        reader = _ServedReader(spread, coordination)
+        try:
+            with context.entered(reader=reader):
+                return write()
+        finally:
+            reader.end()
+
+    def serve() -> None:
+        for read in itertools.count():
+            told = coordination.from_chief(f"shards {read}")
+            if told == _END:
+                return
+            collected(array_of(spread[int(told)]))
+
+    action = (write_served if spread else write) if is_chief else (serve if spread else lambda: None)
+    result = coordination.run("written", action, f"The model could not be saved to {path}")
     coordination.end()
     return result

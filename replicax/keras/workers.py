@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import json
+import os
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 import replicax.health as health
 from replicax.cluster.exchange import exchanged
 from replicax.compat.keras import initial_epoch, set_initial_epoch, stop_writing
-from replicax.errors import WorkersDisagreeError
+from replicax.errors import ArgumentError, WorkersDisagreeError
 from replicax.host import Host
 
 # The chief does for all whatever these do besides writing.
@@ -85,32 +86,57 @@ def _read(message: bytes) -> dict[str, Any]:
 
 def _callbacks(callbacks: Any, strategy: Host, trains: bool) -> Any:
     """Returns the callbacks that this worker runs."""
-    return callbacks_of_worker(callbacks, strategy.placement.is_chief, [_alike_class()(strategy)] if trains else [])
+    placement = strategy.placement
+    last = [_alike_class()(strategy)] if trains else []
+    return callbacks_of_worker(callbacks, placement.is_chief, last, placement.shards_variables)
 
 
-def callbacks_of_worker(callbacks: Any, is_chief: bool, last: Sequence[Any] = ()) -> Any:
+def callbacks_of_worker(callbacks: Any, is_chief: bool, last: Sequence[Any] = (), sends_shards: bool = False) -> Any:
     """Returns the callbacks that a worker runs: only the chief's write.
 
     Args:
         callbacks: What the user has given: a callback, a list of them, a `CallbackList`, or None.
         is_chief: Whether this worker is the chief.
         last: Callbacks that come after them.
+        sends_shards: Whether the others send it what it writes: then those that save run on them too.
+
+    Raises:
+        ArgumentError: With `sends_shards`, a callback would read variables on the chief alone.
     """
     import keras
 
     held = getattr(callbacks, "callbacks", None)  # of a CallbackList
     given = list(held) if held is not None else [] if callbacks is None else callbacks
     given = list(given) if isinstance(given, (list, tuple)) else [given]
+    for callback in given if sends_shards else ():
+        _check_reads_no_shards(callback)
     if not is_chief:
-        given = [callback for callback in given if not _writes(callback)]
+        saves = keras.callbacks.ModelCheckpoint if sends_shards else ()
+        given = [callback for callback in given if isinstance(callback, saves) or not _writes(callback)]
         for callback in given:
             if isinstance(callback, keras.callbacks.BackupAndRestore):
-                stop_writing(callback)  # Every worker must restore what it restores.
+                stop_writing(callback, sends_shards)  # Every worker must restore what it restores.
+            elif isinstance(callback, saves):
+                callback.verbose, callback.filepath = 0, os.path.basename(callback.filepath)  # The chief makes folders.
     given.extend(last)
     if held is None:
         return given
     callbacks.callbacks = given
     return callbacks
+
+
+def _check_reads_no_shards(callback: Any) -> None:
+    kinds = {base.__name__ for base in type(callback).__mro__}
+    if "OrbaxCheckpoint" in kinds:
+        raise ArgumentError(
+            "keras.callbacks.OrbaxCheckpoint writes on the chief, which has its shards of the variables only. Use "
+            "keras.callbacks.ModelCheckpoint or BackupAndRestore, or rx.CheckpointManager."
+        )
+    if "TensorBoard" in kinds and (callback.histogram_freq or callback.embeddings_freq):
+        raise ArgumentError(
+            "TensorBoard(histogram_freq=..., embeddings_freq=...) reads variables on the chief, which has its shards "
+            "of them only. Leave these frequencies out."
+        )
 
 
 def _writes(callback: Any) -> bool:

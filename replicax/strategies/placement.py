@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from replicax.errors import WorkersDisagreeError
 from replicax.layouts import longest_divisible
 from replicax.program.handover import store_values
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -17,6 +18,8 @@ from replicax.runtime.transfer import put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
 from replicax.variable_access import VariableLike, array_of, is_per_replica_variable, name_of, set_array, shape_of
+
+_MOST_NAMED = 10  # variables that an error names
 
 
 def replicated(variable: VariableLike) -> PartitionSpec:
@@ -48,6 +51,11 @@ class Placement(ReplicaDevices):
     @functools.cached_property
     def _agreement(self) -> Agreement:
         return Agreement(self.workers)
+
+    @property
+    def shards_variables(self) -> bool:
+        """Whether between steps a device may have a part of a variable only."""
+        return self._layout is not replicated
 
     @property
     def home(self) -> Sharding:
@@ -142,6 +150,7 @@ class Placement(ReplicaDevices):
 
         Raises:
             ValuesMismatchError: The processes have other variables.
+            WorkersDisagreeError: A process has assigned a variable of which the first process has kept its shards.
         """
         own = bytes(_is_own(array_of(variable)) for variable in variables)
         what = "variables to be kept alike"
@@ -149,8 +158,22 @@ class Placement(ReplicaDevices):
         anyones = self._agreement.alike(what, descriptions, own)
         changed = [v for i, v in enumerate(variables) if any(flags[i] for flags in anyones)]
         names = [name_of(variable) for variable in changed]
-        chiefs = self._agreement.chiefs(what, names, [array_of(variable) for variable in changed])
+        self._check_whole([i for i, flags in enumerate(zip(*anyones, strict=True)) if any(flags)], variables, anyones)
+        values = [_own_or_empty(array_of(variable)) for variable in changed]
+        chiefs = self._agreement.chiefs(what, names, values)
         store_values(changed, placed_copies(chiefs, [self.variable_sharding(variable) for variable in changed]))
+
+    def _check_whole(self, changed: Sequence[int], variables: Sequence[VariableLike], anyones: Sequence[bytes]) -> None:
+        """Checks that the first process has all of each variable that some process has assigned."""
+        torn = [
+            i for i in changed if not anyones[0][i] and not self.variable_sharding(variables[i]).is_fully_replicated
+        ]
+        if torn:
+            assigned = {
+                worker: [name_of(variables[i]) for i in torn if flags[i]][:_MOST_NAMED]
+                for worker, flags in zip(self.workers, anyones, strict=True)
+            }
+            raise WorkersDisagreeError("sharded variables assigned", {w: own for w, own in assigned.items() if own})
 
     def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns what a program on any number of replicas has computed for variables as they keep it."""
@@ -158,6 +181,13 @@ class Placement(ReplicaDevices):
             put(value, self.variable_sharding(variable))
             for variable, value in zip(variables, self.spread(values), strict=True)
         ]
+
+
+def _own_or_empty(value: jax.Array) -> jax.Array | np.ndarray:
+    """Returns a value, and for one of which this process has shards only another of its shape and dtype."""
+    if _is_own(value) or value.is_fully_replicated:
+        return value
+    return np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
 
 def _is_own(value: jax.typing.ArrayLike) -> bool:
