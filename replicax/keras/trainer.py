@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 import replicax.health as health
+from replicax.errors import ArgumentError
 from replicax.keras.feeding import Feed
 from replicax.keras.host import KerasHost
 from replicax.keras.steps import KerasStep, KerasSteps, State
@@ -74,6 +75,20 @@ class StepFunctions:
         if options is not None and options.compression is not None:
             advise_of_uncompressed(self._strategy, options.compression)
         return self._made(self._steps.train, joins_outputs=False)
+
+    def lowered_training(self, batch: PyTree) -> jax.stages.Lowered:
+        """Returns the program of a training step with a batch as JAX lowers it.
+
+        Raises:
+            ArgumentError: The model's steps are not compiled.
+        """
+        _, feed, run = self._compiled(self._steps.train())
+        if not isinstance(run, _CompiledStep):
+            raise ArgumentError(
+                f"The steps of model {self._model.name!r} are not compiled, since it runs eagerly: call "
+                "model.compile(..., run_eagerly=False, jit_compile='auto')."
+            )
+        return run.lower(feed.placed(batch))
 
     def test(self) -> LoopStep:
         """Returns the function that makes `steps_per_execution` evaluation steps."""
@@ -167,6 +182,11 @@ class _CompiledStep:
 
         step.__name__ = step.__qualname__ = self._step.__name__
         return ProgramCache(lambda: step, view=self._view)
+
+    def lower(self, data: PyTree) -> jax.stages.Lowered:
+        """Returns the program for a batch as JAX lowers it."""
+        program, arrays = self._programs.program((data,), {})
+        return program.lower(arrays)
 
     def __call__(self, data: PyTree) -> PyTree:
         try:

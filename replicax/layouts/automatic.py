@@ -72,6 +72,8 @@ class AutomaticRules:
         if parts == 1:
             return decision
         cut = longest_divisible(shape, parts, (i for i, axis in enumerate(decision.axes) if axis is not None))
+        if cut is None and all(axis is not None for axis in decision.axes):
+            return decision
         if cut is None:
             missing = f"{self._data!r}={parts} divides no other dimension"
             return decision._replace(shortfall="; ".join(filter(None, (decision.shortfall, missing))))

@@ -1,16 +1,22 @@
-"""The table of `Strategy.explain`."""
+"""The tables of `Strategy.explain`: where variables live, and what a compiled step sends between devices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from replicax.collectives.hlo import axes_of_groups, collectives
+from replicax.errors import ArgumentError
 from replicax.host import PlacementLike
+from replicax.program.function import Function
 from replicax.shown import Shown, html_table
+from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, dtype_of, is_per_replica_variable, name_of, shape_of
 
 if TYPE_CHECKING:
@@ -27,7 +33,7 @@ class Explained(NamedTuple):
         shape: Its shape.
         where: How it is laid out, or where it is.
         bytes: Its bytes on each device.
-        why: Why it is so, where it may surprise; or empty.
+        why: The rule that decided, where there is one; or empty.
     """
 
     name: str
@@ -36,17 +42,59 @@ class Explained(NamedTuple):
     bytes: int
     why: str = ""
 
-    def __str__(self) -> str:
-        why = f"  ({self.why})" if self.why else ""
-        return f"{self.name}  {self.shape}  {self.where}  {self.bytes} bytes{why}"
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The line's words, in columns."""
+        return self.name, self.shape, self.where, f"{self.bytes} bytes", f"({self.why})" if self.why else ""
 
 
 def explanation(rows: Sequence[Explained]) -> Shown:
     """Returns the lines as text, and as a table for a notebook."""
-    headings = ("variable", "shape", "layout", "bytes", "why")
-    if not any(row.why for row in rows):
-        return Shown("\n".join(map(str, rows)), html_table(headings[:-1], [row[:-1] for row in rows]))
-    return Shown("\n".join(map(str, rows)), html_table(headings, rows))
+    headings = ("variable", "shape", "layout", "bytes", "rule")
+    has_rules = any(row.why for row in rows)
+    html = html_table(headings, rows) if has_rules else html_table(headings[:-1], [row[:-1] for row in rows])
+    return Shown(_in_columns([row.cells for row in rows]), html)
+
+
+def traffic(compiled: jax.stages.Compiled, what: str, mesh: Mapping[str, int]) -> Shown:
+    """Returns a table of the collectives of a compiled program, those of a kind along the same axes in one line.
+
+    Args:
+        compiled: The program.
+        what: What it is, for the caption.
+        mesh: The sizes of the mesh's axes by their names.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    num_bytes: Counter[tuple[str, str]] = Counter()
+    for each in collectives(compiled.as_text() or ""):
+        axes = axes_of_groups(each.groups, tuple(mesh.values()))
+        along = " x ".join(list(mesh)[axis] for axis in axes) if axes else "some devices"
+        found[each.kind, along] += 1
+        num_bytes[each.kind, along] += each.num_bytes
+    caption = f"collectives of {what}, with the bytes that each device has of them"
+    rows = [(*key, count, num_bytes[key]) for key, count in sorted(found.items())]
+    if not rows:
+        return Shown(f"{caption}: none")
+    rows.append(("total", "", found.total(), num_bytes.total()))
+    cells = [(kind, along and f"over {along}", str(count), f"{size} bytes") for kind, along, count, size in rows]
+    headings = ("collective", "over", "number", "bytes")
+    return Shown(f"{caption}:\n{_in_columns(cells)}", html_table(headings, rows, caption))
+
+
+def joined(*parts: Shown) -> Shown:
+    """Returns tables below each other."""
+    return Shown("\n\n".join(parts), "".join(part.html for part in parts))
+
+
+def _in_columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if cell.endswith(" bytes") else cell.ljust(width)
+            for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    )
 
 
 class Explaining:
@@ -54,24 +102,81 @@ class Explaining:
 
     placement: PlacementLike
 
-    def explain(self, variables: Sequence[VariableLike] | keras.Model) -> Shown:
-        """Returns a table, one line for each variable: its path, shape, layout, bytes on each device, and why it is so.
+    def explain(
+        self,
+        variables: Sequence[VariableLike] | keras.Model | Function[..., Any],
+        *args: PyTree,
+        step: PyTree = None,
+        **kwargs: PyTree,
+    ) -> Shown:
+        """Returns a table, one line for each variable: its path, shape, layout, bytes on each device, and the rule.
 
-        The reason is told where it may surprise: why a variable is mirrored by a strategy that shards variables. With
-        several variables the last line has their sum. A notebook shows the table as one.
+        With several variables the last line has their sum. A notebook shows the table as one. Where a step is compiled
+        for it, a second table counts the collectives of the compiled program: how many there are of each kind, over
+        which axes of the mesh, and their bytes. One in a loop counts once.
 
         Args:
-            variables: Variables, or a Keras model (whose optimizer's are listed too).
+            variables: Variables; or a Keras model (whose optimizer's are listed too); or an `rx.function`, of which
+                the variables that it uses are listed, and the collectives counted.
+            args: The arguments of the `rx.function`, which is traced and compiled for them, and not run.
+            step: With a compiled Keras model, a batch of its training, such as `(x, y)`: the collectives of the step
+                of `fit` are counted. True for a batch like those that the model has been trained on, with one row for
+                each replica.
+            kwargs: Keyword arguments of the `rx.function`.
+
+        Raises:
+            ArgumentError: `step` is given without a compiled Keras model, or is True before the model was trained; or
+                arguments without an `rx.function`.
+            LayoutError: A pattern of a user's layouts matches no variable of a model.
         """
-        if hasattr(variables, "variables"):
-            optimizer = getattr(variables, "optimizer", None)
-            variables = [*variables.variables, *(optimizer.variables if optimizer is not None else ())]
+        if isinstance(variables, Function):
+            if step is not None:
+                raise ArgumentError(
+                    "`step` goes with a Keras model. An rx.function's arguments follow it: explain(fn, x)."
+                )
+            found = variables.build(*args, **kwargs)
+            compiled = variables.lower(*args, **kwargs).compile()
+            return joined(self._table(found), traffic(compiled, _name(variables), self._mesh_sizes()))
+        if args or kwargs:
+            raise ArgumentError("Arguments go with an rx.function, explain(fn, x), and a batch as step=(x, y).")
+        is_model = hasattr(variables, "variables")
+        if step is not None and step is not False:
+            return self._explained_step(variables, step, is_model)
+        return self._table(self._variables_of(variables) if is_model else variables)
+
+    def _explained_step(self, model: Any, step: PyTree, is_model: bool) -> Shown:
+        if not is_model or getattr(model, "optimizer", None) is None:
+            raise ArgumentError(
+                f"`step` goes with a compiled Keras model, got {model!r:.100}. Call model.compile first."
+            )
+        from replicax.keras.lowered_steps import lowered_train_step
+
+        lowered, rows = lowered_train_step(model, None if step is True else step)
+        table = self._table(self._variables_of(model))
+        what = f"a step of fit with {rows} rows"
+        return joined(table, traffic(lowered.compile(), what, self._mesh_sizes()))
+
+    def _variables_of(self, model: Any) -> list[VariableLike]:
+        optimizer = getattr(model, "optimizer", None)
+        return [*model.variables, *(optimizer.variables if optimizer is not None else ())]
+
+    def _table(self, variables: Sequence[VariableLike]) -> Shown:
         rows = [self._explained(variable) for variable in variables]
+        if len(rows) <= 1:
+            return explanation(rows)
+        whole = sum(math.prod(shape_of(each)) * jnp.dtype(dtype_of(each)).itemsize for each in variables)
         total = Explained("total", f"{len(rows)} variables", self._sum_of, sum(row.bytes for row in rows))
-        return explanation([*rows, total] if len(rows) > 1 else rows)
+        why = f"of {whole} bytes in all" if self._shards else ""
+        return explanation([*rows, total._replace(why=why)])
 
     #: The meaning of the sum of the bytes that `explain` lists.
     _sum_of = "on each device"
+    #: Whether a variable may have more bytes than a device has of it.
+    _shards = False
+
+    def _mesh_sizes(self) -> dict[str, int]:
+        mesh = self.placement.mesh_for(self.placement.replicas)
+        return dict(zip(mesh.axis_names, mesh.devices.shape, strict=True))
 
     def _explained(self, variable: VariableLike) -> Explained:
         sharding, shape = self.placement.variable_sharding(variable), shape_of(variable)
@@ -93,3 +198,7 @@ class Explaining:
             return MIRRORED
         assert isinstance(sharding, NamedSharding)
         return str(tuple(sharding.spec))
+
+
+def _name(function: Callable[..., object]) -> str:
+    return getattr(function, "__name__", "the function")

@@ -77,5 +77,7 @@ class FullyShardedStrategy(SpansWorkers):
     def _layout(self, variable: VariableLike) -> PartitionSpec:
         return self._decision(variable).spec()
 
+    _shards = True
+
     def _why(self, variable: VariableLike) -> str:
         return self._decision(variable).why

@@ -159,6 +159,16 @@ class LayoutStrategy(SpansWorkers):
         decision = self._layouts.of(variable)
         return str(decision.axes) if decision.is_cut else super()._layout_of(variable)
 
+    _shards = True
+
+    def _mesh_sizes(self) -> dict[str, int]:
+        return self._grid.sizes
+
+    def _variables_of(self, model: keras.Model) -> list[VariableLike]:
+        if model.variables:
+            self.check_layouts(model.variables)
+        return super()._variables_of(model)
+
     def _why(self, variable: VariableLike) -> str:
         return self._layouts.of(variable).why
 

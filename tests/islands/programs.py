@@ -26,7 +26,7 @@ def bytes_of_a_round_and_a_step() -> dict[str, int]:
     import keras
 
     import replicax as rx
-    from tests.hlo_bytes import collective_bytes
+    from replicax.collectives.hlo import collective_bytes
 
     x, y = np.ones((8, 30), "float32"), np.zeros(8, "int32")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from tests.hlo_bytes import collectives
+from replicax.collectives.hlo import collectives
 from tests.strategies.compressed import Mlp, compressed
 
 WIDTHS = (784, 700, 500, 10)

@@ -1,11 +1,11 @@
-"""The helper that counts the bytes of collectives, against programs whose bytes are known."""
+"""Collectives counted from HLO, against programs whose bytes are known."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from tests.hlo_bytes import collective_bytes, collectives
+from replicax.collectives.hlo import axes_of_groups, collective_bytes, collectives
 
 
 def _text(fn, spec, *shapes):
@@ -36,8 +36,27 @@ def test_a_pair_of_start_and_done_counts_once():
       %ag-start = (f32[5]{0}, f32[10]{0}) all-gather-start(f32[5]{0} %c), dimensions={0}
       %ag-done = f32[10]{0} all-gather-done((f32[5]{0}, f32[10]{0}) %ag-start)
     """
-    assert [tuple(each) for each in collectives(text)] == [("all-reduce", 44), ("all-gather", 40)]
+    assert [each[:2] for each in collectives(text)] == [("all-reduce", 44), ("all-gather", 40)]
 
 
 def test_a_program_of_one_device_moves_nothing():
     assert collective_bytes(jax.jit(jnp.sin).lower(1.0).compile().as_text()) == 0
+
+
+def test_the_devices_of_a_collective_lie_along_axes_of_the_mesh():
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+
+    def text(spec, out):
+        compiled = jax.jit(lambda x: x.sum(0), out_shardings=NamedSharding(mesh, out))
+        return compiled.lower(jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, spec))).compile().as_text()
+
+    for spec, out, axes in [
+        (P("a", None), P(), (0,)),
+        (P("b", None), P(), (1,)),
+        (P(("a", "b"), None), P(), (0, 1)),
+        (P("b", "a"), P("a"), (1,)),
+    ]:
+        [found] = collectives(text(spec, out))
+        assert (found.kind, axes_of_groups(found.groups, (2, 4))) == ("all-reduce", axes)
+    assert axes_of_groups(((0, 1), (2, 3), (4, 5), (6, 7)), (2, 4)) is None
+    assert axes_of_groups((), (2, 4)) is None
