@@ -32,7 +32,10 @@ def train(fault: str, seconds: float, stall_timeout: float, steps: int) -> None:
 
     if fault in ("in order", "swap"):
         return _run_in_order(fault, stall_timeout)
-    strategy = rx.MultiWorkerMirroredStrategy(start_timeout=60, stall_timeout=stall_timeout)
+    if fault in ("sharded", "read"):
+        strategy: Any = rx.FullyShardedStrategy(min_size=4, start_timeout=60, stall_timeout=stall_timeout)
+    else:
+        strategy = rx.MultiWorkerMirroredStrategy(start_timeout=60, stall_timeout=stall_timeout)
     faulty = strategy.worker_index == 1 and fault
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
@@ -45,6 +48,8 @@ def train(fault: str, seconds: float, stall_timeout: float, steps: int) -> None:
             print(f"fault at {time.monotonic()}", flush=True)
             if fault == "error":
                 raise RuntimeError("the user's own")
+            if fault == "read":
+                model.get_weights()
             if fault == "checkpoint":
                 import replicax.health as health
 
@@ -55,7 +60,7 @@ def train(fault: str, seconds: float, stall_timeout: float, steps: int) -> None:
 
     class Callback(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            strike(fault if fault in ("callback", "error", "checkpoint") else "nothing", batch)
+            strike(fault if fault in ("callback", "error", "checkpoint", "read") else "nothing", batch)
 
     def batches() -> Iterator[Any]:
         for number in range(steps):

@@ -56,9 +56,16 @@ def test_a_worker_that_does_not_come(tmp_path: Path, fault: str):
         assert (tmp_path / "stall-worker-0.txt").read_text() == (tmp_path / "stall-worker-1.txt").read_text()
 
 
-@pytest.mark.parametrize("killed", [1, 0])
-def test_a_killed_worker(tmp_path: Path, killed: int):
-    with job(tmp_path, steps=1000) as running:
+def test_a_sharded_variable_that_one_worker_reads_alone(tmp_path: Path):
+    with job(tmp_path, "read") as running:
+        since = fault_time(running)
+        check(running, since, "worker:1", "dense/kernel", "all workers must read it together")
+        assert running.end(1, 5)[0] == ExitCode.STALLED
+
+
+@pytest.mark.parametrize(("killed", "fault"), [(1, ""), (0, ""), (1, "sharded")])
+def test_a_killed_worker(tmp_path: Path, killed: int, fault: str):
+    with job(tmp_path, fault, steps=1000) as running:
         running.wait_for(1, "step 5")
         since = time.monotonic()
         running.processes[killed].kill()
