@@ -143,6 +143,34 @@ def sublayers(layer: keras.Layer, include_self: bool = False) -> list[keras.Laye
     return list(layer._flatten_layers(include_self=include_self))
 
 
+#: The method of `BatchNormalization` that computes the statistics of a batch. Without it: its `call` is overridden.
+MOMENTS = "_moments"
+
+
+def own_moments(layer: keras.layers.BatchNormalization, inputs: jax.Array, mask: jax.Array | None) -> Any:
+    """Returns the mean and variance of the rows as Keras computes them.
+
+    On TensorFlow Keras would synchronize where a layer says so, and on JAX it would raise an error then.
+    """
+    import keras
+
+    if mask is None:
+        return keras.ops.moments(inputs, axes=layer._reduction_axes)
+    return keras.layers.BatchNormalization._moments(layer, inputs, mask)
+
+
+def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
+    """Returns the axes over which a layer takes means. Without the attribute: all but `axis`."""
+    return list(layer._reduction_axes)
+
+
+def epsilon() -> float:
+    """Returns Keras's small number."""
+    import keras
+
+    return float(keras.config.epsilon())
+
+
 def initialize_new_variables() -> None:
     """Gives the variables that layers and optimizers have just made their initial values.
 

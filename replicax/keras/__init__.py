@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from replicax.keras.batch_normalization import synchronize_batch_normalization
 from replicax.keras.clipping import clip_by_global_norm, clip_by_norm, global_norm
 
 if TYPE_CHECKING:
@@ -9,11 +10,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackupAndRestore",
+    "BatchNormalization",
     "SidecarEvaluator",
     "TensorBoard",
     "clip_by_global_norm",
     "clip_by_norm",
     "global_norm",
+    "synchronize_batch_normalization",
 ]
 
 
@@ -23,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from replicax.keras.backup import backup_class
 
         return backup_class()
+    if name == "BatchNormalization":
+        from replicax.keras.batch_normalization import batch_normalization_class
+
+        return batch_normalization_class()
     if name == "TensorBoard":
         from replicax.keras.tensorboard import tensorboard_class
 

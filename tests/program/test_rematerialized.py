@@ -61,36 +61,39 @@ def test_the_numbers_are_the_same_on_all_devices(host):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
-def layers(h, weight):
-    for _ in range(4):
-        h = jnp.sin(jnp.tanh(h @ weight.value))
-    return h
-
-
 def temporary_bytes(mirrored, wrap):
+    """Returns the memory for intermediate results of a step with a loop over layers.
+
+    (Where the layers are written out, XLA computes again for CPUs too, but as early as it can, and saves little.)
+    """
     two = mirrored(2)
     with two.scope():
-        weights = [rx.Variable(np.eye(32, dtype=np.float32)) for _ in range(6)]
+        weights, calls = rx.Variable(np.stack([np.eye(32, dtype=np.float32)] * 8)), rx.Variable(0)
+
+    @wrap
+    def layer(h, weight):
+        calls.assign_add(1)
+        for _ in range(4):
+            h = jnp.sin(jnp.tanh(h @ weight))
+        return h
 
     @rx.function
     def step(x):
         def replica(x):
             def loss():
-                h = x
-                for weight in weights:
-                    h = wrap(lambda h, weight=weight: layers(h, weight))(h)
+                h, _ = rx.scan(lambda h, weight: (layer(h, weight), None), x, weights.value)
                 return rx.compute_average_loss(jnp.sum(h, -1))
 
             return rx.grad(loss, weights)()
 
         return two.run(replica, args=(x,))
 
-    (batch,) = two.distribute_dataset([np.ones((2048, 32), np.float32)])
+    (batch,) = two.distribute_dataset([np.ones((1024, 32), np.float32)])
     return step.lower(batch).compile().memory_analysis().temp_size_in_bytes
 
 
 def test_less_is_kept(mirrored):
-    assert temporary_bytes(mirrored, rx.remat) < 0.6 * temporary_bytes(mirrored, lambda fn: fn)
+    assert temporary_bytes(mirrored, rx.remat) < 0.4 * temporary_bytes(mirrored, lambda fn: fn)
 
 
 def test_a_policy_says_what_is_kept():
