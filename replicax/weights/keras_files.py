@@ -95,7 +95,11 @@ def _read_in_pieces(store: object) -> Iterator[Reading]:
             store.h5_file = stack.enter_context(files.member.opened())  # type: ignore[attr-defined]
         store._replicax_files = files  # type: ignore[attr-defined]
         stack.callback(delattr, store, "_replicax_files")
-        yield files.reading
+        try:
+            yield files.reading
+        except BaseException:
+            store.close()  # type: ignore[attr-defined]  # After an error Keras leaves the file open.
+            raise
 
 
 def tensor_or_array(store: object, key: str, original: PyTreeFunction) -> object:
@@ -118,10 +122,14 @@ def _check(original: PyTreeFunction, model: keras.Model, store: object, skipped:
         WeightsError: It does not.
     """
     errors: dict[int, tuple[object, Exception]] = {}
-    with reading.only_checking():
-        original(model, store, None, "", False, set(skipped), set(), errors)
+    try:
+        with reading.only_checking():
+            original(model, store, None, "", False, set(skipped), set(), errors)
+        stored = _stored(store)
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:  # HDF5 raises all of these.
+        raise WeightsError(f"{reading.path} is damaged; nothing has changed: {error}") from error
     cause = next((error for _, error in errors.values()), None)
-    reading.check(_variables(model, skipped), _stored(store), cause)
+    reading.check(_variables(model, skipped), stored, cause)
 
 
 def _variables(model: keras.Model, skipped: set[int]) -> list[keras.Variable]:

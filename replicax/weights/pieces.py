@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-_ALIGNMENT = 64  # bytes; JAX then uses memory of the host as it is, where the device is the host
+_ALIGNMENT = 64  # bytes; JAX uses memory of the host that begins at a multiple as it is, where the device is the host
 
 #: The first and the last entry (exclusive) of a piece in each dimension.
 Bounds = tuple[tuple[int, int], ...]
@@ -86,7 +86,7 @@ def placed(tensor: Tensor, sharding: Sharding, dtype: np.dtype) -> jax.Array:
         rows.setdefault(bounds[0] if bounds else (0, 1), []).append(bounds)
     arrays: dict[jax.Device, jax.Array] = {}
     for group in rows.values():
-        pieces = [Piece(bounds, aligned([stop - start for start, stop in bounds], dtype)) for bounds in group]
+        pieces = [Piece(bounds, host_memory([stop - start for start, stop in bounds], dtype)) for bounds in group]
         tensor.fill(pieces)
         places = [(device, piece.values) for piece in pieces for device in shards[piece.bounds]]
         homes = [SingleDeviceSharding(device, memory_kind=sharding.memory_kind) for device, _ in places]
@@ -108,9 +108,12 @@ def _shards(shape: tuple[int, ...], sharding: Sharding) -> dict[Bounds, list[jax
     return found
 
 
-def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Returns an array without values, whose memory begins where JAX can use it as it is."""
+def host_memory(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Returns an array without values that JAX copies in any case.
+
+    A buffer that JAX has not made cannot be updated in place: the first step would need memory for all variables twice.
+    """
     size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+    memory = np.empty(size + 2 * _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT + _ALIGNMENT // 2
     return memory[start : start + size].view(dtype).reshape(shape)
