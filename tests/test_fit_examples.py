@@ -57,3 +57,12 @@ def test_seed_prints_the_losses_of_the_guide():
     assert numbers(r"loss: ([\d.]+)", output) == [2.2552, 0.9968, 0.4406, 0.1947]
     assert numbers(r"after the dataset: ([\d.]+)", output)[0] == pytest.approx(0.6190494298934937, abs=1e-6)
     assert numbers(r"after the arrays: ([\d.]+)", output)[0] < 0.1947
+
+
+def test_gemma_learns_verse_by_its_adapters():
+    output = run("finetune_gemma_lora.py", "--epochs", 40)
+    assert re.search(r"attention/query/kernel .*\d+ bytes", output)
+    assert "LoRA trains 17,408 of 263,808 parameters" in output
+    before, after = re.findall(r"(?:before|after): +(.*)", output)
+    assert before != after
+    assert numbers(r"verse at a loss of ([\d.]+)", output)[0] < 1.2

@@ -1,10 +1,10 @@
 """KerasHub's models under replicax, each beside the same model on one device: `python tests/hub/report.py [NAME ...]`.
 
-Each backbone of `backbones.py` is saved as a preset. Then, on 8 virtual devices and on 2 processes of 4, its weights are
-loaded in the scope of a strategy, three steps of `fit` and three of a loop are trained (with LoRA where KerasHub knows
-the layers), and `generate` is called. The losses are to be those of one device, of plain Keras and JAX, within 1e-5;
-the tokens are to be the same; each weight of the preset is to be found, bit by bit; and `explain` is to name each
-variable and the rule that decided about it.
+Each backbone of `backbones.py` is saved as a preset. Then, on 8 virtual devices and on 2 processes of 4, its weights
+are loaded in the scope of a strategy, three steps of `fit` and three of a loop are trained (with LoRA where KerasHub
+knows the layers), and `generate` is called. The losses are to be those of one device, of plain Keras and JAX, within
+1e-5; the tokens are to be the same; each weight of the preset is to be found, bit by bit; and `explain` is to name
+each variable and the rule that decided about it.
 
 Ends with `RESULT backbones`, `RESULT backbones_exact` and `RESULT weights_unaccounted`.
 """
