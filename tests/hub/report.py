@@ -35,7 +35,7 @@ TOLERANCE = 1e-5
 MINUTES_FOR_WORKERS = 30
 STRATEGIES = {
     "fully sharded": lambda: rx.FullyShardedStrategy(min_size=64),
-    # "layouts": lambda: rx.LayoutStrategy(mesh_shape=(2, -1), layout="auto", min_size=64),
+    "layouts": lambda: rx.LayoutStrategy(mesh_shape=(2, -1), layout="auto", min_size=64),
 }
 
 
