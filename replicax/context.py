@@ -50,6 +50,12 @@ class StateFrame(Protocol):
     def forget(self, variable: VariableLike) -> None:
         """Drops what was assigned to `variable`: it has been given a value that outlives the trace."""
 
+    def after_gradients(self, owner: object, make: Callable[[], Callable[[float], None]]) -> object:
+        """Has something done when the gradients of a loss are known, once for each owner."""
+
+    def settle(self, factor: float = 1.0) -> None:
+        """Does it; the gradients are multiplied by the factor."""
+
     def note_captured(self) -> None:
         """Is told that a step uses a per-replica value that it has captured."""
 

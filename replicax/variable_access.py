@@ -88,6 +88,11 @@ def is_trained(variable: VariableLike) -> bool:
     return bool(getattr(variable, "trainable", False)) and jnp.issubdtype(dtype_of(variable), jnp.inexact)
 
 
+def has_split_rows(variable: VariableLike) -> bool:
+    """Returns whether each replica has some of the variable's rows, as it has of a batch: an embedding table."""
+    return getattr(variable, "split_rows", False)
+
+
 def is_per_replica_variable(variable: VariableLike) -> bool:
     """Returns whether the variable keeps one component for each replica, stacked."""
     return getattr(variable, "per_replica", False)

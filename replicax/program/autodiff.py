@@ -222,9 +222,17 @@ class Differentiation:
             raise VariablesCreatedError
         for variable, value in zip(self._written, new_values, strict=True):
             stored_by(variable, value if self._replica is None else settled(variable, value, outer), outer)
+        if outer is not None and not outer.is_of_loss:
+            outer.settle(self._factor())
         if self._replica is not None and self._op is ReduceOp.SUM and not self._loss_is_equal:
             loss = marked_as_summed_loss(loss)
         return loss, aux, [None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)]
+
+    def _factor(self) -> float:
+        """Returns by what the sum over the replicas of their gradients is multiplied."""
+        if self._replica is None or self._op is not ReduceOp.MEAN or self._loss_is_equal:
+            return 1.0
+        return 1.0 / (context.current().manual_replicas or 1)
 
     def reduced(self, found: list[jax.Array | None]) -> list[jax.Array | None]:
         """Combines the replicas' gradients; None stays None."""

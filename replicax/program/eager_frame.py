@@ -15,9 +15,9 @@ from replicax.equality import OWN_DATA, Difference
 from replicax.host import Host
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
-from replicax.program.frames import ReplicaFrame, own_row
+from replicax.program.frames import ReplicaFrame, own_row, own_rows
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variable_access import VariableLike, array_of, is_per_replica_variable
+from replicax.variable_access import VariableLike, array_of, has_split_rows, is_per_replica_variable
 
 
 class EagerReplicaFrame(ReplicaFrame):
@@ -45,6 +45,8 @@ class EagerReplicaFrame(ReplicaFrame):
             value = jnp.asarray(np.asarray(value))  # Inside the map nothing can be moved, but a constant can be used.
         # The copy is a value of the map; operations on a part of the array itself would look for it on another mesh.
         value = jnp.copy(value)
+        if has_split_rows(variable):
+            return own_rows(value, self._replicas)
         return own_row(value) if is_per_replica_variable(variable) else value
 
     def decide(self, value: jax.Array, refused_if_equal: bool) -> tuple[jax.Array, Difference | None]:

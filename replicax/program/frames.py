@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
+import jax.numpy as jnp
 
 from replicax.aggregation import VariableAggregation
 from replicax.compat.jax import is_random_key, vary
@@ -31,7 +32,15 @@ from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
 from replicax.program.results import Counts
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variable_access import VariableLike, array_of, dtype_of, is_per_replica_variable, name_of, shape_of
+from replicax.variable_access import (
+    VariableLike,
+    array_of,
+    dtype_of,
+    has_split_rows,
+    is_per_replica_variable,
+    name_of,
+    shape_of,
+)
 
 if TYPE_CHECKING:
     from replicax.variables import Variable
@@ -66,6 +75,7 @@ class _Frame:
         self.written: dict[int, VariableLike] = {}  # id -> variable; holds the variable, so that ids stay unique
         #: Variables that a function has read which JAX differentiates with respect to their values.
         self.passed_by: dict[int, VariableLike] = {}
+        self._after_gradients: dict[int, tuple[object, Callable[[float], None]]] = {}
         self._values: dict[int, jax.Array] = {}
         self._trace = trace_state()
         self._differentiated: tuple[object, set[int]] = (self._trace, set())
@@ -99,6 +109,38 @@ class _Frame:
         self._values.pop(id(variable), None)
         if self.is_in_program:
             trace_readers_anew(variable)
+
+    def after_gradients(self, owner: object, make: Callable[[], Callable[[float], None]]) -> object:
+        """Has something done when the gradients of a loss are known, once for each owner; a backward pass calls this.
+
+        Args:
+            owner: An object.
+            make: Makes what is done, if the owner has nothing to do yet: a function of the factor that the gradients of
+                this loss get.
+
+        Returns:
+            What `make` returns, now or at an earlier call.
+
+        Raises:
+            ProgramError: The backward pass is in an inner JAX transformation, from which no value can come out.
+        """
+        if trace_state() != self._trace:
+            raise ProgramError(
+                f"The gradient of {owner!r} was computed inside a function that JAX traces on its own (the body of "
+                "jax.checkpoint, scan, cond, while_loop or jit), from which an update of its rows cannot come out. "
+                "Call the layer outside of it."
+            )
+        return self._after_gradients.setdefault(id(owner), (owner, make()))[1]
+
+    def settle(self, factor: float = 1.0) -> None:
+        """Does what is to be done when gradients are known.
+
+        Args:
+            factor: By which they are multiplied.
+        """
+        while self._after_gradients:
+            _, (_, settle) = self._after_gradients.popitem()
+            settle(factor)
 
     def note_made(self, variable: VariableLike) -> None:
         """Is told of each variable that is made with a value."""
@@ -331,6 +373,13 @@ def own_row(stacked: jax.Array) -> jax.Array:
     return stacked[jax.lax.axis_index(REPLICA_AXIS)]
 
 
+def own_rows(value: jax.Array, replicas: int) -> jax.Array:
+    """Returns this replica's rows of an array whose rows are split over `replicas` replicas, inside `shard_map`."""
+    own = -(-value.shape[0] // replicas)
+    filled = jnp.pad(value, [(0, own * replicas - value.shape[0]), *[(0, 0)] * (value.ndim - 1)])
+    return jax.lax.dynamic_slice_in_dim(filled, jax.lax.axis_index(REPLICA_AXIS) * own, own)
+
+
 def stacked_in_program(variable: VariableLike) -> int | None:
     """Returns the number of stacked components of a variable that has one per replica, otherwise None."""
     return (
@@ -339,6 +388,10 @@ def stacked_in_program(variable: VariableLike) -> int | None:
 
 
 def _placeholder_of_component(variable: VariableLike) -> jax.Array:
+    if has_split_rows(variable):
+        rows, *rest = shape_of(variable)
+        own = -(-rows // jax.lax.axis_size(REPLICA_AXIS))
+        return vary(stand_in((own, *rest), array_of(variable).dtype), REPLICA_AXIS)
     value = placeholder(variable, None)
     return vary(value, REPLICA_AXIS) if is_per_replica_variable(variable) else value
 

@@ -103,6 +103,7 @@ class Program:
         strategy = context.current().strategy if self._view is None else self._view.strategy
         with context.entered(frame=frame, strategy=strategy):
             result = self._get_fn()(*args, **kwargs)
+            frame.settle()
         modules.check_returned(result)
         leaves, structure = flatten_outputs(result)
         counted, passed = frame.counts.of_results(leaves)

@@ -47,7 +47,14 @@ from replicax.program.unknown_axes import axes_explained
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import ManualPerReplica, PerReplica, is_per_replica
-from replicax.variable_access import VariableLike, array_of, is_per_replica_variable, name_of
+from replicax.variable_access import (
+    VariableLike,
+    array_of,
+    has_split_rows,
+    is_per_replica_variable,
+    name_of,
+    shape_of,
+)
 
 _SHARED, _STACKED = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
 #: How arguments or results lie over the replicas: first those of the function, then those of variables.
@@ -103,13 +110,21 @@ class ReplicaCall:
         mapped = self._cut(site) if self.strategy.cuts_steps else self._mapped(site)
         outputs, new_values = mapped(self._arrays, values)
         for variable, value in zip(site.outputs, new_values, strict=True):
-            if self._leaves_rows_out(variable):
+            if has_split_rows(variable):
+                value = value[: shape_of(variable)[0]]
+            elif self._leaves_rows_out(variable):
                 value = jnp.concatenate([value, frame.read(variable)[self.replicas :]])
             frame.write(variable, value)
         return self._wrapped(outputs, site.varying)
 
     def _rows(self, variable: VariableLike, value: jax.Array) -> jax.Array:
-        """Returns the rows that the replicas of this call have of a stacked variable; others as they are."""
+        """Returns the rows that the replicas of this call have of a stacked variable; others as they are.
+
+        Rows that are split over the replicas are filled up, so that each has as many.
+        """
+        if has_split_rows(variable):
+            missing = -value.shape[0] % self.replicas
+            return jnp.pad(value, [(0, missing), *[(0, 0)] * (value.ndim - 1)]) if missing else value
         return value[: self.replicas] if self._leaves_rows_out(variable) else value
 
     def _leaves_rows_out(self, variable: VariableLike) -> bool:
@@ -133,7 +148,8 @@ class ReplicaCall:
             written[:] = frame.written.values()
             varying[:] = [differs_now(leaf) for leaf in leaves]
             for variable, value in zip(written, frame.new_values(), strict=True):
-                if self.replicas > 1 and not is_per_replica_variable(variable) and differs_now(value):
+                is_mirrored = not is_per_replica_variable(variable) and not has_split_rows(variable)
+                if self.replicas > 1 and is_mirrored and differs_now(value):
                     raise ReplicaDivergenceError(name_of(variable), DIFFERS_NOW)
             # Whether a result is equal everywhere is known only now, too late for the out_specs: stack them all.
             return [leaf[None] for leaf in leaves], [value[None] for value in frame.new_values()]
@@ -146,7 +162,9 @@ class ReplicaCall:
         with explained_op_by_op():
             outputs, new_values = repeat_while_variables_are_created(lambda: mapped(placed))
         for i, (variable, value) in enumerate(zip(written, new_values, strict=True)):
-            if not is_per_replica_variable(variable):
+            if has_split_rows(variable):
+                new_values[i] = value.reshape(-1, *value.shape[2:])[: shape_of(variable)[0]]
+            elif not is_per_replica_variable(variable):
                 new_values[i] = value[0]
             elif self._leaves_rows_out(variable):
                 new_values[i] = np.concatenate([value, array_of(variable)[self.replicas :]])
@@ -304,6 +322,7 @@ class ReplicaCall:
             install_control_flow()
             with axes_explained(), types_explained():
                 result = self.fn(*args, **kwargs)
+                frame.settle()
             modules.check_returned(result)
             frame.aggregate_deferred()
             if frame.passed_by:
@@ -335,10 +354,12 @@ def _cut_at_gradients(program: jex_core.ClosedJaxpr, arguments: int, site: Repli
     assigned = [
         Assigned(len(site.varying) + i, position.get(id(variable)))
         for i, variable in enumerate(site.outputs)
-        if not is_per_replica_variable(variable)
+        if not is_per_replica_variable(variable) and not has_split_rows(variable)
     ]
     variables = [
-        i for variable, i in zip(site.inputs, position.values(), strict=True) if not is_per_replica_variable(variable)
+        i
+        for variable, i in zip(site.inputs, position.values(), strict=True)
+        if not is_per_replica_variable(variable) and not has_split_rows(variable)
     ]
     return Split(program, variables, assigned, only_gradients=True)
 
@@ -349,7 +370,7 @@ def _spec_of_shard(dimension: int | None, spec: PartitionSpec) -> PartitionSpec:
 
 
 def _spec(variable: VariableLike) -> PartitionSpec:
-    return _STACKED if is_per_replica_variable(variable) else _SHARED
+    return _STACKED if is_per_replica_variable(variable) or has_split_rows(variable) else _SHARED
 
 
 def _component(stacked: jax.Array) -> jax.Array:

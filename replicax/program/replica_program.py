@@ -20,7 +20,7 @@ from replicax.program.jaxprs import called
 from replicax.program.late import Late
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTreeFunction
-from replicax.variable_access import VariableLike, is_per_replica_variable, name_of
+from replicax.variable_access import VariableLike, has_split_rows, is_per_replica_variable, name_of
 
 _MAX_PASSES = 10
 
@@ -179,7 +179,7 @@ def _checked(traced: ReplicaProgram, divergence: Divergence) -> ReplicaProgram:
         )
     results = len(traced.varying)
     for variable, why in zip(traced.outputs, divergence.outputs[results:], strict=True):
-        if why is not None and not is_per_replica_variable(variable):
+        if why is not None and not is_per_replica_variable(variable) and not has_split_rows(variable):
             raise ReplicaDivergenceError(name_of(variable), why.reason)
     found = zip(traced.varying, divergence.outputs[:results], strict=True)
     varying = [typed or why is not None for typed, why in found]

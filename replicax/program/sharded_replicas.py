@@ -34,7 +34,7 @@ from replicax.host import Host
 from replicax.program.decisions import is_decision
 from replicax.program.jaxprs import bind, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.variable_access import VariableLike, is_per_replica_variable, layout_of, shape_of
+from replicax.variable_access import VariableLike, has_split_rows, is_per_replica_variable, layout_of, shape_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +193,7 @@ def sharded_in(
         and id(variable) in assigned
         and layout_of(variable) is None
         and not is_per_replica_variable(variable)
+        and not has_split_rows(variable)
     ]
     updated = set(map(id, in_update))
     shardings = [
@@ -205,7 +206,9 @@ def sharded_in(
 
 def sharded_dimension(sharding: Sharding | None, variable: VariableLike) -> int | None:
     """Returns which dimension is sharded. Where several devices make one replica, variables count as replicated."""
-    if is_per_replica_variable(variable) or not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+    if is_per_replica_variable(variable) or has_split_rows(variable):
+        return None
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None
     if sharding.mesh.axis_names != (REPLICA_AXIS,) or REPLICA_AXIS not in sharding.spec:
         return None

@@ -17,7 +17,15 @@ from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.transfer import put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
-from replicax.variable_access import VariableLike, array_of, is_per_replica_variable, name_of, set_array, shape_of
+from replicax.variable_access import (
+    VariableLike,
+    array_of,
+    has_split_rows,
+    is_per_replica_variable,
+    name_of,
+    set_array,
+    shape_of,
+)
 
 _MOST_NAMED = 10  # variables that an error names
 
@@ -64,7 +72,7 @@ class Placement(ReplicaDevices):
 
     def variable_sharding(self, variable: VariableLike) -> Sharding:
         """Returns where a variable's value lives between steps."""
-        if is_per_replica_variable(variable):
+        if is_per_replica_variable(variable) or has_split_rows(variable):
             return self.sharding(stacked=True)
         return NamedSharding(self.mesh_for(self.replicas), self._layout(variable))
 

@@ -1,0 +1,84 @@
+"""Tables as variables: where each row is, and what is written of them to files.
+
+The row of an id is at a *position* of its variable. With several replicas, rows are dealt out in turn: the rows of the
+ids 0, 1, 2 ... belong to replicas 0, 1, 2 ..., since frequent ids often follow each other. So the row of id `i` is at
+position `(i mod replicas) * rows + i // replicas`, where `rows` is how many each replica has; each has as many, a
+multiple of the number of replicas.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import keras
+
+
+class Deal(NamedTuple):
+    """How the rows of a table are dealt out.
+
+    Attributes:
+        rows: How many rows the table has.
+        replicas: How many replicas there are.
+    """
+
+    rows: int
+    replicas: int
+
+    @property
+    def rows_of_replica(self) -> int:
+        """How many rows each replica has, some of them for nothing."""
+        return -(-self.rows // self.replicas**2) * self.replicas
+
+    @property
+    def positions(self) -> int:
+        """How many rows the variable has."""
+        return self.rows if self.replicas == 1 else self.replicas * self.rows_of_replica
+
+    def positions_of(self, ids: jax.Array, none: int) -> jax.Array:
+        """Returns the positions of ids; as Keras does, it counts negative ids from the end.
+
+        Args:
+            ids: Integers of any shape.
+            none: What ids out of range get.
+        """
+        ids = ids.astype(jnp.int32)
+        ids = jnp.where(ids < 0, ids + self.rows, ids)
+        positions = (ids % self.replicas) * self.rows_of_replica + ids // self.replicas if self.replicas > 1 else ids
+        return jnp.where((ids >= 0) & (ids < self.rows), positions, none)
+
+    def dealt(self, table: jax.Array) -> jax.Array:
+        """Returns a table, whose rows are in the order of the ids, in that of the positions."""
+        if self.replicas == 1:
+            return table
+        filled = jnp.pad(table, ((0, self.positions - self.rows), (0, 0)))
+        by_turn = filled.reshape(self.rows_of_replica, self.replicas, -1)
+        return by_turn.transpose(1, 0, 2).reshape(self.positions, -1)
+
+    def in_order(self, array: jax.Array) -> jax.Array:
+        """Returns the rows of a variable in the order of the ids; it is the inverse of `dealt`."""
+        if self.replicas == 1:
+            return array
+        by_replica = array.reshape(self.replicas, self.rows_of_replica, -1)
+        return by_replica.transpose(1, 0, 2).reshape(self.positions, -1)[: self.rows]
+
+
+class DealtInitializer:
+    """The initializer of a table's variable: the same numbers as the table's own, dealt out.
+
+    Args:
+        initializer: Makes the table, of shape `(rows, columns)`.
+        deal: How its rows are dealt out.
+    """
+
+    def __init__(self, initializer: keras.initializers.Initializer, deal: Deal):
+        self._initializer, self._deal = initializer, deal
+
+    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> jax.Array:
+        """Returns the first value of the variable."""
+        return self._deal.dealt(jnp.asarray(self._initializer((self._deal.rows, shape[1]), dtype=dtype)))
