@@ -7,21 +7,32 @@ from replicax.keras.clipping import clip_by_global_norm, clip_by_norm, global_no
 
 if TYPE_CHECKING:
     from replicax.keras.sidecar import SidecarEvaluator
+    from replicax.tables.hashing import hashed_ids
 
 __all__ = [
     "BackupAndRestore",
     "BatchNormalization",
+    "DistributedEmbedding",
     "SidecarEvaluator",
     "TensorBoard",
     "clip_by_global_norm",
     "clip_by_norm",
     "global_norm",
+    "hashed_ids",
     "synchronize_batch_normalization",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Loads what strategies do not need, and makes the Keras callbacks, when they are first asked for."""
+    if name == "DistributedEmbedding":
+        from replicax.tables.layer import distributed_embedding_class
+
+        return distributed_embedding_class()
+    if name == "hashed_ids":
+        from replicax.tables.hashing import hashed_ids
+
+        return hashed_ids
     if name == "BackupAndRestore":
         from replicax.keras.backup import backup_class
 

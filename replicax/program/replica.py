@@ -214,6 +214,7 @@ class ReplicaCall:
         """Does the same; what needs no replica any more comes after the map, which gets fewer variables for it."""
         in_specs, (output_specs, stored_specs) = self._specs_of(site)
         specs, first_stored = [*output_specs, *stored_specs], len(output_specs)
+        is_stacked = [*site.varying, *map(is_per_replica_variable, site.outputs)]
         constants = dict(enumerate(site.constants(values)))
         early = [i for i, late in enumerate(parts.is_late) if not late]
         needed = site.variables_among(parts.needed)
@@ -235,7 +236,7 @@ class ReplicaCall:
             constants_of_early = {i: inside[i] for i in parts.needed}
             results, sent = parts.early(constants_of_early, arrays, sharded.shapes, self.strategy.sum_together)
             results[:first_stored] = site.typed(results[:first_stored])
-            return [results[i][None] if specs[i] is _STACKED else results[i] for i in early], sent
+            return [results[i][None] if is_stacked[i] else results[i] for i in early], sent
 
         out_specs = ([specs[i] for i in early], sent_specs)
         mapped = self._shard_map(body, (in_specs[0], given_specs), out_specs)

@@ -8,15 +8,14 @@ multiple of the number of replicas.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Sharding
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import keras
+from replicax.tables.initial_rows import Initializer, NotByRowsError, initial_rows
 
 
 class Deal(NamedTuple):
@@ -52,6 +51,11 @@ class Deal(NamedTuple):
         positions = (ids % self.replicas) * self.rows_of_replica + ids // self.replicas if self.replicas > 1 else ids
         return jnp.where((ids >= 0) & (ids < self.rows), positions, none)
 
+    def ids(self) -> jax.Array:
+        """Returns the ids by their positions, uint32; beyond the end of the table where a position stands for none."""
+        positions = jnp.arange(self.positions, dtype=jnp.uint32)
+        return positions % self.rows_of_replica * self.replicas + positions // self.rows_of_replica
+
     def dealt(self, table: jax.Array) -> jax.Array:
         """Returns a table, whose rows are in the order of the ids, in that of the positions."""
         if self.replicas == 1:
@@ -74,11 +78,31 @@ class DealtInitializer:
     Args:
         initializer: Makes the table, of shape `(rows, columns)`.
         deal: How its rows are dealt out.
+        home: Where the variable lives: each device computes its own rows there. None: anywhere.
+        spec: Describes the table, for servers that compute its rows themselves.
+
+    Attributes:
+        replicax_table: `spec`.
     """
 
-    def __init__(self, initializer: keras.initializers.Initializer, deal: Deal):
-        self._initializer, self._deal = initializer, deal
+    def __init__(self, initializer: Initializer, deal: Deal, home: Sharding | None, spec: object):
+        self._initializer, self._deal, self._home = initializer, deal, home
+        self.replicax_table = spec
 
-    def __call__(self, shape: Sequence[int], dtype: str | None = None) -> jax.Array:
+    def __call__(self, shape: Sequence[int], dtype: object = None) -> jax.Array:
         """Returns the first value of the variable."""
-        return self._deal.dealt(jnp.asarray(self._initializer((self._deal.rows, shape[1]), dtype=dtype)))
+        whole = (self._deal.rows, *shape[1:])
+        if self._home is None or not isinstance(getattr(self._initializer, "seed", 0), int):
+            return self._deal.dealt(jnp.asarray(self._initializer(whole, dtype=dtype)))
+        try:
+            rows_of = initial_rows(self._initializer, whole, dtype)
+        except NotByRowsError:
+            rows_of = None
+
+        def made() -> jax.Array:
+            if rows_of is None:
+                return self._deal.dealt(jnp.asarray(self._initializer(whole, dtype=dtype)))
+            ids = self._deal.ids()
+            return rows_of(jnp.zeros_like(ids), ids)
+
+        return jax.jit(made, out_shardings=self._home)()

@@ -7,7 +7,7 @@ attributes, so that whoever does without Keras RS can pass objects that have the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from replicax.checks import is_int
 from replicax.errors import ArgumentError
@@ -31,6 +31,9 @@ class TableConfigLike(Protocol):
     combiner: str
     placement: str
 
+    def get_config(self) -> dict[str, Any]:
+        """Returns them as plain data."""
+
 
 class FeatureConfigLike(Protocol):
     """The attributes of `keras_rs.layers.FeatureConfig` that are read here."""
@@ -51,6 +54,7 @@ class TableSpec(NamedTuple):
         initializer: Makes its first value, of shape `(rows, columns)`.
         optimizer: Changes the rows that a step has looked up.
         combiner: `"mean"`, `"sum"` or `"sqrtn"`.
+        evict: Which row a table that grows gives up for a new id: `"lru"`, `"lfu"` or `"age"`; None: it does not grow.
     """
 
     name: str
@@ -59,6 +63,12 @@ class TableSpec(NamedTuple):
     initializer: keras.initializers.Initializer
     optimizer: RowOptimizer
     combiner: str
+    evict: str | None = None
+
+    @property
+    def grows(self) -> bool:
+        """Whether any int32 of at least 0 is an id."""
+        return self.evict is not None
 
 
 def table_spec(config: TableConfigLike) -> TableSpec:
@@ -94,6 +104,7 @@ def table_spec(config: TableConfigLike) -> TableSpec:
         keras.initializers.get(initializer),
         optimizer,
         config.combiner,
+        getattr(config, "evict", None),
     )
 
 

@@ -1,9 +1,9 @@
 """A table of a layer: its variables, look-ups in it, and the update that follows from their gradients.
 
 The optimizer of the model never sees a table. A look-up is a function with a backward pass of its own, which returns no
-gradient of the table but notes those of the rows; when the gradients of the loss are known (`Frame.settle`), the rows that all
-look-ups of the step have touched are updated once. JAX goes back through a look-up only if what it computes depends on what
-is differentiated: so each look-up takes the value of a trainable scalar, which it does not use.
+gradient of the table but notes those of the rows; when the gradients of the loss are known (`settle` of a frame), the
+rows that all look-ups of the step have touched are updated once. JAX goes back through a look-up only if what it
+computes depends on what is differentiated: so each look-up takes the value of a trainable scalar, and does not use it.
 """
 
 from __future__ import annotations
@@ -124,9 +124,7 @@ class Table:
         rows, route = self._mapped(on_replica)(self._filled(ids, self.spec.rows), table)
         return rows[: ids.shape[0]], route
 
-    def _updated_on_replicas(
-        self, state: State, touched: Sequence[Touched], step: jax.Array, rate: jax.Array
-    ) -> State:
+    def _updated_on_replicas(self, state: State, touched: Sequence[Touched], step: jax.Array, rate: jax.Array) -> State:
         optimizer = self.spec.optimizer
 
         def on_replica(state: State, touched: Sequence[Touched], step: jax.Array, rate: jax.Array) -> State:
@@ -179,8 +177,14 @@ class Table:
         def mapped(*args: PyTree) -> _T:
             in_specs = jax.tree.map(spec, args)
             on_all = functools.partial(jax.shard_map, mesh=mesh, axis_names={REPLICA_AXIS}, in_specs=in_specs)
-            out_specs = _spec_of_results(fn, args, spec)
-            found: _T = jax.jit(on_all(fn, out_specs=out_specs))(*args)
+            kinds: list[PyTree] = []
+
+            def look(*own: PyTree) -> tuple[()]:
+                kinds.append(jax.tree.map(spec, jax.eval_shape(fn, *own)))
+                return ()
+
+            jax.eval_shape(on_all(look, out_specs=()), *args)
+            found: _T = jax.jit(on_all(fn, out_specs=kinds[0]))(*args)
             return found
 
         return mapped

@@ -1,0 +1,157 @@
+"""The features of a layer and their tables, in whatever structure the user has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from replicax.errors import ArgumentError
+from replicax.tables.inputs import check_range, dense_ids
+from replicax.tables.specs import FeatureConfigLike, TableConfigLike, TableSpec, table_spec
+from replicax.typing import PyTree
+
+#: The key by which inputs are known that `preprocess` has returned; they have the form of `keras_rs`.
+PREPROCESSED = "preprocessed_inputs_per_placement"
+_PLACE = "default_device"
+
+
+class Feature(NamedTuple):
+    """A feature.
+
+    Attributes:
+        config: Its configuration.
+        table: The number of its table.
+        spec: That of its table.
+    """
+
+    config: FeatureConfigLike
+    table: int
+    spec: TableSpec
+
+    @property
+    def ids(self) -> int | None:
+        """How many ids a row of the batch has; None where that is not fixed."""
+        shape = self.config.input_shape
+        return None if len(shape) < 2 else shape[1]
+
+
+class Features:
+    """The features of a layer.
+
+    Args:
+        configs: Nested structure of `keras_rs.layers.FeatureConfig`.
+
+    Attributes:
+        configs: As given.
+        by_path: The features, by their paths in the structure.
+        tables: The configurations of the tables, each once.
+        specs: What they say.
+
+    Raises:
+        ArgumentError: There are no features, one is something else, or two tables have the same name.
+    """
+
+    def __init__(self, configs: PyTree):
+        import keras
+
+        self.configs = configs
+        self.tables: list[TableConfigLike] = []
+        self.specs: list[TableSpec] = []
+        self.by_path: dict[str, Feature] = {}
+        paths = keras.tree.flatten_with_path(configs)
+        for path, config in paths:
+            self._add(".".join(map(str, path)), config)
+        if not paths:
+            raise ArgumentError(
+                "`feature_configs` holds no features: it is a structure of keras_rs.layers.FeatureConfig."
+            )
+        #: The paths in the structure of the configurations.
+        self._paths = keras.tree.pack_sequence_as(configs, list(self.by_path))
+
+    def _add(self, path: str, config: FeatureConfigLike) -> None:
+        if not all(hasattr(config, name) for name in ("name", "table", "input_shape", "output_shape")):
+            raise ArgumentError(
+                f"`feature_configs` is a structure of keras_rs.layers.FeatureConfig, got {type(config).__name__} at "
+                f"{path!r}: {config!r:.100}."
+            )
+        numbers = [i for i, table in enumerate(self.tables) if table is config.table]
+        if not numbers:
+            spec = table_spec(config.table)
+            if spec.name in {each.name for each in self.specs}:
+                raise ArgumentError(
+                    f"Two tables are called {spec.name!r}. Features share a table if they have the same TableConfig "
+                    "object; other tables need other names."
+                )
+            numbers = [len(self.tables)]
+            self.tables.append(config.table)
+            self.specs.append(spec)
+        self.by_path[path] = Feature(config, numbers[0], self.specs[numbers[0]])
+
+    def map(self, fn: Callable[..., Any], *structures: PyTree) -> PyTree:
+        """Returns what `fn` makes of each feature's path and its parts of structures."""
+        import keras
+
+        return keras.tree.map_structure_up_to(self._paths, fn, self._paths, *structures)
+
+    def preprocessed(self, inputs: PyTree, weights: PyTree | None) -> dict[str, Any]:
+        """Returns inputs and weights by the paths of the features, as arrays, in the form of `keras_rs`.
+
+        Raises:
+            ArgumentError: An id is not in its table, or what a feature gets are no ids.
+        """
+        found: dict[str, dict[str, Any]] = {"inputs": {}, "weights": {}}
+
+        def add(path: str, ids: object, given: object = None) -> None:
+            feature = self.by_path[path]
+            ids, each = dense_ids(ids, given, feature.ids, feature.config.name)
+            if not feature.spec.grows:
+                check_range(ids, feature.spec.rows, feature.config.name)
+            self._check_shape(path, ids.shape)
+            found["inputs"][path] = ids
+            if each is not None:
+                found["weights"][path] = each
+
+        self.map(add, *([inputs] if weights is None else [inputs, weights]))
+        if not found["weights"]:
+            del found["weights"]
+        return {PREPROCESSED: {_PLACE: found}}
+
+    def _check_shape(self, path: str, shape: tuple[int | None, ...]) -> None:
+        config = self.by_path[path].config
+        wanted = tuple(config.input_shape)
+        fits = len(shape) == len(wanted) and all(
+            None in sizes or sizes[0] == sizes[1] for sizes in zip(shape[1:], wanted[1:], strict=False)
+        )
+        if not shape or not fits:
+            raise ArgumentError(
+                f"Feature {config.name!r} has the input_shape {wanted}, got ids of shape {tuple(shape)}; the first "
+                "number, of rows in the batch, may be another."
+            )
+
+    def check_shapes(self, shapes: PyTree) -> None:
+        """Checks the shapes of inputs.
+
+        Raises:
+            ArgumentError: One is not that of its feature.
+        """
+        if not is_preprocessed(shapes):
+            self.map(lambda path, shape: self._check_shape(path, tuple(shape)), shapes)
+
+
+def is_preprocessed(inputs: PyTree) -> bool:
+    """Returns whether inputs (or their shapes) are what `preprocess` returns."""
+    return isinstance(inputs, Mapping) and PREPROCESSED in inputs
+
+
+def parts_of(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the ids and the weights by paths of what `preprocess` has returned."""
+    parts = inputs[PREPROCESSED][_PLACE]
+    return dict(parts["inputs"]), dict(parts.get("weights", {}))
+
+
+def as_ids(ids: jax.Array | np.ndarray) -> jax.Array:
+    """Returns ids as int32; Keras makes floating numbers of inputs whose dtype nobody says."""
+    return jax.numpy.asarray(ids).astype(jax.numpy.int32)
