@@ -142,7 +142,7 @@ class _Rows:
         rows, columns = self._numbers[1].shape[0], math.prod(self._shape[1:])
         high, low = _places(self._numbers, columns)
         left, right = jax.random.key_data(key)
-        hashed = threefry2x32_p.bind(*jnp.broadcast_arrays(left, right, high, low))
+        hashed = threefry2x32_p.bind(left, right, high, low)
         first, second = (half.reshape(rows, *self._shape[1:]) for half in hashed)
         if width == 64:
             return first.astype(jnp.uint64) << 32 | second.astype(jnp.uint64)
