@@ -13,7 +13,7 @@ from replicax.variables import lives_elsewhere
 
 
 def home_of(variable: VariableLike) -> Sharding | None:
-    """Returns where a variable's value lives between steps; None where nobody knows, or it cannot be put there.
+    """Returns where a variable's value lives between steps; None where that is unknown, or it cannot be put there.
 
     That is so for a variable without strategy, on servers, or with a value for each replica; inside a program; and for
     a mirrored variable of several processes, one of which may be the only one that assigns it.

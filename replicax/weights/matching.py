@@ -1,4 +1,4 @@
-"""What to say of weights without a variable, and of variables without a weight."""
+"""Messages about weights without a variable, and variables without a weight."""
 
 from __future__ import annotations
 
