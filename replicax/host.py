@@ -26,6 +26,7 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax.errors import ContextError
@@ -115,6 +116,18 @@ class ReplicaDevicesLike(Protocol):
         """Returns results of a program on `replicas` replicas, the mirrored ones on all devices."""
 
 
+class FirstValueLike(Protocol):
+    """A first value that is still to be computed."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Its dtype."""
+
+
 class PlacementLike(ReplicaDevicesLike, Protocol):
     """Where the values of variables live: between steps, in a program, and on replicas. It also moves them."""
 
@@ -130,6 +143,15 @@ class PlacementLike(ReplicaDevicesLike, Protocol):
 
     def replica_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
         """Returns where the replicas have its value; None leaves it where it is."""
+
+    def first_value(self, function: Callable[[], jax.Array]) -> FirstValueLike | None:
+        """Returns what stands for a function's value until `create` computes it; None if the function is to be called.
+
+        It is not computed yet where it may be too large for one device.
+        """
+
+    def create(self, variable: VariableLike, value: FirstValueLike) -> None:
+        """Computes the value that a variable holds first, where it lives between steps."""
 
     def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
         """Makes a copy of `value` what the variable holds, where it lives between steps."""
@@ -291,6 +313,13 @@ class NoPlacement:
     def replica_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
         del variable, replicas
         return None
+
+    def first_value(self, function: Callable[[], jax.Array]) -> FirstValueLike | None:
+        del function
+        return None
+
+    def create(self, variable: VariableLike, value: FirstValueLike) -> None:
+        raise ContextError(f"{type(self).__name__} computes no first values: {variable!r}, {value!r}.")
 
     def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
         set_array(variable, jnp.copy(value))

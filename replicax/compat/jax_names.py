@@ -86,6 +86,12 @@ TAKE_PARTS = frozenset(["slice", "dynamic_slice", "gather", "squeeze"])
 REARRANGE = frozenset(["name", "reshape", "slice", "squeeze", "transpose"])
 # They have one operand, and may as well be done after a sum as before it.
 LINEAR_IN_ONE = frozenset(["copy", "neg", "reduce_sum", "reshape", "squeeze", "transpose"])
+# They make first values of which each number is computed for itself, whatever part of the value it belongs to.
+MADE_IN_PARTS = (BY_ELEMENT - {"name"}) | {
+    "bitcast_convert_type", "broadcast_in_dim", "concatenate", "iota", "pad", "population_count", "random_bits",
+    "random_fold_in", "random_seed", "random_split", "random_unwrap", "random_wrap", "reshape", "rev",
+    "shift_left", "shift_right_arithmetic", "shift_right_logical", "slice", "squeeze", "threefry2x32", "transpose",
+}  # fmt: skip
 # Of these a value is computed if all operands are constants.
 ARITHMETIC = frozenset([
     "add", "sub", "mul", "div", "max", "min", "eq", "ne", "lt", "le", "gt", "ge", "select_n", "reduce_prod",

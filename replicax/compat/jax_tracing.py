@@ -75,6 +75,14 @@ def outside_traces() -> contextlib.AbstractContextManager[None]:
     return jax_core.eval_context() if type(trace).__name__ == _ON_DEVICES else jax.ensure_compile_time_eval()
 
 
+def tracing_all() -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which a function that is traced notes all operations, also those on known values.
+
+    `jax.ensure_compile_time_eval`, in which variables get their first values, would have these done at once.
+    """
+    return jax_config.eager_constant_folding(False)
+
+
 def current_trace() -> Trace:
     """Returns JAX's innermost trace, for `within_trace`."""
     with jex_core.take_current_trace() as trace:

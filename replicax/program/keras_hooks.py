@@ -127,7 +127,8 @@ def _with_loss_scale(original: PyTreeFunction) -> PyTreeFunction:
 def _with_late_values(original: PyTreeFunction) -> PyTreeFunction:
     """Keras gives variables that are made in a program their values afterwards, but only if a function computes them.
 
-    Some optimizers (Adafactor, Nadam) and layers make a variable of a number.
+    Some optimizers (Adafactor, Nadam) and layers make a variable of a number. A strategy may cut an array into parts,
+    one for each device; Keras would put all of it on one first.
     """
 
     @functools.wraps(original)
@@ -140,10 +141,13 @@ def _with_late_values(original: PyTreeFunction) -> PyTreeFunction:
         **kwargs: object,
     ) -> None:
         is_value = not callable(initializer) and not isinstance(initializer, (str, jax.core.Tracer))
-        if is_value and context.current().frame is not None:
-            with jax.ensure_compile_time_eval():
-                value = np.asarray(keras_door.as_tensor_of(self, initializer, dtype))
-            shape, dtype = value.shape, dtype or value.dtype.name
+        current = context.current()
+        if is_value and (current.frame is not None or current.strategy is not None):
+            value = initializer
+            if type(value) is not np.ndarray and not isinstance(value, jax.Array):
+                with jax.ensure_compile_time_eval():
+                    value = np.asarray(keras_door.as_tensor_of(self, initializer, dtype))
+            shape, dtype = value.shape, dtype or jax.dtypes.canonicalize_dtype(value.dtype).name
             initializer = functools.partial(constant, value)
         original(self, initializer, shape, dtype, *args, **kwargs)
 
@@ -221,6 +225,6 @@ def _with_shards_of_others(original: PyTreeFunction) -> PyTreeFunction:
     return __array__
 
 
-def constant(value: np.ndarray, shape: Sequence[int], dtype: str | None = None) -> jax.Array:
+def constant(value: np.ndarray | jax.Array, shape: Sequence[int], dtype: str | None = None) -> jax.Array:
     """Returns `value`, as an initializer of Keras does when it is given its first argument."""
     return jnp.asarray(value, dtype).reshape(shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -24,6 +24,9 @@ Record = dict[str, Variable]
 
 class _KnownVariable(Variable):
     """A variable whose first value is the same in all processes: none need be asked for it, and no bytes travel."""
+
+    def _not_computed(self, function: Callable[[], jax.Array]) -> None:
+        del function
 
     def _initialize(self, value: jax.Array) -> None:
         with outside_traces():

@@ -13,7 +13,8 @@ import replicax.context as context
 import replicax.health as health
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cross_device_ops, sums_small_values
 from replicax.collectives.compression import is_of_gradients
-from replicax.compat.jax_tracing import prepare_tracing_anew
+from replicax.compat.jax_tracing import constants_are_traced, prepare_tracing_anew
+from replicax.compat.keras import as_tensor_of
 from replicax.containers import opened
 from replicax.data import (
     DistributedDataset,
@@ -36,7 +37,7 @@ from replicax.strategies.replica_context import ReplicaContext
 from replicax.strategies.values_from_function import ValuesFromFunction
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import Mirrored, is_per_replica
-from replicax.variable_access import VariableLike
+from replicax.variable_access import VariableLike, dtype_of, shape_of
 
 
 class MeshStrategy(ValuesFromFunction):
@@ -94,6 +95,17 @@ class MeshStrategy(ValuesFromFunction):
     def num_replicas_in_sync(self) -> int:
         """Number of replicas: of devices, unless several of them make one replica."""
         return self.placement.replicas
+
+    def creates(self, variable: VariableLike, initializer: Callable[..., jax.Array]) -> bool:
+        """Computes the first value of a Keras variable that is cut, in parts, and returns whether it did."""
+        if not self.placement.cuts(variable) or constants_are_traced():
+            return False
+        shape, dtype = shape_of(variable), dtype_of(variable)
+        value = self.placement.first_value(lambda: as_tensor_of(variable, initializer(shape, dtype=dtype), None))
+        if value is None or value.shape != shape:
+            return False
+        self.placement.create(variable, value)
+        return True
 
     # Running.
 

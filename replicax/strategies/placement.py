@@ -11,11 +11,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from replicax.errors import WorkersDisagreeError
+from replicax.host import FirstValueLike
 from replicax.layouts import longest_divisible
+from replicax.program.first_values import FirstValue, traced_value
 from replicax.program.handover import store_values
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.transfer import put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
+from replicax.strategies.first_values import FirstValues
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
 from replicax.variable_access import (
     VariableLike,
@@ -123,6 +126,42 @@ class Placement(ReplicaDevices):
             return self.place(value, replicas=replicas)
         # Between processes there is no way but over all devices: only they can run a program together.
         return self._first(put(value, self.sharding(stacked=False)), replicas)
+
+    @functools.cached_property
+    def _first_values(self) -> FirstValues:
+        return FirstValues()
+
+    def cuts(self, variable: VariableLike) -> bool:
+        """Returns whether each device holds only a part of a variable."""
+        if self._layout is replicated or is_per_replica_variable(variable):
+            return False
+        shape = shape_of(variable)
+        return self.variable_sharding(variable).shard_shape(shape) != shape
+
+    def first_value(self, function: Callable[[], jax.Array]) -> FirstValue | None:
+        """Returns what a function would compute, if the strategy cuts variables and the function can be traced."""
+        return None if self._layout is replicated else traced_value(function)
+
+    def create(self, variable: VariableLike, value: FirstValueLike) -> None:
+        """Gives a variable the value that is computed for it, in parts if it is cut: no device holds the whole.
+
+        Where the mesh spans processes, each computes the shards of its own devices, from process 0's seeds and arrays.
+        """
+        assert isinstance(value, FirstValue)
+        name = name_of(variable)
+
+        def agreed(constants: Sequence[jax.typing.ArrayLike]) -> Sequence[jax.typing.ArrayLike]:
+            return self.agreed(constants, [f"{name} (constant {i})" for i in range(len(constants))])
+
+        sharding = NamedSharding(self.mesh_for(self.replicas), self._layout(variable))
+        made = self._first_values.made(value, sharding, agreed) if self.cuts(variable) else None
+        if made is None:
+            whole, *changed = value.computed()
+            self.initialize(variable, whole)
+        else:
+            whole, changed = made
+            set_array(variable, whole)
+        value.note(changed)
 
     def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
         """Gives a variable a copy of `value`, which may be anybody's; of process 0's if there are several."""

@@ -7,7 +7,7 @@ variable a value that may differ between replicas is refused at trace time inste
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self, cast
+from typing import Self, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,14 @@ import replicax.context as context
 from replicax.aggregation import VariableAggregation, VariableSynchronization, check_aggregation
 from replicax.compat.jax_tracing import outside_traces
 from replicax.errors import InitialValueError, VariableError
-from replicax.host import Host, host_of
+from replicax.host import FirstValueLike, Host, host_of
 from replicax.migration import Advised, called_as
 from replicax.typing import Leaf
 from replicax.variable_access import was_made
 from replicax.variables.assigning import AssignableVariable, as_numbers
+
+#: A first value, or what stands for it until it is computed.
+_FirstValue: TypeAlias = jax.Array | FirstValueLike
 
 
 class Variable(Advised, AssignableVariable):  # type: ignore[metaclass] # NumPy's stubs have an ABC there
@@ -97,12 +100,15 @@ class Variable(Advised, AssignableVariable):  # type: ignore[metaclass] # NumPy'
         self.strategy: Host | None = context.current().strategy
         self.per_worker = bool(per_worker_variable)
         self._check_place(trainable)
-        value = _initial(initial_value, dtype, name)
-        self._check_declaration(value.dtype)
-        self._shape, self._dtype = value.shape, value.dtype
         #: Whether `_value` stacks one component per replica, shape `(num_replicas, ...)`.
         self.per_replica = on_read and host_of(self.strategy).num_replicas_in_sync > 1
-        self._initialize(value)
+        value = self._initial(initial_value, dtype)
+        self._check_declaration(value.dtype)
+        self._shape, self._dtype = value.shape, value.dtype
+        if isinstance(value, jax.Array):
+            self._initialize(value)
+        else:
+            host_of(self.strategy).placement.create(self, value)
         frame = context.current().frame
         if frame is not None:
             frame.note_made(self)
@@ -144,6 +150,25 @@ class Variable(Advised, AssignableVariable):  # type: ignore[metaclass] # NumPy'
             raise VariableError(f"Variable {self.name!r}: synchronization 'none' is not supported; use 'on_read'.")
         check_aggregation(self.aggregation, dtype, self.name)
 
+    def _initial(self, initial_value: Leaf | Callable[[], Leaf], dtype: jax.typing.DTypeLike | None) -> _FirstValue:
+        def computed() -> jax.Array:
+            value = initial_value() if callable(initial_value) else initial_value
+            return value if isinstance(value, jax.core.Tracer) else as_numbers(value, dtype, self.name)
+
+        # A variable may be created while a function is traced; its first value must be a real one even there.
+        with outside_traces():
+            value = self._not_computed(computed) or computed()
+        if isinstance(value, jax.core.Tracer):
+            raise InitialValueError(
+                f"The initial value of variable {self.name!r} depends on values that are only known when the program "
+                "runs. Create the variable before the function is traced, or pass a function that computes the value."
+            )
+        return value
+
+    def _not_computed(self, function: Callable[[], jax.Array]) -> FirstValueLike | None:
+        """Returns what stands for a first value that the strategy computes where it shall live, if it does so."""
+        return None if self.per_replica else host_of(self.strategy).placement.first_value(function)
+
     def _initialize(self, value: jax.Array) -> None:
         # Also where a function is being traced: the variable outlives the trace.
         with outside_traces():
@@ -151,16 +176,3 @@ class Variable(Advised, AssignableVariable):  # type: ignore[metaclass] # NumPy'
             if self.per_replica:
                 value = jnp.broadcast_to(value, (host.num_replicas_in_sync, *value.shape))
             host.placement.initialize(self, value)
-
-
-def _initial(initial_value: Leaf | Callable[[], Leaf], dtype: jax.typing.DTypeLike | None, name: str) -> jax.Array:
-    # A variable may be created while a function is traced; its first value must be a real one even there.
-    with outside_traces():
-        value = initial_value() if callable(initial_value) else initial_value
-        array = value if isinstance(value, jax.core.Tracer) else as_numbers(value, dtype, name)
-    if isinstance(array, jax.core.Tracer):
-        raise InitialValueError(
-            f"The initial value of variable {name!r} depends on values that are only known when the program runs. "
-            "Create the variable before the function is traced, or pass a function that computes the value."
-        )
-    return array

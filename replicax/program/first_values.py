@@ -1,0 +1,237 @@
+"""First values of variables as programs: what an initializer would compute, traced and not computed yet."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex_core
+
+from replicax.compat.jax_names import CALLS, MADE_IN_PARTS, RANDOM_BITS
+from replicax.compat.jax_tracing import outside_traces, tracing_all
+from replicax.program.jaxprs import Atom, aval_of, bind, is_literal, leading_to, opened_program, variables_of
+from replicax.program.keras_backend import keras_is_loaded
+from replicax.variable_access import AssignableLike, has_array
+
+_KEYS_OF_PARTS = "key<fry>"
+#: Takes values for a stage's operands, and returns its results.
+StageFunction: TypeAlias = Callable[..., Sequence[jax.Array]]
+
+
+class Stage:
+    """A part of a program that JAX compiles as a whole where an initializer is called.
+
+    Args:
+        equations: Its equations.
+        results: What others use of what they compute.
+        used: What is used after it.
+
+    Attributes:
+        operands: What it takes; the numbers that stand in it, too.
+        results: What it returns.
+        dropped: The operands that nobody uses afterwards.
+    """
+
+    def __init__(
+        self, equations: Sequence[jex_core.JaxprEqn], results: Sequence[jex_core.Var], used: set[jex_core.Var]
+    ):
+        self._equations, self.results = equations, results
+        made = {out for equation in equations for out in equation.outvars}
+        outside = [atom for each in equations for atom in each.invars if is_literal(atom) or atom not in made]
+        named = dict.fromkeys(variables_of(outside))
+        self.operands: list[Atom] = [*named, *filter(is_literal, outside)]
+        self.dropped = [atom for atom in named if atom not in used]
+
+    def __call__(self, *values: jax.Array) -> list[jax.Array]:
+        """Returns the results, computed from values for the operands."""
+        known = {atom: value for atom, value in zip(self.operands, values, strict=True) if not is_literal(atom)}
+        numbers = iter(values[len(known) :])
+        for equation in self._equations:
+            inputs = [next(numbers) if is_literal(atom) else known[atom] for atom in equation.invars]
+            known.update(zip(equation.outvars, bind(equation, inputs), strict=True))
+        return [known[result] for result in self.results]
+
+
+class FirstValue:
+    """A first value that is still to be computed.
+
+    Args:
+        program: Computes it, and then the new values of `assigned`.
+        constants: The arrays that the program takes: seeds, and arrays of the user's.
+        assigned: Variables that computing it changes: states of Keras's seed generators.
+
+    Attributes:
+        shape: The shape of the value.
+        dtype: Its dtype.
+    """
+
+    def __init__(
+        self, program: jex_core.Jaxpr, constants: Sequence[jax.typing.ArrayLike], assigned: Sequence[AssignableLike]
+    ):
+        self._program, self.constants, self._assigned = program, list(constants), list(assigned)
+        result = aval_of(program.outvars[0])
+        self.shape, self.dtype = result.shape, result.dtype
+        self._equations, _ = leading_to(program.eqns, variables_of(program.outvars))
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """Equal for two programs that compute the same of other constants and numbers.
+
+        JAX traces a function under `jax.jit` once, so two that are not the same object are taken for different.
+        """
+        numbers: dict[jex_core.Var, int] = {}
+
+        def kind(atom: Atom) -> Hashable:
+            own = numbers.setdefault(atom, len(numbers)) if isinstance(atom, jex_core.Var) else -1
+            return own, aval_of(atom).shape, aval_of(atom).dtype
+
+        def kinds(atoms: Sequence[Atom]) -> Hashable:
+            return tuple(map(kind, atoms))
+
+        equations = [
+            (each.primitive, kinds(each.invars), tuple(sorted(each.params.items())), kinds(each.outvars))
+            for each in self._equations
+        ]
+        return kinds(self._program.constvars), tuple(equations), kinds(self._program.outvars)
+
+    @property
+    def is_by_element(self) -> bool:
+        """Whether each number of the value is computed for itself, so that a part of it has the same numbers.
+
+        A sum over a dimension, or a decomposition, would be computed in another order.
+        """
+        return _are_by_element(self._equations)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the value is one of the constants."""
+        return self._program.outvars[0] in self._program.constvars
+
+    @functools.cached_property
+    def stages(self) -> list[Stage]:
+        """The program, cut into the parts that JAX compiles one by one where the initializer is called.
+
+        Compiled together, a product and a sum become one operation that rounds once, and what is computed in float16
+        is not rounded in between. Integers, such as seeds, are exact in any program.
+        """
+        parts: list[list[jex_core.JaxprEqn]] = [[]]
+        for equation in self._equations:
+            parts[-1].append(equation)
+            if any(jnp.issubdtype(aval_of(out).dtype, jnp.inexact) for out in equation.outvars):
+                parts.append([])
+        used, stages = set(variables_of(self._program.outvars)), []
+        for equations in reversed([part for part in parts if part]):
+            results = [out for equation in equations for out in equation.outvars if out in used]
+            stages.append(Stage(equations, results, used))
+            used.update(variables_of(stages[-1].operands))
+        return stages[::-1]
+
+    def is_captured(self, atom: Atom) -> bool:
+        """Returns whether an operand is one of the constants."""
+        return atom in self._program.constvars
+
+    def results(
+        self, constants: Sequence[jax.typing.ArrayLike], functions: Sequence[StageFunction]
+    ) -> list[jax.typing.ArrayLike]:
+        """Returns the value, and then what the variables become that computing it changes.
+
+        Args:
+            constants: What the program takes for `constants`.
+            functions: What computes each stage.
+        """
+        known: dict[jex_core.Var, jax.typing.ArrayLike] = dict(zip(self._program.constvars, constants, strict=True))
+        for stage, function in zip(self.stages, functions, strict=True):
+            given = [_value(atom, known) for atom in stage.operands]
+            for atom in stage.dropped:
+                del known[atom]
+            made = function(*given)
+            del given  # The next stage needs the memory of what is not used any more.
+            known.update(zip(stage.results, made, strict=True))
+        return [_value(atom, known) for atom in self._program.outvars]
+
+    def computed(self) -> list[jax.typing.ArrayLike]:
+        """Returns the same, computed on one device, as where the initializer is called."""
+        with outside_traces():
+            return self.results(self.constants, self.stages)
+
+    def note(self, values: Sequence[jax.typing.ArrayLike]) -> None:
+        """Assigns the variables that computing the value changes.
+
+        Args:
+            values: What they become.
+        """
+        for variable, value in zip(self._assigned, values, strict=True):
+            variable.assign(value)
+
+
+def traced_value(function: Callable[[], jax.Array]) -> FirstValue | None:
+    """Returns what a function would compute; None if it cannot be traced, since its Python needs the numbers.
+
+    Args:
+        function: Returns an array. It may draw from Keras's seed generators.
+    """
+    assigned: list[AssignableLike] = []
+
+    def program() -> list[jax.Array]:
+        if not keras_is_loaded():
+            return [function()]
+        with _noting_scope_class()() as scope:
+            value = function()
+        assigned.extend(scope.assigned)
+        return [value, *map(scope.get_current_value, assigned)]
+
+    try:
+        with outside_traces(), tracing_all():
+            closed = jax.make_jaxpr(program)()
+    except Exception:
+        # Whoever calls it outright gets the value, or this error again.
+        return None
+    if any(isinstance(const, jax.core.Tracer) for const in closed.consts) or not all(map(has_array, assigned)):
+        return None  # It reads what another program computes, or makes variables itself.
+    return FirstValue(closed.jaxpr, closed.consts, assigned)
+
+
+@functools.cache
+def _noting_scope_class() -> type:
+    import keras
+
+    class NotingScope(keras.StatelessScope):  # type: ignore[misc]  # Keras has no types
+        """Notes which variables are assigned in it."""
+
+        def __init__(self) -> None:
+            super().__init__(initialize_variables=False)
+            self.assigned: list[keras.Variable] = []
+
+        def add_update(self, update: tuple[keras.Variable, jax.Array]) -> None:
+            variable, _ = update
+            if not any(variable is each for each in self.assigned):
+                self.assigned.append(variable)
+            super().add_update(update)
+
+    return NotingScope
+
+
+def _are_by_element(equations: Iterable[jex_core.JaxprEqn]) -> bool:
+    return all(map(_is_by_element, equations))
+
+
+def _is_by_element(equation: jex_core.JaxprEqn) -> bool:
+    name = equation.primitive.name
+    if name in CALLS:
+        inner, _ = opened_program(equation.params[CALLS[name]])
+        return _are_by_element(inner.eqns)
+    if name == RANDOM_BITS:
+        # Other generators draw the bits of a part in the order of the part.
+        partitionable: bool = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+        return partitionable and str(aval_of(equation.invars[0]).dtype) == _KEYS_OF_PARTS
+    return name in MADE_IN_PARTS
+
+
+def _value(atom: Atom, known: dict[jex_core.Var, jax.typing.ArrayLike]) -> jax.typing.ArrayLike:
+    if isinstance(atom, jex_core.Var):
+        return known[atom]
+    return np.asarray(atom.val, aval_of(atom).dtype)
