@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import jax
 import numpy as np
@@ -133,14 +134,14 @@ class Placement(ReplicaDevices):
 
     def cuts(self, variable: VariableLike) -> bool:
         """Returns whether each device holds only a part of a variable."""
-        if self._layout is replicated or is_per_replica_variable(variable):
+        if not self.shards_variables or is_per_replica_variable(variable):
             return False
         shape = shape_of(variable)
         return self.variable_sharding(variable).shard_shape(shape) != shape
 
     def first_value(self, function: Callable[[], jax.Array]) -> FirstValue | None:
         """Returns what a function would compute, if the strategy cuts variables and the function can be traced."""
-        return None if self._layout is replicated else traced_value(function)
+        return traced_value(function) if self.shards_variables else None
 
     def create(self, variable: VariableLike, value: FirstValueLike) -> None:
         """Gives a variable the value that is computed for it, in parts if it is cut: no device holds the whole.
@@ -153,8 +154,9 @@ class Placement(ReplicaDevices):
         def agreed(constants: Sequence[jax.typing.ArrayLike]) -> Sequence[jax.typing.ArrayLike]:
             return self.agreed(constants, [f"{name} (constant {i})" for i in range(len(constants))])
 
-        sharding = NamedSharding(self.mesh_for(self.replicas), self._layout(variable))
-        made = self._first_values.made(value, sharding, agreed) if self.cuts(variable) else None
+        made = None
+        if self.cuts(variable):
+            made = self._first_values.made(value, cast(NamedSharding, self.variable_sharding(variable)), agreed)
         if made is None:
             whole, *changed = value.computed()
             self.initialize(variable, whole)
