@@ -76,6 +76,9 @@ def own_data(strategy: rx.Strategy) -> dict[str, Any]:
         model.fit(dataset, epochs=1, verbose=0)
     model.train_on_batch(x[:11], y[:11])
     predicted = np.asarray(model.predict_on_batch(x[:5]))
+    for variable, weight in zip(model.weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), weight)
+        assert ", value=" not in repr(variable) or variable.value.is_fully_replicated
     return {"steps": steps, "weights": [*read(model.variables), predicted.tolist()]}
 
 
