@@ -50,34 +50,56 @@ def _with_host_values(original: PyTreeFunction, on_host: Callable[[object], obje
     return __setitem__
 
 
-def wrap_archives(reads_in_place: Callable[[], bool], is_large: Callable[[object], bool]) -> None:
+def wrap_archives(
+    is_ours: Callable[[object], bool], may_be_ours: Callable[[], bool], opened: Callable[[Any, str], Any]
+) -> None:
     """Keeps Keras from holding the whole file of weights of an archive in memory.
 
     Args:
-        reads_in_place: Whether the file that is about to be read is to be read out of the archive.
-        is_large: Whether a model that is saved must not be held in memory once more.
+        is_ours: Whether that matters to a model that is loaded or saved.
+        may_be_ours: Whether it may matter to a model that is about to be made.
+        opened: Opens the member of an archive that has a name, as a file; returns None if Keras is to do it.
     """
+    import h5py
     from keras.src.saving import saving_lib
 
-    is_sufficient, load = saving_lib.is_memory_sufficient, saving_lib._load_model_from_fileobj
+    is_sufficient, get_file = saving_lib.is_memory_sufficient, saving_lib.H5IOStore._get_h5_file
+    load_model, load_weights = saving_lib._load_model_from_fileobj, saving_lib.load_weights_only
 
     @functools.wraps(is_sufficient)
     def is_memory_sufficient(model: object) -> bool:
         if _READS_IN_PLACE.get():
             # After an error Keras reads out of the archive; after a "no" it would first copy the file to the disk.
             raise MemoryError("The weights are read out of the archive.")
-        return not is_large(model) and is_sufficient(model)
+        return not is_ours(model) and is_sufficient(model)
 
-    @functools.wraps(load)
-    def _load_model_from_fileobj(*args: object, **kwargs: object) -> object:
-        token = _READS_IN_PLACE.set(reads_in_place())
+    @functools.wraps(get_file)
+    def _get_h5_file(self: Any, path_or_io: object, mode: str | None = None) -> object:
+        reads = self.archive is not None and (mode or self.mode) == "r" and _READS_IN_PLACE.get()
+        file = opened(self.archive, str(path_or_io)) if reads else None
+        if file is None:
+            return get_file(self, path_or_io, mode)
+        self.io_file = file  # It is closed with the store.
+        return h5py.File(file, "r")
+
+    saving_lib.is_memory_sufficient = is_memory_sufficient
+    saving_lib.H5IOStore._get_h5_file = _get_h5_file
+    saving_lib._load_model_from_fileobj = _in_place(load_model, lambda fileobj: may_be_ours())
+    saving_lib.load_weights_only = _in_place(load_weights, is_ours)
+
+
+def _in_place(original: PyTreeFunction, decide: Callable[[object], bool]) -> PyTreeFunction:
+    """Wraps a function in which archives are read in place, if its first argument decides so."""
+
+    @functools.wraps(original)
+    def load(first: object, *args: object, **kwargs: object) -> object:
+        token = _READS_IN_PLACE.set(decide(first))
         try:
-            return load(*args, **kwargs)
+            return original(first, *args, **kwargs)
         finally:
             _READS_IN_PLACE.reset(token)
 
-    saving_lib.is_memory_sufficient = is_memory_sufficient
-    saving_lib._load_model_from_fileobj = _load_model_from_fileobj
+    return load
 
 
 def is_h5_store(store: object) -> bool:

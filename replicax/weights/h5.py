@@ -166,6 +166,12 @@ def member_place(archive: zipfile.ZipFile, name: str) -> Place | None:
     return Place(path, start, info.file_size)
 
 
+def opened_member(archive: zipfile.ZipFile, name: str) -> io.RawIOBase | None:
+    """Opens a member of an archive that is not compressed, where it lies; None if it is, or the archive is no file."""
+    place = member_place(archive, name)
+    return None if place is None or place.size is None else _Window(place.path, place.start, place.size)
+
+
 class _Window(io.RawIOBase):
     """The bytes of a file from `start` on, `size` of them, as a file."""
 

@@ -11,6 +11,7 @@ from replicax.program.keras_state import owner_of
 from replicax.runtime.once import once
 from replicax.weights.assigning import in_pieces
 from replicax.weights.gathering import on_host
+from replicax.weights.h5 import opened_member
 from replicax.weights.keras_files import explained, load_state_in_pieces, tensor_or_array
 
 
@@ -23,7 +24,7 @@ def install_weight_hooks() -> None:
     variable_class.assign = in_pieces(variable_class.assign)
     keras_files.wrap_load_state(load_state_in_pieces)
     keras_files.wrap_stores(tensor_or_array, on_host)
-    keras_files.wrap_archives(lambda: context.current().strategy is not None, _belongs_to_strategy)
+    keras_files.wrap_archives(_belongs_to_strategy, lambda: context.current().strategy is not None, opened_member)
     keras.Model.load_weights = explained(keras.Model.load_weights)
 
 

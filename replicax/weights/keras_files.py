@@ -89,17 +89,14 @@ def _has_home(variable: VariableLike) -> bool:
 def _read_in_pieces(store: object) -> Iterator[Reading]:
     """Lets a store hand out tensors that are read later, in a `with` block."""
     files = _Files(store)
-    with contextlib.ExitStack() as stack:
-        if files.member is not None:  # Keras would read through the archive, one byte after the other.
-            store.h5_file.close()  # type: ignore[attr-defined]  # a store of Keras, which has no types
-            store.h5_file = stack.enter_context(files.member.opened())  # type: ignore[attr-defined]
-        store._replicax_files = files  # type: ignore[attr-defined]
-        stack.callback(delattr, store, "_replicax_files")
-        try:
-            yield files.reading
-        except BaseException:
-            store.close()  # type: ignore[attr-defined]  # After an error Keras leaves the file open.
-            raise
+    store._replicax_files = files  # type: ignore[attr-defined]  # a store of Keras, which has no types
+    try:
+        yield files.reading
+    except BaseException:
+        store.close()  # type: ignore[attr-defined]  # After an error Keras leaves the file open.
+        raise
+    finally:
+        del store._replicax_files  # type: ignore[attr-defined]
 
 
 def tensor_or_array(store: object, key: str, original: PyTreeFunction) -> object:
