@@ -26,6 +26,7 @@ class Backbone:
         head: Further arguments of the task.
         generates: Whether the task has `generate`.
         adapts: Whether `enable_lora` finds layers in it.
+        normalizes_batches: Whether it has batch normalization, whose statistics the replicas of a loop must share.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Backbone:
     head: Mapping[str, Any]
     generates: bool = False
     adapts: bool = True
+    normalizes_batches: bool = False
 
     def build(self) -> Any:
         """Returns the model with new weights; Keras's seed decides them."""
@@ -181,6 +183,7 @@ BACKBONES = [
         images,
         _CLASSES,
         adapts=False,
+        normalizes_batches=True,
     ),
     Backbone(
         "whisper",

@@ -70,6 +70,8 @@ def adapt(case: Backbone, model: Any) -> None:
 
 def loop(case: Backbone, model: Any, strategy: rx.Strategy) -> Losses:
     """Trains three steps in a loop of the user's own."""
+    if case.normalizes_batches:
+        rx.keras.synchronize_batch_normalization(model)
     with strategy.scope():
         optimizer = keras.optimizers.Adam(RATE)
         optimizer.build(model.trainable_variables)
