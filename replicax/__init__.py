@@ -23,12 +23,10 @@ from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.migration import not_found
 from replicax.program import (
     TensorSpec,
-    accumulate_gradients,
     cond,
     fori_loop,
     function,
     grad,
-    remat,
     scan,
     switch,
     value_and_grad,
@@ -165,6 +163,7 @@ _LATER = {
     "Server": "parameter_server",
     "ShardedVariable": "parameter_server",
     "TerminationConfig": "checkpoint",
+    "accumulate_gradients": "program.accumulation",
     "checkpoint": "checkpoint",
     "coordinator": "coordinator",
     "dtensor": "dtensor",
@@ -174,6 +173,7 @@ _LATER = {
     "load_export": "exporting",
     "load_safetensors": "weights",
     "save_safetensors": "weights",
+    "remat": "program.rematerialized",
     "testing": "testing",
 }
 
@@ -200,6 +200,8 @@ if TYPE_CHECKING:
         Server,
         ShardedVariable,
     )
+    from replicax.program.accumulation import accumulate_gradients
+    from replicax.program.rematerialized import remat
     from replicax.weights import load_safetensors, save_safetensors
 else:  # For a type checker every name would exist.
 

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from replicax.keras.batch_normalization import synchronize_batch_normalization
 from replicax.keras.clipping import clip_by_global_norm, clip_by_norm, global_norm
 
 if TYPE_CHECKING:
+    from replicax.keras.batch_normalization import synchronize_batch_normalization
     from replicax.keras.sidecar import SidecarEvaluator
     from replicax.tables.hashing import hashed_ids
 
@@ -41,6 +41,10 @@ def __getattr__(name: str) -> Any:
         from replicax.keras.batch_normalization import batch_normalization_class
 
         return batch_normalization_class()
+    if name == "synchronize_batch_normalization":
+        from replicax.keras.batch_normalization import synchronize_batch_normalization
+
+        return synchronize_batch_normalization
     if name == "TensorBoard":
         from replicax.keras.tensorboard import tensorboard_class
 

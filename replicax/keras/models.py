@@ -25,6 +25,7 @@ from replicax.keras.feeding import as_keras_data
 from replicax.keras.host import KerasHost
 from replicax.keras.parcel import ModelParcel, like_a_row
 from replicax.keras.saving import write_atomically, write_together
+from replicax.keras.steps import accept_state
 from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import has_workers, loop_of_workers
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
@@ -235,6 +236,7 @@ def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..
     def make(self: Any, force: bool = False) -> Any:
         strategy = strategy_of(self)
         if strategy is None:
+            accept_state(self)
             return original(self, force)
         if getattr(self, attribute) is None or force:
             loops = strategy.keras_loops(self)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from replicax.errors import ProgramError
+from replicax.keras.data_steps import functional, takes_data
 from replicax.program.handover import store_values
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.typing import PyTree
@@ -112,29 +113,66 @@ class KerasSteps:
     def train(self) -> KerasStep:
         """Returns the training step, which returns logs."""
         model = self._model
-
-        def groups() -> Groups:
-            return [*self._layers_variables(), model.optimizer.variables, model.metrics_variables]
-
-        return KerasStep(model.train_step, groups, model.optimizer)
+        return KerasStep(_functional(model.train_step, self.train_groups), self.train_groups, model.optimizer)
 
     def test(self) -> KerasStep:
         """Returns the evaluation step, which returns logs."""
-        model = self._model
-        return KerasStep(model.test_step, lambda: [*self._layers_variables(), model.metrics_variables])
+        return KerasStep(_functional(self._model.test_step, self.test_groups), self.test_groups)
 
     def predict(self) -> KerasStep:
         """Returns the step that predicts for a batch."""
         model = self._model
+        if takes_data(model.predict_step):
+            return KerasStep(functional(model.predict_step, self.layers_variables), self.layers_variables)
 
         def predict_step(state: State, data: PyTree) -> tuple[PyTree, State]:
             outputs, non_trainable = model.predict_step(state, data)
             return outputs, (state[0], non_trainable)
 
-        return KerasStep(predict_step, self._layers_variables)
+        return KerasStep(predict_step, self.layers_variables)
 
-    def _layers_variables(self) -> list[list[AssignableLike]]:
+    def train_groups(self) -> Groups:
+        """Returns the variables of a training step."""
+        return [*self.layers_variables(), self._model.optimizer.variables, self._model.metrics_variables]
+
+    def test_groups(self) -> Groups:
+        """Returns the variables of an evaluation step."""
+        return [*self.layers_variables(), self._model.metrics_variables]
+
+    def layers_variables(self) -> Groups:
+        """Returns the variables of a prediction step: trainable ones and others."""
         return [self._model.trainable_variables, self._model.non_trainable_variables]
+
+
+def _functional(step: Callable[..., PyTree], groups: Callable[[], Groups]) -> FunctionalStep:
+    """Returns a model's step as Keras has it, whatever it takes."""
+    return functional(step, groups) if takes_data(step) else step
+
+
+def accept_state(model: keras.Model) -> None:
+    """Lets Keras's own loops call the steps of a model without a strategy that take the data alone."""
+    steps = KerasSteps(model)
+    for name, groups in (
+        ("train_step", steps.train_groups),
+        ("test_step", steps.test_groups),
+        ("predict_step", steps.layers_variables),
+    ):
+        step = getattr(model, name)
+        if takes_data(step):
+            # An entry here goes before the method of the class, and Keras does not track it.
+            vars(model)[name] = _either_way(step, functional(step, groups), name == "predict_step")
+
+
+def _either_way(step: Callable[..., PyTree], with_state: FunctionalStep, predicts: bool) -> Callable[..., PyTree]:
+    """Returns a step that takes the data alone, or the state before it."""
+
+    def called(*args: PyTree) -> PyTree:
+        if len(args) == 1:
+            return step(*args)
+        outputs, state = with_state(*args)
+        return outputs, (state[1] if predicts else state)
+
+    return called
 
 
 @contextlib.contextmanager

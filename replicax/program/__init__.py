@@ -35,22 +35,18 @@ Under a strategy, `strategy.run(fn, args)` inside `step` adds one level:
    meant; `advice.py` says so.
 """
 
-from replicax.program.accumulation import accumulate_gradients
 from replicax.program.autodiff import grad, value_and_grad
 from replicax.program.function import Function, function
 from replicax.program.loops import cond, fori_loop, scan, switch, while_loop
-from replicax.program.rematerialized import remat
 from replicax.program.tensor_spec import TensorSpec
 
 __all__ = [
     "Function",
     "TensorSpec",
-    "accumulate_gradients",
     "cond",
     "fori_loop",
     "function",
     "grad",
-    "remat",
     "scan",
     "switch",
     "value_and_grad",

@@ -1,8 +1,8 @@
 """Gradient accumulation: one step of training whose batch is worked off in micro-batches, one after the other.
 
 The micro-batch is traced once, with placeholders for the variables that it reads, and repeated by `jax.lax.scan`: the
-memory for activations is that of one micro-batch. What it assigns is carried from one to the next. Each replica adds
-up its own gradients, and they are combined at the gradient boundary once, when all are done.
+memory for activations is that of one micro-batch. The variables that it assigns are carried from one to the next. Each
+replica adds up its own gradients, and they are combined at the gradient boundary once, when all are done.
 """
 
 from __future__ import annotations

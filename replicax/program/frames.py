@@ -95,12 +95,20 @@ class _Frame:
                 "new value from that function and assign it afterwards."
             )
         self.accesses.assigned(variable)
-        self.saw_new = self.saw_new or array_of(variable) is None
+        self.saw_new = self.saw_new or self._is_new(variable)
         self.written[id(variable)] = variable
         self._values[id(variable)] = value
         if self.is_in_program:
             trace_readers_anew(variable)
         return value
+
+    def lends(self, variable: VariableLike) -> bool:
+        """Returns whether an enclosing function has given this one a value for `variable`."""
+        return False
+
+    def _is_new(self, variable: VariableLike) -> bool:
+        # Keras's own loops take the values out of variables, and a step is given them.
+        return array_of(variable) is None and not self.lends(variable)
 
     def forget(self, variable: VariableLike) -> None:
         """Drops what was assigned to `variable`: it has been given a value that outlives the trace."""
@@ -206,7 +214,7 @@ class TracedFrame(_Frame):
         if key not in self.placeholders:
             self.accesses.read(variable)
             self.inputs[key] = variable
-            self.saw_new = self.saw_new or array_of(variable) is None
+            self.saw_new = self.saw_new or self._is_new(variable)
             with within_trace(self._outside):
                 self.placeholders[key] = self._placeholder_of(variable)
         return self.placeholders[key]
@@ -328,11 +336,15 @@ class OverrideFrame(_Frame):
             self.accesses.read(variable)
             self._taken.add(key)
             return self._lent[key]
-        self.saw_new = self.saw_new or array_of(variable) is None
+        self.saw_new = self.saw_new or self._is_new(variable)
         if self.parent is not None:
             return self.parent.read(variable)
         self.accesses.read(variable)
         return array_of(variable)
+
+    def lends(self, variable: VariableLike) -> bool:
+        """Returns whether this function or an enclosing one was given a value for `variable`."""
+        return id(variable) in self._lent or (self.parent is not None and self.parent.lends(variable))
 
     def was_lent(self, variable: VariableLike) -> bool:
         """Returns whether the lent value of `variable` was read."""

@@ -58,7 +58,7 @@ def keras_scope() -> Iterator[None]:
     if not keras_is_loaded():
         yield
         return
-    with _scope_class()():
+    with _scope_class()(collect_losses=True):  # Those of `add_loss`, which a layer's `losses` returns.
         yield
 
 

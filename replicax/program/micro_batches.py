@@ -111,7 +111,7 @@ class Batch:
 class MicroFrame(TracedFrame):
     """The variables in one micro-batch of a step, which is traced once and repeated.
 
-    What it has assigned is not combined over the replicas yet, unless the variable's aggregation is a sum.
+    An assigned value is not combined over the replicas yet, unless the variable's aggregation is a sum.
 
     Args:
         parent: The frame of the step.
@@ -139,6 +139,10 @@ class MicroFrame(TracedFrame):
         """Returns the value of `variable`: the assigned one or a placeholder."""
         value = super().read(variable)
         return value if id(variable) in self._values else self._shown_of(variable, value)
+
+    def lends(self, variable: VariableLike) -> bool:
+        """Asks the step's frame."""
+        return self._parent.lends(variable)
 
     def holds(self, variable: VariableLike) -> bool:
         """Returns True: each replica goes on with what it had in the micro-batch before."""

@@ -86,7 +86,7 @@ class State:
 
 
 class MicroProgram:
-    """What a replica does with each micro-batch of a group.
+    """The program of each micro-batch of a group, on one replica.
 
     Args:
         evaluation: The loss and its gradients.
