@@ -7,12 +7,14 @@ from replicax.keras.clipping import clip_by_global_norm, clip_by_norm, global_no
 if TYPE_CHECKING:
     from replicax.keras.batch_normalization import synchronize_batch_normalization
     from replicax.keras.sidecar import SidecarEvaluator
+    from replicax.tables.growing import GrowingTable
     from replicax.tables.hashing import hashed_ids
 
 __all__ = [
     "BackupAndRestore",
     "BatchNormalization",
     "DistributedEmbedding",
+    "GrowingTable",
     "SidecarEvaluator",
     "TensorBoard",
     "clip_by_global_norm",
@@ -29,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from replicax.tables.layer import distributed_embedding_class
 
         return distributed_embedding_class()
+    if name == "GrowingTable":
+        from replicax.tables.growing import GrowingTable
+
+        return GrowingTable
     if name == "hashed_ids":
         from replicax.tables.hashing import hashed_ids
 

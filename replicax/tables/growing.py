@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from replicax.checks import is_int
 from replicax.errors import ArgumentError
@@ -11,6 +12,9 @@ from replicax.errors import ArgumentError
 if TYPE_CHECKING:
     import keras
 
+#: An index has for each row its id (this where it is free), its last update, how many there were, and the first.
+FREE_ROW = -1
+INDEX_COLUMNS = 4
 EVICTIONS = ("lru", "lfu", "age")
 
 
@@ -64,6 +68,22 @@ class GrowingTable:
     def vocabulary_size(self) -> int:
         """The number of rows."""
         return self.capacity
+
+    def get_config(self) -> dict[str, object]:
+        """Returns the attributes as plain data."""
+        import keras
+
+        config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        serialized = {name: keras.saving.serialize_keras_object(config[name]) for name in ("initializer", "optimizer")}
+        return {**config, **serialized}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> GrowingTable:
+        """Returns the table that `get_config` has described."""
+        import keras
+
+        made = {name: keras.saving.deserialize_keras_object(config[name]) for name in ("initializer", "optimizer")}
+        return cls(**{**config, **made})
 
     @property
     def placement(self) -> str:

@@ -190,6 +190,8 @@ def distributed_embedding_class() -> type:
                 for name in table.variables:
                     store[_key(table.spec.name, name)] = np.asarray(read_table(table, name))
                 store[_key(table.spec.name, "step")] = np.asarray(table.step)
+                if table.index is not None:
+                    store[_key(table.spec.name, "index")] = np.asarray(table.index)
 
         def load_own_variables(self, store: Any) -> None:
             """Reads what `save_own_variables` has written, on however many devices."""
@@ -199,6 +201,8 @@ def distributed_embedding_class() -> type:
                     if key not in store and name:
                         continue  # Only rows: a table is taken over into a new training.
                     write_table(table, name, np.asarray(store[key]))
+                if table.index is not None:
+                    table.index.assign(np.asarray(store[_key(table.spec.name, "index")]))
                 if _key(table.spec.name, "step") in store:
                     table.step.assign(np.asarray(store[_key(table.spec.name, "step")]))
 

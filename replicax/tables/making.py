@@ -13,7 +13,8 @@ from replicax.errors import ArgumentError
 from replicax.host import Host, host_of
 from replicax.program import keras_state
 from replicax.tables.contents import Deal, DealtInitializer
-from replicax.tables.marks import mark_as_table
+from replicax.tables.growing import FREE_ROW, INDEX_COLUMNS
+from replicax.tables.marks import for_index_of, mark_as_table
 from replicax.tables.specs import TableSpec
 from replicax.tables.table import Table
 from replicax.variable_access import array_of, set_array
@@ -53,7 +54,26 @@ def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: Host) -> T
         for slot in spec.optimizer.slots
     }
     step = layer.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False, name=f"{spec.name}_step")
-    return Table(spec, deal, rows, slots, step)
+    return Table(spec, deal, rows, slots, step, _index(layer, spec, rows, host) if spec.grows else None)
+
+
+def _index(layer: keras.Layer, spec: TableSpec, rows: keras.Variable, host: Host) -> keras.Variable:
+    """Makes the index of a growing table: for each row its id, and when it was used. Servers keep it."""
+    import keras
+
+    if not host.is_asynchronous:
+        raise ArgumentError(
+            f"Table {spec.name!r} is a GrowingTable, and only parameter servers give rows to ids as they come. Make "
+            "the layer in the scope of a ParameterServerStrategy; elsewhere let rx.keras.hashed_ids hash the ids into the "
+            "vocabulary of a keras_rs.layers.TableConfig."
+        )
+    return layer.add_weight(
+        shape=(spec.rows, INDEX_COLUMNS),
+        initializer=for_index_of(rows, keras.initializers.Constant(FREE_ROW)),
+        dtype="int32",
+        trainable=False,
+        name=f"{spec.name}_index",
+    )
 
 
 def _agreed(spec: TableSpec, host: Host) -> keras.initializers.Initializer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from replicax.tables.features import Features
+from replicax.tables.growing import GrowingTable
 from replicax.typing import PyTree
 
 
@@ -28,7 +29,7 @@ def features_from(features: PyTree, tables: list[dict[str, Any]]) -> PyTree:
     import keras
     import keras_rs
 
-    made = [keras_rs.layers.TableConfig.from_config(table) for table in tables]
+    made = [(GrowingTable if "evict" in table else keras_rs.layers.TableConfig).from_config(table) for table in tables]
 
     def feature(node: Any) -> Any:
         if not isinstance(node, dict) or not isinstance(node.get("name"), str):

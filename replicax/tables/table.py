@@ -57,12 +57,14 @@ class Table:
         variable: The rows.
         slots: What the optimizer keeps for each row, by the names of the slots.
         step: How many steps there have been.
+        index: Of a table that grows, which id each row has.
 
     Attributes:
         spec: As given.
         deal: As given.
         variables: The rows by the name `""`, and the slots.
         step: As given.
+        index: As given.
     """
 
     def __init__(
@@ -72,8 +74,9 @@ class Table:
         variable: keras.Variable,
         slots: Mapping[str, keras.Variable],
         step: keras.Variable,
+        index: keras.Variable | None = None,
     ):
-        self.spec, self.deal, self.step = spec, deal, step
+        self.spec, self.deal, self.step, self.index = spec, deal, step, index
         self.variables: dict[str, keras.Variable] = {"": variable, **slots}
 
     def __repr__(self) -> str:

@@ -17,8 +17,9 @@ import numpy as np
 from replicax.errors import CheckpointError
 from replicax.parameter_server.actors.created_rows import halves
 from replicax.parameter_server.actors.messages import ShardId
+from replicax.tables.growing import FREE_ROW
 
-FREE = -1
+FREE = FREE_ROW
 #: The columns of the index: the id of a row, and the counts by which rows are chosen to be taken.
 ID, LAST, USES, SINCE = range(4)
 _BY = {"lru": LAST, "lfu": USES, "age": SINCE}
