@@ -64,7 +64,7 @@ def _index(layer: keras.Layer, spec: TableSpec, rows: keras.Variable, host: Host
     if not host.is_asynchronous:
         raise ArgumentError(
             f"Table {spec.name!r} is a GrowingTable, and only parameter servers give rows to ids as they come. Make "
-            "the layer in the scope of a ParameterServerStrategy; elsewhere let rx.keras.hashed_ids hash the ids into the "
+            "the layer in the scope of a ParameterServerStrategy; elsewhere let rx.keras.hashed_ids hash ids into the "
             "vocabulary of a keras_rs.layers.TableConfig."
         )
     return layer.add_weight(
