@@ -27,7 +27,7 @@ from replicax.program.makers import note_makers
 from replicax.runtime.once import once
 from replicax.typing import PyTreeFunction
 from replicax.variable_access import name_of, was_made
-from replicax.variables import as_numpy
+from replicax.variables import as_numpy, is_in_parts
 
 if TYPE_CHECKING:
     import keras
@@ -216,11 +216,11 @@ def _with_shards_of_others(original: PyTreeFunction) -> PyTreeFunction:
 
     @functools.wraps(original)
     def __array__(self: keras.Variable, dtype: np.typing.DTypeLike | None = None) -> np.ndarray:
-        value = self.value
-        if isinstance(value, jax.core.Tracer) or value.is_fully_addressable or value.is_fully_replicated:
+        # It asks the array that is held: reading the value of a variable on servers takes long.
+        if not is_in_parts(getattr(self, "_value", None)):
             own: np.ndarray = original(self, dtype)
             return own
-        return np.asarray(as_numpy(self, value), dtype)
+        return np.asarray(as_numpy(self, self.value), dtype)
 
     return __array__
 

@@ -133,8 +133,7 @@ class MultiWorkerMirroredStrategy(SpansWorkers, ShardsUpdate):
         """Does nothing; a client gives its cluster back."""
 
     def __repr__(self) -> str:
-        local = len(self.placement.local_replicas)
-        return f"{type(self).__name__}({self.workers[self.worker_index]} of {self.num_workers}, {local} local devices)"
+        return self._shown_as_worker()
 
 
 class _Client(ClientMethods, MultiWorkerMirroredStrategy):

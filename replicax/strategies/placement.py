@@ -11,13 +11,14 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+import replicax.health as health
 from replicax.errors import WorkersDisagreeError
 from replicax.host import FirstValueLike
 from replicax.layouts import longest_divisible
 from replicax.program.first_values import FirstValue, traced_value
 from replicax.program.handover import store_values
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.runtime.transfer import put
+from replicax.runtime.transfer import from_chief, put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
 from replicax.strategies.first_values import FirstValues
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
@@ -226,10 +227,10 @@ class Placement(ReplicaDevices):
 
     def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns what a program on any number of replicas has computed for variables as they keep it."""
-        return [
-            put(value, self.variable_sharding(variable))
-            for variable, value in zip(variables, self.spread(values), strict=True)
-        ]
+        if self.spans_processes:
+            with health.phase(health.WAIT, "variables of a partial batch"):
+                values = from_chief(values)  # type: ignore[assignment]  # In host memory: each process takes its shards.
+        return [put(value, self.variable_sharding(variable)) for variable, value in zip(variables, values, strict=True)]
 
 
 def _own_or_empty(value: jax.Array) -> jax.Array | np.ndarray:

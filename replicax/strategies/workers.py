@@ -144,6 +144,13 @@ class SpansWorkers(MeshStrategy):
         """Whether this process is the one that writes logs and the like."""
         return self.cluster.is_chief
 
+    def _shown_as_worker(self) -> str:
+        local = len(self.placement.sharding(stacked=False).addressable_devices)
+        return f"{type(self).__name__}({self.workers[self.worker_index]} of {self.num_workers}, {local} local devices)"
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self.num_workers == 1 else self._shown_as_worker()
+
 
 def patience(stall_timeout: float | None, timeout_seconds: float | None) -> float | None:
     """Returns the stall timeout, which tf.distribute has among the communication options.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import jax
 import numpy as np
@@ -22,11 +23,16 @@ from replicax.runtime.transfer import put
 from replicax.variable_access import VariableLike, name_of
 
 
-def lies_in_several_processes(value: object) -> bool:
-    """Returns whether no process has all shards of a value; a value that is being traced has none."""
+def is_in_parts(value: object) -> TypeGuard[jax.Array]:
+    """Returns whether other processes have shards of a value that JAX does not read here as a whole."""
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
         return False
-    if value.is_fully_addressable or value.is_fully_replicated:
+    return not (value.is_fully_addressable or value.is_fully_replicated)
+
+
+def lies_in_several_processes(value: object) -> bool:
+    """Returns whether no process has all shards of a value."""
+    if not is_in_parts(value):
         return False
     sharding, shape = value.sharding, value.shape
     here = sharding.addressable_devices_indices_map(shape)
@@ -59,9 +65,7 @@ def as_numpy(variable: VariableLike, value: jax.Array) -> np.ndarray:
     """Returns the value of a variable as NumPy has it, wherever its shards are."""
     if lies_in_several_processes(value):
         return whole(variable, value)
-    if isinstance(value, jax.core.Tracer) or value.is_fully_addressable or value.is_fully_replicated:
-        return np.asarray(value)
-    return from_shards_here(value)
+    return from_shards_here(value) if is_in_parts(value) else np.asarray(value)
 
 
 def collected(value: jax.Array) -> np.ndarray:
