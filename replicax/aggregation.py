@@ -8,6 +8,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
+from replicax.compat.jax import is_random_key
 from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.equality import Difference, difference
 from replicax.errors import ReplicaDivergenceError, VariableError
@@ -100,6 +101,9 @@ def combine(value: jax.Array, why: Difference, aggregation: VariableAggregation,
 
 def first_replica(value: jax.Array) -> jax.Array:
     """Returns replica 0's `value` on every replica."""
+    if is_random_key(value):
+        data = first_replica(jax.random.key_data(value))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     mine = jax.lax.axis_index(REPLICA_AXIS) == 0
     if jnp.issubdtype(value.dtype, jnp.bool_):
         return first_replica(value.astype(jnp.uint8)).astype(bool)

@@ -33,7 +33,7 @@ def opened(tree: PyTree) -> PyTree:
     Raises:
         ArgumentError: There is no way to unflatten one, or it contains itself.
     """
-    leaves, _ = _flattened(tree, is_leaf=is_value)
+    leaves, _ = flattened_by_jax(tree, is_leaf=is_value)
     return _opened(tree, ()) if _any_container(leaves) else tree
 
 
@@ -43,15 +43,20 @@ def flattened(tree: PyTree) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
     Raises:
         ArgumentError: As for `opened`; or the keys of a dict cannot be sorted.
     """
-    leaves, structure = _flattened(tree)
+    leaves, structure = flattened_by_jax(tree)
     if _any_container(leaves):
-        return _flattened(_opened(tree, ()))
+        return flattened_by_jax(_opened(tree, ()))
     return leaves, structure
 
 
-def _flattened(
+def flattened_by_jax(
     tree: PyTree, is_leaf: Callable[[Leaf], bool] | None = None
 ) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
+    """Returns the leaves of a tree as JAX flattens it, and its structure.
+
+    Raises:
+        ArgumentError: The keys of a dict cannot be sorted.
+    """
     try:
         return jax.tree_util.tree_flatten(tree, is_leaf)
     except ValueError as error:

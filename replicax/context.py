@@ -47,6 +47,9 @@ class StateFrame(Protocol):
     def holds(self, variable: VariableLike) -> bool:
         """Returns whether `variable` was assigned inside the trace."""
 
+    def is_here(self) -> bool:
+        """Returns whether the running code is that of the frame's function, and no function that JAX traces inside."""
+
     def forget(self, variable: VariableLike) -> None:
         """Drops what was assigned to `variable`: it has been given a value that outlives the trace."""
 
@@ -55,6 +58,12 @@ class StateFrame(Protocol):
 
     def settle(self, factor: float = 1.0) -> None:
         """Does it; the gradients are multiplied by the factor."""
+
+    def note_changed(self, module: object) -> None:
+        """Is told of each module of flax before an attribute of it changes."""
+
+    def knows(self, module: object) -> bool:
+        """Returns whether a module of flax was noted: it is one from outside of the function."""
 
     def note_captured(self) -> None:
         """Is told that a step uses a per-replica value that it has captured."""

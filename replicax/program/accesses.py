@@ -12,6 +12,7 @@ import collections
 import weakref
 
 from replicax.errors import ProgramError
+from replicax.program.flax_changes import ModuleChanges
 from replicax.variable_access import VariableLike, array_of, name_of
 
 _LOST = "_replicax_lost"  # an attribute of variables: it asks for the value that they had when the pass ended
@@ -23,11 +24,13 @@ class Accesses:
     Attributes:
         first_values: The variables that were made in the pass and assigned before they were read, by their ids.
         captured: Whether a step used a per-replica value that it has captured.
+        changes: The modules of flax whose attributes have changed.
     """
 
     def __init__(self) -> None:
         self.first_values: dict[int, VariableLike] = {}
         self.captured = False
+        self.changes = ModuleChanges()
         self._read: dict[int, VariableLike] = {}  # They hold the variables, so that ids stay unique.
         self._made: dict[int, VariableLike] = {}
         self._assigned: dict[int, VariableLike] = {}

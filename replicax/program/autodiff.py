@@ -23,6 +23,7 @@ from replicax.equality import difference
 from replicax.errors import ArgumentError, ReplicaDivergenceError
 from replicax.host import host_of
 from replicax.program.calls import check_function, check_result
+from replicax.program.flax_variables import flax_state
 from replicax.program.frames import OverrideFrame, VariablesCreatedError
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.program.keras_state import keras_scope
@@ -264,7 +265,7 @@ class Differentiation:
         op_by_op = self._replica is not None and context.runs_eagerly()
         values = values if op_by_op else self._boundary()(values)
         frame = OverrideFrame(context.current().frame, self.variables, values)
-        with context.entered(frame=frame), keras_scope():
+        with flax_state(), context.entered(frame=frame), keras_scope():
             result = self._loss_fn(*args, **kwargs)
         loss, aux = _checked_pair(result) if self._has_aux else (result, None)
         loss = _checked_loss(loss)

@@ -17,7 +17,7 @@ from replicax.compat.jax_tracing import traced_apart
 from replicax.errors import VariableError
 from replicax.program.autodiff import settled, stored_by
 from replicax.program.frames import OverrideFrame, VariablesCreatedError
-from replicax.program.keras_state import share_to_carry
+from replicax.program.shares import value_to_carry
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike, name_of
 
@@ -113,7 +113,7 @@ class Carried:
         return result
 
     def _start(self) -> list[jax.Array]:
-        return [share_to_carry(variable, context.current()) for variable in self._variables.values()]
+        return [value_to_carry(variable, context.current()) for variable in self._variables.values()]
 
     def _last(self, frame: _BodyFrame, variable: VariableLike, before: jax.Array) -> jax.Array:
         after = frame.read(variable)

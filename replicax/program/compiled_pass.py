@@ -20,6 +20,8 @@ from replicax.errors import ProgramError
 from replicax.host import CompiledStep, Host, host_of
 from replicax.program.bound_variables import BoundVariables
 from replicax.program.captured import captured_error
+from replicax.program.flax_changes import ModuleChange, apply_changes
+from replicax.program.flax_modules import around_modules
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.host_calls import HostCalls
@@ -49,12 +51,14 @@ class Returned:
         counted: Which of the arrays are results of a `run`: pairs of position and replicas.
         passed: Which of them are arguments: pairs of the two positions.
         asked: Arguments of which it matters how many replicas returned them, and the number that the pass is for.
+        changes: The attributes of flax's modules that the function sets.
     """
 
     structure: Structure
     counted: list[tuple[int, int]]
     passed: list[tuple[int, int]]
     asked: dict[int, int | None]
+    changes: list[ModuleChange]
 
 
 class CompiledPass:
@@ -205,6 +209,7 @@ class CompiledPass:
             call.sent(next(iter([*new_values[:1], *leaves[:1]]), None))
         if self._is_partial:
             return self._store_partial(leaves, new_values, arrays)
+        apply_changes(self.returned.changes)
         if self.returned.counted or self.returned.passed:
             self._mark(leaves, arrays)
         return self.returned.structure.rebuild(leaves)
@@ -260,8 +265,11 @@ class CompiledPass:
         stored = placement.stored(self.variables.written, new_values)
         leaves = list(placement.spread(leaves))
         self._mark(leaves, arrays)
-        result = placement.rejoined(self.returned.structure.rebuild(leaves), self._replicas)
+        result = around_modules(
+            lambda tree: placement.rejoined(tree, self._replicas), self.returned.structure.rebuild(leaves)
+        )
         store_values(self.variables.written, stored)
+        apply_changes(self.returned.changes)
         return result
 
     def _mark(self, leaves: Arrays, arrays: Arrays) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.compat.jax import is_random_key, vary, varying_axes
-from replicax.compat.jax_tracing import Trace, within_trace
+from replicax.compat.jax_tracing import Trace, outside_traces, within_trace
 from replicax.compat.keras import initialize_new_variables
 from replicax.equality import OWN_DATA, Difference
 from replicax.host import Host
@@ -42,7 +42,7 @@ class EagerReplicaFrame(ReplicaFrame):
         self.accesses.read(variable)
         value = array_of(variable)
         if value.sharding != self._strategy.placement.replica_sharding(variable, self._replicas):
-            value = jnp.asarray(np.asarray(value))  # Inside the map nothing can be moved, but a constant can be used.
+            value = _as_constant(value)  # Inside the map nothing can be moved, but a constant can be used.
         # The copy is a value of the map; operations on a part of the array itself would look for it on another mesh.
         value = jnp.copy(value)
         if has_split_rows(variable):
@@ -58,6 +58,15 @@ class EagerReplicaFrame(ReplicaFrame):
                 return vary(value, REPLICA_AXIS), by_type or Difference(DIFFERS_NOW)
             return value, None
         return value, by_type
+
+
+def _as_constant(value: jax.Array) -> jax.Array:
+    if is_random_key(value):
+        with outside_traces():
+            data, impl = np.asarray(jax.random.key_data(value)), jax.random.key_impl(value)
+        key: jax.Array = jax.random.wrap_key_data(jnp.asarray(data), impl=impl)
+        return key
+    return jnp.asarray(np.asarray(value))
 
 
 DIFFERS_NOW = "depends on what each replica does on its own (the branch that it takes, a callback)"

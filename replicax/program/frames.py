@@ -86,7 +86,7 @@ class _Frame:
         Raises:
             ProgramError: The assignment happens in an inner JAX transformation, from which no value can come out.
         """
-        if trace_state() != self._trace:
+        if not self.is_here():
             raise ProgramError(
                 f"Variable {name_of(variable)!r} was assigned inside a function that JAX traces on its own "
                 "(the body of jax.lax.scan, cond, while_loop, jax.checkpoint, jax.grad or jax.jit). Values cannot "
@@ -109,6 +109,10 @@ class _Frame:
     def _is_new(self, variable: VariableLike) -> bool:
         # Keras's own loops take the values out of variables, and a step is given them.
         return array_of(variable) is None and not self.lends(variable)
+
+    def is_here(self) -> bool:
+        """Returns whether the running code is that of the frame's function, and no function that JAX traces inside."""
+        return trace_state() == self._trace
 
     def forget(self, variable: VariableLike) -> None:
         """Drops what was assigned to `variable`: it has been given a value that outlives the trace."""
@@ -169,6 +173,14 @@ class _Frame:
             self._differentiated = trace, being_differentiated()
         if id(value) in self._differentiated[1]:
             self.passed_by[id(variable)] = variable
+
+    def note_changed(self, module: object) -> None:
+        """Is told of each module of flax before an attribute of it changes."""
+        self.accesses.changes.note(module)
+
+    def knows(self, module: object) -> bool:
+        """Returns whether a module of flax was noted: it is one from outside of the function."""
+        return self.accesses.changes.knows(module)
 
     def note_captured(self) -> None:
         """Is told that the function uses a per-replica value that it has captured."""

@@ -73,7 +73,7 @@ class ProgramCache:
 
     def _found(self, key: Hashable, arrays: list[jax.Array], structure: Structure) -> Program | None:
         for program in self._programs.get(key, ()):
-            if program.held and program.held.changed(structure) is not None:
+            if (program.held and program.held.changed(structure) is not None) or program.modules.changed():
                 continue
             if not program.asked or program.fits(arrays):
                 return program

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,10 @@ import numpy as np
 
 import replicax.compat.keras as keras_door
 import replicax.context as context
-from replicax.aggregation import VariableAggregation, check_aggregation, combine
+from replicax.aggregation import VariableAggregation
 from replicax.compat.jax import vary
-from replicax.equality import difference
 from replicax.errors import ContextError, ProgramError
 from replicax.host import Host
-from replicax.program.accumulators import marked_as_share, marked_as_total
 from replicax.program.frames import VariablesCreatedError
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras_hooks import (
@@ -32,10 +30,10 @@ from replicax.program.keras_hooks import (
     explain_variables_to_jax,
     install_keras_hooks,
 )
-from replicax.reduce_op import mean_over
+from replicax.program.shares import made_equal, share_of_replica
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, array_of, dtype_of, name_of
+from replicax.variable_access import VariableLike, array_of, dtype_of
 from replicax.variables import check_owner
 
 if TYPE_CHECKING:
@@ -110,13 +108,9 @@ def _read(variable: keras.Variable, current: context.Context) -> jax.Array:
         return value
     if variable.name == _RECURRENT_STATE:
         return _recurrent_state(variable, value, current.manual_replicas)
-    if current.manual_replicas == 1:
-        return value
-    if _is_seed(variable):
+    if current.manual_replicas > 1 and _is_seed(variable):
         return _fold_replica_id(value)
-    if is_accumulator(variable) and not current.frame.holds(variable):
-        return share_of_total(variable, value, cast(context.ReplicaStateFrame, current.frame))
-    return value
+    return share_of_replica(variable, value, current)
 
 
 def _recurrent_state(variable: keras.Variable, state: jax.Array, replicas: int) -> jax.Array:
@@ -134,26 +128,8 @@ def _write(variable: keras.Variable, value: jax.Array, current: context.Context)
         raise ProgramError(f"Variable {variable.path!r} was assigned in a scope that has no program.")
     check_owner(owner_of(variable), current.strategy, variable.path)
     if current.replica is not None:
-        value = _made_equal(variable, value, current)
+        value = made_equal(variable, value, _aggregation(variable), current, _as_of_first_replica)
     current.frame.write(variable, value)
-
-
-def _made_equal(variable: keras.Variable, value: jax.Array, current: context.Context) -> jax.Array:
-    replicas = current.manual_replicas or 1
-    frame = cast(context.ReplicaStateFrame, current.frame)
-    if is_accumulator(variable) and replicas > 1:
-        how = VariableAggregation.of(variable.aggregation)
-        number = defer_total(variable, frame)
-        return value if how is VariableAggregation.MEAN else marked_as_total(value, number)
-    how = _aggregation(variable)
-    if replicas > 1 and frame.postpones(variable, how):
-        return seed_of_replica(value, -jax.lax.axis_index(REPLICA_AXIS)) if _is_seed(variable) else value
-    value, why = difference(value, refused_if_different=how is VariableAggregation.NONE)
-    if why is None:
-        return value
-    if replicas > 1:
-        check_aggregation(how, dtype_of(variable), name_of(variable))
-    return combine(value, why, how, replicas, name_of(variable))
 
 
 def _aggregation(variable: keras.Variable) -> VariableAggregation:
@@ -176,17 +152,9 @@ def _is_seed(variable: keras.Variable) -> bool:
     return not variable.trainable and variable.name == "seed_generator_state"
 
 
-def is_accumulator(variable: VariableLike) -> bool:
-    """Returns whether replicas count in a Keras variable, as in a metric's: their sums are combined at the end."""
-    synchronization = getattr(variable, "synchronization", None)  # An rx.Variable has an enumeration's member.
-    return synchronization == "on_read" and getattr(variable, "aggregation", None) in ("sum", "mean")
-
-
-def defer_total(variable: keras.Variable, frame: context.ReplicaStateFrame) -> int:
-    """Lets the replicas' parts of an accumulator be combined when their function ends; returns its number."""
-    how = VariableAggregation.of(variable.aggregation)
-    check_aggregation(how, dtype_of(variable), name_of(variable))
-    return frame.defer(variable, functools.partial(_aggregate_accumulator, how))
+def _as_of_first_replica(variable: VariableLike, value: jax.Array) -> jax.Array:
+    """Returns what a replica makes of its state of a seed generator as the first replica would have it."""
+    return seed_of_replica(value, -jax.lax.axis_index(REPLICA_AXIS)) if _is_seed(variable) else value
 
 
 def _fold_replica_id(state: jax.Array) -> jax.Array:
@@ -197,35 +165,6 @@ def _fold_replica_id(state: jax.Array) -> jax.Array:
 def seed_of_replica(state: jax.Array, replica: jax.Array) -> jax.Array:
     """Returns the state of a seed generator as the replica of a number has it; negative numbers go back."""
     return state.at[0].add(replica.astype(state.dtype) * jnp.asarray(_GOLDEN_RATIO, state.dtype))
-
-
-def share_of_total(variable: keras.Variable, total: jax.Array, frame: context.ReplicaStateFrame) -> jax.Array:
-    """Returns the value from which a replica accumulates: replica 0 continues the total, the others start at zero.
-
-    The sum over replicas is then the total at every moment, whether the replicas add to it or reset it.
-    """
-    if VariableAggregation.of(variable.aggregation) is VariableAggregation.MEAN:
-        return total
-    share = jnp.where(jax.lax.axis_index(REPLICA_AXIS) == 0, total, jnp.zeros_like(total))
-    return marked_as_share(share, frame.number(variable))
-
-
-def share_to_carry(variable: VariableLike, current: context.Context) -> jax.Array:
-    """Returns the value that a loop or branch begins with: of an accumulator, what this replica has of the total."""
-    assert current.frame is not None
-    value = current.frame.read(variable)
-    in_replicas = current.replica is not None and (current.manual_replicas or 1) > 1
-    if not in_replicas or not is_accumulator(variable) or current.frame.holds(variable):
-        return value
-    return share_of_total(variable, value, cast(context.ReplicaStateFrame, current.frame))
-
-
-def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Array:
-    if how is VariableAggregation.MEAN:
-        value, why = difference(value)
-        return value if why is None else mean_over(REPLICA_AXIS, value)
-    summed: jax.Array = jax.lax.psum(value, REPLICA_AXIS)
-    return summed
 
 
 def give_value(variable: keras.Variable, value: np.ndarray) -> None:

@@ -28,7 +28,8 @@ from replicax.errors import ProgramError
 from replicax.host import CompiledStep, Host
 from replicax.program.advice import advise_of_zeros
 from replicax.program.compiled_pass import Arrays, CompiledPass, Returned
-from replicax.program.flax_modules import PassedModules
+from replicax.program.flax_modules import PassedModules, UsedModules
+from replicax.program.flax_variables import changes_taken_back, flax_state, settled_changes
 from replicax.program.frames import ProgramFrame
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import shown_names
@@ -55,6 +56,7 @@ class Program:
     Attributes:
         asked: Arguments of which it matters how many replicas returned them, and the number that the program is for.
         held: The arrays in arguments that are no arrays, which are constants of the program.
+        modules: The modules of flax that the function uses: the program is right for them as they were.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Program:
     ):
         self._get_fn, self._structure, self._view = get_fn, structure, view
         name = self._name()
+        self.modules = UsedModules(get_fn(), structure)
         with health.phase(health.COMPILE), collected_later():
             *first, last = [CompiledPass(name, traced, donate, view) for traced in self._trace(name, arrays, replicas)]
         self._last = last
@@ -101,13 +104,15 @@ class Program:
         args, kwargs = self._structure.rebuild(arrays)
         modules = PassedModules((args, kwargs))
         strategy = context.current().strategy if self._view is None else self._view.strategy
-        with context.entered(frame=frame, strategy=strategy):
+        with changes_taken_back(frame), flax_state(), context.entered(frame=frame, strategy=strategy):
+            self.modules.note_in(frame)
             result = self._get_fn()(*args, **kwargs)
             frame.settle()
-        modules.check_returned(result)
-        leaves, structure = flatten_outputs(result)
+            modules.check_returned(result)
+            changes = settled_changes(frame)
+            leaves, structure = flatten_outputs(result)
         counted, passed = frame.counts.of_results(leaves)
-        frame.returned = Returned(structure, counted, passed, frame.counts.asked)
+        frame.returned = Returned(structure, counted, passed, frame.counts.asked, changes)
         return leaves
 
     def __call__(self, arrays: Arrays) -> PyTree:

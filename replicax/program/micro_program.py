@@ -22,9 +22,9 @@ from replicax.program.advice import advise_of_total
 from replicax.program.autodiff import Differentiation
 from replicax.program.frames import placeholder, stacked_in_program
 from replicax.program.jaxprs import called
-from replicax.program.keras_state import defer_total, is_accumulator, share_of_total
 from replicax.program.micro_batches import Batch, Group, MicroFrame
 from replicax.program.scales import scope_of
+from replicax.program.shares import defer_total, is_accumulator, share_of_total
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.variable_access import VariableLike, is_per_replica_variable, layout_of, name_of
 

@@ -16,6 +16,7 @@ import numpy as np
 from replicax.containers import flattened, found_in, is_value, opened, walked
 from replicax.errors import ArgumentError, ReplicaShapeError
 from replicax.program.calls import check_result
+from replicax.program.flax_modules import held, released_leaf
 from replicax.program.foreign import check_no_tensor
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica, UnevenPerReplica, holds_numbers
@@ -58,7 +59,7 @@ class Structure:
         fixed = dict(self.static)
         remaining = iter(arrays)
         for i in range(self.count):
-            leaves[i] = fixed[i] if i in fixed else next(remaining)
+            leaves[i] = released_leaf(fixed[i]) if i in fixed else next(remaining)
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
 
 
@@ -70,7 +71,7 @@ def flatten_inputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:
         ArgumentError: A container that holds arrays cannot be flattened, or a leaf is an array of strings, objects or
             times.
     """
-    leaves, treedef = flattened(tree)
+    leaves, treedef = flattened(held(tree))
     if all(type(leaf) is np.ndarray or isinstance(leaf, jax.Array) for leaf in leaves):
         for leaf in leaves:
             _check_numbers(leaf, "passed")
@@ -89,7 +90,7 @@ def flatten_outputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:
         ArgumentError: A leaf is still to run, or an object that holds values of the program, which end with it.
     """
     check_result(tree)  # before JAX sees it: it is about to refuse generators itself
-    leaves, treedef = flattened(tree)
+    leaves, treedef = flattened(held(tree))
     for leaf in leaves:
         check_result(leaf)
         if is_array(leaf):
@@ -158,7 +159,7 @@ def per_replica_arrays(tree: PyTree) -> tuple[list[bool], int | None]:
     """
     flags: list[bool] = []
     counts = set()
-    for leaf in jax.tree_util.tree_leaves(opened(tree), is_leaf=is_value):
+    for leaf in jax.tree_util.tree_leaves(opened(held(tree)), is_leaf=is_value):
         if isinstance(leaf, PerReplica):
             counts.add(leaf.num_replicas)
             flags.append(True)

@@ -29,7 +29,9 @@ from replicax.program.advice import advise_of_captured, advise_of_local_mean, ad
 from replicax.program.control_flow import install_control_flow
 from replicax.program.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
 from replicax.program.enclosing import agree, enclosing_program, noted
-from replicax.program.flax_modules import PassedModules
+from replicax.program.flax_changes import ModuleChange, apply_changes
+from replicax.program.flax_modules import PassedModules, UsedModules, around_modules
+from replicax.program.flax_variables import changes_taken_back, flax_state, settled_changes
 from replicax.program.frames import ReplicaFrame
 from replicax.program.handover import store_values
 from replicax.program.jaxprs import inlined, marked_as_gradient
@@ -93,6 +95,7 @@ class ReplicaCall:
             self.replicas = count or self.strategy.num_replicas_in_sync
         self._specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
         self._result: Structure | None = None
+        self._changes: list[ModuleChange] = []
 
     def _shard_map(self, body: PyTreeFunction, in_specs: PyTree, out_specs: PyTree) -> PyTreeFunction:
         mesh = self.strategy.placement.mesh_for(self.replicas)
@@ -115,6 +118,7 @@ class ReplicaCall:
             elif self._leaves_rows_out(variable):
                 value = jnp.concatenate([value, frame.read(variable)[self.replicas :]])
             frame.write(variable, value)
+        apply_changes(self._changes, frame.note_changed)
         return self._wrapped(outputs, site.varying)
 
     def _rows(self, variable: VariableLike, value: jax.Array) -> jax.Array:
@@ -170,8 +174,10 @@ class ReplicaCall:
                 new_values[i] = np.concatenate([value, array_of(variable)[self.replicas :]])
         stored = self.strategy.placement.stored(written, new_values)
         outputs = [out if differs else out[0] for out, differs in zip(outputs, varying, strict=True)]
-        result = self.strategy.placement.rejoined(self._wrapped(outputs, varying), self.replicas)
+        rejoined = functools.partial(self.strategy.placement.rejoined, replicas=self.replicas)
+        result = around_modules(rejoined, self._wrapped(outputs, varying))
         store_values(written, stored)
+        apply_changes(self._changes)
         return result
 
     def _traced_once(self, accesses: Accesses) -> ReplicaProgram:
@@ -316,15 +322,18 @@ class ReplicaCall:
         """Calls the function with this replica's part of the arguments; returns the arrays of its result."""
         local = [_component(a) if stacked else a for a, stacked in zip(arrays, self._stacked, strict=True)]
         args, kwargs = without_per_replica(self._structure.rebuild(local), lambda component: component)
-        modules = PassedModules((args, kwargs))
+        modules, used = PassedModules((args, kwargs)), UsedModules(self.fn, self._structure)
         rows = frozenset(size for size in self._batch_rows() if size is not None)
         replica = self.strategy.replica_context(self.replicas, rows) if self.in_replica_context else None
-        with context.entered(strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas):
+        here = context.entered(strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas)
+        with changes_taken_back(frame), flax_state(), here:
+            used.note_in(frame)
             install_control_flow()
             with axes_explained(), types_explained():
                 result = self.fn(*args, **kwargs)
                 frame.settle()
             modules.check_returned(result)
+            self._changes = settled_changes(frame)
             frame.aggregate_deferred()
             if frame.passed_by:
                 advise_of_zeros(self.strategy, _name(self.fn), frame.passed_by.values())
@@ -332,7 +341,7 @@ class ReplicaCall:
             mine = without_per_replica(result)
             if frame.accesses.captured:
                 advise_of_captured(self.strategy, _name(self.fn))
-        leaves, self._result = flatten_outputs(mine)
+            leaves, self._result = flatten_outputs(mine)
         return [jnp.asarray(leaf) for leaf in leaves]
 
     def _wrapped(self, outputs: Sequence[jax.Array], varying: Sequence[bool]) -> PyTree:
@@ -396,7 +405,7 @@ def without_per_replica(tree: PyTree, component_of: Callable[[jax.Array], Leaf] 
             return leaf.own() if component_of is None else component_of(leaf.stacked)
         return leaf.component if isinstance(leaf, ManualPerReplica) else leaf
 
-    return jax.tree_util.tree_map(component, opened(tree), is_leaf=is_per_replica)
+    return around_modules(lambda tree: jax.tree_util.tree_map(component, opened(tree), is_leaf=is_per_replica), tree)
 
 
 def _name(fn: PyTreeFunction) -> str:
