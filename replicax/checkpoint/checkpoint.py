@@ -26,6 +26,7 @@ from replicax.checkpoint.encoding import (
     wanted_array,
     wanted_value,
 )
+from replicax.checkpoint.in_turn import large_variables, restore_in_turn
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.metadata import FILE, Metadata
 from replicax.checkpoint.name_matching import check_kinds, check_names, differences, warn_of_left_out
@@ -86,6 +87,7 @@ class _ReadCheckpoint:
         expected: The names in the objects.
         parts: The parts of the objects.
         values: The values of variables and arrays, by name.
+        large: How those of large variables are to be read, when all is known to be there.
         states: The states, by name.
         waiting: The values that wait for objects to be built.
         metadata: The metadata of the checkpoint.
@@ -96,6 +98,7 @@ class _ReadCheckpoint:
     expected: list[str]
     parts: ObjectParts
     values: dict[str, jax.Array | np.ndarray]
+    large: dict[str, jax.ShapeDtypeStruct]
     states: dict[str, PyTree]
     waiting: list[DeferredRestore]
     metadata: Metadata
@@ -314,14 +317,15 @@ class Checkpoint(Advised):
         for name, variable in parts.variables.items():
             if name in found.values:
                 variable.assign(restored_value(found.values[name], variable))
-        drop_replaced(self.objects, found.values, found.waiting)
+        restore_in_turn(path, found.large, parts.variables, found.metadata)
+        drop_replaced(self.objects, [*found.values, *found.large], found.waiting)
         for each in found.waiting:
             each.wait(lambda: self._parts(allow_unbuilt=True).variables, partial)
         unused, unmatched = differences(found.names, found.expected)
         if partial and jax.process_index() == 0:
             warn_of_left_out(path, found.names, found.expected)
         self._restored(found)
-        matched = len(found.values) + len(states)
+        matched = len(found.values) + len(found.large) + len(states)
         return LoadStatus(self._take_values(found), path, matched, unused, unmatched, found.waiting)
 
     @called_as("tf.train.Checkpoint.read")
@@ -353,10 +357,12 @@ class Checkpoint(Advised):
             for name in parts.states
             if name in written[0]
         }
-        values = read_arrays(path, known | later, metadata, verify)
+        large = large_variables(path, known, parts.variables, metadata, verify)
+        small = {name: spec for name, spec in known.items() if name not in large}
+        values = read_arrays(path, small | later, metadata, verify)
         for each in waiting:
             each.values = {name: np.asarray(values.pop(name)) for name in each.wanted}
-        return _ReadCheckpoint(path, names, expected, parts, values, states, waiting, metadata)
+        return _ReadCheckpoint(path, names, expected, parts, values, large, states, waiting, metadata)
 
     def _restored(self, found: _ReadCheckpoint) -> None:
         """Notes the folder and the counter of a checkpoint that was restored."""

@@ -92,6 +92,23 @@ def read_arrays(
 
 
 @health.phase(health.CHECKPOINT)
+def check_arrays(
+    directory: Directory, wanted: Mapping[str, jax.ShapeDtypeStruct], metadata: Metadata, verify: bool = True
+) -> None:
+    """Checks that `read_arrays` can read arrays of a checkpoint.
+
+    Raises:
+        CheckpointError: As for `read_arrays`.
+    """
+    path = Path(directory).absolute()
+    found = metadata.arrays
+    check_wanted(path, found, wanted)
+    folders = {found[name].folder: spec for name, spec in wanted.items() if found[name].folder}
+    for _ in _checked_groups(path, metadata, folders) if verify else ():
+        pass
+
+
+@health.phase(health.CHECKPOINT)
 def read_state(directory: Directory, metadata: Metadata | None = None, verify: bool = True) -> list[dict[str, object]]:
     """Returns the state that each process wrote, in their order; `metadata` and `verify` are as for `read_arrays`.
 

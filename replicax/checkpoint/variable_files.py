@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from replicax.checkpoint.encoding import restored_value, saved_value, wanted_value
+from replicax.checkpoint.in_turn import large_variables, restore_in_turn
 from replicax.checkpoint.name_matching import check_names
 from replicax.checkpoint.reading import checked_metadata, read_arrays
 from replicax.checkpoint.writing import Directory, write_arrays
@@ -38,6 +39,9 @@ def restore_variables(directory: Directory, variables: Mapping[str, AssignableLi
         check_names(directory, found, variables)
     common = {name: variable for name, variable in variables.items() if name in found}
     wanted = {name: wanted_value(variable) for name, variable in common.items()}
-    values = read_arrays(directory, wanted, metadata)
-    for name, variable in common.items():
-        variable.assign(restored_value(values[name], variable))
+    path = Path(directory).absolute()
+    large = large_variables(path, wanted, common, metadata, verify=True)
+    values = read_arrays(path, {name: spec for name, spec in wanted.items() if name not in large}, metadata)
+    for name, value in values.items():
+        common[name].assign(restored_value(value, common[name]))
+    restore_in_turn(path, large, common, metadata)
