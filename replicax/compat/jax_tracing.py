@@ -78,7 +78,8 @@ def outside_traces() -> contextlib.AbstractContextManager[None]:
 def tracing_all() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which a function that is traced notes all operations, also those on known values.
 
-    `jax.ensure_compile_time_eval`, in which variables get their first values, would have these done at once.
+    `jax.ensure_compile_time_eval`, in which variables get their first values, would have these done at once: also
+    while a program is compiled, of which large numbers would become constants.
     """
     return jax_config.eager_constant_folding(False)
 

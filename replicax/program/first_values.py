@@ -155,7 +155,7 @@ class FirstValue:
 
     def computed(self) -> list[jax.typing.ArrayLike]:
         """Returns the same, computed on one device, as where the initializer is called."""
-        with outside_traces():
+        with outside_traces(), tracing_all():
             return self.results(self.constants, self.stages)
 
     def note(self, values: Sequence[jax.typing.ArrayLike]) -> None:

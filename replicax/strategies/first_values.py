@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax.compat.jax_tracing import outside_traces
+from replicax.compat.jax_tracing import outside_traces, tracing_all
 from replicax.program.first_values import FirstValue, Stage, StageFunction
 from replicax.program.jaxprs import Atom, aval_of
 from replicax.runtime.transfer import put
@@ -44,7 +44,7 @@ class FirstValues:
         functions = self._compiled(value, sharding)
         if functions is None:
             return None
-        with outside_traces():
+        with outside_traces(), tracing_all():
             given = [_given(const, value, sharding) for const in agreed(value.constants)]
             made, *others = value.results(given, functions)
         # An array that was given is somebody else's. A variable's value is its own: programs overwrite it.
