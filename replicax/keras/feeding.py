@@ -26,7 +26,8 @@ class Feed:
 
     A batch whose rows divide by the number of replicas is cut on the way to the devices. Any other goes to each device
     whole and is cut inside the compiled step, where XLA can cut any number of rows: nothing is lost, and user code
-    sees no padding.
+    sees no padding. Where several devices make a replica it stays whole, and each computes all of it: there XLA's
+    gradient of a look-up (`jnp.take`) counts padded rows.
 
     Args:
         replicas: Number of replicas.
@@ -81,8 +82,12 @@ class Feed:
     def constrained(self, data: PyTree) -> PyTree:
         """Returns a batch that is being traced, split along its rows."""
 
+        is_alone = len(self._cut.device_set) == self._replicas  # A replica is one device.
+
         def split(leaf: Leaf) -> Leaf:
             if not isinstance(leaf, jax.core.Tracer) or leaf.ndim == 0 or leaf.shape[0] < self._replicas:
+                return leaf
+            if leaf.shape[0] % self._replicas and not is_alone:
                 return leaf
             return jax.lax.with_sharding_constraint(leaf, self._cut)
 

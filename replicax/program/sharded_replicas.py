@@ -210,7 +210,7 @@ def sharded_dimension(sharding: Sharding | None, variable: VariableLike) -> int 
         return None
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None
-    if sharding.mesh.axis_names != (REPLICA_AXIS,) or REPLICA_AXIS not in sharding.spec:
+    if REPLICA_AXIS not in sharding.spec:
         return None
     return list(sharding.spec).index(REPLICA_AXIS)
 

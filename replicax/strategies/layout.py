@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from replicax.checks import is_int
 from replicax.cluster import ClusterResolver
-from replicax.collectives import CommunicationOptions, CrossDeviceOps
+from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
 from replicax.errors import ArgumentError
 from replicax.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.layouts import MIN_SIZE, AutomaticRules, LayoutLike, Layouts, PatternRules, Rules
@@ -114,6 +114,8 @@ class LayoutStrategy(SpansWorkers):
         self._layouts = Layouts(_rules(layout, self._grid, min_size), min_size)
         self._told: set[str] = set()
         self._has_warned = False
+        if cross_device_ops is None and communication_options is None:
+            cross_device_ops = NcclAllReduce(num_packs=0)  # A pack of gradients would be whole on each device.
         placement = Placement(self._grid.devices, (REPLICA_AXIS, *self.axis_names[1:]), self._layout, self.workers)
         super().__init__(placement, cross_device_ops, communication_options)
 

@@ -242,3 +242,19 @@ def test_a_step_of_fit_on_one_device_puts_no_array_on_a_device(monkeypatch):
     model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
     assert len(puts) == 2
     assert model.layers[0].kernel.value.sharding.device_set == {jax.devices("cpu")[1]}
+
+
+def test_a_batch_that_does_not_divide_looks_up_right_rows_where_several_devices_make_a_replica():
+    """XLA's gradient of `take` is wrong where rows are padded and devices hold the same rows."""
+    weights = []
+    for strategy in (rx.OneDeviceStrategy("cpu:0"), rx.LayoutStrategy(mesh_shape=(4, 2), layout="fsdp")):
+        with strategy.scope():
+            keras.utils.set_random_seed(1)
+            layers = [keras.layers.Embedding(40, 16), keras.layers.Dense(8, "tanh"), keras.layers.Flatten()]
+            model = keras.Sequential([keras.Input((6,), dtype="int32"), *layers])
+            model.compile("sgd", "mse")
+        tokens = np.random.default_rng(0).integers(0, 40, (10, 6))
+        model.fit(tokens, np.ones((10, 48), "float32"), batch_size=10, verbose=0)
+        weights.append(model.get_weights())
+    for value, expected in zip(*weights, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7)
