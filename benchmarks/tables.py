@@ -27,6 +27,11 @@ def main() -> None:
 
         for name, value in tables_devices.measure(given.devices, given.rounds, given.steps).items():
             print(f"RESULT {name} {value:.3g}")
+    if given.only != "devices":
+        import tables_servers
+
+        for name, value in tables_servers.measure().items():
+            print(f"RESULT {name} {value:.3g}")
 
 
 if __name__ == "__main__":

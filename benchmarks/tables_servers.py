@@ -3,8 +3,8 @@
     python benchmarks/tables_servers.py [--rows 10000000] [--columns 64] [--batch 4096] [--steps 20]
 
 One worker, two servers, Adagrad. A step looks up `batch` ids, some of them twice. Bytes are those that the house counts
-(`coordinator.stats()`): rows that a worker pulls, gradients of rows with their ids that it pushes, and the few small
-variables beside. They are divided by what the touched rows and their gradients have. Memory is that of a server's
+(`coordinator.stats()`): rows that a worker pulls, the ids that it asks for, gradients of rows with their ids that it
+pushes, and the few small variables beside. They are divided by what the touched rows and their gradients have. Memory is that of a server's
 process, as the kernel counts it (peak, less that before the table was made), by the table with its optimizer's slots.
 The rows are compared with those of plain NumPy.
 """
@@ -41,7 +41,7 @@ def batches(rows: int, batch: int, steps: int) -> list[np.ndarray]:
     return [each.astype(np.int32) for each in found]
 
 
-def measure(rows: int, columns: int, batch: int, steps: int) -> dict[str, float]:
+def measure(rows: int = 10_000_000, columns: int = 64, batch: int = 4096, steps: int = 20) -> dict[str, float]:
     """Trains a table on servers; returns the ratios by their names."""
     strategy = rx.ParameterServerStrategy(workers=1, servers=2, max_staleness=0)
     coordinator = rx.coordinator.ClusterCoordinator(strategy)

@@ -15,7 +15,10 @@ import jax
 import jax.numpy as jnp
 
 import replicax.compat.keras as keras_door
+import replicax.context as context
 from replicax.errors import ArgumentError
+from replicax.host import host_of
+from replicax.program.keras_state import owner_of
 
 if TYPE_CHECKING:
     import keras
@@ -84,8 +87,17 @@ def row_optimizer(optimizer: str | keras.optimizers.Optimizer | None) -> RowOpti
             "update that leaves untouched rows alone. The rest of the model may have any optimizer."
         )
     _check_options(given, name)
+    given = _in_scope(given)
     slots, update = makers[name](given)
     return RowOptimizer(name, slots, update, lambda step: _learning_rate(given, step), adds_up=name == "SGD")
+
+
+def _in_scope(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns an optimizer whose learning rate servers have: one like it if it was made outside of the scope."""
+    strategy = context.current().strategy
+    if not host_of(strategy).is_asynchronous or all(owner_of(each) is strategy for each in optimizer.variables):
+        return optimizer
+    return type(optimizer).from_config(optimizer.get_config())
 
 
 def _check_options(optimizer: keras.optimizers.Optimizer, name: str) -> None:

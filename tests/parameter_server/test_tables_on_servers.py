@@ -89,9 +89,8 @@ def trained_on_servers(strategy, make_layer):
 def test_tables_are_those_of_keras_rs(fake_ray, combiner, name):
     wanted_losses, wanted = trained_by_keras_rs(OPTIMIZERS[name], combiner)
     with strategy_of(1, 2, max_staleness=0) as strategy:
-        losses, layer = trained_on_servers(
-            strategy, lambda: rx.keras.DistributedEmbedding(features(OPTIMIZERS[name](), combiner))
-        )
+        configs = features(OPTIMIZERS[name](), combiner)  # outside of the scope, as users have them
+        losses, layer = trained_on_servers(strategy, lambda: rx.keras.DistributedEmbedding(configs))
         np.testing.assert_allclose(losses, wanted_losses, rtol=1e-6)
         got = layer.get_embedding_tables()
         assert sorted(got) == sorted(wanted)

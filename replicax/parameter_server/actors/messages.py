@@ -244,7 +244,7 @@ class Done:
         behind: For each server that was pushed to, by how many pushes the gradients were stale.
         seconds: What the time went into: `"input"`, `"pull"`, `"compute"`, `"push"`.
         bytes_pulled: Bytes that came from servers.
-        bytes_pushed: Bytes that went to servers.
+        bytes_pushed: Bytes that went to servers, also the indices of the rows of tables that were pulled.
     """
 
     results: list[np.ndarray]

@@ -159,7 +159,7 @@ class Worker:
                 return inputs
             try:
                 look_ups = loaded.look_ups(inputs)
-                pulled = self._pull(loaded, step, look_ups)
+                asked, pulled = self._pull(loaded, step, look_ups)
             except servers.lost as error:
                 return ServerLost(str(error))
             versions = self._versions(loaded)
@@ -173,7 +173,7 @@ class Worker:
         except servers.lost as error:
             return ServerLost(str(error))
         clock.note("push")
-        return Done(results, self._cache.newest(), behind, clock.seconds, pulled + back, pushed)
+        return Done(results, self._cache.newest(), behind, clock.seconds, pulled + back, asked + pushed)
 
     def _versions(self, loaded: LoadedProgram) -> dict[int, int]:
         """Returns, for each server, the version of the variables from which a step is computed."""
@@ -206,8 +206,8 @@ class Worker:
             return self._data.resource(source.number)[source.leaf]
         return np.int32(self._index)
 
-    def _pull(self, loaded: LoadedProgram, step: StepCall, look_ups: Sequence[TableLookUp]) -> int:
-        """Pulls the variables and rows that the cache lacks; returns the number of bytes that arrived."""
+    def _pull(self, loaded: LoadedProgram, step: StepCall, look_ups: Sequence[TableLookUp]) -> tuple[int, int]:
+        """Pulls the variables and rows that the cache lacks; returns the bytes of the ids sent, and of what arrived."""
         wanted = {
             server: _RowRequest(look_ups, server) for server in {s for each in look_ups for s in each.table.servers}
         }
@@ -223,7 +223,8 @@ class Worker:
             self._cache.store(server, reply)
             if server in wanted:
                 wanted[server].take(reply.rows)
-        return sum(reply.nbytes for reply in replies.values())
+        asked = sum(each.nbytes for each in wanted.values())
+        return asked, sum(reply.nbytes for reply in replies.values())
 
     def _push(
         self,
@@ -276,6 +277,7 @@ class _RowRequest:
             for shard, numbers, where in look_up.requests().get(server, ())
         ]
         self.asked = tuple((shard, numbers) for _, _, shard, numbers in self._places)
+        self.nbytes = sum(numbers.nbytes for _, numbers in self.asked)
 
     def take(self, rows: Sequence[np.ndarray]) -> None:
         for (look_up, where, _, _), found in zip(self._places, rows, strict=True):
