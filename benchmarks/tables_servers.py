@@ -4,9 +4,9 @@
 
 One worker, two servers, Adagrad. A step looks up `batch` ids, some of them twice. Bytes are those that the house counts
 (`coordinator.stats()`): rows that a worker pulls, the ids that it asks for, gradients of rows with their ids that it
-pushes, and the few small variables beside. They are divided by what the touched rows and their gradients have. Memory is that of a server's
-process, as the kernel counts it (peak, less that before the table was made), by the table with its optimizer's slots.
-The rows are compared with those of plain NumPy.
+pushes, and the few small variables beside. They are divided by what the touched rows and their gradients have. Memory
+is that of a server's process, as the kernel counts it (peak, less that before the table was made), by the table with
+its optimizer's slots. The rows are compared with those of plain NumPy.
 """
 
 from __future__ import annotations
