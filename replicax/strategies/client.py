@@ -115,6 +115,11 @@ class WithoutReplicas(Strategy):
         """Refuses: there are no replicas here."""
         self._refuse("strategy.distribute_values_from_function")
 
+    def creates(self, variable: VariableLike, initializer: Callable[..., jax.Array]) -> bool:
+        """Leaves it to Keras: variables are in this process between calls."""
+        del variable, initializer
+        return False
+
     def _refuse(self, call: str) -> NoReturn:
         raise ContextError(
             f"{call} was called on the client, which has no replicas: they are on {', '.join(self.workers)}. Put the "

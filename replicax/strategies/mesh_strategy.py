@@ -16,13 +16,6 @@ from replicax.collectives.compression import is_of_gradients
 from replicax.compat.jax_tracing import constants_are_traced, prepare_tracing_anew
 from replicax.compat.keras import as_tensor_of
 from replicax.containers import opened
-from replicax.data import (
-    DistributedDataset,
-    DistributedDatasetFromFunction,
-    InputContext,
-    InputOptions,
-    InputWorkers,
-)
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.program.enclosing import enclosing_program, settle_strategy
 from replicax.program.function import ProgramCache, WeakProgramCaches
@@ -32,15 +25,15 @@ from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.combining import Combine, Components, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.gradient_memory import GradientMemory
+from replicax.strategies.mesh_input import MeshInput
 from replicax.strategies.placement import Placement
 from replicax.strategies.replica_context import ReplicaContext
-from replicax.strategies.values_from_function import ValuesFromFunction
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import Mirrored, is_per_replica
 from replicax.variable_access import VariableLike, dtype_of, shape_of
 
 
-class MeshStrategy(ValuesFromFunction):
+class MeshStrategy(MeshInput):
     """Replicas on local devices, all running the same program in step.
 
     Args:
@@ -246,7 +239,7 @@ class MeshStrategy(ValuesFromFunction):
         counts = {len(each.values) for each in found if each is not None and is_per_replica(each)}
         counts = counts or {_count_here(self, each.num_replicas) for each in found if each is not None}
         if not counts and any(isinstance(leaf, Mirrored) for leaf in values_of(leaves)):
-            counts = {len(self.placement.local_replicas)}
+            counts = {len(self.placement.processes.local)}
         if not counts:
             return (values_of(value),)
         if len(counts) > 1:
@@ -258,45 +251,6 @@ class MeshStrategy(ValuesFromFunction):
         components = [_components(leaf, each, count) for leaf, each in zip(leaves, found, strict=True)]
         return tuple(jax.tree_util.tree_unflatten(treedef, row) for row in zip(*components, strict=True))
 
-    def distribute_dataset(
-        self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
-    ) -> DistributedDataset:
-        """Splits each global batch of `dataset` over the replicas."""
-        return DistributedDataset(
-            dataset,
-            num_replicas=self.num_replicas_in_sync,
-            mesh_for=self.placement.mesh_for,
-            options=options or InputOptions(),
-            batch_size=batch_size,
-            workers=self._input_workers,
-            advice=self.advice,
-        )
-
-    def _dataset_of_report(
-        self, dataset: PyTree, options: InputOptions | None, batch_size: int | None
-    ) -> DistributedDataset:
-        return self.distribute_dataset(dataset, options, batch_size=batch_size)
-
-    def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], PyTree], options: InputOptions | None = None
-    ) -> DistributedDatasetFromFunction:
-        """Distributes the per-replica batches of the dataset that `dataset_fn` returns."""
-        return DistributedDatasetFromFunction(
-            dataset_fn,
-            num_replicas=self.num_replicas_in_sync,
-            mesh_for=self.placement.mesh_for,
-            options=options or InputOptions(),
-            workers=self._input_workers,
-        )
-
-    @functools.cached_property
-    def _input_workers(self) -> InputWorkers | None:
-        """Those who feed the replicas; None if this process feeds all of them."""
-        if not self.placement.spans_processes:
-            return None
-        read, fed = self.placement.replicas_of_processes()
-        return InputWorkers(jax.process_index(), self.placement.workers, read, fed=fed)
-
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)
         return f"{type(self).__name__}([{names}])"
@@ -304,7 +258,7 @@ class MeshStrategy(ValuesFromFunction):
 
 def _count_here(strategy: MeshStrategy, replicas: int) -> int:
     """Returns how many components of an equal result are here: those of a partial step are in every process."""
-    return len(strategy.placement.local_replicas) if replicas == strategy.num_replicas_in_sync else replicas
+    return len(strategy.placement.processes.local) if replicas == strategy.num_replicas_in_sync else replicas
 
 
 def _components(leaf: Leaf, each: Components | None, number: int) -> tuple[PyTree, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -15,6 +14,7 @@ from replicax.compat.jax import strongly_typed
 from replicax.program.results import marked_like
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
 from replicax.runtime.transfer import from_chief, is_in_host_memory, put, put_all, spans_processes
+from replicax.strategies.replica_processes import ReplicaProcesses
 from replicax.typing import Leaf, PyTree
 from replicax.values import is_per_replica
 
@@ -45,6 +45,8 @@ class ReplicaDevices:
         self.devices: tuple[jax.Device, ...] = tuple(
             row.flat[0] if self._devices.ndim > 1 else row for row in self._devices
         )
+        #: The processes that the devices belong to.
+        self.processes = ReplicaProcesses(self._devices)
         self._meshes: dict[int, Mesh] = {}
         #: Whether some of the devices belong to other processes.
         self.spans_processes = spans_processes(self.sharding(stacked=False))
@@ -58,47 +60,6 @@ class ReplicaDevices:
     def workers(self) -> tuple[str, ...]:
         """The names of the processes in messages, in their order."""
         return self._worker_names or tuple(f"process {process}" for process in range(jax.process_count()))
-
-    @functools.cached_property
-    def local_replicas(self) -> tuple[int, ...]:
-        """Ids of the replicas that have devices in this process, if some have others elsewhere too."""
-        own = jax.process_index()
-        return tuple(i for i, found in enumerate(self._processes) if own in found)
-
-    @functools.cached_property
-    def led_replicas(self) -> tuple[int, ...]:
-        """Ids of the replicas whose first device belongs to this process."""
-        return tuple(i for i, device in enumerate(self.devices) if device.process_index == jax.process_index())
-
-    @property
-    def shares_replicas(self) -> bool:
-        """Whether a process has devices of replicas of which it may not know the values: several devices make one."""
-        return self._devices.ndim > 1 and self.spans_processes
-
-    def device_here(self, replica: int) -> jax.Device:
-        """Returns the first device of a replica that belongs to this process."""
-        own, row = jax.process_index(), self._devices[replica : replica + 1].flat
-        found: jax.Device = next(device for device in row if device.process_index == own)
-        return found
-
-    @property
-    def _processes(self) -> list[set[int]]:
-        """For each replica, the processes of its devices."""
-        return [{device.process_index for device in row.flat} for row in self._devices.reshape(self.replicas, -1)]
-
-    def replicas_of_processes(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-        """Returns for how many replicas each process reads data, and which have devices there.
-
-        Of the processes that have devices of a replica, the one that reads for the fewest reads for it. Those with
-        devices in a process are told by the first id and the one after the last.
-        """
-        read = [0] * jax.process_count()
-        held: list[list[int]] = [[] for _ in read]
-        for replica, processes in enumerate(self._processes):
-            read[min(processes, key=lambda process: (read[process], process))] += 1
-            for process in processes:
-                held[process].append(replica)
-        return tuple(read), tuple((min(ids), max(ids) + 1) if ids else (0, 0) for ids in held)
 
     def mesh_for(self, replicas: int) -> Mesh:
         """Returns the mesh of the first `replicas` replicas."""

@@ -46,16 +46,17 @@ class ValuesFromFunction(Strategy):
         if enclosing_program() is not None:
             settle_strategy(self)
             return self._stacked_in_program([value_fn(ValueContext(i, replicas)) for i in range(replicas)])
-        trees = [value_fn(ValueContext(i, replicas)) for i in self.placement.local_replicas]
+        trees = [value_fn(ValueContext(i, replicas)) for i in self.placement.processes.local]
         if replicas == 1:
             return self.replicate(trees[0])
         if not self.placement.spans_processes:
             _check_structures(trees)
             return jax.tree_util.tree_map(lambda *components: self._per_replica(components), *trees)
         leaves, structures = zip(*map(jax.tree_util.tree_flatten, trees), strict=True)
-        led, workers = self.placement.led_replicas, self.placement.workers
-        speaks_for = [self.placement.local_replicas.index(replica) for replica in led]
-        layout = compared(led, [structures[i] for i in speaks_for], [leaves[i] for i in speaks_for], workers)
+        found = self.placement.processes
+        speaks_for = [found.local.index(replica) for replica in found.led]
+        own = [structures[i] for i in speaks_for], [leaves[i] for i in speaks_for]
+        layout = compared(found.led, *own, self.placement.workers)
         values = [
             self._spread_over_workers(SpreadPerReplica(own, kinds, layout.workers, speaks_for, self.placement.place))
             for own, kinds in zip(zip(*leaves, strict=True), layout.kinds, strict=True)
@@ -95,13 +96,13 @@ class ValuesFromFunction(Strategy):
         if not arrays or len(set(spread.kinds)) > 1:
             spread.values = self._on_own_devices(spread.values) if arrays else spread.values
             return spread
-        if self.placement.shares_replicas:
+        if self.placement.processes.may_share:
             return PerReplica(self.placement.place(np.stack(spread.everyones()), stacked=True))
         return PerReplica(self.placement.assembled(self._on_own_devices(spread.values, rows=True)))
 
     def _on_own_devices(self, components: Sequence[PyTree], rows: bool = False) -> tuple[jax.Array, ...]:
         """Returns the components of this process's replicas on their devices, or rows `(1, ...)` of them."""
-        devices = [self.placement.device_here(i) for i in self.placement.local_replicas]
+        devices = [self.placement.processes.device_here(i) for i in self.placement.processes.local]
         arrays = [strongly_typed(component)[None] if rows else strongly_typed(component) for component in components]
         return tuple(jax.device_put(array, device) for array, device in zip(arrays, devices, strict=True))
 

@@ -1,0 +1,61 @@
+"""The data of strategies over a mesh: split over the replicas, and over the workers that feed them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+
+from replicax.data import (
+    DistributedDataset,
+    DistributedDatasetFromFunction,
+    InputContext,
+    InputOptions,
+    InputWorkers,
+)
+from replicax.strategies.values_from_function import ValuesFromFunction
+from replicax.typing import PyTree
+
+
+class MeshInput(ValuesFromFunction):
+    """A strategy over a mesh, as it distributes data."""
+
+    def distribute_dataset(
+        self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
+    ) -> DistributedDataset:
+        """Splits each global batch of `dataset` over the replicas."""
+        return DistributedDataset(
+            dataset,
+            num_replicas=self.num_replicas_in_sync,
+            mesh_for=self.placement.mesh_for,
+            options=options or InputOptions(),
+            batch_size=batch_size,
+            workers=self._input_workers,
+            advice=self.advice,
+        )
+
+    def _dataset_of_report(
+        self, dataset: PyTree, options: InputOptions | None, batch_size: int | None
+    ) -> DistributedDataset:
+        return self.distribute_dataset(dataset, options, batch_size=batch_size)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], PyTree], options: InputOptions | None = None
+    ) -> DistributedDatasetFromFunction:
+        """Distributes the per-replica batches of the dataset that `dataset_fn` returns."""
+        return DistributedDatasetFromFunction(
+            dataset_fn,
+            num_replicas=self.num_replicas_in_sync,
+            mesh_for=self.placement.mesh_for,
+            options=options or InputOptions(),
+            workers=self._input_workers,
+        )
+
+    @functools.cached_property
+    def _input_workers(self) -> InputWorkers | None:
+        """Those who feed the replicas; None if this process feeds all of them."""
+        if not self.placement.spans_processes:
+            return None
+        read, fed = self.placement.processes.readers_and_fed()
+        return InputWorkers(jax.process_index(), self.placement.workers, read, fed=fed)
