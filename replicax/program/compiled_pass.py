@@ -29,7 +29,7 @@ from replicax.program.keras_state import owner_of
 from replicax.program.pytrees import Structure
 from replicax.program.results import mark, marked_with
 from replicax.program.row_sums import RowSums
-from replicax.program.sharded_replicas import sharded_dimension
+from replicax.program.sharded_replicas import split_over_replicas
 from replicax.program.tracing import Pass
 from replicax.runtime import REPLICA_AXIS, turns
 from replicax.typing import PyTree
@@ -149,8 +149,11 @@ class CompiledPass:
         mesh = self._host.placement.mesh_for(self._replicas)
         if mesh.axis_names != (REPLICA_AXIS,) or mesh.size == 1:
             return None
-        sharded = ((shape_of(each), sharded_dimension(view.sharding_of(each), each)) for each in self.variables.written)
-        return RowSums(self._function.program, mesh, {shape: each for shape, each in sharded if each is not None})
+        sharded = (
+            (shape_of(each), split_over_replicas(view.sharding_of(each), each)) for each in self.variables.written
+        )
+        dimensions = {shape: split.dimension for shape, split in sharded if split is not None}
+        return RowSums(self._function.program, mesh, dimensions)
 
     def __call__(self, arrays: Arrays) -> PyTree:
         """Runs the program, updates the variables and returns the result."""

@@ -21,7 +21,7 @@ from replicax.program.divergence import Divergence
 from replicax.program.jaxprs import aval_of, evaluate, is_literal, read, variables_of
 from replicax.program.joined_sums import SumTogether, evaluate_joined
 from replicax.program.moving import Moved
-from replicax.program.sharded_replicas import ReplicaShard, ShardedEvaluation, own_shard, whole_value
+from replicax.program.sharded_replicas import ReplicaShard, ReplicaSplit, ShardedEvaluation, own_shard, whole_value
 from replicax.runtime.mesh import REPLICA_AXIS
 
 
@@ -64,7 +64,7 @@ class Late:
         self,
         constants: Mapping[int, Any],
         arrays: Sequence[Any],
-        dimensions: Mapping[tuple[int, ...], int],
+        splits: Mapping[tuple[int, ...], ReplicaSplit],
         sum_together: SumTogether | None = None,
     ) -> tuple[list[Any], list[Any]]:
         """Evaluates the first part, inside `shard_map`.
@@ -72,15 +72,15 @@ class Late:
         Args:
             constants: The constants of `needed`, by their positions; sharded variables as a `ReplicaShard`.
             arrays: The program's arguments.
-            dimensions: See `sent_dimensions`.
+            splits: See `sent_splits`.
             sum_together: Sums small values over the replicas as one; None: each by itself.
 
         Returns:
-            The program's results, None for the late ones, and the values of `sent`, sharded as `sent_dimensions` says.
+            The program's results, None for the late ones, and the values of `sent`, sharded as `sent_splits` says.
         """
         values = self._known(constants, arrays)
-        if dimensions:
-            ShardedEvaluation(dimensions)(self._early, values)
+        if splits:
+            ShardedEvaluation(splits)(self._early, values)
         elif sum_together is not None:
             evaluate_joined(self._early, values, sum_together)
         else:
@@ -89,16 +89,16 @@ class Late:
             None if late else whole_value(read(atom, values))
             for atom, late in zip(self._results, self.is_late, strict=True)
         ]
-        shards = zip(self.sent, self.sent_dimensions(dimensions), strict=True)
-        return results, [_sent(values[var], dimension) for var, dimension in shards]
+        shards = zip(self.sent, self.sent_splits(splits), strict=True)
+        return results, [_sent(values[var], split) for var, split in shards]
 
-    def sent_dimensions(self, dimensions: Mapping[tuple[int, ...], int]) -> list[int | None]:
-        """Returns for each of `sent` the dimension that is sharded over the replicas, None where they have all of it.
+    def sent_splits(self, splits: Mapping[tuple[int, ...], ReplicaSplit]) -> list[ReplicaSplit | None]:
+        """Returns how each of `sent` is sharded over the replicas, None where they have all of it.
 
         Args:
-            dimensions: The sharded dimension of each value of a shape.
+            splits: How each value of a shape is sharded.
         """
-        return [dimensions.get(aval_of(var).shape) for var in self.sent]
+        return [splits.get(aval_of(var).shape) for var in self.sent]
 
     def late(self, constants: Mapping[int, Any], arrays: Sequence[Any], sent: Sequence[Any]) -> list[Any]:
         """Evaluates the second part, outside of `shard_map`; returns the late results in their order.
@@ -127,10 +127,10 @@ class Late:
         return values | self._captured
 
 
-def _sent(value: Any, dimension: int | None) -> Any:
-    if dimension is None:
+def _sent(value: Any, split: ReplicaSplit | None) -> Any:
+    if split is None:
         return whole_value(value)
-    return value.own() if isinstance(value, ReplicaShard) else own_shard(value, dimension)
+    return value.own() if isinstance(value, ReplicaShard) else own_shard(value, split.dimension)
 
 
 def _parted(equations: Sequence[Any], differs: Mapping[Any, Any]) -> tuple[list[Any], list[Any], set[Any]]:

@@ -40,7 +40,7 @@ from replicax.program.late import Late
 from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
 from replicax.program.replica_program import ReplicaProgram, trace_replica
 from replicax.program.scales import Search, find_local_mean, scope_of
-from replicax.program.sharded_replicas import ReplicaShard, sharded_in
+from replicax.program.sharded_replicas import ReplicaShard, ReplicaSplit, sharded_in
 from replicax.program.split import Assigned, Split
 from replicax.program.summed_means import find_summed_mean
 from replicax.program.tracing import explained_op_by_op
@@ -228,14 +228,14 @@ class ReplicaCall:
         if (program := enclosing_program()) is not None:
             program.note_replicas([site.inputs[number] for number in needed], sharded.in_update)
         given_specs = [_spec_of_shard(sharded.variables[number], in_specs[1][number]) for number in needed]
-        sent_specs = [_spec_of_shard(dimension, _SHARED) for dimension in parts.sent_dimensions(sharded.shapes)]
+        sent_specs = [_spec_of_shard(split, _SHARED) for split in parts.sent_splits(sharded.shapes)]
 
         def body(arrays: Sequence[jax.Array], given: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             local: list[Any] = [None] * len(values)  # what is not needed stays None
             for number, value in zip(needed, given, strict=True):
-                dimension = sharded.variables[number]
-                if dimension is not None:
-                    local[number] = ReplicaShard(value, dimension)
+                split = sharded.variables[number]
+                if split is not None:
+                    local[number] = ReplicaShard(value, split)
                 else:
                     local[number] = _component(value) if is_per_replica_variable(site.inputs[number]) else value
             inside = site.constants(local)
@@ -374,9 +374,9 @@ def _cut_at_gradients(program: jex_core.ClosedJaxpr, arguments: int, site: Repli
     return Split(program, variables, assigned, only_gradients=True)
 
 
-def _spec_of_shard(dimension: int | None, spec: PartitionSpec) -> PartitionSpec:
-    """Returns the spec of a value that is sharded over the replicas along a dimension; `spec` if it is not."""
-    return spec if dimension is None else PartitionSpec(*[None] * dimension, REPLICA_AXIS)
+def _spec_of_shard(split: ReplicaSplit | None, spec: PartitionSpec) -> PartitionSpec:
+    """Returns the spec of a value that is sharded over the replicas; `spec` if it is not."""
+    return spec if split is None else PartitionSpec(*[None] * split.dimension, REPLICA_AXIS)
 
 
 def _spec(variable: VariableLike) -> PartitionSpec:

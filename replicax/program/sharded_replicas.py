@@ -20,13 +20,14 @@ For example, two layers `y = tanh(x @ w1) @ w2` on two replicas:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core as jex_core
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import BY_ELEMENT, CALLS, MOVE_NUMBERS, SUMS_OVER_AXES
@@ -37,18 +38,42 @@ from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.variable_access import VariableLike, has_split_rows, is_per_replica_variable, layout_of, shape_of
 
 
+class ReplicaSplit(NamedTuple):
+    """How a value is sharded over the replicas.
+
+    Attributes:
+        dimension: The dimension that is sharded over them.
+        beside: How it is sharded over the devices that share the work of one replica, if there are several.
+    """
+
+    dimension: int
+    beside: PartitionSpec = PartitionSpec()
+
+    def collective(self, function: Callable[[jax.Array], jax.Array], value: jax.Array) -> jax.Array:
+        """Returns what a collective over the replicas makes of a value or a shard, each device doing its own part.
+
+        Otherwise XLA would begin by gathering the parts of the devices of a replica.
+        """
+        axes = {axis for axis in self.beside if axis is not None}
+        if not axes:
+            return function(value)
+        mapped = jax.shard_map(function, axis_names=axes, in_specs=self.beside, out_specs=self.beside)
+        result: jax.Array = mapped(value)
+        return result
+
+
 @dataclasses.dataclass(frozen=True)
 class ReplicaShard:
     """A replica's shard of a value, and cheap operations on the whole value that have not been done yet.
 
     Attributes:
         array: The shard.
-        dimension: The dimension of the whole value that is sharded over the replicas.
+        split: How the whole value is sharded.
         pending: The operations: equations of one operand.
     """
 
     array: jax.Array
-    dimension: int
+    split: ReplicaSplit
     pending: tuple[jex_core.JaxprEqn, ...] = ()
 
     def whole(self, needed_with: Sequence[jax.Array] = ()) -> jax.Array:
@@ -61,7 +86,10 @@ class ReplicaShard:
         array = self.array
         for each in needed_with[:1]:
             array = _not_before(each, array)
-        value: jax.Array = jax.lax.all_gather(array, REPLICA_AXIS, axis=self.dimension, tiled=True, to="invarying")
+        gather = functools.partial(
+            jax.lax.all_gather, axis_name=REPLICA_AXIS, axis=self.split.dimension, tiled=True, to="invarying"
+        )
+        value = self.split.collective(gather, array)
         for equation in self.pending:
             [value] = bind(equation, [value])
         return value
@@ -69,7 +97,7 @@ class ReplicaShard:
     def own(self) -> jax.Array:
         """Returns the shard of the value after the pending operations."""
         if not all(equation.primitive.name in BY_ELEMENT for equation in self.pending):
-            return own_shard(self.whole(), self.dimension)
+            return own_shard(self.whole(), self.split.dimension)
         value = self.array
         for equation in self.pending:
             [value] = bind(equation, [value])
@@ -100,12 +128,12 @@ class ShardedEvaluation:
     """Evaluates equations inside `jax.shard_map`, some of whose values are shards.
 
     Args:
-        dimensions: By the shapes of the sharded variables, the dimension that is sharded. A sum over the replicas that
-            has one of these shapes becomes a shard.
+        splits: By the shapes of the sharded variables, how they are sharded. A sum over the replicas that has one of
+            these shapes becomes a shard.
     """
 
-    def __init__(self, dimensions: Mapping[tuple[int, ...], int]):
-        self._dimensions = dimensions
+    def __init__(self, splits: Mapping[tuple[int, ...], ReplicaSplit]):
+        self._splits = splits
 
     def __call__(self, equations: Iterable[jex_core.JaxprEqn], values: dict[Any, Any]) -> None:
         """Evaluates equations in their order and puts the results into `values`, arrays or shards."""
@@ -144,12 +172,14 @@ class ShardedEvaluation:
 
     def _is_scattered(self, value: jax.Array) -> bool:
         varies = REPLICA_AXIS in axes_of_type(jax.typeof(value))
-        return varies and value.shape in self._dimensions and jnp.issubdtype(value.dtype, jnp.inexact)
+        return varies and value.shape in self._splits and jnp.issubdtype(value.dtype, jnp.inexact)
 
     def _scattered_sum(self, value: jax.Array) -> ReplicaShard:
-        dimension = self._dimensions[value.shape]
-        own = jax.lax.psum_scatter(value, REPLICA_AXIS, scatter_dimension=dimension, tiled=True)
-        return ReplicaShard(own, dimension)
+        split = self._splits[value.shape]
+        scatter = functools.partial(
+            jax.lax.psum_scatter, axis_name=REPLICA_AXIS, scatter_dimension=split.dimension, tiled=True
+        )
+        return ReplicaShard(split.collective(scatter, value), split)
 
 
 def whole_value(value: Any) -> Any:
@@ -162,13 +192,13 @@ class Sharded:
     """Which values are sharded over the replicas of one `run`.
 
     Attributes:
-        variables: For each variable that is read, the dimension that is sharded; None for one that is not.
-        shapes: By the shapes of these variables, the dimension. Gradients of these shapes are sharded too.
+        variables: For each variable that is read, how it is sharded; None for one that is not.
+        shapes: By the shapes of these variables, how they are. Gradients of these shapes are sharded too.
         in_update: The variables that only the update reads: they are where the strategy has an optimizer's variables.
     """
 
-    variables: list[int | None]
-    shapes: dict[tuple[int, ...], int]
+    variables: list[ReplicaSplit | None]
+    shapes: dict[tuple[int, ...], ReplicaSplit]
     in_update: list[VariableLike]
 
 
@@ -199,20 +229,21 @@ def sharded_in(
     shardings = [
         host.optimizer_sharding(v) if id(v) in updated else host.placement.program_sharding(v, replicas) for v in inputs
     ]
-    dimensions = list(map(sharded_dimension, shardings, inputs))
-    shapes = {shape_of(v): d for v, d in zip(inputs, dimensions, strict=True) if d is not None}
-    return Sharded(dimensions, shapes, in_update)
+    splits = list(map(split_over_replicas, shardings, inputs))
+    shapes = {shape_of(v): split for v, split in zip(inputs, splits, strict=True) if split is not None}
+    return Sharded(splits, shapes, in_update)
 
 
-def sharded_dimension(sharding: Sharding | None, variable: VariableLike) -> int | None:
-    """Returns which dimension is sharded. Where several devices make one replica, variables count as replicated."""
+def split_over_replicas(sharding: Sharding | None, variable: VariableLike) -> ReplicaSplit | None:
+    """Returns how a variable is sharded over the replicas; None if each has all of it."""
     if is_per_replica_variable(variable) or has_split_rows(variable):
         return None
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None
     if REPLICA_AXIS not in sharding.spec:
         return None
-    return list(sharding.spec).index(REPLICA_AXIS)
+    beside = PartitionSpec(*(None if axis == REPLICA_AXIS else axis for axis in sharding.spec))
+    return ReplicaSplit(list(sharding.spec).index(REPLICA_AXIS), beside)
 
 
 def _gathered(operands: Sequence[Any]) -> list[Any]:

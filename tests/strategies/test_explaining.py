@@ -90,6 +90,28 @@ def test_the_collectives_of_a_function_are_counted():
     assert [each.num_bytes for each in collectives(step.lower(batch).compile().as_text())] == [32]
 
 
+def test_run_moves_no_more_than_the_layouts_ask_for(trained):
+    """Each device gathers its part of a kernel along the axis of the batch, and gets its shard of a gradient."""
+    strategy, model = trained
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.1)
+
+    def train_step(x, y):
+        def loss_fn():
+            return keras.ops.mean((model(x) - y) ** 2)
+
+        _, gradients = rx.value_and_grad(loss_fn, model.trainable_variables, aggregation="mean")()
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    batch = next(iter(strategy.distribute_dataset([(X, Y)])))
+    lines = words(strategy.explain(rx.function(lambda x, y: strategy.run(train_step, args=(x, y))), *batch))
+    kernel = 16 * 64 * 4 // 4  # bytes on each device, once its shards along the axis of the batch are gathered
+    # The kernel of the first layer is used in the forward pass only: the input needs no gradient.
+    assert f"all-gather over batch 3 {3 * kernel} bytes" in lines
+    assert f"reduce-scatter over batch 2 {2 * kernel} bytes" in lines
+    assert not any(line.startswith("all-gather over model") for line in lines)
+
+
 def test_a_step_without_collectives_says_so():
     strategy = rx.OneDeviceStrategy("cpu:0")
     with strategy.scope():
