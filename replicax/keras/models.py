@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -50,6 +51,10 @@ def keras_entered(strategy: KerasHost) -> Iterator[None]:
     """Makes Keras models and variables created in the `with` block belong to `strategy`; nothing without Keras."""
     if keras_is_loaded():
         install_trainer_hooks()
+        if "keras_hub" in sys.modules:
+            from replicax.weights.conversions import install_conversion_hooks
+
+            install_conversion_hooks()
     with keras_ownership(strategy):
         yield
 
