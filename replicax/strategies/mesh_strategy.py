@@ -90,14 +90,22 @@ class MeshStrategy(MeshInput):
         return self.placement.replicas
 
     def creates(self, variable: VariableLike, initializer: Callable[..., jax.Array]) -> bool:
-        """Computes the first value of a Keras variable that is cut, in parts, and returns whether it did."""
+        """Gives a new Keras variable that is cut its first value, on all devices, and returns whether it did."""
         if not self.placement.cuts(variable) or constants_are_traced():
             return False
         shape, dtype = shape_of(variable), dtype_of(variable)
-        value = self.placement.first_value(lambda: as_tensor_of(variable, initializer(shape, dtype=dtype), None))
-        if value is None or value.shape != shape:
-            return False
-        self.placement.create(variable, value)
+
+        def computed() -> jax.Array:
+            return as_tensor_of(variable, initializer(shape, dtype=dtype), None)
+
+        stands = self.placement.first_value(computed)
+        value = computed() if stands is None else stands
+        if value.shape != shape:
+            return False  # Keras takes the shape of what an initializer returns.
+        if isinstance(value, jax.Array):
+            self.placement.initialize(variable, value)
+        else:
+            self.placement.create(variable, value)
         return True
 
     # Running.
