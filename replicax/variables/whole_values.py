@@ -49,7 +49,7 @@ def whole(variable: VariableLike, value: jax.Array) -> np.ndarray:
     if reader is not None:
         reader.note_read(variable)
     else:
-        _agree(f"value of {name_of(variable)!r}", f"{value.dtype}{list(value.shape)}")
+        _agree(f"value of {name_of(variable)!r}", f"{value.dtype}{list(value.shape)}".replace(" ", ""))
     return collected(value)
 
 

@@ -133,7 +133,15 @@ def worker(kind: str, rows: int, optimizers: list[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fully_sharded",
+        "model_across",
+        pytest.param("model_inside", marks=pytest.mark.exhaustive),
+        pytest.param("one_replica", marks=pytest.mark.exhaustive),
+    ],
+)
 @pytest.mark.parametrize(
     ("rows", "optimizers"),
     [

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "jax"
 
+import jax
 import keras
 import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.errors import ArgumentError
 from tests.multiprocess.workers import run_workers
 
 pytestmark = pytest.mark.multiprocess
@@ -39,7 +42,20 @@ def born(strategy: rx.Strategy, seed: int) -> dict[str, Any]:
 
 def worker() -> dict[str, Any]:
     strategy = rx.FullyShardedStrategy(min_size=64, start_timeout=60)
-    return born(strategy, 10 + strategy.worker_index)
+    found = born(strategy, 10 + strategy.worker_index)
+    # Devices that are given stay this process's own: nobody waits for the other.
+    local = rx.FullyShardedStrategy(devices=["cpu:0", "cpu:2"], min_size=64)
+    assert (local.num_workers, local.is_chief, local.num_replicas_in_sync) == (1, True, 2)
+    if strategy.is_chief:
+        assert born(local, 7)["sharded"] >= 4
+    everywhere = rx.FullyShardedStrategy(devices=jax.devices())
+    assert (everywhere.workers, everywhere.worker_index) == (strategy.workers, strategy.worker_index)
+    for devices, message in ((jax.devices()[:3], None), (jax.devices()[::-1], "first device")):
+        if message is None and not strategy.is_chief:
+            message = "have none"
+        with pytest.raises(ArgumentError, match=message) if message else contextlib.nullcontext():
+            rx.FullyShardedStrategy(devices=devices)
+    return found
 
 
 def test_all_begin_with_the_values_of_the_first():
