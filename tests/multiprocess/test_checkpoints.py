@@ -159,8 +159,12 @@ def loop(directory: str, progress: str) -> Any:
     return trainer.values()
 
 
-def fit(directory: str, progress: str) -> Any:
-    strategy = rx.MultiWorkerMirroredStrategy(start_timeout=100)
+def sharded_fit(directory: str, progress: str) -> Any:
+    return fit(directory, progress, rx.FullyShardedStrategy(min_size=4, start_timeout=100))
+
+
+def fit(directory: str, progress: str, strategy: Any = None) -> Any:
+    strategy = strategy or rx.MultiWorkerMirroredStrategy(start_timeout=100)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(48, 6)).astype("f4"), rng.normal(size=(48, 3)).astype("f4")
     keras.utils.set_random_seed(1)
@@ -236,8 +240,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "worker", "after"),
-    [(loop, 0, 0), (loop, 1, 4), (fit, 1, 4)],
-    ids=["the chief in its first compilation", "another one in a step", "in a callback of fit"],
+    [
+        pytest.param(loop, 0, 0, id="the chief in its first compilation"),
+        pytest.param(loop, 1, 4, id="another one in a step"),
+        pytest.param(fit, 1, 4, id="in a callback of fit"),
+        pytest.param(sharded_fit, 1, 4, id="in a sharded fit", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_sigterm_to_one_worker(
     tmp_path: Path, undisturbed: Callable[[Any], Any], program: Any, worker: int, after: int
