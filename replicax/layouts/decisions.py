@@ -1,4 +1,4 @@
-"""What is decided of the layout of a variable, and why."""
+"""The layout that is decided for a variable, and why."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ class Layouts:
 
     def _decide(self, variable: VariableLike) -> Decision:
         is_slot = maker_is_optimizer(variable)
-        slot = slot_of(variable) if is_slot else by_name(variable, self._known_parameters())
+        # Keras makes some of it (moving averages) before the optimizer knows what it trains.
+        slot = (slot_of(variable) if is_slot else None) or by_name(variable, self._known_parameters())
         if slot is not None:
             of_parameter = self.of(slot.parameter)
             axes = tuple(of_parameter.axes[i] for i in slot.dimensions)

@@ -169,7 +169,8 @@ def _beside_kernel(variable: VariableLike, makers: list[object]) -> Role | None:
         return Role(f"factor of LoRA in {kind}", kernel=kernel, kernel_dimensions=(*range(last), None))
     if name == "lora_kernel_b":
         return Role(f"factor of LoRA in {kind}", kernel=kernel, kernel_dimensions=(None, last))
-    matching = dims.made[len(dims.made) - len(shape) :] if len(shape) <= len(dims.made) else ()
-    if matching and tuple(shape_of(kernel)[i] for i in matching) == shape:
-        return Role(f"{name} of {kind}", kernel=kernel, kernel_dimensions=matching)
+    for first in reversed(range(len(dims.made) - len(shape) + 1)):
+        made = dims.made[first : first + len(shape)]
+        if tuple(shape_of(kernel)[i] for i in made) == shape:
+            return Role(f"{name} of {kind}", kernel=kernel, kernel_dimensions=made)
     return None

@@ -1,4 +1,4 @@
-"""Who makes a variable of Keras: the layer in whose `build` it is made, and the layers that build that one."""
+"""The makers of a Keras variable: the layer in whose `build` it is made, and the layers that build that one."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class LayoutStrategy(SpansWorkers):
         if new:
             self._told.update(new)
             warnings.warn(
-                f"{self!r} leaves {len(new)} large variables whole on every device: {'; '.join(new)}. "
+                f"{self!r} leaves {len(new)} large variable{'s' * (len(new) > 1)} whole on every device: {'; '.join(new)}. "
                 "strategy.explain(model) shows all layouts. A layout that cuts nothing, such as {'pattern': (None, "
                 "None)}, says that this is wanted.",
                 stacklevel=2,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import ArgumentError, LayoutError
+from replicax.errors import ArgumentError, DeviceError, LayoutError
 
 
 def mesh(names=("batch", "model"), shape=(4, 2)):
@@ -133,3 +133,84 @@ def test_a_layout_map_is_a_mapping(layout_map):
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
     with pytest.raises(ArgumentError, match="maps patterns to layouts"):
         rx.LayoutStrategy(mesh, layout_map)
+
+
+def test_a_mesh_shape_makes_the_mesh():
+    for shape, sizes in [
+        ((2, 4), {"batch": 2, "model": 4}),
+        ((2, -1), {"batch": 2, "model": 4}),
+        ({"data": 2, "seq": 2, "model": 2}, {"data": 2, "seq": 2, "model": 2}),
+        ((2, 2), {"batch": 2, "model": 2}),
+        (4, {"batch": 4}),
+        (None, {"batch": 8}),
+    ]:
+        strategy = rx.LayoutStrategy(mesh_shape=shape)
+        assert repr(strategy) == f"LayoutStrategy({sizes})"
+        assert strategy.num_replicas_in_sync == next(iter(sizes.values()))
+    assert repr(rx.LayoutStrategy(layout="tensor")) == "LayoutStrategy({'batch': 1, 'model': 8})"
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), "24", (0, 8), {}, {"batch": 2.0}, (), {1: 8}])
+def test_what_is_no_mesh_shape_is_refused(shape):
+    with pytest.raises(ArgumentError, match=r"mesh"):
+        rx.LayoutStrategy(mesh_shape=shape)
+
+
+@pytest.mark.parametrize(("shape", "devices"), [((4, 4), None), ((3, -1), None), ((2, 2), 8), ((-1, -1), None)])
+def test_a_mesh_shape_that_the_devices_do_not_fill_is_refused(shape, devices):
+    with pytest.raises(DeviceError, match="A mesh of shape"):
+        rx.LayoutStrategy(mesh_shape=shape, devices=devices)
+
+
+def test_arguments_that_contradict_each_other_are_refused():
+    with pytest.raises(ArgumentError, match="leave out `mesh_shape`"):
+        rx.LayoutStrategy(mesh(), mesh_shape=(2, 4))
+    with pytest.raises(ArgumentError, match="`layout` is one of"):
+        rx.LayoutStrategy(mesh(), "zero")
+    with pytest.raises(ArgumentError, match="`min_size`"):
+        rx.LayoutStrategy(mesh(), min_size=-1)
+    with pytest.raises(ArgumentError, match="a function that returns one, got None"):
+        rx.LayoutStrategy(mesh(), lambda device_mesh: None)
+
+
+def test_the_former_name_of_the_layout_works_and_says_so():
+    with pytest.warns(DeprecationWarning, match="is now layout="):
+        strategy = rx.LayoutStrategy(mesh(), layout_map={"up/kernel": (None, "model")})
+    assert shard_shapes(fitted(strategy).trainable_variables[0]) == {(8, 8)}
+
+
+def test_a_layout_map_brings_its_mesh():
+    layout_map = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((2, 4), ["batch", "model"]))
+    layout_map["up/kernel"] = (None, "model")
+    assert repr(rx.LayoutStrategy(layout=layout_map)) == "LayoutStrategy({'batch': 2, 'model': 4})"
+
+
+def test_a_large_variable_that_every_device_holds_is_told_once_when_training_begins():
+    strategy = rx.LayoutStrategy(mesh(), {"up/kernel": (None, "model")}, min_size=32)
+    model = model_under(strategy)
+    says = r"leaves 1 large variable whole.*down/kernel \(16, 4\) float32, 64 of 212 elements \(no pattern matches"
+    data = np.ones((16, 8), "float32"), np.ones((16, 4), "float32")
+    with pytest.warns(UserWarning, match=says):
+        model.fit(*data, verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model.fit(*data, verbose=0)
+        fitted(rx.LayoutStrategy(mesh(), {"up/kernel": (None, "model"), "kernel": (None, None)}, min_size=32))
+
+
+def test_a_dimension_that_does_not_divide_is_told_with_what_was_cut_instead():
+    strategy = rx.LayoutStrategy(mesh_shape=(2, 4), layout="tensor", min_size=1)
+    with strategy.scope():
+        table = keras.layers.Embedding(30, 8)
+        table.build()
+        odd = keras.layers.Embedding(5, 7)
+        odd.build()
+    assert strategy.explain(table.variables).endswith(
+        "(table of Embedding: features over 'model'; 30 rows of the vocabulary are not divisible by 'model'=4)"
+    )
+    assert strategy.explain(odd.variables).endswith(
+        "(table of Embedding; 5 rows of the vocabulary are not divisible by 'model'=4, nor is any other dimension)"
+    )
+    model = keras.Sequential([odd])
+    with pytest.warns(UserWarning, match="nor is any other dimension"):
+        strategy.check_layouts(model.variables)
