@@ -142,8 +142,9 @@ class LayoutStrategy(SpansWorkers):
         new = [line for line in self._layouts.large_and_whole(variables) if line not in self._told]
         if new:
             self._told.update(new)
+            number = "a large variable" if len(new) == 1 else f"{len(new)} large variables"
             warnings.warn(
-                f"{self!r} leaves {len(new)} large variable{'s' * (len(new) > 1)} whole on every device: {'; '.join(new)}. "
+                f"{self!r} leaves {number} whole on every device: {'; '.join(new)}. "
                 "strategy.explain(model) shows all layouts. A layout that cuts nothing, such as {'pattern': (None, "
                 "None)}, says that this is wanted.",
                 stacklevel=2,

@@ -188,7 +188,7 @@ def test_a_layout_map_brings_its_mesh():
 def test_a_large_variable_that_every_device_holds_is_told_once_when_training_begins():
     strategy = rx.LayoutStrategy(mesh(), {"up/kernel": (None, "model")}, min_size=32)
     model = model_under(strategy)
-    says = r"leaves 1 large variable whole.*down/kernel \(16, 4\) float32, 64 of 212 elements \(no pattern matches"
+    says = r"leaves a large variable whole.*down/kernel \(16, 4\) float32, 64 of 212 elements \(no pattern matches"
     data = np.ones((16, 8), "float32"), np.ones((16, 4), "float32")
     with pytest.warns(UserWarning, match=says):
         model.fit(*data, verbose=0)
