@@ -56,7 +56,7 @@ def make_model() -> keras.Model:
 
     def table(name: str, rows: int) -> keras_rs.layers.TableConfig:
         initializer = keras.initializers.RandomNormal(stddev=0.1, seed=len(name))
-        return keras_rs.layers.TableConfig(name, rows, COLUMNS, initializer, keras.optimizers.Adagrad(0.05))
+        return keras_rs.layers.TableConfig(name, rows, COLUMNS, initializer, keras.optimizers.Adagrad(0.05, 1e-6))
 
     users, items = table("users", USERS), table("items", ITEMS)
     shapes = {"user": (users, 1), "item": (items, 1), "history": (items, HISTORY)}
@@ -92,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=300_000, help="clicks to train on")
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     options = parser.parse_args()
     rx.config.set_virtual_devices(8)

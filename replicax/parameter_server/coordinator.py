@@ -25,7 +25,9 @@ from replicax.parameter_server.scheduling.waiting import check_timeout
 from replicax.parameter_server.scheduling.watch import Timeouts
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
+from replicax.parameter_server.variables.remote import home_of
 from replicax.typing import PyTree, PyTreeFunction
+from replicax.variable_access import VariableLike
 
 _MAX_QUEUED = 10_000
 
@@ -95,7 +97,7 @@ class ClusterCoordinator:
         self._workers = WorkerActors(strategy.cluster, servers.handles, strategy.start_timeout, strategy.stall_timeout)
         unused = UnusedObjects()
         self._objects = WorkerObjects(self._workers, unused)
-        self._programs = StepPrograms(strategy, self._workers, self._objects, unused)
+        self._programs = StepPrograms(strategy, self._workers, self._objects, unused, self._copy_to_all_servers)
         actors = RayActorGroup(strategy, self._workers, self._programs, self._stats, unused, manager)
         ledger = Ledger.of(strategy.cluster.workers, max_staleness=strategy.max_staleness)
         self._scheduler = Scheduler(actors, SchedulerState.of(ledger, len(servers), timeouts), max_queued)
@@ -202,6 +204,15 @@ class ClusterCoordinator:
     def quiet(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which no function is under way; those that are queued go on after it."""
         return self._scheduler.quiet()
+
+    def _copy_to_all_servers(self, variables: Sequence[VariableLike]) -> None:
+        with self.quiet():
+            for variable in variables:
+                home = home_of(variable)
+                value = home.fetch()
+                self.strategy.placer.copy(variable)
+                home.write(jax.numpy.asarray(value))
+            self.strategy.send_changes(variables)
 
     # Looking at it.
 

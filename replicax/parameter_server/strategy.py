@@ -27,7 +27,6 @@ from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.messages import ShardId
 from replicax.parameter_server.actors.workers_dataset import WorkersDataset
 from replicax.parameter_server.compiling.creating import created_rows
-from replicax.parameter_server.compiling.growing_tables import growing_tables
 from replicax.parameter_server.compiling.placing import Choice, VariablePlacer
 from replicax.parameter_server.compiling.recording import recorder
 from replicax.parameter_server.keras.loops import KerasLoops
@@ -181,15 +180,6 @@ class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["Param
         home_of(variable).row_code = rows.code if grows(variable) else None
         return True
 
-    def place_growing(self, variables: Sequence[VariableLike]) -> tuple[VariableLike, ...]:
-        """Places the growing tables among a step's variables; returns all variables that belong to them."""
-        tables = growing_tables(variables, self.variables())
-        for table in tables:
-            if not home_of(table.index).servers:
-                self.placer.place_together(table.variables)
-                self.servers.grow(table.shards())
-        return tuple(variable for table in tables for variable in table.variables)
-
     def variables(self) -> list[VariableLike]:
         """Returns all variables made in the strategy's scope that are still in use."""
         return [variable for reference in list(self._homes.values()) if (variable := reference()) is not None]
@@ -198,17 +188,6 @@ class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["Param
         """Gives servers the values that were assigned on the coordinator."""
         # If a server is lost, the values of a checkpoint have to be sent instead: so this looks again.
         self.servers.with_recovery(lambda: _send_changes(self.servers, variables))
-
-    def copy_to_all_servers(self, variables: Sequence[VariableLike]) -> None:
-        """Gives every server a copy of variables that one server has, while no step runs."""
-        assert self.coordinator is not None
-        with self.coordinator.quiet():
-            for variable in variables:
-                home = home_of(variable)
-                value = home.fetch()
-                self.placer.copy(variable)
-                home.write(jax.numpy.asarray(value))
-            self.send_changes(variables)
 
     _sum_of = "on all servers"
 

@@ -36,7 +36,7 @@ class GrowingShard:
         initial: For the shards of the table and its slots, StableHLO of `(high, low) -> rows`: the first values of ids.
         evict: Whose row is taken when none is free: `"lru"` that was used longest ago, `"lfu"` that was used least
             often, `"age"` the oldest.
-        number: Which shard this is.
+        part: Which shard this is.
         shards: How many there are.
     """
 
@@ -44,7 +44,7 @@ class GrowingShard:
     index: ShardId
     initial: tuple[tuple[ShardId, bytes], ...]
     evict: str
-    number: int
+    part: int
     shards: int
 
 
@@ -75,7 +75,7 @@ class GrowingRows:
         self.index = np.array(index)
         used = np.flatnonzero(self.index[:, ID] != FREE)
         ids = self.index[used, ID]
-        if (owners(ids, self._shard.shards) != self._shard.number).any():
+        if (owners(ids, self._shard.shards) != self._shard.part).any():
             raise CheckpointError(
                 "The checkpoint of a growing table has ids in the rows of other servers: it was written with another "
                 f"number of servers than {self._shard.shards}. Restore it with as many, or begin with an empty table."

@@ -53,8 +53,14 @@ class ParameterServer:
         self._era = 0
         self._wires = ServerWires(buffers_by(settings))
 
-    def load(self, program: ServerProgram) -> None:
-        """Compiles a program, so that the first push does not wait for it."""
+    def load(self, program: ServerProgram | GrowingShard) -> None:
+        """Compiles a program, so that the first push does not wait for it; or lets a table grow.
+
+        Rows of a growing table's shard are asked for, and updated, by ids from now on.
+        """
+        if isinstance(program, GrowingShard):
+            self._grow(program)
+            return
         self._programs[program.number] = program, compiled(program.code, donate=[0])
 
     def drop(self, program: int) -> None:
@@ -98,8 +104,7 @@ class ParameterServer:
             return self._indices[shard].index.copy()
         return np.asarray(self._values[shard])
 
-    def grow(self, shard: GrowingShard) -> None:
-        """Lets a table grow: from now on rows of its shard are asked for, and updated, by ids."""
+    def _grow(self, shard: GrowingShard) -> None:
         growing = GrowingRows(shard)
         self._growing[shard.table] = self._indices[shard.index] = growing
         if shard.index in self._values:

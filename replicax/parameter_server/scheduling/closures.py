@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
 from replicax.errors import ArgumentError, ContextError
 from replicax.parameter_server.actors.messages import Done, SetUp, StepCall
 from replicax.parameter_server.compiling.exported_programs import export_programs
+from replicax.parameter_server.compiling.growing_tables import growing_tables
 from replicax.parameter_server.compiling.recording import PytreeSpec, Recorder
 from replicax.parameter_server.compiling.traced_step import TracedStep
 from replicax.parameter_server.scheduling.host import ServedStrategy
@@ -96,9 +97,18 @@ class StepPrograms:
         workers: The workers.
         objects: Knows what the workers' iterators and resources look like.
         unused: Takes the notes of what workers and servers may drop.
+        copy_to_all_servers: Gives every server a copy of variables that are on one, while no step is under way.
     """
 
-    def __init__(self, strategy: ServedStrategy, workers: WorkerActors, objects: WorkerObjects, unused: UnusedObjects):
+    def __init__(
+        self,
+        strategy: ServedStrategy,
+        workers: WorkerActors,
+        objects: WorkerObjects,
+        unused: UnusedObjects,
+        copy_to_all_servers: Callable[[Sequence[VariableLike]], None],
+    ):
+        self._copy_to_all_servers = copy_to_all_servers
         self._strategy, self._workers, self._objects, self._unused = strategy, workers, objects, unused
         self._caches = WeakProgramCaches[dict[Hashable, LoadedStep]]()
         self._ids, self._closure_ids = itertools.count(), itertools.count()
@@ -148,7 +158,7 @@ class StepPrograms:
                     return self._cached(closure, batches)
             except _NeedsCopyError as error:
                 # Without the lock: what is under way may need a program before it can end.
-                self._strategy.copy_to_all_servers(error.variables)
+                self._copy_to_all_servers(error.variables)
 
     def _cached(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> LoadedStep:
         key = signature(closure.arrays, closure.structure)
@@ -177,7 +187,7 @@ class StepPrograms:
         if to_copy := self._strategy.placer.to_copy(traced):
             raise _NeedsCopyError(to_copy)
         self._strategy.placer.place_for(traced)
-        growing = self._strategy.place_growing([*traced.variables, *traced.written])
+        growing = self._place_growing([*traced.variables, *traced.written])
         specs = {id: tuple((s.shape, s.dtype) for s in described.specs) for id, described in used.items()}
         platforms = sorted(self._workers.platforms)
         programs = export_programs(next(self._ids), traced, specs, platforms, self._strategy.lazy_rows)
@@ -188,6 +198,15 @@ class StepPrograms:
         step = LoadedStep(id, traced, told, tuple(variables.values()))
         self._unused.watch(step, ("program", id), tuple(programs.servers))
         return step
+
+    def _place_growing(self, used: Sequence[VariableLike]) -> list[VariableLike]:
+        """Places the growing tables among a step's variables; returns all variables that belong to them."""
+        tables = growing_tables(used, self._strategy.variables())
+        for table in tables:
+            if not home_of(table.index).servers:
+                self._strategy.placer.place_together(table.variables)
+                self._strategy.servers.load(table.shards())
+        return [variable for table in tables for variable in table.variables]
 
 
 class _NeedsCopyError(Exception):

@@ -54,7 +54,6 @@ class ServerHandle(Protocol):
     identity: RemoteMethod[ServerIdentity]
     load: RemoteMethod[None]
     drop: RemoteMethod[None]
-    grow: RemoteMethod[None]
     begin_era: RemoteMethod[None]
     put: RemoteMethod[int]
     get: RemoteMethod[Reply]

@@ -37,14 +37,8 @@ class ServedStrategy(ScopedStrategy, Protocol):
     def variables(self) -> Sequence[VariableLike]:
         """Returns all variables that are still in use."""
 
-    def place_growing(self, variables: Sequence[VariableLike]) -> Sequence[VariableLike]:
-        """Places the growing tables among a step's variables; returns all variables that belong to them."""
-
     def send_changes(self, variables: Sequence[VariableLike]) -> None:
         """Gives servers the values that were assigned on the coordinator."""
-
-    def copy_to_all_servers(self, variables: Sequence[VariableLike]) -> None:
-        """Gives every server a copy of variables that are on one, while no step is under way."""
 
 
 class CheckpointSource(Protocol):

@@ -51,8 +51,9 @@ class ServerActors:
         self._cluster, self._timeout_s = cluster, timeout_s
         self.handles: list[ServerHandle] = []
         self._identities: dict[int, ServerIdentity] = {}
-        self._programs: dict[int, list[ServerProgram]] = {server: [] for server in range(cluster.servers)}
-        self._growing: dict[int, list[GrowingShard]] = {server: [] for server in range(cluster.servers)}
+        self._programs: dict[int, list[ServerProgram | GrowingShard]] = {
+            server: [] for server in range(cluster.servers)
+        }
         self._restorer: int | None = None
         self._lives = [0] * cluster.servers
         self.age = self.era = self.restorations = 0
@@ -102,10 +103,9 @@ class ServerActors:
             handle = self.handles[server]
             self._identities.update(_answers({server: handle.identity.remote()}, self._timeout_s))
             with self._lock:
-                programs, growing = list(self._programs[server]), list(self._growing[server])
-            telling = [handle.load.remote(program) for program in programs]
-            for answer in [*telling, *(handle.grow.remote(shard) for shard in growing)]:
-                _answers({server: answer}, self._timeout_s)
+                programs = list(self._programs[server])
+            for loading in [handle.load.remote(program) for program in programs]:
+                _answers({server: loading}, self._timeout_s)
 
     def check(self) -> None:
         """Raises if variables have no values any more.
@@ -131,19 +131,12 @@ class ServerActors:
             return None
         return self.handles[server].identity.remote().future()
 
-    def load(self, programs: Mapping[int, ServerProgram]) -> None:
-        """Gives servers a program each."""
+    def load(self, programs: Mapping[int, ServerProgram | GrowingShard]) -> None:
+        """Gives servers a program each, or tells them of a table that grows."""
         with self._lock:
             for server, program in programs.items():
                 self._programs[server].append(program)
         self.with_recovery(lambda: self._ask(programs, lambda handle, program: handle.load.remote(program)))
-
-    def grow(self, shards: Mapping[int, GrowingShard]) -> None:
-        """Lets a table grow whose shards servers have, or will have."""
-        with self._lock:
-            for server, shard in shards.items():
-                self._growing[server].append(shard)
-        self.with_recovery(lambda: self._ask(shards, lambda handle, shard: handle.grow.remote(shard)))
 
     def forget(self, id: int, servers: Sequence[int]) -> None:
         """Lets servers drop a program that nobody will run any more."""
@@ -151,7 +144,8 @@ class ServerActors:
             return
         for server in servers:
             with self._lock:
-                self._programs[server] = [program for program in self._programs[server] if program.number != id]
+                others = [each for each in self._programs[server] if getattr(each, "number", None) != id]
+                self._programs[server] = others
             self.handles[server].drop.remote(id)
 
     def put(self, values: Mapping[int, Mapping[ShardId, np.ndarray | CreatedRows]]) -> None:
