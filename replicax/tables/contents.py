@@ -83,11 +83,12 @@ class DealtInitializer:
 
     Attributes:
         replicax_table: `spec`.
+        seed: That of the initializer, by which servers know whether they can compute rows.
     """
 
     def __init__(self, initializer: Initializer, deal: Deal, home: Sharding | None, spec: object):
         self._initializer, self._deal, self._home = initializer, deal, home
-        self.replicax_table = spec
+        self.replicax_table, self.seed = spec, getattr(initializer, "seed", 0)
 
     def __call__(self, shape: Sequence[int], dtype: object = None) -> jax.Array:
         """Returns the first value of the variable."""

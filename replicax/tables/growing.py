@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,9 @@ from replicax.errors import ArgumentError
 
 if TYPE_CHECKING:
     import keras
+    from keras_rs.layers import TableConfig as _TableConfig  # For type checkers: features take either.
+else:
+    _TableConfig = object
 
 #: An index has for each row its id (this where it is free), its last update, how many there were, and the first.
 FREE_ROW = -1
@@ -18,8 +20,7 @@ INDEX_COLUMNS = 4
 EVICTIONS = ("lru", "lfu", "age")
 
 
-@dataclasses.dataclass(order=True)
-class GrowingTable:
+class GrowingTable(_TableConfig):
     """A table without a vocabulary: any int32 of at least 0 is an id, and gets a row when it is first trained.
 
     It stands in the place of a `keras_rs.layers.TableConfig`, under a `ParameterServerStrategy`. A new row begins with
@@ -46,36 +47,40 @@ class GrowingTable:
         1000000
     """
 
-    name: str
-    embedding_dim: int
-    capacity: int
-    initializer: str | keras.initializers.Initializer | None = None
-    optimizer: str | keras.optimizers.Optimizer = "adam"
-    combiner: str = "mean"
-    evict: str = "lru"
-
-    def __post_init__(self) -> None:
-        if not is_int(self.capacity) or self.capacity < 1:
-            raise ArgumentError(f"`capacity` is a number of rows, an int of at least 1, got {self.capacity!r}.")
-        if self.evict not in EVICTIONS:
-            raise ArgumentError(f"`evict` is one of {', '.join(map(repr, EVICTIONS))}, got {self.evict!r}.")
-        if self.initializer is None:
-            import keras
-
-            self.initializer = keras.initializers.VarianceScaling(mode="fan_out")
-
-    @property
-    def vocabulary_size(self) -> int:
-        """The number of rows."""
-        return self.capacity
-
-    def get_config(self) -> dict[str, object]:
-        """Returns the attributes as plain data."""
+    def __init__(
+        self,
+        name: str,
+        embedding_dim: int,
+        capacity: int,
+        initializer: str | keras.initializers.Initializer | None = None,
+        optimizer: str | keras.optimizers.Optimizer = "adam",
+        combiner: str = "mean",
+        evict: str = "lru",
+    ):
         import keras
 
-        config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        serialized = {name: keras.saving.serialize_keras_object(config[name]) for name in ("initializer", "optimizer")}
-        return {**config, **serialized}
+        if not is_int(capacity) or capacity < 1:
+            raise ArgumentError(f"`capacity` is a number of rows, an int of at least 1, got {capacity!r}.")
+        if evict not in EVICTIONS:
+            raise ArgumentError(f"`evict` is one of {', '.join(map(repr, EVICTIONS))}, got {evict!r}.")
+        self.name, self.embedding_dim, self.optimizer, self.combiner = name, embedding_dim, optimizer, combiner
+        self.initializer = keras.initializers.VarianceScaling(mode="fan_out") if initializer is None else initializer
+        self.capacity, self.evict = capacity, evict
+        self.vocabulary_size, self.placement = capacity, "auto"
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments as plain data."""
+        import keras
+
+        return {
+            "name": self.name,
+            "embedding_dim": self.embedding_dim,
+            "capacity": self.capacity,
+            "initializer": keras.saving.serialize_keras_object(self.initializer),
+            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
+            "combiner": self.combiner,
+            "evict": self.evict,
+        }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> GrowingTable:
@@ -84,8 +89,3 @@ class GrowingTable:
 
         made = {name: keras.saving.deserialize_keras_object(config[name]) for name in ("initializer", "optimizer")}
         return cls(**{**config, **made})
-
-    @property
-    def placement(self) -> str:
-        """Where Keras RS would put it."""
-        return "auto"

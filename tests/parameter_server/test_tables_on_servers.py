@@ -163,3 +163,33 @@ def test_fit_evaluate_and_predict_are_those_of_one_device(fake_ray):
     for mine, his in zip(served, alone, strict=True):
         for one, other in zip(mine, his, strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-6)
+
+
+def test_an_initializer_that_draws_from_a_generator(fake_ray):
+    def layer_of(config):
+        feature = keras_rs.layers.FeatureConfig("item", config, (BATCH, 2), (BATCH, COLUMNS))
+        return rx.keras.DistributedEmbedding({"item": feature})
+
+    ids = np.arange(2 * BATCH, dtype=np.int32).reshape(BATCH, 2)
+    with strategy_of(1, 2, max_staleness=0) as strategy:
+        coordinator = rx.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            drawn = keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(0))
+            fixed = layer_of(keras_rs.layers.TableConfig("items", 100_000, COLUMNS, drawn, "sgd"))
+            growing = layer_of(rx.keras.GrowingTable("users", COLUMNS, 100, drawn, "sgd"))
+        rows = coordinator.schedule(lambda ids: fixed({"item": ids})["item"], args=(ids,)).fetch()
+        assert np.abs(rows).min() > 0
+        with pytest.raises(rx.errors.ProgramError, match="fixed seed"):
+            coordinator.schedule(lambda ids: growing({"item": ids})["item"], args=(ids,))
+
+
+def test_a_layer_of_growing_tables_is_made_again_from_its_configuration(fake_ray):
+    table = rx.keras.GrowingTable(
+        "users", COLUMNS, 100, keras.initializers.RandomNormal(seed=3), "adagrad", evict="age"
+    )
+    feature = keras_rs.layers.FeatureConfig("user", table, (None, 2), (None, COLUMNS))
+    with strategy_of(1, 2) as strategy, strategy.scope():
+        layer = rx.keras.DistributedEmbedding({"user": feature})
+        again = type(layer).from_config(layer.get_config())
+        assert again.get_config() == layer.get_config()
+        assert [tuple(each.shape) for each in again.weights] == [tuple(each.shape) for each in layer.weights]
