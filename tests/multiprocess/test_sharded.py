@@ -118,7 +118,7 @@ def keras_fit(strategy: rx.Strategy, rows: int, optimizer: str) -> dict[str, Any
 PROGRAMS = {"custom_loop": custom_loop, "keras_fit": keras_fit}
 STRATEGIES = {
     "fully_sharded": (fully_sharded, 4),
-    "model_inside": (lambda: over_model_axis((2, 4), False), 4),
+    "model_inside": (lambda: rx.LayoutStrategy(mesh_shape=(2, 4), min_size=8, start_timeout=60), 4),
     "model_across": (lambda: over_model_axis((2, 2), True), 2),
     "one_replica": (lambda: over_model_axis((1, 4), False), 2),
 }

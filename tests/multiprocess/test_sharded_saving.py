@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.errors import WorkersDisagreeError
 from tests.multiprocess.test_sharded import keras_model, problem, read
 from tests.multiprocess.workers import run_workers
 
@@ -28,6 +29,19 @@ class Weights(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.seen.append(float(sum(np.sum(weight) for weight in self.model.get_weights())))
+
+
+class Assigns(keras.callbacks.Callback):
+    """Assigns a sharded variable on one worker alone."""
+
+    def __init__(self, assigns: bool):
+        super().__init__()
+        self.assigns = assigns
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.assigns:
+            kernel = self.model.layers[0].kernel
+            kernel.assign(np.full(kernel.shape, 2.0))
 
 
 def compiled(strategy: rx.Strategy) -> keras.Model:
@@ -90,6 +104,10 @@ def worker(folder: str) -> dict[str, Any]:
         found["opened"] = state(keras.models.load_model(f"{folder}/whole.keras"))
     with pytest.raises(rx.errors.ArgumentError, match="histogram_freq"):
         fit(model, 1, callbacks=[keras.callbacks.TensorBoard(f"{folder}/board", histogram_freq=1)])
+    fit(model, 1, callbacks=[Assigns(strategy.is_chief)])
+    found["the chief's"] = np.asarray(model.layers[0].kernel).tolist()
+    with pytest.raises(WorkersDisagreeError, match="worker:1 alone"):
+        fit(model, 1, callbacks=[Assigns(not strategy.is_chief)])
     return found
 
 
@@ -129,4 +147,5 @@ def test_what_one_process_saves_many_restore_and_back(tmp_path: Path):
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["1.weights.h5", "2.weights.h5"]
     fit(fresh, 1)
     assert_equal(first["resumed state"], state(fresh), 1e-5)
+    assert np.all(np.array(first["the chief's"]) == 2)
     assert not list(tmp_path.rglob("*.saving-*"))
