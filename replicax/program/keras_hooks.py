@@ -27,7 +27,7 @@ from replicax.program.makers import note_makers
 from replicax.runtime.once import once
 from replicax.typing import PyTreeFunction
 from replicax.variable_access import name_of, was_made
-from replicax.variables import as_numpy, is_in_parts
+from replicax.variables import as_numpy, lies_in_several_processes
 
 if TYPE_CHECKING:
     import keras
@@ -217,7 +217,7 @@ def _with_shards_of_others(original: PyTreeFunction) -> PyTreeFunction:
     @functools.wraps(original)
     def __array__(self: keras.Variable, dtype: np.typing.DTypeLike | None = None) -> np.ndarray:
         # It asks the array that is held: reading the value of a variable on servers takes long.
-        if not is_in_parts(getattr(self, "_value", None)):
+        if not lies_in_several_processes(getattr(self, "_value", None)):
             own: np.ndarray = original(self, dtype)
             return own
         return np.asarray(as_numpy(self, self.value), dtype)

@@ -3,7 +3,7 @@
 from replicax.variables.module import Module
 from replicax.variables.reading import check_owner, lives_elsewhere
 from replicax.variables.variable import Variable
-from replicax.variables.whole_values import as_numpy, collected, is_in_parts, lies_in_several_processes
+from replicax.variables.whole_values import as_numpy, collected, lies_in_several_processes
 
 __all__ = [
     "Module",
@@ -11,7 +11,6 @@ __all__ = [
     "as_numpy",
     "check_owner",
     "collected",
-    "is_in_parts",
     "lies_in_several_processes",
     "lives_elsewhere",
 ]

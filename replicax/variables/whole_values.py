@@ -23,16 +23,11 @@ from replicax.runtime.transfer import put
 from replicax.variable_access import VariableLike, name_of
 
 
-def is_in_parts(value: object) -> TypeGuard[jax.Array]:
-    """Returns whether other processes have shards of a value that JAX does not read here as a whole."""
+def lies_in_several_processes(value: object) -> TypeGuard[jax.Array]:
+    """Returns whether no process has all shards of a value, so that none can read it alone."""
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
         return False
-    return not (value.is_fully_addressable or value.is_fully_replicated)
-
-
-def lies_in_several_processes(value: object) -> bool:
-    """Returns whether no process has all shards of a value."""
-    if not is_in_parts(value):
+    if value.is_fully_addressable or value.is_fully_replicated:
         return False
     sharding, shape = value.sharding, value.shape
     here = sharding.addressable_devices_indices_map(shape)
@@ -53,19 +48,9 @@ def whole(variable: VariableLike, value: jax.Array) -> np.ndarray:
     return collected(value)
 
 
-def from_shards_here(value: jax.Array) -> np.ndarray:
-    """Returns the whole value of an array of which this process has all shards."""
-    host = np.empty(value.shape, value.dtype)
-    for shard in value.addressable_shards:
-        host[shard.index] = np.asarray(shard.data)
-    return host
-
-
 def as_numpy(variable: VariableLike, value: jax.Array) -> np.ndarray:
     """Returns the value of a variable as NumPy has it, wherever its shards are."""
-    if lies_in_several_processes(value):
-        return whole(variable, value)
-    return from_shards_here(value) if is_in_parts(value) else np.asarray(value)
+    return whole(variable, value) if lies_in_several_processes(value) else np.asarray(value)
 
 
 def collected(value: jax.Array) -> np.ndarray:

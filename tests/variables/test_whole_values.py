@@ -1,15 +1,12 @@
 """Reading variables in parts, as far as one process shows it. (tests/multiprocess has the rest.)"""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax as rx
 from replicax.errors import WorkersDisagreeError
 from replicax.variables import whole_values
-from replicax.variables.whole_values import as_numpy, from_shards_here, is_in_parts, lies_in_several_processes
+from replicax.variables.whole_values import as_numpy, lies_in_several_processes
 
 
 @pytest.fixture
@@ -23,19 +20,11 @@ def sharded():
 
 
 def test_what_this_process_has_is_in_one_piece(sharded):
-    assert not is_in_parts(sharded.value)
     assert not lies_in_several_processes(sharded.value)
-    assert not is_in_parts(None)
+    assert not lies_in_several_processes(None)
     for found in (as_numpy(sharded, sharded.value), sharded.numpy(), np.asarray(sharded), np.array(sharded)):
         np.testing.assert_array_equal(found, np.arange(24).reshape(8, 3))
     assert np.asarray(sharded, dtype=np.float16).dtype == np.float16
-
-
-@pytest.mark.parametrize("spec", [PartitionSpec("replica"), PartitionSpec(None, "replica"), PartitionSpec()])
-def test_an_array_is_put_together_from_its_shards(spec):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("replica",))
-    value = jax.device_put(jnp.arange(32.0).reshape(4, 8), NamedSharding(mesh, spec))
-    np.testing.assert_array_equal(from_shards_here(value), np.arange(32.0).reshape(4, 8))
 
 
 @pytest.mark.parametrize("other", ["value of 'b' float32[8,3]", "value of 'w' float32[8, 4]", '{"what": "a loop"}'])
