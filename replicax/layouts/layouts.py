@@ -42,13 +42,14 @@ class Layouts:
             return known[1]
         self._seen.setdefault(name_of(variable))
         decision = self._decide(variable)
-        self._decided[id(variable)] = weakref.ref(variable), decision
+        key = id(variable)
+        self._decided[key] = weakref.ref(variable, lambda _: self._decided.pop(key, None)), decision
         return decision
 
     def _decide(self, variable: VariableLike) -> Decision:
         is_slot = maker_is_optimizer(variable)
         # Keras makes some of it (moving averages) before the optimizer knows what it trains.
-        slot = (slot_of(variable) if is_slot else None) or by_name(variable, self._known_parameters())
+        slot = (slot_of(variable) if is_slot else None) or by_name(variable, self.known_parameters())
         if slot is not None:
             of_parameter = self.of(slot.parameter)
             axes = tuple(of_parameter.axes[i] for i in slot.dimensions)
@@ -59,13 +60,14 @@ class Layouts:
             self._parameters.append(weakref.ref(variable))
         return self._rules.decide(variable)
 
-    def _known_parameters(self) -> list[VariableLike]:
+    def known_parameters(self) -> list[VariableLike]:
+        """Returns the variables that optimizers train, as far as they have been asked for and still exist."""
         return [variable for each in self._parameters if (variable := each()) is not None]
 
     @property
     def has_layers(self) -> bool:
         """Whether a layer has made a variable that optimizers train."""
-        return any(map(makers_of, self._known_parameters()))
+        return any(map(makers_of, self.known_parameters()))
 
     def unused(self) -> str:
         """Returns what there is to say of patterns that match none of the variables so far; empty if all do."""

@@ -12,9 +12,22 @@ if TYPE_CHECKING:
     import keras
 
 
+class _Makers:
+    """The note on a variable. In another process, to which a variable may be pickled, it is empty."""
+
+    def __init__(self, makers: Sequence[object] = ()):
+        self.references = tuple(map(weakref.ref, makers))
+
+    def __reduce__(self) -> tuple[type[_Makers], tuple[()]]:
+        return _Makers, ()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _Makers:
+        return self
+
+
 def note_makers(variable: keras.Variable, makers: Sequence[object]) -> None:
     """Notes on a new variable who makes it, the innermost first."""
-    variable._replicax_makers = tuple(map(weakref.ref, makers))
+    variable._replicax_makers = _Makers(makers)
 
 
 def makers_of(variable: VariableLike) -> list[object]:
@@ -23,5 +36,6 @@ def makers_of(variable: VariableLike) -> list[object]:
     Empty for a variable that no layer made, such as an `rx.Variable`, and for one made before a strategy's scope was
     first opened. Those that no longer exist are left out.
     """
-    makers = (reference() for reference in getattr(variable, "_replicax_makers", ()))
+    note: _Makers | None = getattr(variable, "_replicax_makers", None)
+    makers = (reference() for reference in note.references) if note is not None else ()
     return [maker for maker in makers if maker is not None]

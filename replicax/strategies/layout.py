@@ -152,7 +152,7 @@ class LayoutStrategy(SpansWorkers):
 
     def _check_traced(self) -> None:
         if self._layouts.has_layers:
-            self._layouts.check_used()
+            self.check_layouts(self._layouts.known_parameters())
         elif not self._has_warned and (unused := self._layouts.unused()):
             # No error: the model is yet to be made, or other variables may be used later.
             self._has_warned = True

@@ -235,3 +235,16 @@ def test_an_optimizer_has_lists_of_slots(model):
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     assert all([tuple(each.shape) for each in found if each is not None] == shapes for found in slots.values())
     assert all(found[0].path.endswith(end) for found, end in zip(slots.values(), ("velocity", "gradient"), strict=True))
+
+
+def test_the_layers_that_are_building_are_known():
+    seen = []
+
+    class Own(keras.layers.Layer):
+        def build(self, shape):
+            seen.append(keras_door.open_scopes())
+
+    layer = Own()
+    layer.build((1,))
+    assert seen == [[layer]]
+    assert keras_door.open_scopes() == []

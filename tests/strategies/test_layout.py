@@ -198,6 +198,13 @@ def test_a_large_variable_that_every_device_holds_is_told_once_when_training_beg
         fitted(rx.LayoutStrategy(mesh(), {"up/kernel": (None, "model"), "kernel": (None, None)}, min_size=32))
 
 
+def test_a_custom_loop_is_told_of_a_large_variable_too():
+    strategy = rx.LayoutStrategy(mesh(), {"up/kernel": (None, "model")}, min_size=32)
+    model = model_under(strategy)
+    with pytest.warns(UserWarning, match=r"leaves a large variable whole.*down/kernel"):
+        strategy.run(lambda: model(np.ones((2, 8), "float32")))
+
+
 def test_a_dimension_that_does_not_divide_is_told_with_what_was_cut_instead():
     strategy = rx.LayoutStrategy(mesh_shape=(2, 4), layout="tensor", min_size=1)
     with strategy.scope():
