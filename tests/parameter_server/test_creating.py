@@ -11,7 +11,7 @@ from replicax.parameter_server.actors.created_rows import CreatedRows
 from replicax.parameter_server.variables.remote import home_of
 from tests.parameter_server.fakes import strategy_of
 
-ROWS, DIMENSIONS = 40_000, 16
+ROWS, DIMENSIONS = 300_000, 16
 
 INITIALIZERS = {
     "uniform": lambda: keras.initializers.RandomUniform(seed=3),
@@ -44,7 +44,7 @@ def test_each_server_computes_its_own_rows(fake_ray, computed, name):
         assert home_of(table).read().shape == (ROWS, DIMENSIONS)
         computed.clear()
         rows = coordinator.schedule(lambda ids: table.value[ids], args=(np.array([5, ROWS - 1]),)).fetch()
-        assert sorted(computed) == [(0, 13334), (13334, 26667), (26667, ROWS)]
+        assert sorted(computed) == [(0, 100_000), (100_000, 200_000), (200_000, ROWS)]
         wanted = np.asarray(INITIALIZERS[name]()((ROWS, DIMENSIONS)))
         np.testing.assert_allclose(rows, wanted[[5, -1]], rtol=1e-6)
         np.testing.assert_allclose(np.asarray(table), wanted, rtol=1e-6, atol=1e-8)
@@ -91,8 +91,8 @@ def test_an_initializer_that_mixes_rows_is_computed_here(fake_ray, computed):
     with strategy_of(1, 2, variable_partitioner=rx.FixedShardsPartitioner(2)) as strategy:
         coordinator = rx.coordinator.ClusterCoordinator(strategy)
         with strategy.scope():
-            table = keras.Variable(keras.initializers.Orthogonal(seed=0), (20_000, 16))
+            table = keras.Variable(keras.initializers.Orthogonal(seed=0), (ROWS, 16))
         rows = coordinator.schedule(lambda ids: table.value[ids], args=(np.array([7]),)).fetch()
-        wanted = np.asarray(keras.initializers.Orthogonal(seed=0)((20_000, 16)))[7]
+        wanted = np.asarray(keras.initializers.Orthogonal(seed=0)((ROWS, 16)))[7]
         np.testing.assert_allclose(rows[0], wanted, rtol=1e-5)
         assert computed == []

@@ -175,7 +175,7 @@ def test_an_initializer_that_draws_from_a_generator(fake_ray):
         coordinator = rx.coordinator.ClusterCoordinator(strategy)
         with strategy.scope():
             drawn = keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(0))
-            fixed = layer_of(keras_rs.layers.TableConfig("items", 100_000, COLUMNS, drawn, "sgd"))
+            fixed = layer_of(keras_rs.layers.TableConfig("items", 1_100_000, COLUMNS, drawn, "sgd"))
             growing = layer_of(rx.keras.GrowingTable("users", COLUMNS, 100, drawn, "sgd"))
         rows = coordinator.schedule(lambda ids: fixed({"item": ids})["item"], args=(ids,)).fetch()
         assert np.abs(rows).min() > 0

@@ -14,7 +14,7 @@ from replicax.tables.initial_rows import NotByRowsError, initial_rows
 from replicax.tables.marks import grows
 from replicax.variable_access import VariableLike, dtype_of, shape_of
 
-_MIN_BYTES = 1 << 20  # A smaller value is quicker made here than compiled there.
+_MIN_BYTES = 16 << 20  # A smaller value is quicker made here and sent than compiled there.
 
 
 def created_rows(variable: VariableLike, initializer: Callable[..., jax.Array]) -> CreatedRows | None:
