@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from replicax.checkpoint.encoding import VALUES, HasState, SavedArray, has_state
+from replicax.checkpoint.flax_names import flax_arrays, is_of_flax
 from replicax.checkpoint.unbuilt import how_to_build, unbuilt_objects
 from replicax.checkpoint.variable_names import is_keras_object, is_variable, key_name, walk
 from replicax.errors import CheckpointError
@@ -112,6 +113,8 @@ def with_values(value: PyTree, path: str, restored: Mapping[str, Leaf]) -> PyTre
     """Returns `value` with the values in `restored` in place of its arrays and numbers of those names."""
     if path in restored:
         return restored[path]
+    if is_of_flax(value):
+        return value  # Its variables are restored where they are.
     if isinstance(value, Mapping):
         children = {key: with_values(child, _join(path, key_name(key)), restored) for key, child in value.items()}
         if not isinstance(value, dict):
@@ -140,6 +143,8 @@ def _leaves(value: PyTree, path: str, seen: set[int]) -> Iterator[tuple[str, Lea
         yield path, value
     elif isinstance(value, VALUES):
         yield path, value
+    elif is_of_flax(value):
+        yield from flax_arrays(value, path, seen)
     elif _is_single(value):
         if has_state(value) and id(value) not in seen:
             seen.add(id(value))

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from replicax.errors import CheckpointError
+from replicax.program.flax_variables import FlaxVariable
 from replicax.program.keras_backend import keras_is_loaded
 from replicax.typing import Leaf, PyTree
 from replicax.variable_access import AssignableLike
@@ -94,8 +95,8 @@ def _children(value: PyTree) -> Iterator[tuple[str, PyTree]]:
 
 
 def is_variable(value: object) -> TypeGuard[AssignableLike]:
-    """Returns whether `value` is a variable, of replicax or of Keras."""
-    if isinstance(value, Variable):
+    """Returns whether `value` is a variable, of replicax or of Keras, or stands for one of flax."""
+    if isinstance(value, (Variable, FlaxVariable)):
         return True
     if not keras_is_loaded():
         return False

@@ -22,7 +22,7 @@ from replicax.containers import flattened_by_jax
 from replicax.context import StateFrame
 from replicax.errors import ProgramError
 from replicax.program.capturing import Captured, captured_by
-from replicax.program.flax_variables import FlaxVariable, flax_variable, is_from_outside
+from replicax.program.flax_variables import FlaxVariable, arrays_held_by, is_from_outside
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 
 _INSTEAD = (
@@ -189,6 +189,11 @@ class UsedModules:
                     self._look_at(leaf, path + "".join(f".{_shown(key)}" for key in keys))
 
 
+def is_of_flax(value: object) -> bool:
+    """Returns whether something is a module, variable or state of `nnx`."""
+    return _stops(value)
+
+
 def _is_node(value: object) -> bool:
     kind: type = type(value)
     return _is_flax_class(kind) and not _is_state_class(kind)
@@ -199,9 +204,7 @@ def _shown(key: object) -> str:
 
 
 def _named(variable: object, path: str) -> Iterator[FlaxVariable]:
-    leaves, treedef = jax.tree_util.tree_flatten(flax_door.value_of(variable))
-    for i in range(len(leaves)):
-        each = flax_variable(variable, None if jax.tree_util.treedef_is_leaf(treedef) else i)
+    for each in arrays_held_by(variable):
         each.name = path
         yield each
 

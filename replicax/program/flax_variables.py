@@ -111,7 +111,8 @@ class FlaxVariable:
         """Gives it another array."""
         current = context.current()
         if current.frame is None:
-            self._value = jnp.asarray(value)
+            new = value if is_random_key(value) else jnp.asarray(value, self._dtype)
+            self._value = jax.device_put(new, self._value.sharding)
         else:
             _write(self, value, current)
 
@@ -129,6 +130,19 @@ def flax_variable(variable: object, index: int | None = None) -> FlaxVariable:
     if found is None:
         found = _known()[key] = FlaxVariable(variable, index)
     return found
+
+
+def arrays_held_by(variable: object) -> Iterator[FlaxVariable]:
+    """Yields what stands for the arrays of an `nnx.Variable`."""
+    leaves, treedef = jax.tree_util.tree_flatten(_with_arrays(variable, flax_door.value_of(variable)))
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.Array):
+            yield flax_variable(variable, _number(i, treedef))
+
+
+def is_flax_variable(value: object) -> bool:
+    """Returns whether something is an `nnx.Variable`."""
+    return flax_door.nnx() is not None and flax_door.is_variable(value)
 
 
 @functools.cache
