@@ -144,12 +144,16 @@ def placed_copy(value: jax.typing.ArrayLike, sharding: Sharding) -> jax.Array:
 def placed_copies(values: Sequence[jax.typing.ArrayLike], shardings: Sequence[Sharding]) -> list[jax.Array]:
     """Returns copies of `values` with shardings; they share no buffers with `values`."""
     # `device_put` reuses the buffer of a device that has the value already, even with may_alias=False.
-    return put_all(list(map(_copied, values)), shardings)
+    return put_all(list(map(_copied, values, shardings)), shardings)
 
 
-def _copied(value: jax.typing.ArrayLike) -> jax.Array | np.ndarray:
+def _copied(value: jax.typing.ArrayLike, sharding: Sharding) -> jax.Array | np.ndarray:
+    if isinstance(value, np.ndarray):
+        return np.array(value)  # From the host: each device gets its part, and none the whole.
     if not isinstance(value, jax.Array):
         return strongly_typed(value)
+    if len(value.sharding.device_set) == 1 and sharding.shard_shape(value.shape) != value.shape:
+        return value  # Its device would hold it twice; parts of it are copies.
     # JAX copies by a program that XLA compiles for each shape. A deep model has many small variables, and new ones have
     # their first values on one device: where that is the host, memory is all that there is to copy.
     return np.array(value) if is_in_host_memory(value) else jnp.copy(value)
