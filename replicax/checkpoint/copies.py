@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from replicax.checkpoint.encoding import SavedArray
+from replicax.runtime.transfer import HOST_MEMORY, copy_of
 
 
 def copied(arrays: Mapping[str, SavedArray]) -> dict[str, SavedArray]:
@@ -19,7 +20,8 @@ def _copy(array: SavedArray) -> SavedArray:
     if not isinstance(array, jax.Array):
         return np.array(array)
     device: jax.Device = next(iter(array.sharding.addressable_devices))
-    if device.platform != "cpu" and "pinned_host" in {memory.kind for memory in device.addressable_memories()}:
+    beside = HOST_MEMORY in {memory.kind for memory in device.addressable_memories()}
+    if device.platform != "cpu" and beside and array.sharding.memory_kind != HOST_MEMORY:
         # The memory of the device may have no room for another copy.
-        return jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
-    return jax.numpy.copy(array)
+        return jax.device_put(array, array.sharding.with_memory_kind(HOST_MEMORY))
+    return copy_of(array)

@@ -13,7 +13,7 @@ from replicax.host import Host
 from replicax.program.buffers import own
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import store_values
-from replicax.runtime.transfer import put
+from replicax.runtime.transfer import beside_device, put
 from replicax.variable_access import VariableLike, array_of, layout_of, name_of
 from replicax.variables import lives_elsewhere
 
@@ -63,6 +63,9 @@ class BoundVariables:
         # Empty where nothing places values: variables are left where they are.
         shardings = [(variable, self.sharding(variable)) for variable in read]
         self._placements = [(variable, sharding) for variable, sharding in shardings if sharding is not None]
+        beside = ((id(variable), beside_device(sharding)) for variable, sharding in shardings)
+        #: Where values are on the devices, by `id`, that live in the host's memory.
+        self.offloaded = {key: sharding for key, sharding in beside if sharding is not None}
 
     def sharding(self, variable: VariableLike) -> Sharding | None:
         """Returns where a variable's value is at the beginning and the end of the program; None leaves it to JAX."""

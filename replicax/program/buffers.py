@@ -11,8 +11,7 @@ import functools
 import sys
 from collections.abc import Iterable
 
-import jax.numpy as jnp
-
+from replicax.runtime.transfer import copy_of
 from replicax.variable_access import VariableLike, array_of, set_array
 
 
@@ -24,7 +23,7 @@ def own(variables: Iterable[VariableLike]) -> None:
     """
     for variable in variables:
         if holders(array_of(variable)) > 1:
-            set_array(variable, jnp.copy(array_of(variable)))
+            set_array(variable, copy_of(array_of(variable)))
 
 
 def holders(value: object) -> int:

@@ -127,6 +127,7 @@ class CompiledPass:
         ) -> Outputs:
             values = dict(zip(map(id, variables.updated), updated, strict=True))
             values |= zip(map(id, variables.constant), constant, strict=True)
+            values |= {key: jax.device_put(values[key], sharding) for key, sharding in variables.offloaded.items()}
             new_values, leaves = self._function(values, self._merged(donated, kept), evaluated)
             return [new_values[id(variable)] for variable in variables.written], leaves
 

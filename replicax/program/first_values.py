@@ -107,9 +107,14 @@ class FirstValue:
         return _are_by_element(self._equations)
 
     @property
+    def result(self) -> Atom:
+        """The value in the program."""
+        return self._program.outvars[0]
+
+    @property
     def is_constant(self) -> bool:
         """Whether the value is one of the constants."""
-        return self._program.outvars[0] in self._program.constvars
+        return self.result in self._program.constvars
 
     @functools.cached_property
     def stages(self) -> list[Stage]:

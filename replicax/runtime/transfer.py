@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import outside_traces
@@ -20,6 +20,9 @@ from replicax.compat.jax_tracing import outside_traces
 #: Values that can be put on devices: an array of JAX or NumPy, or a number.
 HostOrDeviceArray: TypeAlias = jax.typing.ArrayLike
 _Values = TypeVar("_Values")
+
+#: JAX's name of the memory of the host from which a device can copy by itself.
+HOST_MEMORY = "pinned_host"
 
 
 def spans_processes(sharding: Sharding) -> bool:
@@ -57,6 +60,24 @@ def put_all(values: Sequence[HostOrDeviceArray], shardings: Sequence[Sharding]) 
 
 def _stays_here(value: HostOrDeviceArray, sharding: Sharding) -> bool:
     return not spans_processes(sharding) and (not isinstance(value, jax.Array) or value.is_fully_addressable)
+
+
+def beside_device(sharding: Sharding | None) -> Sharding | None:
+    """Returns the sharding on the devices of what lives in the host's memory beside them; None for anything else."""
+    is_beside = sharding is not None and sharding.memory_kind == HOST_MEMORY
+    return sharding.with_memory_kind("device") if sharding is not None and is_beside else None
+
+
+def copy_of(array: jax.Array) -> jax.Array:
+    """Returns a copy of an array, where it is."""
+    if array.sharding.memory_kind != HOST_MEMORY:
+        return jnp.copy(array)
+    # The devices do not compute in the memory of the host.
+    parts = [
+        jax.device_put(np.array(shard.data), SingleDeviceSharding(shard.device, memory_kind=HOST_MEMORY))
+        for shard in array.addressable_shards
+    ]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
 
 def is_in_host_memory(value: jax.Array) -> bool:

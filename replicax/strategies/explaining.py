@@ -15,6 +15,7 @@ from replicax.collectives.hlo import axes_of_groups, collectives
 from replicax.errors import ArgumentError
 from replicax.host import PlacementLike
 from replicax.program.function import Function
+from replicax.runtime.transfer import beside_device
 from replicax.shown import Shown, html_table
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, dtype_of, is_per_replica_variable, name_of, shape_of
@@ -183,6 +184,8 @@ class Explaining:
         part = shape if sharding is None or is_per_replica_variable(variable) else sharding.shard_shape(shape)
         local = math.prod(part) * jnp.dtype(dtype_of(variable)).itemsize
         where = self._layout_of(variable)
+        if beside_device(sharding) is not None:
+            where, local = f"{where}, on the host", 0
         return Explained(name_of(variable), str(shape), where, local, self._why(variable))
 
     def _why(self, variable: VariableLike) -> str:

@@ -62,9 +62,12 @@ class FirstValues:
 
 def _in_parts(stage: Stage, value: FirstValue, sharding: NamedSharding) -> StageFunction:
     """Returns a stage compiled for all devices; the results take the memory of what is not used any more."""
+    on_devices = sharding.with_memory_kind("device")
     mirrored = NamedSharding(sharding.mesh, PartitionSpec())
-    shardings = [sharding if aval_of(result).shape == value.shape else mirrored for result in stage.results]
+    shardings = [on_devices if aval_of(result).shape == value.shape else mirrored for result in stage.results]
     room, overwritten = [_kind(result) for result in stage.results], []
+    if value.result in stage.results and on_devices != sharding:  # The value lives in the host's memory.
+        shardings[stage.results.index(value.result)], room = sharding, []
     for i, atom in enumerate(stage.operands):
         if atom in stage.dropped and not value.is_captured(atom) and _kind(atom) in room:
             room.remove(_kind(atom))
@@ -80,5 +83,5 @@ def _kind(atom: Atom) -> tuple[Hashable, ...]:
 def _given(const: jax.typing.ArrayLike, value: FirstValue, sharding: NamedSharding) -> jax.typing.ArrayLike:
     """Returns a constant as a stage takes it: in parts if it has the value's shape, otherwise whole."""
     if np.shape(const) == value.shape:
-        return put(const, sharding)
+        return put(const, sharding.with_memory_kind("device"))
     return put(const, NamedSharding(sharding.mesh, PartitionSpec())) if isinstance(const, jax.Array) else const

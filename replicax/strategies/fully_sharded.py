@@ -14,6 +14,7 @@ from replicax.errors import ArgumentError
 from replicax.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.layouts import MIN_SIZE, Decision, over_data
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.strategies.offloading import offloaded
 from replicax.strategies.placement import Placement
 from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers
 from replicax.variable_access import VariableLike, shape_of
@@ -44,10 +45,13 @@ class FullyShardedStrategy(SpansWorkers):
         start_timeout: How long to wait for the other workers, in seconds.
         stall_timeout: For how many seconds a worker may do nothing while others wait for it, until all end with a
             report. None or 0 for no watching.
+        offload_optimizer: Whether large optimizer state lives in the memory of the host between steps (JAX's memory
+            kind `pinned_host`), and comes to the devices while a step updates it. The moving averages of `use_ema=True`
+            stay on the devices. Numbers stay the same. Not tested on GPUs yet.
 
     Raises:
         ArgumentError: `min_size` is not an int of at least 0; or the devices are those of some workers only.
-        DeviceError: A device does not exist or comes twice.
+        DeviceError: A device does not exist or comes twice, or JAX has no memory of the host beside it.
         ClusterError, ClusterTimeoutError, ContextError: As for `MultiWorkerMirroredStrategy`.
     """
 
@@ -61,6 +65,7 @@ class FullyShardedStrategy(SpansWorkers):
         cluster_resolver: ClusterResolver | None = None,
         start_timeout: float = START_TIMEOUT_S,
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
+        offload_optimizer: bool = False,
     ):
         if not is_int(min_size) or min_size < 0:
             raise ArgumentError(f"`min_size` is a number of elements, an int of at least 0, got {min_size!r}.")
@@ -68,7 +73,8 @@ class FullyShardedStrategy(SpansWorkers):
         found = self._chosen_devices(devices, communication_options, cluster_resolver, start_timeout, stall_timeout)
         if cross_device_ops is None and communication_options is None:
             cross_device_ops = NcclAllReduce(num_packs=0)  # Of a gradient in a pack no device could keep its shard.
-        placement = Placement(found, layout=self._layout, workers=self.workers)
+        beside = offloaded(offload_optimizer, found, min_size)
+        placement = Placement(found, layout=self._layout, workers=self.workers, lives_on_host=beside)
         super().__init__(placement, cross_device_ops, communication_options)
 
     def _decision(self, variable: VariableLike) -> Decision:

@@ -17,6 +17,7 @@ from replicax.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.layouts import MIN_SIZE, AutomaticRules, LayoutLike, Layouts, PatternRules, Rules
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.mesh_grid import MODEL, Grid, grid_of_mesh, grid_of_shape
+from replicax.strategies.offloading import offloaded
 from replicax.strategies.placement import Placement
 from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers, Workers
 from replicax.variable_access import VariableLike, was_made
@@ -61,6 +62,7 @@ class LayoutStrategy(SpansWorkers):
         start_timeout: How long to wait for the other workers, in seconds.
         stall_timeout: For how many seconds a worker may do nothing while others wait for it, until all end with a
             report. None or 0 for no watching.
+        offload_optimizer: As for `FullyShardedStrategy`.
         layout_map: The former name of `layout`.
 
     Raises:
@@ -90,6 +92,7 @@ class LayoutStrategy(SpansWorkers):
         cluster_resolver: ClusterResolver | None = None,
         start_timeout: float = START_TIMEOUT_S,
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
+        offload_optimizer: bool = False,
         layout_map: Mapping[str, LayoutLike] | None = None,
     ):
         if layout_map is not None:
@@ -116,7 +119,9 @@ class LayoutStrategy(SpansWorkers):
         self._has_warned = False
         if cross_device_ops is None and communication_options is None:
             cross_device_ops = NcclAllReduce(num_packs=0)  # A pack of gradients would be whole on each device.
-        placement = Placement(self._grid.devices, (REPLICA_AXIS, *self.axis_names[1:]), self._layout, self.workers)
+        beside = offloaded(offload_optimizer, list(self._grid.devices.flat), min_size)
+        names = REPLICA_AXIS, *self.axis_names[1:]
+        placement = Placement(self._grid.devices, names, self._layout, self.workers, beside)
         super().__init__(placement, cross_device_ops, communication_options)
 
     def _layout(self, variable: VariableLike) -> PartitionSpec:

@@ -18,7 +18,7 @@ from replicax.layouts import longest_divisible
 from replicax.program.first_values import FirstValue, traced_value
 from replicax.program.handover import store_values
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.runtime.transfer import from_chief, put
+from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
 from replicax.strategies.first_values import FirstValues
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
@@ -49,6 +49,7 @@ class Placement(ReplicaDevices):
         axis_names: Names of the dimensions; the first is `"replica"`.
         layout: Returns how a variable is sharded over the mesh between steps.
         workers: What the processes are called in messages, in their order.
+        lives_on_host: Returns whether a variable lives in the host's memory between steps; None for none.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class Placement(ReplicaDevices):
         axis_names: Sequence[str] = (REPLICA_AXIS,),
         layout: Callable[[VariableLike], PartitionSpec] = replicated,
         workers: Sequence[str] = (),
+        lives_on_host: Callable[[VariableLike], bool] | None = None,
     ):
         super().__init__(devices, axis_names, workers)
-        self._layout = layout
+        self._layout, self._lives_on_host = layout, lives_on_host
 
     @functools.cached_property
     def _agreement(self) -> Agreement:
@@ -79,7 +81,9 @@ class Placement(ReplicaDevices):
         """Returns where a variable's value lives between steps."""
         if is_per_replica_variable(variable) or has_split_rows(variable):
             return self.sharding(stacked=True)
-        return NamedSharding(self.mesh_for(self.replicas), self._layout(variable))
+        sharding = NamedSharding(self.mesh_for(self.replicas), self._layout(variable))
+        is_beside = self._lives_on_host is not None and self._lives_on_host(variable)
+        return sharding.with_memory_kind(HOST_MEMORY) if is_beside else sharding
 
     def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding:
         """Returns where a variable's value is at the beginning and end of a program on `replicas` replicas."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 
@@ -13,7 +12,7 @@ import replicax.health as health
 from replicax.compat.jax import strongly_typed
 from replicax.program.results import marked_like
 from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding, stacked_sharding
-from replicax.runtime.transfer import from_chief, is_in_host_memory, put, put_all, spans_processes
+from replicax.runtime.transfer import copy_of, from_chief, is_in_host_memory, put, put_all, spans_processes
 from replicax.strategies.replica_processes import ReplicaProcesses
 from replicax.typing import Leaf, PyTree
 from replicax.values import is_per_replica
@@ -156,4 +155,4 @@ def _copied(value: jax.typing.ArrayLike, sharding: Sharding) -> jax.Array | np.n
         return value  # Its device would hold it twice; parts of it are copies.
     # JAX copies by a program that XLA compiles for each shape. A deep model has many small variables, and new ones have
     # their first values on one device: where that is the host, memory is all that there is to copy.
-    return np.array(value) if is_in_host_memory(value) else jnp.copy(value)
+    return np.array(value) if is_in_host_memory(value) else copy_of(value)
