@@ -214,7 +214,7 @@ class Exchange:
 
 def _first_at(ordered: jax.Array, bounds: jax.Array) -> jax.Array:
     """Returns for each bound the number of the first value that is not below it."""
-    return jnp.searchsorted(ordered, bounds, method="compare_all").astype(jnp.int32)
+    return (ordered < bounds[:, None]).sum(axis=1, dtype=jnp.int32)
 
 
 def distinct_of(positions: jax.Array, none: int) -> tuple[jax.Array, jax.Array]:
