@@ -8,6 +8,7 @@ from typing import Protocol, TypeGuard
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 
 
@@ -86,6 +87,28 @@ def is_variable(value: object) -> TypeGuard[VariableLike]:
 def is_trained(variable: VariableLike) -> bool:
     """Returns whether optimizers train the variable: integers, such as a counter of steps, have no gradient."""
     return bool(getattr(variable, "trainable", False)) and jnp.issubdtype(dtype_of(variable), jnp.inexact)
+
+
+class StoredForm(Protocol):
+    """What files have for a variable whose own order of rows depends on the number of devices.
+
+    Attributes:
+        shape: Its shape in files.
+    """
+
+    shape: tuple[int, ...]
+
+    def stored(self, value: jax.Array) -> jax.Array | np.ndarray:
+        """Returns what files have for a value of the variable."""
+
+    def restored(self, stored: jax.typing.ArrayLike) -> jax.Array:
+        """Returns the value of the variable for what a file has."""
+
+
+def stored_form_of(variable: VariableLike) -> StoredForm | None:
+    """Returns the form in which files have a variable; None if it is that of the variable."""
+    form: StoredForm | None = getattr(variable, "stored_form", None)
+    return form
 
 
 def has_split_rows(variable: VariableLike) -> bool:

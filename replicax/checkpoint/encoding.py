@@ -17,7 +17,7 @@ import numpy as np
 from replicax.compat.jax import is_random_key
 from replicax.errors import CheckpointError
 from replicax.typing import Leaf, PyTree
-from replicax.variable_access import VariableLike, array_of, is_per_replica_variable, shape_of
+from replicax.variable_access import VariableLike, array_of, is_per_replica_variable, shape_of, stored_form_of
 
 VALUES = (bool, int, float, str, bytes)
 SavedArray: TypeAlias = jax.Array | np.ndarray | np.generic
@@ -38,13 +38,16 @@ class HasState(Protocol):
 
 def saved_value(variable: VariableLike) -> SavedArray:
     """Returns what a checkpoint stores for a variable."""
-    value = saved_array(variable.value)
+    form = stored_form_of(variable)
+    value = saved_array(variable.value) if form is None else form.stored(array_of(variable))
     return value.astype(jnp.bfloat16) if getattr(variable, "save_as_bf16", False) else value
 
 
 def wanted_value(variable: VariableLike) -> jax.ShapeDtypeStruct:
     """Returns how the stored value of a variable is to be read."""
-    array = array_of(variable)
+    array, form = array_of(variable), stored_form_of(variable)
+    if form is not None:
+        return jax.ShapeDtypeStruct(form.shape, array.dtype)
     # Of a large variable whose parameter server was lost, no more than shape and dtype may be known.
     committed = isinstance(array, jax.Array) and array.committed
     return _wanted(array, shape_of(variable), committed and not is_per_replica_variable(variable))
@@ -54,6 +57,9 @@ def restored_value(value: SavedArray, variable: VariableLike) -> jax.Array | np.
     """Returns what to assign to a variable for a value that was read."""
     if is_random_key(array_of(variable)):
         return _key_like(array_of(variable), value)
+    form = stored_form_of(variable)
+    if form is not None:
+        return form.restored(np.asarray(value))
     return value if isinstance(value, jax.Array) else np.asarray(value)
 
 

@@ -79,8 +79,7 @@ def _rows_of(inputs: object, feature: str) -> list[np.ndarray] | None:
     if isinstance(inputs, np.ndarray) and inputs.dtype != object:
         return None
     if isinstance(inputs, (list, np.ndarray)) and len(inputs) and all(np.ndim(row) == 1 for row in inputs):
-        lengths = {len(row) for row in inputs}
-        return None if len(lengths) == 1 and not isinstance(inputs, np.ndarray) else [np.asarray(row) for row in inputs]
+        return [np.asarray(row) for row in inputs]
     return None
 
 

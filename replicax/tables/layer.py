@@ -186,15 +186,18 @@ def distributed_embedding_class() -> type:
 
         def save_own_variables(self, store: Any) -> None:
             """Writes the tables as they are on one device, with what their optimizers keep."""
+            store["hook"] = np.asarray(self._hook.value)
             for table in self._tables:
                 for name in table.variables:
                     store[_key(table.spec.name, name)] = np.asarray(read_table(table, name))
-                store[_key(table.spec.name, "step")] = np.asarray(table.step)
+                store[_key(table.spec.name, "step")] = np.asarray(table.step.value)
                 if table.index is not None:
                     store[_key(table.spec.name, "index")] = np.asarray(table.index)
 
         def load_own_variables(self, store: Any) -> None:
             """Reads what `save_own_variables` has written, on however many devices."""
+            if "hook" in store:
+                self._hook.assign(store["hook"])
             for table in self._tables:
                 for name in table.variables:
                     key = _key(table.spec.name, name)

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
 
 from replicax.errors import ArgumentError
-from replicax.host import Host, host_of
-from replicax.program import keras_state
+from replicax.host import Host, PlacementLike
 from replicax.tables.contents import Deal, DealtInitializer
 from replicax.tables.growing import FREE_ROW, INDEX_COLUMNS
 from replicax.tables.marks import for_index_of, mark_as_table
 from replicax.tables.specs import TableSpec
 from replicax.tables.table import Table
-from replicax.variable_access import array_of, set_array
+from replicax.variable_access import array_of, stored_form_of
 
 if TYPE_CHECKING:
     import keras
@@ -40,7 +38,9 @@ def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: Host) -> T
             shape=(deal.positions, spec.columns), initializer=initializer, trainable=False, name=name
         )
         mark_as_table(variable, spec)
-        variable.split_rows = deal.replicas > 1
+        if deal.replicas > 1:
+            variable.split_rows = True
+            variable.stored_form = RowsInOrder(deal, spec.columns, host.placement)
         return variable
 
     import keras
@@ -87,38 +87,75 @@ def _agreed(spec: TableSpec, host: Host) -> keras.initializers.Initializer:
     return type(spec.initializer).from_config({**spec.initializer.get_config(), "seed": agreed})
 
 
+class RowsInOrder:
+    """The form of a table in files: its rows in the order of the ids, whatever the number of devices.
+
+    Args:
+        deal: Where the rows are.
+        columns: How long a row is.
+        placement: Where the variable lives.
+
+    Attributes:
+        shape: `(rows, columns)`.
+    """
+
+    def __init__(self, deal: Deal, columns: int, placement: PlacementLike):
+        self.shape = (deal.rows, columns)
+        self._deal, self._placement = deal, placement
+
+    def stored(self, value: jax.Array) -> np.ndarray:
+        """Returns the table on the host; where devices belong to several processes, all of them call this together."""
+        if not value.is_fully_addressable:
+            whole = self._placement.sharding(stacked=False)
+            return np.asarray(jax.jit(self._deal.in_order, out_shardings=whole)(value))
+        table = np.empty(self.shape, value.dtype)
+        for shard in value.addressable_shards:
+            first = shard.index[0].start or 0
+            self._put(table, np.asarray(shard.data), first)
+        return table
+
+    def _put(self, table: np.ndarray, rows: np.ndarray, first: int) -> None:
+        """Writes rows from a position on, all of them of one replica or of several whole ones."""
+        each = self._deal.rows_of_replica
+        for begin in range(0, len(rows), each):
+            own = table[(first + begin) // each :: self._deal.replicas]
+            own[:] = rows[begin : begin + len(own)]
+
+    def restored(self, stored: jax.typing.ArrayLike) -> jax.Array:
+        """Returns the variable's value for a table on the host: each device gets its own rows."""
+        table, deal = np.asarray(stored), self._deal
+        each = deal.rows_of_replica
+
+        def rows_at(index: tuple[slice, ...] | None) -> np.ndarray:
+            first, end, _ = (slice(None) if index is None else index[0]).indices(deal.positions)
+            rows = np.zeros((end - first, self.shape[1]), table.dtype)
+            for begin in range(0, end - first, each):
+                own = table[(first + begin) // each :: deal.replicas]
+                rows[begin : begin + len(own)] = own
+            return rows
+
+        shape, home = (deal.positions, self.shape[1]), self._placement.sharding(stacked=True)
+        return jax.make_array_from_callback(shape, home, rows_at)
+
+
 def read_table(table: Table, name: str) -> jax.Array:
     """Returns a table, or a slot of it, with its rows in the order of the ids: `(rows, columns)`.
 
     Where devices belong to several processes, all of them call this together.
     """
     variable = table.variables[name]
-    if table.deal.replicas == 1:
-        return jnp.asarray(variable.value)
-    placement = host_of(keras_state.owner_of(variable)).placement
-    whole: Sharding | None = placement.sharding(stacked=False) if placement.spans_processes else None
-    found: jax.Array = jax.jit(table.deal.in_order, out_shardings=whole)(array_of(variable))
-    return found
+    form = stored_form_of(variable)
+    return jnp.asarray(variable.value) if form is None else jnp.asarray(form.stored(array_of(variable)))
 
 
-def write_table(table: Table, name: str, value: np.ndarray) -> None:
+def write_table(table: Table, name: str, value: jax.typing.ArrayLike) -> None:
     """Gives a table, or a slot of it, a value of shape `(rows, columns)`; each device gets its own rows.
 
     Raises:
         ArgumentError: The value has another shape.
     """
     variable, wanted = table.variables[name], (table.spec.rows, table.spec.columns)
-    if value.shape != wanted:
-        raise ArgumentError(f"{table!r} has the shape {wanted}, the value for it {value.shape}.")
-    if table.deal.replicas == 1:
-        variable.assign(value)
-        return
-    home = host_of(keras_state.owner_of(variable)).placement.sharding(stacked=True)
-    numbers = np.asarray(table.deal.ids()).astype(np.int64)
-
-    def rows_at(index: tuple[slice, ...] | None) -> np.ndarray:
-        own = numbers if index is None else numbers[index[0]]
-        rows = value[np.minimum(own, table.spec.rows - 1)]
-        return np.where((own < table.spec.rows)[:, None], rows, 0).astype(array_of(variable).dtype)
-
-    set_array(variable, jax.make_array_from_callback(tuple(variable.shape), home, rows_at))
+    if np.shape(value) != wanted:
+        raise ArgumentError(f"{table!r} has the shape {wanted}, the value for it {np.shape(value)}.")
+    form = stored_form_of(variable)
+    variable.assign(value if form is None else form.restored(np.asarray(value, variable.dtype)))

@@ -60,6 +60,10 @@ def spread_ids(rng: np.random.Generator, shape: tuple[int, ...], rows: int) -> n
     return rng.integers(0, rows, shape).astype("int32")
 
 
+def mirrored(replicas: int) -> rx.Strategy:
+    return rx.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+
+
 class Model(keras.Model):
     """The layer, and a dense one."""
 
@@ -113,7 +117,7 @@ def _apply_to(own: keras.optimizers.Optimizer, variable: keras.Variable, gradien
     own.apply([gradient], [variable])
     untouched = np.setdiff1d(np.arange(variable.shape[0]), rows)
     for each, old in zip(state, before, strict=True):
-        new = np.array(each)
+        new = np.array(each.value)
         new[untouched] = old[untouched]
         each.assign(new)
 

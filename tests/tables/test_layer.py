@@ -5,6 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import keras
+import keras_rs
 import numpy as np
 import pytest
 
@@ -28,10 +32,6 @@ ALL = [
 ]
 
 
-def mirrored(replicas: int) -> rx.Strategy:
-    return rx.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
-
-
 def assert_equal(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
@@ -45,4 +45,147 @@ def test_training_is_that_of_keras_rs(case: tuple[Any, ...]):
     optimizer, combiner, kind, replicas, how = case
     data = problem.batches(kind, problem.spread_ids)
     wanted = problem.by_keras_rs(optimizer, combiner, data)
-    assert_equal(problem.trained(mirrored(replicas), how, optimizer, combiner, data), wanted)
+    assert_equal(problem.trained(problem.mirrored(replicas), how, optimizer, combiner, data), wanted)
+
+
+def all_the_same(rng: np.random.Generator, shape: tuple[int, ...], rows: int) -> np.ndarray:
+    return np.full(shape, 5, "int32")
+
+
+def all_of_one_device(rng: np.random.Generator, shape: tuple[int, ...], rows: int) -> np.ndarray:
+    return (8 * rng.integers(0, rows // 8, shape)).astype("int32")
+
+
+def all_distinct(rng: np.random.Generator, shape: tuple[int, ...], rows: int) -> np.ndarray:
+    return np.resize(rng.permutation(rows), shape).astype("int32")
+
+
+@pytest.mark.filterwarnings("ignore:.*is split over")
+@pytest.mark.parametrize("ids", [all_the_same, all_of_one_device, all_distinct])
+def test_any_distribution_of_ids_is_exact(ids: Any):
+    data = problem.batches("dense", ids)
+    wanted = problem.by_keras_rs("adagrad", "mean", data)
+    assert_equal(problem.trained(problem.mirrored(8), "run", "adagrad", "mean", data), wanted)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        lambda: rx.FullyShardedStrategy(["cpu:0", "cpu:1"], min_size=16),
+        lambda: rx.LayoutStrategy(mesh_shape=(2, 2), layout="auto", devices=["cpu:0", "cpu:1", "cpu:2", "cpu:3"]),
+        lambda: rx.CentralStorageStrategy(["cpu:0", "cpu:1"]),
+    ],
+)
+def test_other_strategies_split_tables_too(strategy: Any):
+    data = problem.batches("dense", problem.spread_ids)[:2]
+    wanted = problem.by_keras_rs("adam", "sum", data)
+    assert_equal(problem.trained(strategy(), "run", "adam", "sum", data), wanted)
+
+
+class Single:
+    """A layer with one table of SGD with a learning rate of one, and a loss that sums what is looked up."""
+
+    def __init__(self, replicas: int = 2):
+        table = keras_rs.layers.TableConfig("table", 8, 2, "zeros", keras.optimizers.SGD(1.0), "sum")
+        self.strategy = problem.mirrored(replicas)
+        with self.strategy.scope():
+            self.layer = rx.keras.DistributedEmbedding(keras_rs.layers.FeatureConfig("ids", table, (2,), (2, 2)))
+
+    def step(self, fn: Any, ids: Any) -> np.ndarray:
+        (batch,) = self.strategy.distribute_dataset([np.asarray(ids, "int32")])
+        rx.function(lambda batch: self.strategy.run(fn, args=(batch,)))(batch)
+        return self.rows()
+
+    def rows(self) -> np.ndarray:
+        return np.asarray(self.layer.get_embedding_tables()["table"])[:, 0]
+
+
+def test_two_look_ups_of_a_loss_make_one_step():
+    single = Single()
+
+    def loss(ids: Any) -> Any:
+        return jnp.sum(single.layer(ids)) + 2 * jnp.sum(single.layer(ids + 1))
+
+    rows = single.step(lambda ids: rx.grad(lambda: loss(ids), single.layer.trainable_variables)(), [1, 2])
+    np.testing.assert_allclose(rows, [0, -1, -3, -2, 0, 0, 0, 0])
+    assert int(single.layer.non_trainable_variables[-1]) == 1
+
+
+def test_a_mean_over_replicas_is_one_for_rows_too():
+    single = Single()
+
+    def step(ids: Any) -> None:
+        rx.grad(lambda: jnp.sum(single.layer(ids)), single.layer.trainable_variables, aggregation="mean")()
+
+    np.testing.assert_allclose(single.step(step, [1, 2]), [0, -0.5, -0.5, 0, 0, 0, 0, 0])
+
+
+def test_a_gradient_inside_of_a_loss_changes_no_rows():
+    single = Single()
+
+    def penalty(ids: Any) -> Any:
+        inner = rx.grad(lambda: jnp.sum(single.layer(ids)), single.layer.trainable_variables)()
+        return jnp.sum(inner[0])
+
+    rows = single.step(lambda ids: rx.grad(lambda: penalty(ids), single.layer.trainable_variables)(), [1, 2])
+    np.testing.assert_allclose(rows, 0)
+
+
+def test_what_is_not_differentiated_with_respect_to_the_layer_stays():
+    single = Single()
+    other = rx.Variable(1.0)
+    single.step(lambda ids: rx.grad(lambda: jnp.sum(single.layer(ids)) * other.value, [other])() and None, [1, 2])
+    np.testing.assert_allclose(single.rows(), 0)
+
+
+def test_a_backward_pass_in_a_transformation_is_refused():
+    single = Single()
+
+    def step(ids: Any) -> None:
+        rx.grad(lambda: jax.checkpoint(lambda: jnp.sum(single.layer(ids)))(), single.layer.trainable_variables)()
+
+    with pytest.raises(rx.errors.ProgramError, match="gradient of table 'table' was computed inside"):
+        single.step(step, [1, 2])
+
+
+def test_ids_out_of_range_give_nan_and_change_nothing():
+    single = Single()
+    found: list[Any] = []
+
+    def step(ids: Any) -> Any:
+        return rx.value_and_grad(lambda: jnp.sum(single.layer(ids)), single.layer.trainable_variables)()[0]
+
+    (batch,) = single.strategy.distribute_dataset([np.array([1, 9], "int32")])
+    found = single.strategy.local_results(rx.function(lambda b: single.strategy.run(step, args=(b,)))(batch))
+    np.testing.assert_array_equal(np.asarray(found), [0, np.nan])
+    np.testing.assert_array_equal(single.rows(), [0, -1, 0, 0, 0, 0, 0, 0])
+    with pytest.raises(rx.errors.ArgumentError, match="has the id 9, but its table has the rows 0 to 7"):
+        single.layer(np.array([1, 9]))
+
+
+def test_plain_keras_is_told_to_use_a_strategy():
+    table = keras_rs.layers.TableConfig("table", 8, 2, "zeros", "sgd", "sum")
+    layer = rx.keras.DistributedEmbedding(keras_rs.layers.FeatureConfig("ids", table, (2,), (2, 2)))
+    model = keras.Sequential([layer])
+    model.compile(optimizer="sgd", loss="mse")
+    with pytest.raises(rx.errors.ProgramError, match="Make the model in a strategy's scope"):
+        model.train_on_batch(np.array([1, 2]), np.zeros((2, 2)))
+
+
+def test_no_buffer_has_the_size_of_the_table_besides_the_table():
+    """One device's program has its rows of the table and the slot as arguments, overwrites them, and copies nothing."""
+    rows, columns = 80_000, 16
+    config = keras_rs.layers.TableConfig("table", rows, columns, "zeros", "adagrad", "sum")
+    strategy = problem.mirrored(8)
+    with strategy.scope():
+        layer = rx.keras.DistributedEmbedding(keras_rs.layers.FeatureConfig("ids", config, (64,), (64, columns)))
+
+    def step(ids: Any) -> None:
+        rx.grad(lambda: jnp.sum(layer(ids)), layer.trainable_variables)()
+
+    (batch,) = strategy.distribute_dataset([np.arange(64, dtype="int32")])
+    compiled = rx.function(lambda batch: strategy.run(step, args=(batch,))).lower(batch).compile()
+    memory, table = compiled.memory_analysis(), rows * columns * 4 // 8
+    assert memory.temp_size_in_bytes < table // 4
+    assert memory.alias_size_in_bytes >= 2 * table
+    assert f"f32[{rows},{columns}]" not in compiled.as_text()
