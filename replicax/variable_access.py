@@ -90,7 +90,7 @@ def is_trained(variable: VariableLike) -> bool:
 
 
 class StoredForm(Protocol):
-    """What files have for a variable whose own order of rows depends on the number of devices.
+    """The form that files have of a variable whose order of rows depends on the number of devices.
 
     Attributes:
         shape: Its shape in files.

@@ -42,7 +42,7 @@ class Features:
     """The features of a layer.
 
     Args:
-        configs: Nested structure of `keras_rs.layers.FeatureConfig`.
+        configs: Pytree of `keras_rs.layers.FeatureConfig`.
 
     Attributes:
         configs: As given.

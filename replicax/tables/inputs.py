@@ -1,4 +1,4 @@
-"""What a feature is given: arrays, or rows of different lengths, which are filled up."""
+"""The ids that a feature is given: arrays, or rows of different lengths, which are filled up."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def distributed_embedding_class() -> type:
         Ids out of range give NaN, as in Keras; those that are known when the layer is called are an error.
 
         Args:
-            feature_configs: Nested structure of `keras_rs.layers.FeatureConfig`. Inputs and outputs have its structure.
+            feature_configs: Pytree of `keras_rs.layers.FeatureConfig`. Inputs and outputs have its structure.
                 The first number of a feature's `input_shape`, of rows in the batch, need not be right.
             table_stacking: Accepted as in `keras_rs`; it is for SparseCores.
             update_stats: Accepted as in `keras_rs`. There is no number of ids that a table must be told of beforehand.

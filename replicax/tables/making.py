@@ -54,7 +54,8 @@ def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: Host) -> T
         for slot in spec.optimizer.slots
     }
     step = layer.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False, name=f"{spec.name}_step")
-    return Table(spec, deal, rows, slots, step, _index(layer, spec, rows, host) if spec.grows else None)
+    index = _index(layer, spec, rows, host) if spec.grows else None
+    return Table(spec, deal, rows, slots, step, host.placement, index)
 
 
 def _index(layer: keras.Layer, spec: TableSpec, rows: keras.Variable, host: Host) -> keras.Variable:

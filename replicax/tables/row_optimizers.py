@@ -30,7 +30,7 @@ UpdateRows = Callable[[jax.Array, Slots, jax.Array, jax.Array, jax.Array], tuple
 
 
 class Slot(NamedTuple):
-    """What an optimizer keeps for each row of a table: as many columns as the table has.
+    """An array that an optimizer keeps for a table: a row for each of its rows, with as many columns.
 
     Attributes:
         name: Its name.

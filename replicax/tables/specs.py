@@ -1,4 +1,4 @@
-"""What a table is, as the places know it where tables live: read from the configurations of Keras RS.
+"""The description of a table for the places where tables live: read from the configurations of Keras RS.
 
 The configurations (`keras_rs.layers.TableConfig` and `FeatureConfig`) are taken as they are. They are known by their
 attributes, so that whoever does without Keras RS can pass objects that have the same.

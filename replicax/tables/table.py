@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 import replicax.context as context
 from replicax.errors import ProgramError
-from replicax.host import Host, host_of
+from replicax.host import Host, PlacementLike, host_of
 from replicax.program import keras_state
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class Touched(NamedTuple):
-    """What the backward pass of one look-up knows.
+    """The rows that one look-up has touched, from its backward pass.
 
     Attributes:
         way: Where the rows are: a `Route`, or on servers the ids.
@@ -57,6 +57,7 @@ class Table:
         variable: The rows.
         slots: What the optimizer keeps for each row, by the names of the slots.
         step: How many steps there have been.
+        placement: Where the variables live.
         index: Of a table that grows, which id each row has.
 
     Attributes:
@@ -74,8 +75,10 @@ class Table:
         variable: keras.Variable,
         slots: Mapping[str, keras.Variable],
         step: keras.Variable,
+        placement: PlacementLike,
         index: keras.Variable | None = None,
     ):
+        self._placement = placement
         self.spec, self.deal, self.step, self.index = spec, deal, step, index
         self.variables: dict[str, keras.Variable] = {"": variable, **slots}
 
@@ -172,7 +175,7 @@ class Table:
         """Returns a function of a replica as one of whatever the code that runs sees."""
         if not self._is_global:
             return fn
-        mesh = host_of(self._strategy).placement.mesh_for(self.deal.replicas)
+        mesh = self._placement.mesh_for(self.deal.replicas)
 
         def spec(leaf: jax.typing.ArrayLike) -> PartitionSpec:
             return PartitionSpec(REPLICA_AXIS) if jnp.ndim(leaf) else PartitionSpec()
