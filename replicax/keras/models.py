@@ -105,10 +105,12 @@ def install_trainer_hooks() -> None:
     """Wraps the methods of Keras's trainer that a strategy takes part in."""
     import keras
 
-    from replicax.weights.hooks import install_weight_hooks  # A step without Keras needs none of it.
+    from replicax.program.keras_remat import install_keras_remat  # A step without Keras needs none of it.
+    from replicax.weights.hooks import install_weight_hooks
 
     check_keras_backend()
     install_weight_hooks()
+    install_keras_remat()
     trainer: Any = trainer_class()
     trainer.__init__ = _remembering_strategy(trainer.__init__)
     keras.Model.__new__ = staticmethod(remembering_arguments(keras.Model.__new__))

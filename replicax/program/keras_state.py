@@ -47,17 +47,22 @@ _GOLDEN_RATIO = 0x9E3779B1  # 2**32 divided by the golden ratio: multiples of it
 
 
 @contextlib.contextmanager
-def keras_scope() -> Iterator[None]:
+def keras_scope() -> Iterator[keras.StatelessScope | None]:
     """Lets Keras variables read from and write to the current frame; does nothing when Keras is not loaded.
 
     On leaving the outermost scope Keras gives the variables that were created inside it their initial values, so it
     must be left outside of any JAX trace when variables may be created.
     """
     if not keras_is_loaded():
-        yield
+        yield None
         return
-    with _scope_class()(collect_losses=True):  # Those of `add_loss`, which a layer's `losses` returns.
-        yield
+    with _scope_class()(collect_losses=True) as scope:  # Those of `add_loss`, which a layer's `losses` returns.
+        yield scope
+
+
+def is_own_scope(scope: object) -> bool:
+    """Returns whether a stateless scope of Keras is that of `keras_scope`."""
+    return keras_is_loaded() and isinstance(scope, _scope_class())
 
 
 def repeat_while_variables_are_created(trace: Callable[[], _T]) -> _T:

@@ -11,6 +11,7 @@ import jax
 import replicax.context as context
 from replicax.compat.jax_tracing import traced_apart
 from replicax.context import StateFrame
+from replicax.errors import ProgramError
 from replicax.program.autodiff import stored_by
 from replicax.program.calls import check_function
 from replicax.program.frames import OverrideFrame
@@ -51,6 +52,7 @@ def remat(fn: PyTreeFunction | None = None, *, policy: Policy | None = None) -> 
 
     Raises:
         ArgumentError: `fn` is no function, or `async`, or a generator.
+        ProgramError: When it is called: a layer in it adds a loss, which cannot leave it.
 
     Example:
         >>> import jax.numpy as jnp
@@ -91,8 +93,9 @@ def _called(fn: PyTreeFunction, policy: Policy | None, args: PyTree, kwargs: PyT
         args, kwargs = jax.tree_util.tree_unflatten(
             treedef, [next(given) if is_array(leaf) else leaf for leaf in leaves]
         )
-        with context.entered(frame=frame), keras_scope():
+        with context.entered(frame=frame), keras_scope() as scope:
             result = fn(*args, **kwargs)
+        check_no_losses([] if scope is None else scope.losses)
         results, structure = flatten_outputs(result)
         found.append((frame, structure))
         return results, frame.new_values()
@@ -112,3 +115,16 @@ def _frame_within(outer: StateFrame | None) -> OverrideFrame:
     frame = OverrideFrame(outer, (), ())
     frame.is_of_loss = outer is not None and outer.is_of_loss
     return frame
+
+
+def check_no_losses(losses: Sequence[jax.Array]) -> None:
+    """Checks that layers have added no losses in a function whose results are not kept.
+
+    Raises:
+        ProgramError: They have.
+    """
+    if losses:
+        raise ProgramError(
+            "A layer adds a loss (activity_regularizer, add_loss) in a function that is rematerialized, and it cannot "
+            "leave that. Rematerialize the parts around the layer, or return the penalty and add it to the loss."
+        )
