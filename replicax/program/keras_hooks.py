@@ -26,8 +26,8 @@ from replicax.host import host_of
 from replicax.program.makers import note_makers
 from replicax.runtime.once import once
 from replicax.typing import PyTreeFunction
-from replicax.variable_access import name_of, was_made
-from replicax.variables import as_numpy, lies_in_several_processes
+from replicax.variable_access import array_of, has_array, name_of, was_made
+from replicax.variables import as_numpy, lies_in_several_processes, lives_elsewhere
 
 if TYPE_CHECKING:
     import keras
@@ -216,11 +216,11 @@ def _with_shards_of_others(original: PyTreeFunction) -> PyTreeFunction:
 
     @functools.wraps(original)
     def __array__(self: keras.Variable, dtype: np.typing.DTypeLike | None = None) -> np.ndarray:
-        # It asks the array that is held: reading the value of a variable on servers takes long.
-        if not lies_in_several_processes(getattr(self, "_value", None)):
-            own: np.ndarray = original(self, dtype)
-            return own
-        return np.asarray(as_numpy(self, self.value), dtype)
+        # A variable on servers is read once: the array that it holds is what it reads.
+        if not lives_elsewhere(self) and has_array(self) and lies_in_several_processes(array_of(self)):
+            return np.asarray(as_numpy(self, self.value), dtype)
+        own: np.ndarray = original(self, dtype)
+        return own
 
     return __array__
 
