@@ -23,6 +23,7 @@ from replicax.equality import difference
 from replicax.errors import ArgumentError, ReplicaDivergenceError
 from replicax.host import host_of
 from replicax.program.calls import check_function, check_result
+from replicax.program.flax_parameters import with_parameters, zeros_for_flax
 from replicax.program.flax_variables import flax_state
 from replicax.program.frames import OverrideFrame, VariablesCreatedError
 from replicax.program.jaxprs import marked_as_gradient
@@ -62,6 +63,7 @@ def value_and_grad(
     Args:
         loss_fn: Returns a scalar float loss; with `has_aux`, a pair `(loss, aux)`. It may assign variables.
         variables: Pytree of the variables to differentiate with respect to (`rx.Variable` or Keras), float or complex.
+            A module of flax's `nnx` stands for its `nnx.Param`s; its gradients are an `nnx.State`.
         has_aux: Whether `loss_fn` returns auxiliary values beside the loss.
         aggregation: `"sum"` adds the replicas' gradients: right for losses divided by the *global* batch size
             (`rx.compute_average_loss`). `"mean"` averages them: right for losses that are a mean over the replica's
@@ -124,7 +126,7 @@ class Differentiated:
         maker: str,
     ):
         check_function("The loss function", loss_fn)
-        self._leaves, self._treedef = jax.tree_util.tree_flatten(variables)
+        self._leaves, self._treedef = jax.tree_util.tree_flatten(with_parameters(variables))
         _check_variables(self._leaves)
         self._loss_fn, self._has_aux, self._maker = loss_fn, has_aux, maker
         self.op = None if aggregation is None else ReduceOp.of(aggregation)
@@ -140,7 +142,9 @@ class Differentiated:
     ) -> PyTree:
         """Returns what the caller gets: the loss unless only gradients are asked for, auxiliary values, gradients."""
         by_id = {id(variable): gradient for variable, gradient in zip(evaluation.variables, found, strict=True)}
-        gradients = jax.tree_util.tree_unflatten(self._treedef, [by_id[id(variable)] for variable in self._leaves])
+        gradients = jax.tree_util.tree_unflatten(
+            self._treedef, [zeros_for_flax(variable, by_id[id(variable)]) for variable in self._leaves]
+        )
         if self._maker == "grad":
             return (gradients, aux) if self._has_aux else gradients
         return ((loss, aux) if self._has_aux else loss), gradients
