@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
@@ -22,196 +23,204 @@ if TYPE_CHECKING:
     import keras
 
 
-@functools.cache
-def distributed_embedding_class() -> type:
-    """Returns the class."""
-    import keras
+class TablesLayer:
+    """Looks ids up in tables that are too large for one device, and combines the rows of several ids.
 
-    @keras.saving.register_keras_serializable("replicax")
-    class DistributedEmbedding(keras.layers.Layer):
-        """Looks ids up in tables that are too large for one device, and combines the rows of several ids.
+    It takes the configurations of `keras_rs.layers.DistributedEmbedding` unchanged. In the scope of a mirrored
+    strategy each table is split by rows over the devices: in a step, row numbers and rows travel by all-to-all,
+    inside the compiled program. In the scope of a `ParameterServerStrategy` it lives on the servers. Each table has
+    an optimizer of its own, which changes only the rows that a step has looked up, each once with the sum of its
+    gradients. That happens where the gradients of the other weights are computed, in `fit` and in
+    `rx.value_and_grad`; the model's optimizer does not see the tables.
 
-        It takes the configurations of `keras_rs.layers.DistributedEmbedding` unchanged. In the scope of a mirrored
-        strategy each table is split by rows over the devices: in a step, row numbers and rows travel by all-to-all,
-        inside the compiled program. In the scope of a `ParameterServerStrategy` it lives on the servers. Each table has
-        an optimizer of its own, which changes only the rows that a step has looked up, each once with the sum of its
-        gradients. That happens where the gradients of the other weights are computed, in `fit` and in
-        `rx.value_and_grad`; the model's optimizer does not see the tables.
+    Ids out of range give NaN, as in Keras; those that are known when the layer is called are an error.
 
-        Ids out of range give NaN, as in Keras; those that are known when the layer is called are an error.
+    Args:
+        feature_configs: Pytree of `keras_rs.layers.FeatureConfig`. Inputs and outputs have its structure.
+            The first number of a feature's `input_shape`, of rows in the batch, need not be right.
+        table_stacking: Accepted as in `keras_rs`; it is for SparseCores.
+        update_stats: Accepted as in `keras_rs`. There is no number of ids that a table must be told of beforehand.
+        kwargs: Those of a Keras layer.
+
+    Raises:
+        ArgumentError: A configuration makes no sense, asks for SparseCores or for an optimizer that changes other
+            rows than those looked up; or the layer computes in float16, whose gradients are scaled.
+
+    Example:
+        >>> import keras_rs
+        >>> table = keras_rs.layers.TableConfig("words", vocabulary_size=100, embedding_dim=4, optimizer="sgd")
+        >>> feature = keras_rs.layers.FeatureConfig("title", table, input_shape=(2, 3), output_shape=(2, 4))
+        >>> layer = DistributedEmbedding({"title": feature})
+        >>> layer({"title": [[1, 2], [3, 4, 5]]})["title"].shape
+        (2, 4)
+    """
+
+    compute_dtype: str
+    add_weight: Callable[..., keras.Variable]
+
+    def __init__(
+        self,
+        feature_configs: PyTree,
+        *,
+        table_stacking: object = "auto",
+        update_stats: bool = False,
+        **kwargs: Any,
+    ):
+        cast(Any, super()).__init__(**kwargs)
+        if self.compute_dtype == "float16":
+            raise ArgumentError(
+                "DistributedEmbedding computes in float16, in which losses are scaled, and with them the gradients "
+                "of its rows. Give the layer dtype='float32', or use mixed_bfloat16."
+            )
+        self.table_stacking, self.update_stats = table_stacking, update_stats
+        self._features = Features(feature_configs)
+        strategy = context.current().strategy
+        host = host_of(strategy)
+        replicas = 1 if strategy is None or host.is_asynchronous else host.num_replicas_in_sync
+        self._hook = self.add_weight(shape=(), initializer="zeros", name="hook")
+        tables = [make_table(self, spec, Deal(spec.rows, replicas), host) for spec in self._features.specs]
+        self._tables = tuple(tables)
+
+    def build(self, input_shapes: PyTree) -> None:
+        """Checks the shapes of inputs; the tables are made with the layer."""
+        self._features.check_shapes(input_shapes)
+        self.built = True
+
+    def preprocess(self, inputs: PyTree, weights: PyTree | None = None, training: bool = False) -> dict[str, Any]:
+        """Makes arrays of ids and weights, for a pipeline of data: rows of different lengths are filled up.
 
         Args:
-            feature_configs: Pytree of `keras_rs.layers.FeatureConfig`. Inputs and outputs have its structure.
-                The first number of a feature's `input_shape`, of rows in the batch, need not be right.
-            table_stacking: Accepted as in `keras_rs`; it is for SparseCores.
-            update_stats: Accepted as in `keras_rs`. There is no number of ids that a table must be told of beforehand.
-            kwargs: Those of a Keras layer.
+            inputs: Structure of ids: arrays of shape `(batch,)` or `(batch, ids)`, or rows of different lengths: a
+                list of lists, a NumPy array of arrays, a pair of values and row splits.
+            weights: One for each id, in the same structure and form, or None.
+            training: Accepted as in `keras_rs`.
+
+        Returns:
+            What the layer takes in the place of the inputs.
 
         Raises:
-            ArgumentError: A configuration makes no sense, asks for SparseCores or for an optimizer that changes other
-                rows than those looked up; or the layer computes in float16, whose gradients are scaled.
-
-        Example:
-            >>> import keras_rs
-            >>> table = keras_rs.layers.TableConfig("words", vocabulary_size=100, embedding_dim=4, optimizer="sgd")
-            >>> feature = keras_rs.layers.FeatureConfig("title", table, input_shape=(2, 3), output_shape=(2, 4))
-            >>> layer = DistributedEmbedding({"title": feature})
-            >>> layer({"title": [[1, 2], [3, 4, 5]]})["title"].shape
-            (2, 4)
+            ArgumentError: An id is not in its table, or what a feature gets are no ids.
         """
+        del training
+        return self._features.preprocessed(inputs, weights)
 
-        def __init__(
-            self,
-            feature_configs: PyTree,
-            *,
-            table_stacking: object = "auto",
-            update_stats: bool = False,
-            **kwargs: Any,
-        ):
-            super().__init__(**kwargs)
-            if self.compute_dtype == "float16":
-                raise ArgumentError(
-                    "DistributedEmbedding computes in float16, in which losses are scaled, and with them the gradients "
-                    "of its rows. Give the layer dtype='float32', or use mixed_bfloat16."
-                )
-            self.table_stacking, self.update_stats = table_stacking, update_stats
-            self._features = Features(feature_configs)
-            strategy = context.current().strategy
-            host = host_of(strategy)
-            replicas = 1 if strategy is None or host.is_asynchronous else host.num_replicas_in_sync
-            self._hook = self.add_weight(shape=(), initializer="zeros", name="hook")
-            tables = [make_table(self, spec, Deal(spec.rows, replicas), host) for spec in self._features.specs]
-            self._tables = tuple(tables)
+    def __call__(self, inputs: PyTree, weights: PyTree | None = None, **kwargs: Any) -> PyTree:
+        """Looks ids up; see `call`."""
+        import keras
 
-        def build(self, input_shapes: PyTree) -> None:
-            """Checks the shapes of inputs; the tables are made with the layer."""
-            self._features.check_shapes(input_shapes)
-            self.built = True
+        is_symbolic = any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(inputs))
+        if is_symbolic:
+            return cast(Any, super()).__call__(inputs, weights, **kwargs)
+        if not is_preprocessed(inputs):
+            inputs = self._features.preprocessed(inputs, weights)
+        return cast(Any, super()).__call__(inputs, **kwargs)
 
-        def preprocess(self, inputs: PyTree, weights: PyTree | None = None, training: bool = False) -> dict[str, Any]:
-            """Makes arrays of ids and weights, for a pipeline of data: rows of different lengths are filled up.
+    def call(self, inputs: PyTree, weights: PyTree | None = None, training: bool = False) -> PyTree:
+        """Looks ids up in the tables and combines them.
 
-            Args:
-                inputs: Structure of ids: arrays of shape `(batch,)` or `(batch, ids)`, or rows of different lengths: a
-                    list of lists, a NumPy array of arrays, a pair of values and row splits.
-                weights: One for each id, in the same structure and form, or None.
-                training: Accepted as in `keras_rs`.
+        Args:
+            inputs: As for `preprocess`, or what that returns.
+            weights: As for `preprocess`.
+            training: Not used: the tables are updated where gradients are computed.
 
-            Returns:
-                What the layer takes in the place of the inputs.
+        Returns:
+            Arrays of shape `(batch, embedding_dim)` in the structure of the features.
+        """
+        del training
+        if not is_preprocessed(inputs):
+            inputs = self._features.preprocessed(inputs, weights)
+        ids, given = parts_of(inputs)
+        hook = self._hook.value
+        by_table: dict[int, list[str]] = {}
+        for path in ids:
+            by_table.setdefault(self._features.by_path[path].table, []).append(path)
+        found: dict[str, jax.Array] = {}
+        for number, paths in by_table.items():
+            found |= self._looked_up(number, {path: as_ids(ids[path]) for path in paths}, hook)
+        results = {path: self._combined(path, rows, given.get(path)) for path, rows in found.items()}
+        return self._features.map(lambda path: results[path])
 
-            Raises:
-                ArgumentError: An id is not in its table, or what a feature gets are no ids.
-            """
-            del training
-            return self._features.preprocessed(inputs, weights)
+    def _looked_up(self, number: int, ids: dict[str, jax.Array], hook: jax.Array) -> dict[str, jax.Array]:
+        """Returns the rows of all features of a table, which are looked up at once."""
+        flat = jax.numpy.concatenate([each.reshape(-1) for each in ids.values()])
+        rows = self._tables[number].look_up(flat, hook)
+        parts = np.cumsum([each.size for each in ids.values()])[:-1]
+        split = zip(ids.items(), jax.numpy.split(rows, parts), strict=True)
+        return {path: part.reshape(*each.shape, part.shape[-1]) for (path, each), part in split}
 
-        def __call__(self, inputs: PyTree, weights: PyTree | None = None, **kwargs: Any) -> PyTree:
-            """Looks ids up; see `call`."""
-            is_symbolic = any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(inputs))
-            if is_symbolic:
-                return super().__call__(inputs, weights, **kwargs)
-            if not is_preprocessed(inputs):
-                inputs = self._features.preprocessed(inputs, weights)
-            return super().__call__(inputs, **kwargs)
+    def _combined(self, path: str, rows: jax.Array, weights: jax.Array | None) -> jax.Array:
+        feature = self._features.by_path[path]
+        weights = None if weights is None else jax.numpy.asarray(weights)
+        return combined(rows.astype(self.compute_dtype), weights, feature.spec.combiner, feature.config.name)
 
-        def call(self, inputs: PyTree, weights: PyTree | None = None, training: bool = False) -> PyTree:
-            """Looks ids up in the tables and combines them.
+    def get_embedding_tables(self) -> dict[str, jax.Array]:
+        """Returns the tables by their names, arrays of shape `(vocabulary_size, embedding_dim)`."""
+        return {table.spec.name: read_table(table, "") for table in self._tables}
 
-            Args:
-                inputs: As for `preprocess`, or what that returns.
-                weights: As for `preprocess`.
-                training: Not used: the tables are updated where gradients are computed.
+    def compute_output_shape(self, input_shapes: PyTree) -> PyTree:
+        """Returns the shapes of the outputs, as the configurations of the features say."""
+        self._features.check_shapes(input_shapes)
+        return self._features.map(lambda path: tuple(self._features.by_path[path].config.output_shape))
 
-            Returns:
-                Arrays of shape `(batch, embedding_dim)` in the structure of the features.
-            """
-            del training
-            if not is_preprocessed(inputs):
-                inputs = self._features.preprocessed(inputs, weights)
-            ids, given = parts_of(inputs)
-            hook = self._hook.value
-            by_table: dict[int, list[str]] = {}
-            for path in ids:
-                by_table.setdefault(self._features.by_path[path].table, []).append(path)
-            found: dict[str, jax.Array] = {}
-            for number, paths in by_table.items():
-                found |= self._looked_up(number, {path: as_ids(ids[path]) for path in paths}, hook)
-            results = {path: self._combined(path, rows, given.get(path)) for path, rows in found.items()}
-            return self._features.map(lambda path: results[path])
+    def compute_output_spec(self, inputs: PyTree, weights: PyTree | None = None, training: bool = False) -> PyTree:
+        """Returns what the outputs of a functional model are."""
+        import keras
 
-        def _looked_up(self, number: int, ids: dict[str, jax.Array], hook: jax.Array) -> dict[str, jax.Array]:
-            """Returns the rows of all features of a table, which are looked up at once."""
-            flat = jax.numpy.concatenate([each.reshape(-1) for each in ids.values()])
-            rows = self._tables[number].look_up(flat, hook)
-            parts = np.cumsum([each.size for each in ids.values()])[:-1]
-            split = zip(ids.items(), jax.numpy.split(rows, parts), strict=True)
-            return {path: part.reshape(*each.shape, part.shape[-1]) for (path, each), part in split}
+        del weights, training
 
-        def _combined(self, path: str, rows: jax.Array, weights: jax.Array | None) -> jax.Array:
-            feature = self._features.by_path[path]
-            weights = None if weights is None else jax.numpy.asarray(weights)
-            return combined(rows.astype(self.compute_dtype), weights, feature.spec.combiner, feature.config.name)
+        def spec(path: str, ids: keras.KerasTensor) -> keras.KerasTensor:
+            shape = ids.shape if len(ids.shape) == 1 else ids.shape[:-1]
+            return keras.KerasTensor((*shape, self._features.by_path[path].spec.columns), dtype=self.compute_dtype)
 
-        def get_embedding_tables(self) -> dict[str, jax.Array]:
-            """Returns the tables by their names, arrays of shape `(vocabulary_size, embedding_dim)`."""
-            return {table.spec.name: read_table(table, "") for table in self._tables}
+        return self._features.map(spec, inputs)
 
-        def compute_output_shape(self, input_shapes: PyTree) -> PyTree:
-            """Returns the shapes of the outputs, as the configurations of the features say."""
-            self._features.check_shapes(input_shapes)
-            return self._features.map(lambda path: tuple(self._features.by_path[path].config.output_shape))
+    def get_config(self) -> dict[str, Any]:
+        """Returns the configuration as plain data; tables that features share come once."""
+        config = cast(Any, super()).get_config()
+        config |= {"table_stacking": self.table_stacking, "update_stats": self.update_stats}
+        return {**config, **configuration(self._features)}
 
-        def compute_output_spec(self, inputs: PyTree, weights: PyTree | None = None, training: bool = False) -> PyTree:
-            """Returns what the outputs of a functional model are."""
-            del weights, training
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> keras.Layer:
+        """Makes a layer of what `get_config` has returned; it needs `keras_rs`."""
+        config = dict(config)
+        return cls(features_from(config.pop("feature_configs"), config.pop("tables")), **config)
 
-            def spec(path: str, ids: keras.KerasTensor) -> keras.KerasTensor:
-                shape = ids.shape if len(ids.shape) == 1 else ids.shape[:-1]
-                return keras.KerasTensor((*shape, self._features.by_path[path].spec.columns), dtype=self.compute_dtype)
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the tables as they are on one device, with what their optimizers keep."""
+        store["hook"] = np.asarray(self._hook.value)
+        for table in self._tables:
+            for name in table.variables:
+                store[_key(table.spec.name, name)] = np.asarray(read_table(table, name))
+            store[_key(table.spec.name, "step")] = np.asarray(table.step.value)
+            if table.index is not None:
+                store[_key(table.spec.name, "index")] = np.asarray(table.index)
 
-            return self._features.map(spec, inputs)
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what `save_own_variables` has written, on however many devices."""
+        if "hook" in store:
+            self._hook.assign(store["hook"])
+        for table in self._tables:
+            for name in table.variables:
+                key = _key(table.spec.name, name)
+                if key not in store and name:
+                    continue  # Only rows: a table is taken over into a new training.
+                write_table(table, name, np.asarray(store[key]))
+            if table.index is not None:
+                table.index.assign(np.asarray(store[_key(table.spec.name, "index")]))
+            if _key(table.spec.name, "step") in store:
+                table.step.assign(np.asarray(store[_key(table.spec.name, "step")]))
 
-        def get_config(self) -> dict[str, Any]:
-            """Returns the configuration as plain data; tables that features share come once."""
-            config = super().get_config()
-            config |= {"table_stacking": self.table_stacking, "update_stats": self.update_stats}
-            return {**config, **configuration(self._features)}
 
-        @classmethod
-        def from_config(cls, config: dict[str, Any]) -> keras.Layer:
-            """Makes a layer of what `get_config` has returned; it needs `keras_rs`."""
-            config = dict(config)
-            return cls(features_from(config.pop("feature_configs"), config.pop("tables")), **config)
+@functools.cache
+def distributed_embedding_class() -> type:
+    """Returns the class: the layer on top of Keras's."""
+    import keras
 
-        def save_own_variables(self, store: Any) -> None:
-            """Writes the tables as they are on one device, with what their optimizers keep."""
-            store["hook"] = np.asarray(self._hook.value)
-            for table in self._tables:
-                for name in table.variables:
-                    store[_key(table.spec.name, name)] = np.asarray(read_table(table, name))
-                store[_key(table.spec.name, "step")] = np.asarray(table.step.value)
-                if table.index is not None:
-                    store[_key(table.spec.name, "index")] = np.asarray(table.index)
-
-        def load_own_variables(self, store: Any) -> None:
-            """Reads what `save_own_variables` has written, on however many devices."""
-            if "hook" in store:
-                self._hook.assign(store["hook"])
-            for table in self._tables:
-                for name in table.variables:
-                    key = _key(table.spec.name, name)
-                    if key not in store and name:
-                        continue  # Only rows: a table is taken over into a new training.
-                    write_table(table, name, np.asarray(store[key]))
-                if table.index is not None:
-                    table.index.assign(np.asarray(store[_key(table.spec.name, "index")]))
-                if _key(table.spec.name, "step") in store:
-                    table.step.assign(np.asarray(store[_key(table.spec.name, "step")]))
-
-    DistributedEmbedding.__module__ = "replicax.keras"
-    DistributedEmbedding.__qualname__ = "DistributedEmbedding"
-    return DistributedEmbedding
+    namespace = {"__doc__": TablesLayer.__doc__, "__module__": "replicax.keras"}
+    made = type("DistributedEmbedding", (TablesLayer, keras.layers.Layer), namespace)
+    registered: type = keras.saving.register_keras_serializable("replicax")(made)
+    return registered
 
 
 def _key(table: str, part: str) -> str:
