@@ -75,6 +75,8 @@ def held(tree: PyTree) -> PyTree:
     if flax_door.nnx() is None:
         return tree
     leaves, treedef = flattened_by_jax(tree, _stops)
+    if not any(map(_is_flax_class, set(map(type, leaves)))):  # Every argument of every call comes by here.
+        return tree
     found = [_is_held(leaf) for leaf in leaves]
     if not any(found):
         return tree
