@@ -36,7 +36,10 @@ def objects(model):
         "_symbolic_build",
         "_flatten_layers",
     ]
+    norm = keras.layers.BatchNormalization()
     return dict.fromkeys(trainer, model) | {
+        "_moments": norm,
+        "_reduction_axes": norm,
         "_compile_config": model,
         "_inputs_struct": keras.Model(model.inputs[0], model.outputs[0]),
         "_trainable_variables": optimizer,
