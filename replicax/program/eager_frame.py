@@ -15,7 +15,8 @@ from replicax.equality import OWN_DATA, Difference
 from replicax.host import Host
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
-from replicax.program.frames import ReplicaFrame, own_row, own_rows
+from replicax.program.frames import ReplicaFrame
+from replicax.program.placeholders import own_row, own_rows
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.variable_access import VariableLike, array_of, has_split_rows, is_per_replica_variable
 

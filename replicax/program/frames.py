@@ -11,11 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
-import jax.numpy as jnp
 
 from replicax.aggregation import VariableAggregation
-from replicax.compat.jax import is_random_key, vary
-from replicax.compat.jax_primitives import stand_in
 from replicax.compat.jax_tracing import (
     Trace,
     being_differentiated,
@@ -27,23 +24,19 @@ from replicax.compat.jax_tracing import (
 from replicax.context import StateFrame
 from replicax.equality import Difference
 from replicax.errors import ProgramError
-from replicax.host import Host, host_of
+from replicax.host import Host
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
+from replicax.program.placeholders import placeholder, placeholder_of_component, stacked_in_program
 from replicax.program.results import Counts
-from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.variable_access import (
     VariableLike,
     array_of,
-    dtype_of,
-    has_split_rows,
-    is_per_replica_variable,
     name_of,
-    shape_of,
 )
 
 if TYPE_CHECKING:
-    from replicax.variables import Variable
+    pass
 
 
 class VariablesCreatedError(BaseException):
@@ -284,7 +277,7 @@ class ReplicaFrame(TracedFrame):
     """
 
     def __init__(self, outside: Trace, decisions: Decisions, accesses: Accesses):
-        super().__init__(outside, accesses, _placeholder_of_component)
+        super().__init__(outside, accesses, placeholder_of_component)
         self.decisions = decisions
         #: The accumulators that were read or assigned, by their ids, in their order.
         self.accumulators: dict[int, VariableLike] = {}
@@ -390,41 +383,3 @@ class OverrideFrame(_Frame):
         """Returns the frame that decisions belong to, or one that passes them on."""
         assert self.parent is not None and not isinstance(self.parent, ProgramFrame)
         return cast(ReplicaFrame, self.parent)
-
-
-def own_row(stacked: jax.Array) -> jax.Array:
-    """Returns this replica's component of a stacked array, inside `shard_map`."""
-    return stacked[jax.lax.axis_index(REPLICA_AXIS)]
-
-
-def own_rows(value: jax.Array, replicas: int) -> jax.Array:
-    """Returns this replica's rows of an array whose rows are split over `replicas` replicas, inside `shard_map`."""
-    own = -(-value.shape[0] // replicas)
-    filled = jnp.pad(value, [(0, own * replicas - value.shape[0]), *[(0, 0)] * (value.ndim - 1)])
-    return jax.lax.dynamic_slice_in_dim(filled, jax.lax.axis_index(REPLICA_AXIS) * own, own)
-
-
-def stacked_in_program(variable: VariableLike) -> int | None:
-    """Returns the number of stacked components of a variable that has one per replica, otherwise None."""
-    return (
-        host_of(cast("Variable", variable).strategy).num_replicas_in_sync if is_per_replica_variable(variable) else None
-    )
-
-
-def _placeholder_of_component(variable: VariableLike) -> jax.Array:
-    if has_split_rows(variable):
-        rows, *rest = shape_of(variable)
-        own = -(-rows // jax.lax.axis_size(REPLICA_AXIS))
-        return vary(stand_in((own, *rest), array_of(variable).dtype), REPLICA_AXIS)
-    value = placeholder(variable, None)
-    return vary(value, REPLICA_AXIS) if is_per_replica_variable(variable) else value
-
-
-def placeholder(variable: VariableLike, stacked: int | None) -> jax.Array:
-    """Returns what stands for the variable's value in a trace: it has its shape and dtype."""
-    value = array_of(variable)
-    if is_random_key(value):
-        return stand_in(value.shape, value.dtype)
-    dtype = jax.dtypes.canonicalize_dtype(dtype_of(variable) if value is None else value.dtype)
-    shape = shape_of(variable)
-    return stand_in(shape if stacked is None else (stacked, *shape), dtype)

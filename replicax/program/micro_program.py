@@ -20,9 +20,9 @@ from replicax.host import host_of
 from replicax.program.accumulators import find_not_summable, marked_as_share
 from replicax.program.advice import advise_of_total
 from replicax.program.autodiff import Differentiation
-from replicax.program.frames import placeholder, stacked_in_program
 from replicax.program.jaxprs import called
 from replicax.program.micro_batches import Batch, Group, MicroFrame
+from replicax.program.placeholders import placeholder, stacked_in_program
 from replicax.program.scales import scope_of
 from replicax.program.shares import defer_total, is_accumulator, share_of_total
 from replicax.runtime.mesh import REPLICA_AXIS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -20,12 +20,12 @@ from jax.sharding import PartitionSpec
 import replicax.context as context
 from replicax.compat.jax import varying_axes
 from replicax.compat.jax_tracing import current_trace, traced_apart
-from replicax.containers import opened
 from replicax.errors import ReplicaDivergenceError, ReplicaShapeError
 from replicax.host import Host
 from replicax.program.accesses import Accesses
 from replicax.program.accumulators import find_not_summable
 from replicax.program.advice import advise_of_captured, advise_of_local_mean, advise_of_total, advise_of_zeros
+from replicax.program.components import without_per_replica
 from replicax.program.control_flow import install_control_flow
 from replicax.program.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
 from replicax.program.enclosing import agree, enclosing_program, noted
@@ -48,7 +48,7 @@ from replicax.program.unequal_types import types_explained
 from replicax.program.unknown_axes import axes_explained
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import Leaf, PyTree, PyTreeFunction
-from replicax.values import ManualPerReplica, PerReplica, is_per_replica
+from replicax.values import PerReplica
 from replicax.variable_access import (
     VariableLike,
     array_of,
@@ -389,23 +389,6 @@ def _component(stacked: jax.Array) -> jax.Array:
 
 def _varies(leaf: Leaf) -> bool:
     return REPLICA_AXIS in varying_axes(leaf)
-
-
-def without_per_replica(tree: PyTree, component_of: Callable[[jax.Array], Leaf] | None = None) -> PyTree:
-    """Replaces each per-replica value in `tree` by this replica's component, inside `shard_map`.
-
-    Args:
-        tree: Any pytree.
-        component_of: What to make of the array in a `PerReplica`; by default its row for this replica is taken, which
-            is right for a value that was captured or computed outside.
-    """
-
-    def component(leaf: Leaf) -> Leaf:
-        if isinstance(leaf, PerReplica):
-            return leaf.own() if component_of is None else component_of(leaf.stacked)
-        return leaf.component if isinstance(leaf, ManualPerReplica) else leaf
-
-    return around_modules(lambda tree: jax.tree_util.tree_map(component, opened(tree), is_leaf=is_per_replica), tree)
 
 
 def _name(fn: PyTreeFunction) -> str:

@@ -17,10 +17,11 @@ from replicax.compat.jax_tracing import constants_are_traced, prepare_tracing_an
 from replicax.compat.keras import as_tensor_of
 from replicax.containers import opened
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
+from replicax.program.components import without_per_replica
 from replicax.program.enclosing import enclosing_program, settle_strategy
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.pytrees import is_number_like
-from replicax.program.replica import ReplicaCall, without_per_replica
+from replicax.program.replica import ReplicaCall
 from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.combining import Combine, Components, compiled, one_per_replica, value_of, values_of

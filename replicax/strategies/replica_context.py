@@ -25,7 +25,7 @@ from replicax.equality import difference
 from replicax.errors import ArgumentError, ContextError, ProgramError, ReduceError
 from replicax.migration import called_as
 from replicax.program.calls import checked_call
-from replicax.program.replica import without_per_replica
+from replicax.program.components import without_per_replica
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.scattering import check_no_slices, is_slices, reduce_slices
