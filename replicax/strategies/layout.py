@@ -38,8 +38,9 @@ class LayoutStrategy(SpansWorkers):
     rule has decided about each variable; a large one of which every device holds a copy is told when training begins.
 
     Args:
-        mesh: A `jax.sharding.Mesh` or a `keras.distribution.DeviceMesh` of local devices, such as one of shape `(4, 2)`
-            with axes `("batch", "model")`. The axis called `"model"` is the model's, otherwise the last of several.
+        mesh: A `jax.sharding.Mesh` or a `keras.distribution.DeviceMesh`, such as one of shape `(4, 2)` with axes
+            `("batch", "model")`, of devices of this process, or of all workers that are connected. The axis called
+            `"model"` is the model's, otherwise the last of several.
         layout: One of
 
             - `"fsdp"`: a variable is cut along its longest dimension that the first axis divides.
@@ -56,7 +57,7 @@ class LayoutStrategy(SpansWorkers):
         mesh_shape: In place of `mesh`, the sizes of its axes: `(2, 4)` for axes `("batch", "model")`, or
             `{"batch": 2, "model": 4}`; -1 for what is left. By default all devices are along the first axis, with
             `layout="tensor"` along the second.
-        devices: The devices of `mesh_shape`, as for `MirroredStrategy`.
+        devices: The devices of `mesh_shape`, as for `MirroredStrategy`; by default those of all workers of the cluster.
         min_size: The rules leave variables with fewer elements whole: cutting them saves little and costs a message.
         cluster_resolver: Says who this process is; by default the environment does. See `MultiWorkerMirroredStrategy`.
         start_timeout: How long to wait for the other workers, in seconds.
