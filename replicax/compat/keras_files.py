@@ -1,6 +1,6 @@
-"""How Keras reads and writes files of weights. Read in Keras 3.12 to 3.15.
+"""How Keras reads and writes files of weights. Read in Keras 3.15.
 
-Keras has no other place for who wants to read a tensor in pieces: its stores hand out whole arrays. Without these names
+Keras has no other place to read a tensor in pieces: its stores hand out whole arrays. Without these names
 files are read as Keras reads them: each tensor whole, and of a `.keras` file all of it.
 """
 
