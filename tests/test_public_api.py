@@ -36,6 +36,13 @@ TOPICS = [
     "testing",
 ]
 FOLDERS = {"cluster_resolver": "cluster"}
+# Classes on top of Keras's are made when they are first asked for. The API page shows what says their words.
+MADE_WHEN_ASKED_FOR = {
+    "BackupAndRestore": "keras.backup._BackupAndRestore",
+    "BatchNormalization": "keras.batch_normalization._Synchronized",
+    "DistributedEmbedding": "tables.layer.TablesLayer",
+    "TensorBoard": "keras.tensorboard._TensorBoard",
+}
 
 # Keras itself is a dependency, but only the adapter's own folder may need it to load.
 HEAVY = ("keras", "tensorflow", "torch", "ray", "sklearn", "matplotlib")
@@ -92,8 +99,8 @@ def test_every_public_name_is_on_the_api_page():
 def shown_as(name: str) -> str:
     """Returns what the API page calls a name: one that is flat and nested stands there once, as it is flat."""
     topic, _, last = name.rpartition(".")
-    if topic == "keras" and last in ("BackupAndRestore", "TensorBoard"):  # made when they are asked for
-        return f"replicax.keras.{'backup' if last == 'BackupAndRestore' else 'tensorboard'}._{last}"
+    if topic == "keras" and last in MADE_WHEN_ASKED_FOR:
+        return f"replicax.{MADE_WHEN_ASKED_FOR[last]}"
     if last in rx.__all__:
         return f"replicax.{last}"
     return f"replicax.{FOLDERS.get(topic, topic)}.{last}" if topic else f"replicax.{last}"
