@@ -21,26 +21,14 @@ from replicax.data import AutoShardPolicy, InputContext, InputOptions, ValueCont
 from replicax.errors import ReplicaDivergenceError, ReplicaxError
 from replicax.losses import compute_average_loss, scale_regularization_loss
 from replicax.migration import not_found
-from replicax.program import (
-    TensorSpec,
-    cond,
-    fori_loop,
-    function,
-    grad,
-    scan,
-    switch,
-    value_and_grad,
-    while_loop,
-)
+from replicax.program import TensorSpec, function, grad, value_and_grad
 from replicax.program.keras_backend import choose_jax_for_keras
 from replicax.reduce_op import ReduceOp
 from replicax.renamed import RENAMED, renamed
 from replicax.scattering import IndexedSlices
 from replicax.strategies import (
     CentralStorageStrategy,
-    FullyShardedStrategy,
     GradientMemory,
-    LayoutStrategy,
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
@@ -153,6 +141,8 @@ _LATER = {
     "CheckpointManager": "checkpoint",
     "DiLoCoStrategy": "islands",
     "FixedShardsPartitioner": "parameter_server",
+    "FullyShardedStrategy": "strategies.fully_sharded",
+    "LayoutStrategy": "strategies.layout",
     "LoadedFunction": "exporting",
     "LocalSGDStrategy": "islands",
     "MaxSizePartitioner": "parameter_server",
@@ -165,16 +155,21 @@ _LATER = {
     "TerminationConfig": "checkpoint",
     "accumulate_gradients": "program.accumulation",
     "checkpoint": "checkpoint",
+    "cond": "program.loops",
     "coordinator": "coordinator",
     "dtensor": "dtensor",
     "estimator": "estimator",
     "export": "exporting",
+    "fori_loop": "program.loops",
     "latest_checkpoint": "checkpoint",
     "load_export": "exporting",
     "load_safetensors": "weights",
-    "save_safetensors": "weights",
     "remat": "program.rematerialized",
+    "save_safetensors": "weights",
+    "scan": "program.loops",
+    "switch": "program.loops",
     "testing": "testing",
+    "while_loop": "program.loops",
 }
 
 if TYPE_CHECKING:
@@ -201,7 +196,10 @@ if TYPE_CHECKING:
         ShardedVariable,
     )
     from replicax.program.accumulation import accumulate_gradients
+    from replicax.program.loops import cond, fori_loop, scan, switch, while_loop
     from replicax.program.rematerialized import remat
+    from replicax.strategies.fully_sharded import FullyShardedStrategy
+    from replicax.strategies.layout import LayoutStrategy
     from replicax.weights import load_safetensors, save_safetensors
 else:  # For a type checker every name would exist.
 

@@ -29,6 +29,23 @@ class Shown(str):
         return self.html
 
 
+def joined(*parts: Shown) -> Shown:
+    """Returns tables below each other."""
+    return Shown("\n\n".join(parts), "".join(part.html for part in parts))
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows of words as text, in columns; sizes in bytes are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if cell.endswith(" bytes") else cell.ljust(width)
+            for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    )
+
+
 def html_table(headings: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
     """Returns a table as HTML. Ints are aligned to the right and have thousands separators."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)

@@ -121,12 +121,21 @@ NOT_AT_FIRST = (
     "replicax.estimator",
     "replicax.exporting",
     "replicax.keras.backup",
+    "replicax.keras.models",
     "replicax.keras.sidecar",
     "replicax.keras.tensorboard",
+    "replicax.layouts",
     "replicax.parameter_server",
+    "replicax.program.accumulation",
+    "replicax.program.loops",
     "replicax.ray_cluster",
     "replicax.remote.session",
+    "replicax.strategies.fully_sharded",
+    "replicax.strategies.layout",
+    "replicax.tables",
     "replicax.testing",
+    "replicax.weights",
+    "flax",
     "keras",
     "orbax",
     "ray",
@@ -148,7 +157,7 @@ def step(params, batch):
 
 (batch,) = strategy.distribute_dataset([np.ones((4, 2), "float32")])
 step(strategy.replicate(np.ones(2, "float32")), batch)
-print(*(name for name in sys.modules if name.split(".")[0] in ("replicax", "keras", "orbax", "ray")))
+print(*(name for name in sys.modules if name.split(".")[0] in ("replicax", "flax", "keras", "orbax", "ray")))
 """
 
 

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import functools
 import inspect
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,8 +28,7 @@ from replicax.keras.saving import write_atomically, write_together
 from replicax.keras.steps import accept_state
 from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import has_workers, loop_of_workers
-from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
-from replicax.program.keras_state import keras_ownership
+from replicax.program.keras_backend import check_keras_backend
 from replicax.runtime.once import once
 from replicax.tracebacks import entry_point
 from replicax.typing import PyTree
@@ -44,19 +42,6 @@ _EPOCH_LOOPS = ("fit", "evaluate", "predict")
 _LOOPS = (*_EPOCH_LOOPS, "train_on_batch", "test_on_batch", "predict_on_batch")
 _DATA = {"x", "y", "sample_weight", "validation_data"}
 _STEPS = {"make_train_function": "train", "make_test_function": "test", "make_predict_function": "predict"}
-
-
-@contextlib.contextmanager
-def keras_entered(strategy: KerasHost) -> Iterator[None]:
-    """Makes Keras models and variables created in the `with` block belong to `strategy`; nothing without Keras."""
-    if keras_is_loaded():
-        install_trainer_hooks()
-        if "keras_hub" in sys.modules:
-            from replicax.weights.conversions import install_conversion_hooks
-
-            install_conversion_hooks()
-    with keras_ownership(strategy):
-        yield
 
 
 class _Membership:

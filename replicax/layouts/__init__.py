@@ -1,7 +1,7 @@
 """How the variables of large models are laid out over a mesh: rules by type of layer, and what they decide."""
 
 from replicax.layouts.automatic import AutomaticRules
-from replicax.layouts.decisions import MIN_SIZE, Axes, Decision, Rules, longest_divisible, over_data
+from replicax.layouts.decisions import MIN_SIZE, Axes, Decision, Rules, over_data
 from replicax.layouts.layouts import Layouts
 from replicax.layouts.patterns import LayoutLike, PatternRules
 from replicax.layouts.roles import Role, role_of
@@ -16,7 +16,6 @@ __all__ = [
     "PatternRules",
     "Role",
     "Rules",
-    "longest_divisible",
     "over_data",
     "role_of",
 ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from jax.sharding import PartitionSpec
 
+from replicax.runtime.mesh import longest_divisible
 from replicax.variable_access import VariableLike
 
 #: For each dimension of a variable the name of the mesh axis that cuts it, or None.
@@ -65,23 +66,6 @@ class Rules(Protocol):
 def whole(shape: Sequence[int], rule: str, shortfall: str = "") -> Decision:
     """Returns the decision that every device holds all of a variable."""
     return Decision((None,) * len(shape), rule, shortfall)
-
-
-def longest_divisible(shape: Sequence[int], parts: int, taken: Iterable[int] = ()) -> int | None:
-    """Returns the longest dimension that `parts` divides, the first of several; None if there is none.
-
-    Args:
-        shape: The shape.
-        parts: A number of devices.
-        taken: Dimensions that are cut already.
-
-    Example:
-        >>> longest_divisible((700, 512), 8)
-        1
-    """
-    taken = set(taken)
-    divisible = [(length, -i) for i, length in enumerate(shape) if length and length % parts == 0 and i not in taken]
-    return -max(divisible)[1] if divisible else None
 
 
 def over_data(shape: Sequence[int], axis: str, parts: int, min_size: int) -> Decision:

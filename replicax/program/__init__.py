@@ -37,18 +37,12 @@ Under a strategy, `strategy.run(fn, args)` inside `step` adds one level:
 
 from replicax.program.autodiff import grad, value_and_grad
 from replicax.program.function import Function, function
-from replicax.program.loops import cond, fori_loop, scan, switch, while_loop
 from replicax.program.tensor_spec import TensorSpec
 
 __all__ = [
     "Function",
     "TensorSpec",
-    "cond",
-    "fori_loop",
     "function",
     "grad",
-    "scan",
-    "switch",
     "value_and_grad",
-    "while_loop",
 ]

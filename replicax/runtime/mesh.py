@@ -1,9 +1,9 @@
-"""Meshes: the devices of a strategy as an array with one named axis, and the two placements that replicax uses."""
+"""Meshes: the devices of a strategy as an array with one named axis, and the placements that replicax uses."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -30,3 +30,20 @@ def mirrored_sharding(mesh: Mesh) -> NamedSharding:
 def stacked_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the placement of a stacked value of shape `(num_replicas, ...)`: device i holds row i."""
     return NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+
+
+def longest_divisible(shape: Sequence[int], parts: int, taken: Iterable[int] = ()) -> int | None:
+    """Returns the longest dimension that `parts` divides, the first of several; None if there is none.
+
+    Args:
+        shape: The shape.
+        parts: A number of devices.
+        taken: Dimensions that are cut already.
+
+    Example:
+        >>> longest_divisible((700, 512), 8)
+        1
+    """
+    taken = set(taken)
+    divisible = [(length, -i) for i, length in enumerate(shape) if length and length % parts == 0 and i not in taken]
+    return -max(divisible)[1] if divisible else None

@@ -1,4 +1,7 @@
-"""Strategies: where training runs and how its parts are put together."""
+"""Strategies: where training runs and how its parts are put together.
+
+Those that shard variables have rules for layouts to load: they are in `fully_sharded.py` and `layout.py` only.
+"""
 
 from replicax.strategies.ambient import (
     get_replica_context,
@@ -9,9 +12,7 @@ from replicax.strategies.ambient import (
 )
 from replicax.strategies.base import Strategy
 from replicax.strategies.central_storage import CentralStorageStrategy
-from replicax.strategies.fully_sharded import FullyShardedStrategy
 from replicax.strategies.gradient_memory import GradientMemory
-from replicax.strategies.layout import LayoutStrategy
 from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.multi_worker import MultiWorkerMirroredStrategy
 from replicax.strategies.one_device import OneDeviceStrategy
@@ -20,9 +21,7 @@ from replicax.strategies.tpu import TPUStrategy
 
 __all__ = [
     "CentralStorageStrategy",
-    "FullyShardedStrategy",
     "GradientMemory",
-    "LayoutStrategy",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",

@@ -21,8 +21,7 @@ from replicax.data import (
 )
 from replicax.errors import ContextError
 from replicax.host import HostDefaults, PlacementLike
-from replicax.keras.host import KerasLoopsLike
-from replicax.keras.models import keras_entered
+from replicax.keras.entering import keras_entered
 from replicax.migration import AdvisedContract, called_as
 from replicax.program.calls import checked_call
 from replicax.program.enclosing import noted
@@ -42,6 +41,8 @@ from replicax.variable_access import VariableLike
 
 if TYPE_CHECKING:
     import keras
+
+    from replicax.keras.host import KerasLoopsLike
 
 _T = TypeVar("_T")
 

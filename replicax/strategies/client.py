@@ -16,7 +16,6 @@ import numpy as np
 from replicax.cluster import ClusterResolver, ClusterSpec
 from replicax.data import DistributedDataset, InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
-from replicax.keras.remote_loops import RemoteLoops
 from replicax.migration import called_as
 from replicax.program.keras_backend import keras_is_loaded
 from replicax.reduce_op import ReduceOp
@@ -28,6 +27,8 @@ from replicax.variable_access import VariableLike
 
 if TYPE_CHECKING:
     import keras
+
+    from replicax.keras.remote_loops import RemoteLoops
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -194,6 +195,8 @@ class ClientMethods(WithoutReplicas):
 
     def keras_loops(self, model: keras.Model) -> RemoteLoops:
         """Returns what runs the loops of a Keras model on the workers: `fit` and the like."""
+        from replicax.keras.remote_loops import RemoteLoops
+
         return RemoteLoops(model, self)
 
     def __reduce__(self) -> tuple[Callable[..., Strategy], tuple[object, ...]]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from replicax.collectives.hlo import axes_of_groups, collectives
 from replicax.errors import ArgumentError
 from replicax.host import PlacementLike
 from replicax.program.function import Function
 from replicax.runtime.transfer import beside_device
-from replicax.shown import Shown, html_table
+from replicax.shown import Shown, html_table, in_columns, joined
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, dtype_of, is_per_replica_variable, name_of, shape_of
 
@@ -54,48 +52,7 @@ def explanation(rows: Sequence[Explained]) -> Shown:
     headings = ("variable", "shape", "layout", "bytes", "rule")
     has_rules = any(row.why for row in rows)
     html = html_table(headings, rows) if has_rules else html_table(headings[:-1], [row[:-1] for row in rows])
-    return Shown(_in_columns([row.cells for row in rows]), html)
-
-
-def traffic(compiled: jax.stages.Compiled, what: str, mesh: Mapping[str, int]) -> Shown:
-    """Returns a table of the collectives of a compiled program, those of a kind along the same axes in one line.
-
-    Args:
-        compiled: The program.
-        what: What it is, for the caption.
-        mesh: The sizes of the mesh's axes by their names.
-    """
-    found: Counter[tuple[str, str]] = Counter()
-    num_bytes: Counter[tuple[str, str]] = Counter()
-    for each in collectives(compiled.as_text() or ""):
-        axes = axes_of_groups(each.groups, tuple(mesh.values()))
-        along = " x ".join(list(mesh)[axis] for axis in axes) if axes else "some devices"
-        found[each.kind, along] += 1
-        num_bytes[each.kind, along] += each.num_bytes
-    caption = f"collectives of {what}, with the bytes that each device has of them"
-    rows = [(*key, count, num_bytes[key]) for key, count in sorted(found.items())]
-    if not rows:
-        return Shown(f"{caption}: none")
-    rows.append(("total", "", found.total(), num_bytes.total()))
-    cells = [(kind, along and f"over {along}", str(count), f"{size} bytes") for kind, along, count, size in rows]
-    headings = ("collective", "over", "number", "bytes")
-    return Shown(f"{caption}:\n{_in_columns(cells)}", html_table(headings, rows, caption))
-
-
-def joined(*parts: Shown) -> Shown:
-    """Returns tables below each other."""
-    return Shown("\n\n".join(parts), "".join(part.html for part in parts))
-
-
-def _in_columns(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if cell.endswith(" bytes") else cell.ljust(width)
-            for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    )
+    return Shown(in_columns([row.cells for row in rows]), html)
 
 
 class Explaining:
@@ -137,7 +94,7 @@ class Explaining:
                 )
             found = variables.build(*args, **kwargs)
             compiled = variables.lower(*args, **kwargs).compile()
-            return joined(self._table(found), traffic(compiled, _name(variables), self._mesh_sizes()))
+            return joined(self._table(found), self._traffic(compiled, _name(variables)))
         if args or kwargs:
             raise ArgumentError("Arguments go with an rx.function, explain(fn, x), and a batch as step=(x, y).")
         is_model = hasattr(variables, "variables")
@@ -155,7 +112,7 @@ class Explaining:
         lowered, rows = lowered_train_step(model, None if step is True else step)
         table = self._table(self._variables_of(model))
         what = f"a step of fit with {rows} rows"
-        return joined(table, traffic(lowered.compile(), what, self._mesh_sizes()))
+        return joined(table, self._traffic(lowered.compile(), what))
 
     def _variables_of(self, model: Any) -> list[VariableLike]:
         optimizer = getattr(model, "optimizer", None)
@@ -174,6 +131,11 @@ class Explaining:
     _sum_of = "on each device"
     #: Whether a variable may have more bytes than a device has of it.
     _shards = False
+
+    def _traffic(self, compiled: jax.stages.Compiled, what: str) -> Shown:
+        from replicax.strategies.traffic import traffic  # Reads programs as text, which a step does not.
+
+        return traffic(compiled, what, self._mesh_sizes())
 
     def _mesh_sizes(self) -> dict[str, int]:
         mesh = self.placement.mesh_for(self.placement.replicas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import jax
 import numpy as np
@@ -14,13 +14,10 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 import replicax.health as health
 from replicax.errors import WorkersDisagreeError
 from replicax.host import FirstValueLike
-from replicax.layouts import longest_divisible
-from replicax.program.first_values import FirstValue, traced_value
 from replicax.program.handover import store_values
-from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible
 from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
-from replicax.strategies.first_values import FirstValues
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
 from replicax.variable_access import (
     VariableLike,
@@ -31,6 +28,10 @@ from replicax.variable_access import (
     set_array,
     shape_of,
 )
+
+if TYPE_CHECKING:  # Loaded where variables are cut only.
+    from replicax.program.first_values import FirstValue
+    from replicax.strategies.first_values import FirstValues
 
 _MOST_NAMED = 10  # variables that an error names
 
@@ -135,6 +136,8 @@ class Placement(ReplicaDevices):
 
     @functools.cached_property
     def _first_values(self) -> FirstValues:
+        from replicax.strategies.first_values import FirstValues
+
         return FirstValues()
 
     def cuts(self, variable: VariableLike) -> bool:
@@ -146,13 +149,19 @@ class Placement(ReplicaDevices):
 
     def first_value(self, function: Callable[[], jax.Array]) -> FirstValue | None:
         """Returns what a function would compute, if the strategy cuts variables and the function can be traced."""
-        return traced_value(function) if self.shards_variables else None
+        if not self.shards_variables:
+            return None
+        from replicax.program.first_values import traced_value
+
+        return traced_value(function)
 
     def create(self, variable: VariableLike, value: FirstValueLike) -> None:
         """Gives a variable the value that is computed for it, in parts if it is cut: no device holds the whole.
 
         Where the mesh spans processes, each computes the shards of its own devices, from process 0's seeds and arrays.
         """
+        from replicax.program.first_values import FirstValue
+
         assert isinstance(value, FirstValue)
         name = name_of(variable)
 

@@ -1,0 +1,29 @@
+"""Keras in a strategy's scope. What changes Keras is loaded when a scope is opened with Keras there, and not before."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from replicax.program.keras_backend import keras_is_loaded
+from replicax.program.keras_state import keras_ownership
+
+if TYPE_CHECKING:
+    from replicax.keras.host import KerasHost
+
+
+@contextlib.contextmanager
+def keras_entered(strategy: KerasHost) -> Iterator[None]:
+    """Makes Keras models and variables created in the `with` block belong to `strategy`; nothing without Keras."""
+    if keras_is_loaded():
+        from replicax.keras.models import install_trainer_hooks
+
+        install_trainer_hooks()
+        if "keras_hub" in sys.modules:
+            from replicax.weights.conversions import install_conversion_hooks
+
+            install_conversion_hooks()
+    with keras_ownership(strategy):
+        yield
