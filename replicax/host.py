@@ -1,6 +1,7 @@
 """The contract between programs (and variables, Keras's loops, datasets) and their host: a strategy, or none.
 
-`strategies.Strategy` fills in `Host`, and `strategies.Placement` fills in `PlacementLike`. `NO_HOST` answers where no
+`strategies.Strategy` fills in `Host`, and `strategies.Placement` fills in
+`placement_like.PlacementLike`. `NO_HOST` answers where no
 strategy is current: one replica, on whatever device JAX chooses, and values that stay where they are. So a program asks
 its host and never whether there is one.
 
@@ -26,156 +27,14 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax.errors import ContextError
+from replicax.placement_like import FirstValueLike, PlacementLike
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.devices import default_devices
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, array_of, set_array
-
-
-class ReplicaDevicesLike(Protocol):
-    """The devices of the replicas, and how values move from one to the other.
-
-    A *mirrored* value is replicated over all devices; a *stacked* one has a row for each replica, on its device. A
-    program may run on the first few replicas only: `replicas` is their number.
-    """
-
-    @property
-    def replicas(self) -> int:
-        """Number of replicas."""
-
-    @property
-    def spans_processes(self) -> bool:
-        """Whether some of the devices belong to other processes."""
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """The names of the processes in messages, in their order."""
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process is the first of them, which writes for all."""
-
-    @property
-    def home(self) -> Sharding:
-        """Where a value is that is no replica's own: on all devices, or on the one that has all variables.
-
-        Raises:
-            ContextError: There is no mesh.
-        """
-
-    def mesh_for(self, replicas: int) -> Mesh:
-        """Returns the mesh of the first `replicas` replicas.
-
-        Raises:
-            ContextError: There is no mesh.
-        """
-
-    def sharding(self, stacked: bool, replicas: int | None = None) -> NamedSharding:
-        """Returns where a mirrored or a stacked value lives on the first `replicas` replicas; None: on all.
-
-        Raises:
-            ContextError: There is no mesh.
-        """
-
-    # Arguments and results.
-
-    def place(self, value: jax.typing.ArrayLike, stacked: bool = False, replicas: int | None = None) -> jax.Array:
-        """Returns a copy of `value` on the devices; it shares no buffer with `value`."""
-
-    def agreed(
-        self, values: Sequence[jax.typing.ArrayLike], names: Sequence[str], what: str = ...
-    ) -> Sequence[jax.typing.ArrayLike]:
-        """Returns values that are the same in every process: those of one process alone become process 0's.
-
-        Args:
-            values: Arrays and numbers.
-            names: What each is called.
-            what: What they are, for messages.
-
-        Raises:
-            ValuesMismatchError: The processes have values of other names, shapes or dtypes, or in another order.
-        """
-
-    def shrunk(self, array: jax.Array, replicas: int) -> jax.Array:
-        """Returns an argument that is mirrored on all devices as a program on `replicas` replicas takes it."""
-
-    def takes_part(self, replicas: int) -> bool:
-        """Returns whether a device of the first `replicas` replicas belongs to this process."""
-
-    def result_sharding(self, replicas: int) -> Sharding | None:
-        """Returns where a program leaves results that every process reads; None leaves it to XLA."""
-
-    def spread(self, values: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Returns results of a program on some of the devices in every process, also in those without a part in it."""
-
-    def rejoined(self, tree: PyTree, replicas: int) -> PyTree:
-        """Returns results of a program on `replicas` replicas, the mirrored ones on all devices."""
-
-
-class FirstValueLike(Protocol):
-    """A first value that is still to be computed."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Its dtype."""
-
-
-class PlacementLike(ReplicaDevicesLike, Protocol):
-    """Where the values of variables live: between steps, in a program, and on replicas. It also moves them."""
-
-    @property
-    def shards_variables(self) -> bool:
-        """Whether between steps a device may have a part of a variable only."""
-
-    def variable_sharding(self, variable: VariableLike) -> Sharding | None:
-        """Returns where a variable's value lives between steps; None leaves it where it is."""
-
-    def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
-        """Returns where its value is at the beginning and end of a program; None leaves it where it is."""
-
-    def replica_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
-        """Returns where the replicas have its value; None leaves it where it is."""
-
-    def first_value(self, function: Callable[[], jax.Array]) -> FirstValueLike | None:
-        """Returns what stands for a function's value until `create` computes it; None if the function is to be called.
-
-        It is not computed yet where it may be too large for one device.
-        """
-
-    def create(self, variable: VariableLike, value: FirstValueLike) -> None:
-        """Computes the value that a variable holds first, where it lives between steps."""
-
-    def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
-        """Makes a copy of `value` what the variable holds, where it lives between steps."""
-
-    def load(
-        self, variables: Sequence[VariableLike], replicas: int, homes: Sequence[Sharding | None] | None = None
-    ) -> list[jax.Array]:
-        """Returns the values of variables as a program on `replicas` replicas takes them.
-
-        Args:
-            variables: The variables.
-            replicas: How many replicas the program runs on.
-            homes: Where a program on all replicas wants the values; by default where variables live between steps.
-        """
-
-    def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
-        """Returns what a program on any number of replicas has computed for variables, as they hold it."""
-
-    def make_alike(self, variables: Sequence[VariableLike]) -> None:
-        """Gives variables that some process has changed on its own process 0's values; all call this together.
-
-        Raises:
-            ValuesMismatchError: The processes have other variables.
-        """
 
 
 class RunningReplica(Protocol):

@@ -17,6 +17,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BRINGS = {
     "google-api-python-client": "googleapiclient",
     "google-auth": "google",
+    "keras-hub": "keras_hub",
+    "keras-rs": "keras_rs",
     "orbax-checkpoint": "orbax",
     "tensorboardx": "tensorboardX",
 }

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
-import numpy as np
 
 from replicax.typing import PyTree
 
@@ -273,6 +272,11 @@ def compile_arguments(model: keras.Model) -> dict[str, object]:
     return dict(model._compile_config.config)
 
 
+def compilation_of(model: keras.Model) -> object:
+    """Returns an object that stands for one call of `compile`; None before. Without the attribute: its `optimizer`."""
+    return getattr(model, "_compile_config", None)
+
+
 def takes_one_tensor(model: keras.Model) -> bool:
     """Returns whether a functional model, such as a built `Sequential`, is made for one tensor, not a dict or list.
 
@@ -392,29 +396,3 @@ def as_python_numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
     from keras.src.utils.python_utils import pythonify_logs
 
     return pythonify_logs(logs)
-
-
-# A model on its way to another process.
-
-
-def compilation_of(model: keras.Model) -> object:
-    """Returns an object that stands for one call of `compile`; None before. Without the attribute: its `optimizer`."""
-    return getattr(model, "_compile_config", None)
-
-
-def global_seed_state() -> np.ndarray | None:
-    """Returns the state of Keras's global seed generator; None if nobody has drawn from it.
-
-    Without the names: whoever draws without a seed goes on with other numbers in the other process.
-    """
-    from keras.src.backend.common.global_state import get_global_attribute
-
-    generator = get_global_attribute("global_seed_generator")
-    return None if generator is None else np.asarray(generator.state.value)
-
-
-def set_global_seed_state(state: np.ndarray) -> None:
-    """Makes Keras's global seed generator go on from a state; without the names as for `global_seed_state`."""
-    from keras.src.random.seed_generator import global_seed_generator
-
-    global_seed_generator().state.assign(state)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from replicax.host import PlacementLike
 from replicax.islands.exchange import copied
 from replicax.islands.kinds import Kind
 from replicax.islands.local_variables import own_values
 from replicax.islands.registry import Entry
+from replicax.placement_like import PlacementLike
 from replicax.program.handover import store_values
 from replicax.reduce_op import terms_of
 from replicax.runtime.transfer import put_all

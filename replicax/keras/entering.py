@@ -1,4 +1,4 @@
-"""Keras in a strategy's scope. What changes Keras is loaded when a scope is opened with Keras there, and not before."""
+"""Keras in a strategy's scope. A scope that is opened without Keras loads nothing of its loops."""
 
 from __future__ import annotations
 

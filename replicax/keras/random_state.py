@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replicax.compat.keras import global_seed_state, set_global_seed_state
+from replicax.compat.keras_seeds import global_seed_state, set_global_seed_state
 
 
 class RandomState(NamedTuple):

@@ -20,9 +20,10 @@ from replicax.data import (
     ValueContext,
 )
 from replicax.errors import ContextError
-from replicax.host import HostDefaults, PlacementLike
+from replicax.host import HostDefaults
 from replicax.keras.entering import keras_entered
 from replicax.migration import AdvisedContract, called_as
+from replicax.placement_like import PlacementLike
 from replicax.program.calls import checked_call
 from replicax.program.enclosing import noted
 from replicax.program.foreign import check_outside_of_graphs

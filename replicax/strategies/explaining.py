@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from replicax.errors import ArgumentError
-from replicax.host import PlacementLike
+from replicax.placement_like import PlacementLike
 from replicax.program.function import Function
 from replicax.runtime.transfer import beside_device
 from replicax.shown import Shown, html_table, in_columns, joined

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 import replicax.health as health
 from replicax.errors import WorkersDisagreeError
-from replicax.host import FirstValueLike
+from replicax.placement_like import FirstValueLike
 from replicax.program.handover import store_values
 from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible
 from replicax.runtime.transfer import HOST_MEMORY, from_chief, put

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import ArgumentError
-from replicax.host import Host, PlacementLike
+from replicax.host import Host
+from replicax.placement_like import PlacementLike
 from replicax.tables.contents import Deal, DealtInitializer
 from replicax.tables.growing import FREE_ROW, INDEX_COLUMNS
 from replicax.tables.marks import for_index_of, mark_as_table

@@ -18,7 +18,8 @@ from jax.sharding import PartitionSpec
 
 import replicax.context as context
 from replicax.errors import ProgramError
-from replicax.host import Host, PlacementLike, host_of
+from replicax.host import Host, host_of
+from replicax.placement_like import PlacementLike
 from replicax.program import keras_state
 from replicax.program.jaxprs import marked_as_gradient
 from replicax.runtime.mesh import REPLICA_AXIS

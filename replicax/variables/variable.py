@@ -16,8 +16,9 @@ import replicax.context as context
 from replicax.aggregation import VariableAggregation, VariableSynchronization, check_aggregation
 from replicax.compat.jax_tracing import outside_traces
 from replicax.errors import InitialValueError, VariableError
-from replicax.host import FirstValueLike, Host, host_of
+from replicax.host import Host, host_of
 from replicax.migration import Advised, called_as
+from replicax.placement_like import FirstValueLike
 from replicax.typing import Leaf
 from replicax.variable_access import was_made
 from replicax.variables.assigning import AssignableVariable, as_numbers

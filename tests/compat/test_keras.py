@@ -36,18 +36,21 @@ def objects(model):
         "_symbolic_build",
         "_flatten_layers",
     ]
-    norm = keras.layers.BatchNormalization()
+    norm, backup = keras.layers.BatchNormalization(), keras.callbacks.BackupAndRestore("unused")
     return dict.fromkeys(trainer, model) | {
         "_moments": norm,
         "_reduction_axes": norm,
         "_compile_config": model,
         "_inputs_struct": keras.Model(model.inputs[0], model.outputs[0]),
         "_trainable_variables": optimizer,
+        "_learning_rate": optimizer,
         "_convert_to_tensor": variable,
         "_initializer": variable,
+        "_initialize_layout": variable,
         "_direct_assign": variable,
         "_dtype": variable,
-        "_save_model": keras.callbacks.BackupAndRestore("unused"),
+        "_save_model": backup,
+        "_weights_path": backup,
     }
 
 

@@ -135,7 +135,7 @@ class TableLookUp:
 def padded(numbers: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns indices of rows, and the rows, filled up to a power of two by indices past the end of any shard.
 
-    So a server compiles its program for few lengths only. What a worker sends is not filled up.
+    So a server compiles its program for few lengths only. Indices that a worker sends are not filled up.
     """
     count = len(numbers)
     length = max(_LEAST_ROWS, 1 << max(count - 1, 0).bit_length())
