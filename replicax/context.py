@@ -21,6 +21,20 @@ from replicax.host import Host, RunningReplica
 from replicax.variable_access import VariableLike
 
 
+class Settling(Protocol):
+    """What has something done when gradients are known.
+
+    Attributes:
+        last_hook: The value of the hook when gradients outside of programs were known for the last time.
+    """
+
+    last_hook: jax.Array | None
+
+    @property
+    def hook(self) -> VariableLike:
+        """The variable of which an optimizer gets a gradient, too."""
+
+
 class StateFrame(Protocol):
     """Where the values of variables live while a function is being traced.
 
@@ -53,11 +67,11 @@ class StateFrame(Protocol):
     def forget(self, variable: VariableLike) -> None:
         """Drops what was assigned to `variable`: it has been given a value that outlives the trace."""
 
-    def after_gradients(self, owner: object, make: Callable[[], Callable[[float], None]]) -> object:
+    def after_gradients(self, owner: Settling, make: Callable[[], Callable[[float], None]]) -> object:
         """Has something done when the gradients of a loss are known, once for each owner."""
 
-    def settle(self, factor: float = 1.0) -> None:
-        """Does it; the gradients are multiplied by the factor."""
+    def settle(self, factor: float, refused: str | None, is_checked: bool) -> None:
+        """Does it, unless it is refused; the gradients are multiplied by the factor."""
 
     def note_changed(self, module: object) -> None:
         """Is told of each module of flax before an attribute of it changes."""

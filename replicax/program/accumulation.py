@@ -95,6 +95,7 @@ class _Accumulated:
 
     def _result(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         evaluation = self._fn.evaluation()
+        evaluation.is_in_parts = True
         batch = Batch.of(args, kwargs, self._steps)
         if not evaluation.variables:  # It says what is wrong, or builds the model.
             first = [part[0] for part in batch.stacked(batch.groups[0])]

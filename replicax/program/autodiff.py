@@ -8,7 +8,6 @@ variables are made equal at once, in buckets, by the strategy's cross-device ops
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import ParamSpec, TypeVar, cast
 
@@ -30,6 +29,7 @@ from replicax.program.jaxprs import marked_as_gradient
 from replicax.program.keras_state import keras_scope
 from replicax.program.pytrees import flatten_outputs
 from replicax.program.scales import marked_as_summed_loss
+from replicax.program.settlements import IN_PARTS, OWN
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.tracebacks import entry_point
@@ -180,7 +180,10 @@ class Differentiation:
 
     Attributes:
         variables: The variables to differentiate with respect to, each once.
+        is_in_parts: Whether the gradients are those of a part of the batch, to be added up.
     """
+
+    is_in_parts = False
 
     def __init__(self, loss_fn: PyTreeFunction, variables: list[VariableLike], has_aux: bool, op: ReduceOp | None):
         self._loss_fn, self.variables, self._has_aux, self._op = loss_fn, variables, has_aux, op
@@ -221,14 +224,21 @@ class Differentiation:
         outer = context.current().frame
         with keras_scope():
             evaluate = jax.value_and_grad(lambda values: self._loss(values, args, kwargs), has_aux=True)
-            with contextlib.nullcontext() if outer is None else traced_apart():
-                (loss, (aux, new_values)), gradients = evaluate(values)
+            if outer is None:
+                around = OverrideFrame(None, (), ())
+                around.is_of_loss = False
+                with context.entered(frame=around):
+                    (loss, (aux, new_values)), gradients = evaluate(values)
+                around.settle(1.0, self._refused(), self._is_applied())
+            else:
+                with traced_apart():
+                    (loss, (aux, new_values)), gradients = evaluate(values)
         if self._saw_new and outer is not None:
             raise VariablesCreatedError
         for variable, value in zip(self._written, new_values, strict=True):
             stored_by(variable, value if self._replica is None else settled(variable, value, outer), outer)
         if outer is not None and not outer.is_of_loss:
-            outer.settle(self._factor())
+            outer.settle(self._factor(), self._refused(), self._is_applied())
         if self._replica is not None and self._op is ReduceOp.SUM and not self._loss_is_equal:
             loss = marked_as_summed_loss(loss)
         return loss, aux, [None if cut else g for g, cut in zip(gradients, self._unconnected, strict=True)]
@@ -238,6 +248,17 @@ class Differentiation:
         if self._replica is None or self._op is not ReduceOp.MEAN or self._loss_is_equal:
             return 1.0
         return 1.0 / (context.current().manual_replicas or 1)
+
+    def _is_applied(self) -> bool:
+        """Returns whether there are gradients for an optimizer, beside those with which rows are updated."""
+        return not all(hasattr(variable, "optimizer_check") for variable in self.variables)
+
+    def _refused(self) -> str | None:
+        """Returns why rows cannot be updated with the gradients, and what to do; None if they can."""
+        if self.is_in_parts:
+            return IN_PARTS
+        is_own = self._replica is not None and self._op is None and (context.current().manual_replicas or 1) > 1
+        return OWN if is_own else None
 
     def reduced(self, found: list[jax.Array | None]) -> list[jax.Array | None]:
         """Combines the replicas' gradients; None stays None."""

@@ -86,6 +86,7 @@ class Carried:
         frame = _BodyFrame(list(self._variables.values()), values)
         with context.entered(frame=frame):
             result = fn(*args)
+            frame.settle_at_end()
         if frame.saw_new and frame.parent is not None:
             raise VariablesCreatedError
         new = [variable for key, variable in frame.written.items() if key not in self._variables]

@@ -21,7 +21,7 @@ from replicax.compat.jax_tracing import (
     trace_state,
     within_trace,
 )
-from replicax.context import StateFrame
+from replicax.context import Settling, StateFrame
 from replicax.equality import Difference
 from replicax.errors import ProgramError
 from replicax.host import Host
@@ -29,6 +29,7 @@ from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
 from replicax.program.placeholders import placeholder, placeholder_of_component, stacked_in_program
 from replicax.program.results import Counts
+from replicax.program.settlements import Settlements
 from replicax.variable_access import (
     VariableLike,
     array_of,
@@ -68,7 +69,7 @@ class _Frame:
         self.written: dict[int, VariableLike] = {}  # id -> variable; holds the variable, so that ids stay unique
         #: Variables that a function has read which JAX differentiates with respect to their values.
         self.passed_by: dict[int, VariableLike] = {}
-        self._after_gradients: dict[int, tuple[object, Callable[[float], None]]] = {}
+        self.settlements = Settlements()
         self._values: dict[int, jax.Array] = {}
         self._trace = trace_state()
         self._differentiated: tuple[object, set[int]] = (self._trace, set())
@@ -115,16 +116,11 @@ class _Frame:
         if self.is_in_program:
             trace_readers_anew(variable)
 
-    def after_gradients(self, owner: object, make: Callable[[], Callable[[float], None]]) -> object:
+    def after_gradients(self, owner: Settling, make: Callable[[], Callable[[float], None]]) -> object:
         """Has something done when the gradients of a loss are known, once for each owner; a backward pass calls this.
 
-        Args:
-            owner: An object.
-            make: Makes what is done, if the owner has nothing to do yet: a function of the factor that the gradients of
-                this loss get.
-
         Returns:
-            What `make` returns, now or at an earlier call.
+            What `make` returns, now or at an earlier call: a function of the factor that the gradients get.
 
         Raises:
             ProgramError: The backward pass is in an inner JAX transformation, from which no value can come out.
@@ -135,17 +131,15 @@ class _Frame:
                 "jax.checkpoint, scan, cond, while_loop or jit), from which an update of its rows cannot come out. "
                 "Call the layer outside of it."
             )
-        return self._after_gradients.setdefault(id(owner), (owner, make()))[1]
+        return self.settlements.waiting(owner, make)
 
-    def settle(self, factor: float = 1.0) -> None:
-        """Does what is to be done when gradients are known.
+    def settle(self, factor: float, refused: str | None, is_checked: bool) -> None:
+        """Does what is to be done when the gradients of a loss are known; see `Settlements.settle`."""
+        self.settlements.settle(cast(StateFrame, self).read, factor, refused, is_checked)
 
-        Args:
-            factor: By which they are multiplied.
-        """
-        while self._after_gradients:
-            _, (_, settle) = self._after_gradients.popitem()
-            settle(factor)
+    def settle_at_end(self, refused: str | None = None) -> None:
+        """Does what is left when the function ends; see `Settlements.end`."""
+        self.settlements.end(cast(StateFrame, self).read, self.holds, refused)
 
     def note_made(self, variable: VariableLike) -> None:
         """Is told of each variable that is made with a value."""

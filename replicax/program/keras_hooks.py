@@ -44,6 +44,7 @@ def install_keras_hooks() -> None:
     base.apply = _with_equal_gradients(base.apply)
     optimizer_class = keras.optimizers.LossScaleOptimizer
     optimizer_class.apply = _with_equal_gradients(_with_loss_scale(optimizer_class.apply))
+    optimizer_class.stateless_apply = _with_checked_variables(optimizer_class.stateless_apply)
     variable_class: type[keras.Variable] = keras_door.variable_class()
     variable_class.__init__ = _made_once(_with_makers(_with_late_values(variable_class.__init__)))
     variable_class.__new__ = _found_again(variable_class.__new__)
@@ -72,6 +73,7 @@ def _with_equal_gradients(original: PyTreeFunction) -> PyTreeFunction:
         grads: Sequence[jax.Array | None],
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> object:
+        _check_optimizer(self, trainable_variables)
         current = context.current()
         if current.replica is not None and (current.manual_replicas or 1) > 1:
             variables = keras_door.trainable_variables_of(self) if trainable_variables is None else trainable_variables
@@ -82,6 +84,29 @@ def _with_equal_gradients(original: PyTreeFunction) -> PyTreeFunction:
         return original(self, grads, trainable_variables)
 
     return apply
+
+
+def _with_checked_variables(original: PyTreeFunction) -> PyTreeFunction:
+    """`fit` calls this method of an optimizer that scales losses, which calls that of the optimizer inside."""
+
+    @functools.wraps(original)
+    def stateless_apply(self: keras.optimizers.LossScaleOptimizer, *args: object, **kwargs: object) -> object:
+        if self.built:
+            _check_optimizer(self, None)
+        return original(self, *args, **kwargs)
+
+    return stateless_apply
+
+
+def _check_optimizer(
+    optimizer: keras.optimizers.Optimizer, trainable_variables: Sequence[keras.Variable] | None
+) -> None:
+    """Asks variables that not every optimizer can train whether this one can."""
+    variables = keras_door.trainable_variables_of(optimizer) if trainable_variables is None else trainable_variables
+    for variable in variables:
+        check = getattr(variable, "optimizer_check", None)
+        if check is not None:
+            check(optimizer)
 
 
 def _checked_equal(gradient: jax.Array | None, variable: keras.Variable) -> jax.Array | None:

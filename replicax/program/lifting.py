@@ -107,7 +107,7 @@ class Program:
         with changes_taken_back(frame), flax_state(), context.entered(frame=frame, strategy=strategy):
             self.modules.note_in(frame)
             result = self._get_fn()(*args, **kwargs)
-            frame.settle()
+            frame.settle_at_end()
             modules.check_returned(result)
             changes = settled_changes(frame)
             leaves, structure = flatten_outputs(result)

@@ -40,6 +40,7 @@ from replicax.program.late import Late
 from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
 from replicax.program.replica_program import ReplicaProgram, trace_replica
 from replicax.program.scales import Search, find_local_mean, scope_of
+from replicax.program.settlements import BY_HAND
 from replicax.program.sharded_replicas import ReplicaShard, ReplicaSplit, sharded_in
 from replicax.program.split import Assigned, Split
 from replicax.program.summed_means import find_summed_mean
@@ -331,7 +332,7 @@ class ReplicaCall:
             install_control_flow()
             with axes_explained(), types_explained():
                 result = self.fn(*args, **kwargs)
-                frame.settle()
+                frame.settle_at_end(BY_HAND if self.replicas > 1 else None)
             modules.check_returned(result)
             self._changes = settled_changes(frame)
             frame.aggregate_deferred()

@@ -16,6 +16,7 @@ from replicax.tables.combining import combined
 from replicax.tables.contents import Deal
 from replicax.tables.features import Features, as_ids, is_preprocessed, parts_of
 from replicax.tables.making import make_table, read_table, write_table
+from replicax.tables.model_optimizers import check_model_optimizer
 from replicax.tables.saving import configuration, features_from
 from replicax.typing import PyTree
 
@@ -70,7 +71,8 @@ class TablesLayer:
         if self.compute_dtype == "float16":
             raise ArgumentError(
                 "DistributedEmbedding computes in float16, in which losses are scaled, and with them the gradients "
-                "of its rows. Give the layer dtype='float32', or use mixed_bfloat16."
+                "of its rows. Use mixed_bfloat16; or give the layer dtype='float32' and compile with "
+                "auto_scale_loss=False."
             )
         self.table_stacking, self.update_stats = table_stacking, update_stats
         self._features = Features(feature_configs)
@@ -78,7 +80,8 @@ class TablesLayer:
         host = host_of(strategy)
         replicas = 1 if strategy is None or host.is_asynchronous else host.num_replicas_in_sync
         self._hook = self.add_weight(shape=(), initializer="zeros", name="hook")
-        tables = [make_table(self, spec, Deal(spec.rows, replicas), host) for spec in self._features.specs]
+        vars(self._hook)["optimizer_check"] = check_model_optimizer
+        tables = [make_table(self, spec, Deal(spec.rows, replicas), host, self._hook) for spec in self._features.specs]
         self._tables = tuple(tables)
 
     def build(self, input_shapes: PyTree) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import keras
 
 
-def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: Host) -> Table:
+def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: Host, hook: keras.Variable) -> Table:
     """Makes the variables of a table, weights of a layer; each device computes the first value of its own rows.
 
     Args:
@@ -30,6 +30,7 @@ def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: Host) -> T
         spec: Describes the table.
         deal: Where its rows are.
         host: The strategy in whose scope it is made.
+        hook: The layer's trainable scalar.
     """
     home = host.placement.sharding(stacked=True) if deal.replicas > 1 else None
     initializer = _agreed(spec, host)
@@ -56,7 +57,7 @@ def make_table(layer: keras.Layer, spec: TableSpec, deal: Deal, host: Host) -> T
     }
     step = layer.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False, name=f"{spec.name}_step")
     index = _index(layer, spec, rows, host) if spec.grows else None
-    return Table(spec, deal, rows, slots, step, host.placement, index)
+    return Table(spec, deal, rows, slots, step, host.placement, hook, index)
 
 
 def _index(layer: keras.Layer, spec: TableSpec, rows: keras.Variable, host: Host) -> keras.Variable:

@@ -59,6 +59,7 @@ class Table:
         slots: What the optimizer keeps for each row, by the names of the slots.
         step: How many steps there have been.
         placement: Where the variables live.
+        hook: The layer's trainable scalar, which connects look-ups with what is differentiated.
         index: Of a table that grows, which id each row has.
 
     Attributes:
@@ -66,6 +67,8 @@ class Table:
         deal: As given.
         variables: The rows by the name `""`, and the slots.
         step: As given.
+        hook: As given.
+        last_hook: Its value at the last update outside of programs.
         index: As given.
     """
 
@@ -77,9 +80,11 @@ class Table:
         slots: Mapping[str, keras.Variable],
         step: keras.Variable,
         placement: PlacementLike,
+        hook: keras.Variable,
         index: keras.Variable | None = None,
     ):
-        self._placement = placement
+        self._placement, self.hook = placement, hook
+        self.last_hook: jax.Array | None = None
         self.spec, self.deal, self.step, self.index = spec, deal, step, index
         self.variables: dict[str, keras.Variable] = {"": variable, **slots}
 
@@ -117,6 +122,24 @@ class Table:
         for name, value in new(state, touched, step, rate).items():
             self._write(self.variables[name], value)
         self._write(self.step, step)
+
+    def check_applied(self) -> None:
+        """Checks outside of any program that the gradients of the update before were applied.
+
+        Raises:
+            ProgramError: They were not.
+        """
+        hook = array_of(self.hook)
+        if isinstance(hook, jax.core.Tracer):
+            return
+        if self.last_hook is hook:
+            raise ProgramError(
+                f"The rows of {self!r} would be updated twice: outside of a program, gradients were computed a second "
+                "time (or jax.grad was used where the layer is called twice), and no optimizer has applied the first "
+                "ones. Add losses up for one rx.value_and_grad, and apply its gradients before the "
+                "next; or call the step through rx.function."
+            )
+        self.last_hook = hook
 
     def route(self, ids: jax.Array, table: jax.Array) -> tuple[jax.Array, Route | jax.Array]:
         """Returns the rows of ids, and the way to them."""
@@ -242,6 +265,9 @@ def _forward(
     table: Table, hook: jax.Array, ids: jax.Array, value: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, Route | jax.Array]]:
     rows, way = table.route(ids, value)
+    frame = context.current().frame
+    if frame is not None and frame.is_of_loss and getattr(getattr(frame, "parent", None), "is_of_loss", False):
+        rows = _rows(table, hook, ids, value)  # A loss around this one may depend on the rows, too.
     return rows, (hook, way)
 
 
@@ -251,6 +277,7 @@ def _backward(
     hook, way = residuals
     frame, touched = context.current().frame, Touched(way, gradients)
     if frame is None:
+        table.check_applied()
         table.update([touched], 1.0)
     elif not frame.is_of_loss:  # A gradient inside of another loss is a part of that loss: no update follows from it.
         cast(_Pending, frame.after_gradients(table, lambda: _Pending(table))).touched.append(touched)
