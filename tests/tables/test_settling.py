@@ -93,3 +93,23 @@ def test_without_other_variables_each_gradient_is_a_step():
             rx.grad(lambda: jnp.sum(single.layer(ids)), single.layer.trainable_variables)()
 
     np.testing.assert_allclose(single.step(step, [1, 2]), [0, -2, -2, 0, 0, 0, 0, 0])
+
+
+def test_a_penalty_of_gradients_reaches_the_rows():
+    """The loss is the square of the derivative of `weight * sum(rows)`: each row gets twice the sum of the rows."""
+    single, weight, ids = Single(1), rx.Variable(3.0), np.array([1, 2], "int32")
+
+    @rx.function
+    def plain() -> None:
+        single.train(lambda: jnp.sum(single.layer(ids)))
+
+    @rx.function
+    def penalized() -> None:
+        variables = [weight, *single.layer.trainable_variables]
+        inner = rx.grad(lambda: weight.value * jnp.sum(single.layer(ids)), variables)
+        single.train(lambda: jnp.sum(inner()[0]) ** 2)
+
+    with single.strategy.scope():
+        plain()
+        penalized()
+    np.testing.assert_allclose(single.rows(), [0, 7, 7, 0, 0, 0, 0, 0])
