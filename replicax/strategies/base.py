@@ -394,8 +394,7 @@ class Strategy(TFSpellings, Explaining, HostDefaults, AdvisedContract):
             raise ContextError(f"{call} of {self!r} was called while {current.strategy!r} is the current strategy.")
 
     def __deepcopy__(self, memo: dict[int, object]) -> Strategy:
-        # The devices are where they are: a copied model or variable stays with its strategy.
-        return self
+        return self  # The devices are where they are: a copied model or variable stays with its strategy.
 
     def __copy__(self) -> Strategy:
         raise ContextError(f"{self!r} cannot be copied: variables belong to one strategy object.")
