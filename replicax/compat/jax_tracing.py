@@ -75,6 +75,14 @@ def outside_traces() -> contextlib.AbstractContextManager[None]:
     return jax_core.eval_context() if type(trace).__name__ == _ON_DEVICES else jax.ensure_compile_time_eval()
 
 
+def beside_traces() -> contextlib.AbstractContextManager[None]:
+    """Returns a context for operations on arrays alone, none of which is traced: they are done at once.
+
+    `outside_traces` also takes values that are traced. It does not reach what JAX puts on several devices in a replica.
+    """
+    return jax_core.eval_context()
+
+
 def tracing_all() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which a function that is traced notes all operations, also those on known values.
 

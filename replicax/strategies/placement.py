@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 import replicax.health as health
+from replicax.compat.jax_tracing import beside_traces
 from replicax.errors import WorkersDisagreeError
 from replicax.placement_like import FirstValueLike
 from replicax.program.handover import store_values
@@ -168,15 +169,17 @@ class Placement(ReplicaDevices):
         def agreed(constants: Sequence[jax.typing.ArrayLike]) -> Sequence[jax.typing.ArrayLike]:
             return self.agreed(constants, [f"{name} (constant {i})" for i in range(len(constants))])
 
-        made = None
-        if self.cuts(variable):
-            made = self._first_values.made(value, cast(NamedSharding, self.variable_sharding(variable)), agreed)
-        if made is None:
-            whole, *changed = value.computed()
-            self.initialize(variable, whole)
-        else:
-            whole, changed = made
-            set_array(variable, whole)
+        # Also where a function is being traced: the variable outlives the trace.
+        with beside_traces():
+            made = None
+            if self.cuts(variable):
+                made = self._first_values.made(value, cast(NamedSharding, self.variable_sharding(variable)), agreed)
+            if made is None:
+                whole, *changed = value.computed()
+                self.initialize(variable, whole)
+            else:
+                whole, changed = made
+                set_array(variable, whole)
         value.note(changed)
 
     def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:

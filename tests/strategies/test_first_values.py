@@ -206,3 +206,25 @@ def test_a_value_that_would_be_whole_on_the_way_is_made_on_one_device(strategies
     makers = strategies["sharded"].placement._first_values
     assert makers.made(traced_value(lambda: flat((16, 8), None)), array_of(variable).sharding, list) is None
     np.testing.assert_array_equal(variable.numpy(), flat((16, 8), None))
+
+
+@pytest.mark.parametrize("size", [3, 16], ids=["whole", "cut"])
+@pytest.mark.parametrize("value", [np.zeros, lambda size: lambda: jnp.zeros(size)], ids=["array", "function"])
+def test_a_variable_made_while_a_step_is_traced_has_an_array(strategies, value, size):
+    strategy, made = strategies["sharded"], []
+
+    def replica_step(x):
+        if not made:
+            made.append(rx.Variable(value(size), dtype="float32", trainable=False))
+        made[0].assign_add(jnp.ones(size))
+        return x.sum() + made[0].value.sum()
+
+    @rx.function
+    def step(batch):
+        return strategy.run(replica_step, args=(batch,))
+
+    (batch,) = strategy.distribute_dataset([np.zeros(16, "float32")])
+    with strategy.scope():
+        step(batch)
+        step(batch)
+    np.testing.assert_array_equal(made[0].numpy(), np.full(size, 2.0))
