@@ -82,3 +82,14 @@ def test_the_readme_shows_both_kinds_of_loop():
     code = "\n".join(block.code for block in blocks_of(ROOT / "README.md"))
     assert "keras" in code
     assert "optax" in code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_that_imports_keras_chooses_jax_for_it_first(page: Path):
+    """Where TensorFlow is not installed, Keras's own default fails in the first line."""
+    for block in blocks_of(page):
+        imports = [line for line in block.code.splitlines() if re.match(r"(import|from) (keras|replicax)", line)]
+        if imports:
+            chosen = block.code.find('os.environ.setdefault("KERAS_BACKEND", "jax")')
+            assert "replicax" in imports[0] or 0 <= chosen < block.code.find(imports[0]), f"{page}:{block.line}"
+            return
