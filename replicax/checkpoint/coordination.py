@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import jax
 
 import replicax.health as health
-from replicax.cluster.exchange import AbsentError, DifferentValuesError, Exchange, FailedElsewhereError
+from replicax.cluster.exchange import (
+    AbsentError,
+    DifferentValuesError,
+    Exchange,
+    FailedElsewhereError,
+    by_value,
+    listed,
+)
 from replicax.cluster.key_value_store import Store
 from replicax.errors import CheckpointError, ReplicaxError
 
@@ -44,6 +52,7 @@ class Coordination:
     ):
         self._name, self._timeout_s = name, timeout_s
         self._number = next(_numbers)
+        self._place = health.place_in_program()  # Now: a thread may go on with it while the script trains.
         self._count = jax.process_count() if count is None else count
         self._exchange = Exchange(
             "replicax/checkpoint",
@@ -91,6 +100,23 @@ class Coordination:
                 f"{self._name}: the processes have different values for the {what} ({error.listed()}). Give all of "
                 "them the same: each writes and reads its part there, so it must be a place that all of them see."
             ) from None
+
+    def check_same_place(self) -> None:
+        """Checks that all processes have come here after the same calls of programs.
+
+        Else one of them saves alone, and what it is paired with is another's later save, of other values.
+
+        Raises:
+            CheckpointError: They have not, or some process did not come in time.
+        """
+        places = [json.loads(each) for each in self.all_values("the same calls before it", json.dumps(self._place))]
+        if any(place != places[0] for place in places):
+            told = by_value(range(self._count), [f"after {number} steps and other calls" for number, _ in places])
+            raise CheckpointError(
+                f"{self._name}: all processes must save together, but they came to it after different calls of "
+                f"programs that all of them run ({listed(told)}). Look for a save that only some of them make, such as "
+                "one behind `if strategy.is_chief`."
+            )
 
     def all_values(self, what: str, value: str) -> list[str]:
         """Returns the values of all processes, in their order.

@@ -116,6 +116,7 @@ def write_in_place(
 
     failed = could_not_write(path)
     coordination.check_same("directory", str(path))
+    coordination.check_same_place()
     check_same_contents(coordination, contents)
     staging = path.parent / coordination.from_chief("name", f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:

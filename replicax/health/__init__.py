@@ -27,7 +27,12 @@ Had `worker:1` died, nobody would listen at its port, and the diagnosis would be
 another program, `programs.ProgramComparison` would notice before the first call, and `order.Order` later.
 """
 
-from replicax.health.calls import Call as Call, Calls as Calls, together as together
+from replicax.health.calls import (
+    Call as Call,
+    Calls as Calls,
+    place_in_program as place_in_program,
+    together as together,
+)
 from replicax.health.monitor import running
 from replicax.health.phases import (
     CALLBACK as CALLBACK,

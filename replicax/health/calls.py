@@ -76,9 +76,8 @@ class Call:
             now.program, now.fingerprint = self._name, ""
             now.called, now.calls = time_now, now.calls + 1
             now.at = (self._phase, time_now)
-            running = monitor.running()
-            if running is not None and self._program is not None:
-                running.order.note(self._program)
+            if self._program is not None:
+                _note(monitor.running(), self._program)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -90,7 +89,7 @@ class Call:
     ) -> None:
         """Notes the call. Before the first call of a program, compiles it and compares it with the other workers'.
 
-        It does nothing if no monitor runs.
+        It only counts the call if no monitor runs.
 
         Args:
             lower: Returns the program as JAX lowers it; None if this process does not run it, or it is not compiled.
@@ -101,6 +100,8 @@ class Call:
         """
         running = monitor.running()
         if running is None:
+            if self._before is not None:
+                now.noted += 1
             return
         key = signature()
         found = self._prepared.get(key)
@@ -108,7 +109,7 @@ class Call:
             found = self._prepared[key] = self._compared(running, lower)
         if self._before is not None:
             now.fingerprint = found.fingerprint
-            running.order.note(found.program)
+            _note(running, found.program)
 
     def _compared(self, running: monitor.Monitor, lower: Callable[[], jax.stages.Lowered] | None) -> _ComparedProgram:
         with phase(COMPILE):
@@ -137,6 +138,23 @@ class Call:
                 now.result = weakref.ref(result)
             except TypeError:  # It has no weak references.
                 now.result = None
+
+
+def place_in_program() -> tuple[int, int]:
+    """Returns how far this process has come: how many calls it has made with the others, and the digest of these.
+
+    Workers that do something together must have come there after the same calls. Those that have not are in different
+    places of their program, and collectives that they begin now would pair up with others. (Where nobody watches there
+    is no digest.)
+    """
+    running = monitor.running()
+    return (now.noted, 0) if running is None else running.order.last
+
+
+def _note(running: monitor.Monitor | None, program: CallDescription) -> None:
+    now.noted += 1
+    if running is not None:
+        running.order.note(program)
 
 
 @contextlib.contextmanager

@@ -51,6 +51,7 @@ class Activity:
         calls: How many programs of all processes it has begun to run: the number of its step.
         called: When it began the last of these.
         moved: When bytes were last seen to flow between this process and others while it waited.
+        noted: How many calls of these it has noted, once their programs were known.
         program: The name of that program.
         fingerprint: Its fingerprint, if the processes have compared it.
         result: A weak reference to an array that it computes; None if that is not known.
@@ -67,6 +68,7 @@ class Activity:
         "exchanging",
         "fingerprint",
         "moved",
+        "noted",
         "program",
         "result",
         "seen_computing",
@@ -76,7 +78,7 @@ class Activity:
 
     def __init__(self) -> None:
         self.at: tuple[str, float] = (IDLE, monotonic())
-        self.calls = 0
+        self.calls = self.noted = 0
         self.called = self.seen_computing = self.moved = 0.0
         self.program = self.fingerprint = ""
         self.exchanging: dict[int, float] = {}

@@ -85,6 +85,7 @@ def write_together(path: Any, write: Callable[[], Any], is_chief: bool, variable
 
     coordination = Coordination(f"Saving the model to {path}", TIMEOUT_S)
     spread = [variable for variable in variables if lies_in_several_processes(array_of(variable))]
+    coordination.check_same_place()
     coordination.check_same("number of sharded variables", str(len(spread)))
 
     def write_served() -> Any:

@@ -1,14 +1,14 @@
 """Variables whose shards lie in several processes, read whole: all of these processes read them together.
 
 A process alone cannot: it would wait for the others' shards. So before anything moves, the processes tell each other
-what they are about to read. One that reads alone waits there, in a phase that says for what, and not in a collective
-that mixes with the others'; the watch over the workers ends that with a report.
+what they are about to read, and after how many calls of programs. One that reads alone waits there, in a phase that
+says for what, and not in a collective that mixes with the others'; the watch over the workers ends that with a report.
+If another comes to a later read meanwhile, both raise an error instead.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import TypeGuard
 
 import jax
@@ -66,11 +66,22 @@ def _agree(what: str, kind: str) -> None:
     with health.phase(
         health.WAIT, f"the {what}, of which other workers hold shards: all workers must read it together"
     ):
-        told = [message.decode(errors="replace") for message in exchanged(f"{what} {kind}".encode())]
-    # Keras numbers layers by process: their names may differ in the number.
-    if len({re.sub(r"\d+", "", each.rpartition(" ")[0]) + each.rpartition(" ")[2] for each in told}) > 1:
-        raise WorkersDisagreeError("reads of sharded variables", _by_worker(told))
+        calls, digest = health.place_in_program()
+        own = f"{what} {kind}\n{calls} steps and other calls before it\n{digest}"
+        told = [message.decode(errors="replace").partition("\n") for message in exchanged(own.encode())]
+    # One that reads alone must not be paired with another worker's later read: the collectives of the steps between
+    # the two are on their way already.
+    if len({_without_numbers(read) for read, _, _ in told}) > 1 or len({place for _, _, place in told}) > 1:
+        raise WorkersDisagreeError(
+            "reads of sharded variables, after the same steps",
+            {
+                f"process {index}": [f"{read[:200]}, {place.partition(chr(10))[0][:80]}"]
+                for index, (read, _, place) in enumerate(told)
+            },
+        )
 
 
-def _by_worker(told: Sequence[str]) -> dict[str, list[str]]:
-    return {f"process {index}": [each[:200]] for index, each in enumerate(told)}
+def _without_numbers(read: str) -> str:
+    """Returns what is read without the numbers in its name: Keras numbers layers by process."""
+    name, _, kind = read.rpartition(" ")
+    return re.sub(r"\d+", "", name) + kind
