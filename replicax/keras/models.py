@@ -254,7 +254,7 @@ def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
         if not has_workers(strategy):
             return write()
-        optimizer = self.optimizer
+        optimizer = getattr(self, "optimizer", None)  # of a model that was never compiled
         variables = [*self.variables, *(optimizer.variables if optimizer is not None else ())]
         is_spread = any(lies_in_several_processes(array_of(variable)) for variable in variables)
         if self._replicax.loops and not is_spread:  # A callback: those that write run on the chief only.

@@ -34,8 +34,17 @@ def test_workers_that_read_different_variables_are_told(sharded, monkeypatch, ot
         whole_values.whole(sharded, sharded.value)
 
 
+@pytest.mark.parametrize(("before", "after"), [(b"\n0 steps", b"\n2 steps"), (b"\n0", b"\n7")])
+def test_workers_that_read_after_other_steps_are_told(sharded, monkeypatch, before, after):
+    monkeypatch.setattr(whole_values.health, "place_in_program", lambda: (0, 0))
+    monkeypatch.setattr(whole_values, "exchanged", lambda message: [message, after.join(message.rsplit(before, 1))])
+    with pytest.raises(WorkersDisagreeError, match="after the same steps"):
+        whole_values.whole(sharded, sharded.value)
+
+
 def test_numbers_that_keras_gives_may_differ(sharded, monkeypatch):
     sharded.name = "dense_1/kernel"
-    other = b"value of 'dense_7/kernel' float32[8,3]"
-    monkeypatch.setattr(whole_values, "exchanged", lambda message: [message, other])
+    monkeypatch.setattr(
+        whole_values, "exchanged", lambda message: [message, message.replace(b"dense_1/kernel", b"dense_7/kernel")]
+    )
     np.testing.assert_array_equal(whole_values.whole(sharded, sharded.value), np.arange(24).reshape(8, 3))
