@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from typing import Self
 
 import jax
@@ -15,6 +16,9 @@ from replicax.errors import ReplicaDivergenceError, VariableError
 from replicax.named import member_of
 from replicax.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
+
+# The scope of what combines the replicas' values of a variable: a message names the variable instead of a collective.
+_ASSIGNMENT = "replicax_assignment<{}>"
 
 
 class _Named(enum.Enum):
@@ -90,13 +94,24 @@ def combine(value: jax.Array, why: Difference, aggregation: VariableAggregation,
     """Makes a value equal on all replicas that may differ for the reason `why`; otherwise like `aggregate`."""
     if replicas == 1:
         return assert_equal_over_axis(value, REPLICA_AXIS)
-    if aggregation is VariableAggregation.SUM:
-        return jax.lax.psum(value, REPLICA_AXIS)
-    if aggregation is VariableAggregation.MEAN:
-        return mean_over(REPLICA_AXIS, value)
-    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return first_replica(value)
+    with jax.named_scope(_ASSIGNMENT.format(name)):
+        if aggregation is VariableAggregation.SUM:
+            return jax.lax.psum(value, REPLICA_AXIS)
+        if aggregation is VariableAggregation.MEAN:
+            return mean_over(REPLICA_AXIS, value)
+        if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return first_replica(value)
     raise ReplicaDivergenceError(name, why.reason)
+
+
+def assigned_in(scopes: str) -> str | None:
+    """Returns the name of the variable for whose assignment `combine` has traced an operation; None if it was not.
+
+    Args:
+        scopes: The names of the scopes that the operation comes from.
+    """
+    found = re.search(_ASSIGNMENT.format("(.*?)"), scopes)
+    return None if found is None else found[1]
 
 
 def first_replica(value: jax.Array) -> jax.Array:

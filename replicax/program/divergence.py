@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import jax
 from jax.extend import core as jex_core
 
+from replicax.aggregation import assigned_in
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_equations import location, scan_counts, scopes
 from replicax.compat.jax_names import CALLBACKS, CALLS_ON_OPERANDS, EQUALIZING_COLLECTIVES, LOCAL_WITH_AXES, STATEFUL
@@ -57,6 +58,15 @@ class Divergence:
         if not self.split_meetings:
             return
         equation, split = self.split_meetings[0]
+        variable = assigned_in(scopes(equation))
+        if variable is not None:
+            raise ProgramError(
+                f"{name} assigns variable {variable!r} where not all replicas may be: whether it is assigned "
+                f"{split.reason}. Its value is combined over the replicas, so all of them must assign it equally "
+                "often, or those that do wait forever. Assign it before or after the branch or loop (the state of a "
+                "seed generator: draw the random number before, and use it inside), or let all replicas decide "
+                "alike: combine the predicate first (rx.get_replica_context().all_reduce, jax.lax.pmax)."
+            )
         raise ProgramError(
             f"{name} calls the collective `{equation.primitive.name}` ({location(equation)}) where not all "
             f"replicas may meet: whether it is reached {split.reason}. All replicas must call a collective equally "

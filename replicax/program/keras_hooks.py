@@ -240,12 +240,14 @@ def _with_shards_of_others(original: PyTreeFunction) -> PyTreeFunction:
     """NumPy cannot have an array of JAX of which other processes hold shards: they are collected first."""
 
     @functools.wraps(original)
-    def __array__(self: keras.Variable, dtype: np.typing.DTypeLike | None = None) -> np.ndarray:
+    def __array__(
+        self: keras.Variable, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None
+    ) -> np.ndarray:
         # A variable on servers is read once: the array that it holds is what it reads.
         if not lives_elsewhere(self) and has_array(self) and lies_in_several_processes(array_of(self)):
-            return np.asarray(as_numpy(self, self.value), dtype)
-        own: np.ndarray = original(self, dtype)
-        return own
+            return np.array(as_numpy(self, self.value), dtype, copy=copy)
+        # Keras's own takes no `copy`, of which NumPy warns.
+        return np.array(original(self), dtype, copy=copy)
 
     return __array__
 

@@ -40,7 +40,7 @@ def cond(pred: PyTree, true_fun: PyTreeFunction, false_fun: PyTreeFunction, *ope
         What the function returns.
 
     Raises:
-        ArgumentError: `pred` has dimensions, or a branch cannot be called.
+        ArgumentError: `pred` has dimensions or is no boolean or number, or a branch cannot be called.
         VariableError: A branch gives a variable another shape or dtype.
         ReplicaDivergenceError: A mirrored variable would get values that differ between replicas.
         ProgramError: Replicas would wait for others that take another branch.
@@ -57,8 +57,9 @@ def cond(pred: PyTree, true_fun: PyTreeFunction, false_fun: PyTreeFunction, *ope
     """
     for name, fn in (("true_fun", true_fun), ("false_fun", false_fun)):
         check_function(f"`{name}` of rx.cond", fn)
+    pred = _decider("pred", "rx.cond", pred, "biuf", "a boolean or number") != 0
     if _runs_at_once():
-        return (true_fun if _scalar("pred", pred) else false_fun)(*operands)
+        return (true_fun if pred else false_fun)(*operands)
     return _branches("rx.cond", functools.partial(jax.lax.cond, pred), [true_fun, false_fun], operands)
 
 
@@ -75,7 +76,7 @@ def switch(index: PyTree, branches: Sequence[PyTreeFunction], *operands: PyTree)
         What the function returns.
 
     Raises:
-        ArgumentError: There are no functions, or `index` has dimensions.
+        ArgumentError: There are no functions, or `index` has dimensions or is no integer.
         VariableError: As for `cond`.
 
     Example:
@@ -90,8 +91,9 @@ def switch(index: PyTree, branches: Sequence[PyTreeFunction], *operands: PyTree)
         raise ArgumentError("rx.switch needs at least one function to choose from, got none.")
     for i, fn in enumerate(branches):
         check_function(f"`branches[{i}]` of rx.switch", fn)
+    index = _decider("index", "rx.switch", index, "iu", "an integer")
     if _runs_at_once():
-        return branches[min(max(int(_scalar("index", index)), 0), len(branches) - 1)](*operands)
+        return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
 
     def call(*args: PyTree) -> PyTree:
         return jax.lax.switch(index, args[: len(branches)], *args[len(branches) :])
@@ -319,8 +321,27 @@ def _programs() -> WeakProgramCaches[ProgramCache]:
     return WeakProgramCaches()
 
 
-def _scalar(name: str, value: PyTree) -> np.ndarray:
-    array = np.asarray(value)
+def _decider(name: str, what: str, value: PyTree, kinds: str, wanted: str) -> jax.Array | np.ndarray:
+    """Returns the argument that chooses a branch, checked alike in programs and outside of them.
+
+    Args:
+        name: The argument's name.
+        what: The function that got it.
+        value: The argument.
+        kinds: NumPy's kinds of dtypes that it may have.
+        wanted: The same in words.
+
+    Raises:
+        ArgumentError: It has dimensions, or another kind of dtype.
+    """
+    as_array = getattr(value, "__jax_array__", None)  # Variables have it.
+    array = value if as_array is None else as_array()
+    array = array if isinstance(array, jax.Array) else np.asarray(array)
+    kind = "f" if jax.dtypes.issubdtype(array.dtype, np.floating) else array.dtype.kind  # NumPy's of bfloat16 is "V".
     if array.shape != ():
-        raise ArgumentError(f"`{name}` decides for one call: a number without dimensions, got shape {array.shape}.")
+        raise ArgumentError(
+            f"`{name}` of {what} decides for one call: {wanted} without dimensions, got shape {array.shape}."
+        )
+    if kind not in kinds:
+        raise ArgumentError(f"`{name}` of {what} is {wanted} without dimensions, got {value!r:.100} ({array.dtype}).")
     return array

@@ -54,6 +54,23 @@ class Place:
 
 
 @dataclass(frozen=True)
+class OpenPlace:
+    """An HDF5 file that is open, and whose bytes are in memory, such as a compressed member of an archive.
+
+    Attributes:
+        path: What it is called in messages.
+        file: The file.
+    """
+
+    path: Path
+    file: h5py.File
+
+    def opened(self) -> contextlib.AbstractContextManager[h5py.File]:
+        """Returns the file in a `with` block, which leaves it open."""
+        return contextlib.nullcontext(self.file)
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A dataset that is no run of bytes: compressed, in chunks, or never written. HDF5 reads it, some rows at a time.
 
@@ -65,7 +82,7 @@ class Dataset:
         rows: How many rows are read at once.
     """
 
-    place: Place
+    place: Place | OpenPlace
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -99,7 +116,7 @@ class Dataset:
         return np.asarray(values).view(self.dtype) if values.dtype.kind == "V" else values
 
 
-def tensor_of(dataset: h5py.Dataset, place: Place) -> Tensor:
+def tensor_of(dataset: h5py.Dataset, place: Place | OpenPlace) -> Tensor:
     """Returns the tensor of a dataset, which is read when the dataset has been closed.
 
     Args:
@@ -110,7 +127,8 @@ def tensor_of(dataset: h5py.Dataset, place: Place) -> Tensor:
     is_bfloat16 = dataset.attrs.get("dtype") == "bfloat16" and dataset.dtype.itemsize == 2
     dtype = np.dtype(jnp.bfloat16) if is_bfloat16 and dataset.dtype.kind == "V" else dataset.dtype
     offset = dataset.id.get_offset()
-    if offset is not None and dataset.chunks is None and dataset.dtype.kind in "fiubcV" and not _is_packed(dataset):
+    is_run = dataset.chunks is None and dataset.dtype.kind in "fiubcV" and not _is_packed(dataset)
+    if isinstance(place, Place) and offset is not None and is_run:
         return FileRegion(place.path, place.start + offset, dataset.shape, dtype)
     row = max(1, dataset.nbytes // max(1, len(dataset))) if dataset.shape else 1
     rows = max(1, _ROWS_BYTES // row)

@@ -16,11 +16,12 @@ from replicax.errors import WeightsError
 from replicax.program.keras_state import owner_of
 from replicax.typing import PyTreeFunction
 from replicax.variable_access import VariableLike
-from replicax.weights.h5 import Place, entries_of, member_place, tensor_of
+from replicax.weights.h5 import OpenPlace, Place, entries_of, member_place, tensor_of
 from replicax.weights.matching import Entry
 from replicax.weights.reading import Reading, StoredTensor
 
 if TYPE_CHECKING:
+    import h5py
     import keras
 
 _OF_TRAINING = ("/optimizer/",)  # State that a file may have and a model not, and the other way round.
@@ -34,11 +35,12 @@ class _Files:
         archive = keras_files.archive_of(store)
         self.member = None if archive is None else member_place(*archive)
 
-    def place_of(self, filename: str) -> Place | None:
-        """Returns where the file of a dataset lies; None where that is no file: in memory, or compressed."""
+    def place_of(self, file: h5py.File) -> Place | OpenPlace:
+        """Returns where a file lies: on the disk, or in memory, as members of an archive do that are compressed."""
         if self.member is not None:
             return self.member
-        return Place(Path(filename)) if Path(filename).is_file() else None
+        path = Path(file.filename) if isinstance(file.filename, str) else None
+        return OpenPlace(Path(self.reading.path), file) if path is None or not path.is_file() else Place(path)
 
 
 def load_state_in_pieces(original: PyTreeFunction) -> PyTreeFunction:
@@ -106,10 +108,7 @@ def tensor_or_array(store: object, key: str, original: PyTreeFunction) -> object
         return original(store, key)
     dataset = keras_files.dataset_of(store, key)
     files.reading.used.add(dataset.name)
-    place = files.place_of(dataset.file.filename)
-    if place is None:
-        return original(store, key)
-    return StoredTensor(dataset.name, tensor_of(dataset, place), files.reading)
+    return StoredTensor(dataset.name, tensor_of(dataset, files.place_of(dataset.file)), files.reading)
 
 
 def _check(original: PyTreeFunction, model: keras.Model, store: object, skipped: set[int], reading: Reading) -> None:

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from replicax.variable_access import VariableLike, name_of, shape_of
 
 _NEAREST, _SHOWN = 3, 10
@@ -18,11 +20,13 @@ class Entry(NamedTuple):
         name: What it is called there.
         label: The same with the name of the layer that wrote it, if the file tells.
         shape: Its shape.
+        dtype: Its dtype, where that is known to be none of a number.
     """
 
     name: str
     label: str
     shape: tuple[int, ...]
+    dtype: np.dtype | None = None
 
 
 def complaints(
@@ -37,18 +41,14 @@ def complaints(
 
     Args:
         path: The file.
-        wrong: Variables with a tensor of another shape.
+        wrong: Variables with a tensor of another shape, or without numbers.
         without: Variables without a tensor.
         left: Tensors without a variable.
         variables: All variables.
         stored: All tensors.
     """
     lines = [f"{path} does not fit the model; nothing has changed."]
-    lines += [
-        f"Variable {name_of(variable)!r} has shape {shape_of(variable)}, and its weight {entry.label!r} has shape "
-        f"{entry.shape}."
-        for variable, entry in wrong[:_SHOWN]
-    ]
+    lines += [_misfit(variable, entry) for variable, entry in wrong[:_SHOWN]]
     lines += [
         f"Variable {_shown(variable)} finds no weight in the file. Nearest: "
         f"{_listed(_near(variable, list(left.values()) or list(stored.values())))}."
@@ -61,6 +61,18 @@ def complaints(
     ]
     more = sum(max(0, len(found) - _SHOWN) for found in (wrong, without, left))
     return "\n".join([*lines, *([f"And {more} more."] if more else [])])
+
+
+def _misfit(variable: VariableLike, entry: Entry) -> str:
+    if entry.dtype is not None:
+        return (
+            f"Variable {name_of(variable)!r} takes numbers, and its weight {entry.label!r} has dtype {entry.dtype}. "
+            "Store the numbers themselves; bfloat16 in HDF5 has dtype V2 and an attribute dtype='bfloat16'."
+        )
+    return (
+        f"Variable {name_of(variable)!r} has shape {shape_of(variable)}, and its weight {entry.label!r} has shape "
+        f"{entry.shape}."
+    )
 
 
 def _shown(variable: VariableLike) -> str:

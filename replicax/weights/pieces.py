@@ -50,6 +50,11 @@ class Tensor(Protocol):
         """
 
 
+def has_numbers(dtype: np.dtype) -> bool:
+    """Returns whether values of a dtype are numbers or bools, which a variable can take: no strings, no raw bytes."""
+    return dtype.kind in "fiubc" or bool(jax.dtypes.issubdtype(dtype, np.number))  # NumPy's kind of bfloat16 is "V".
+
+
 class ArrayTensor(NamedTuple):
     """A tensor in the memory of the host, or mapped into it from a file.
 

@@ -15,7 +15,7 @@ from replicax.errors import WeightsError
 from replicax.variable_access import VariableLike, dtype_of, name_of, shape_of
 from replicax.weights.homes import home_of, set_home_value
 from replicax.weights.matching import Entry, complaints
-from replicax.weights.pieces import Piece, Tensor, placed
+from replicax.weights.pieces import Piece, Tensor, has_numbers, placed
 
 _CHECKING: ContextVar[Reading | None] = ContextVar("replicax_checking_weights", default=None)
 
@@ -33,20 +33,25 @@ class Reading:
         path: What the file is called in messages.
         used: The names of the file's tensors that somebody has asked for.
         assigned: The variables that a tensor was assigned to, by identity.
-        misfits: Those that got one of another shape, and the tensor's name.
+        misfits: Those that got one of another shape or without numbers, and what the file has of it.
     """
 
     path: str
     used: set[str] = field(default_factory=set)
     assigned: set[int] = field(default_factory=set)
-    misfits: dict[int, tuple[VariableLike, StoredTensor]] = field(default_factory=dict)
+    misfits: dict[int, tuple[VariableLike, Entry]] = field(default_factory=dict)
 
     def assign(self, variable: VariableLike, tensor: StoredTensor) -> None:
         """Gives a variable the values of a tensor.
 
         Raises:
-            WeightsError: Their shapes differ, or the file cannot be read.
+            WeightsError: Their shapes differ, the tensor has no numbers, or the file cannot be read.
         """
+        if not has_numbers(tensor.dtype):
+            raise WeightsError(
+                f"Variable {name_of(variable)!r} takes numbers, and {tensor.name!r} in {self.path} has dtype "
+                f"{tensor.dtype}."
+            )
         if tensor.shape != shape_of(variable):
             raise WeightsError(
                 f"Variable {name_of(variable)!r} has shape {shape_of(variable)}, and {tensor.name!r} in {self.path} "
@@ -65,8 +70,9 @@ class Reading:
 
     def note(self, variable: VariableLike, value: object) -> None:
         """Notes that a variable would be assigned a tensor, or what a layer has computed from one."""
-        if isinstance(value, StoredTensor) and value.shape != shape_of(variable):
-            self.misfits[id(variable)] = variable, value
+        misfit = _misfit(variable, value)
+        if misfit is not None:
+            self.misfits[id(variable)] = variable, misfit
         else:
             self.misfits.pop(id(variable), None)
             self.assigned.add(id(variable))
@@ -84,11 +90,21 @@ class Reading:
         """
         without = [v for v in variables if id(v) not in self.assigned and id(v) not in self.misfits]
         left = {name: entry for name, entry in stored.items() if name not in self.used}
-        wrong = [(v, stored.get(t.name) or Entry(t.name, t.name, t.shape)) for v, t in self.misfits.values()]
+        wrong = [(v, stored.get(e.name, e)._replace(dtype=e.dtype)) for v, e in self.misfits.values()]
         if wrong or without or left:
             raise WeightsError(complaints(self.path, wrong, without, left, variables, stored)) from cause
         if cause is not None:
             raise WeightsError(f"{self.path} cannot be loaded; nothing has changed: {cause}") from cause
+
+
+def _misfit(variable: VariableLike, value: object) -> Entry | None:
+    """Returns what a file has for a variable if that cannot be assigned: another shape, or no numbers."""
+    if not isinstance(value, StoredTensor):
+        return None
+    odd = None if has_numbers(value.dtype) else value.dtype
+    if odd is None and value.shape == shape_of(variable):
+        return None
+    return Entry(value.name, value.name, value.shape, odd)
 
 
 class StoredTensor(np.lib.mixins.NDArrayOperatorsMixin):

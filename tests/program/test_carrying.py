@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -63,9 +65,23 @@ def test_a_branch_of_this_replica_may_count_for_itself(two, rows, either_way):
 
 def test_a_sum_over_replicas_in_a_branch_that_not_all_take_is_refused(two, rows):
     with two.scope():
-        v = rx.Variable(0.0, aggregation="sum")
-    with pytest.raises(ProgramError, match=r"collective|wait"):
-        two.run(lambda xs: rx.cond(xs[0] > 2, lambda: v.assign(xs[0]), lambda: v.value), args=(rows,))
+        v = rx.Variable(0.0, aggregation="sum", name="total")
+        first = rx.Variable(0.0, aggregation="only_first_replica", name="group[0]/first")
+        draws = keras.random.SeedGenerator(1, name="draws")
+    unscoped = keras.random.SeedGenerator(1, name="unscoped")
+    assigning = {
+        v.name: lambda xs: v.assign(xs[0]),
+        "group[0]/first": lambda xs: first.assign(xs[0]),
+        draws.state.path: lambda xs: keras.random.uniform((), seed=draws),
+        unscoped.state.path: lambda xs: keras.random.uniform((), seed=unscoped),
+    }
+    for name, fn in assigning.items():
+        with pytest.raises(ProgramError, match=rf"assigns variable '{re.escape(name)}' where not all .* before or"):
+            two.run(lambda xs, fn=fn: rx.cond(xs[0] > 2, lambda: fn(xs), lambda: 0.0 * xs[0]), args=(rows,))
+    before = np.asarray(draws.state)
+    drawn = lambda xs: keras.random.uniform((), seed=draws) * xs[0]  # noqa: E731  # drawn before the branch
+    two.run(lambda xs: rx.cond(xs[0] > 2, lambda n: n, lambda n: -n, drawn(xs)), args=(rows,))
+    assert (np.asarray(draws.state) != before).any()
 
 
 def test_keras_metrics_count_in_loops_as_they_do_outside(two, rows):

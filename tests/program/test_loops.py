@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 
@@ -188,6 +189,14 @@ def test_conditions_only_read():
     ("call", "said"),
     [
         (lambda: rx.cond(jnp.ones(2), lambda: 1, lambda: 2), r"shape \(2,\)"),
+        (lambda: rx.cond("x", lambda: 1, lambda: 2), r"`pred` of rx.cond is a boolean or number .*'x'"),
+        (lambda: rx.cond(None, lambda: 1, lambda: 2), r"`pred` of rx.cond is a boolean or number .*None"),
+        (lambda: rx.cond(1j, lambda: 1, lambda: 2), r"`pred` of rx.cond is a boolean or number .*1j"),
+        (lambda: rx.switch(1.7, [lambda: 1, lambda: 2]), r"`index` of rx.switch is an integer .*1\.7"),
+        (lambda: rx.switch(jnp.float32(1), [lambda: 1, lambda: 2]), r"an integer .*float32"),
+        (lambda: rx.switch(True, [lambda: 1, lambda: 2]), r"`index` of rx.switch is an integer .*True"),
+        (lambda: rx.switch("1", [lambda: 1, lambda: 2]), r"`index` of rx.switch is an integer .*'1'"),
+        (lambda: rx.switch([1], [lambda: 1, lambda: 2]), r"`index` of rx.switch .*shape \(1,\)"),
         (lambda: rx.cond(True, 3, lambda: 2), "`true_fun` of rx.cond must be callable"),
         (lambda: rx.switch(0, []), "at least one function"),
         (lambda: rx.scan(None), "`f` of rx.scan"),
@@ -197,8 +206,23 @@ def test_conditions_only_read():
     ],
 )
 def test_wrong_arguments(call, said):
-    with pytest.raises(ArgumentError, match=said):
-        call()
+    for run in (call, rx.function(lambda: call())):
+        with pytest.raises(ArgumentError, match=said):
+            run()
+
+
+@pytest.mark.parametrize(
+    "decides", [True, 2, 0.5, -1.0, np.bool_(True), np.float16(1), jnp.bfloat16(1), np.array(3), np.uint8(1)]
+)
+def test_numbers_and_bools_and_variables_decide(ran, decides):
+    for pred in (decides, rx.Variable(decides), keras.Variable(decides)):
+        assert ran(lambda pred=pred: rx.cond(pred, lambda: 1, lambda: 2))() == 1
+    assert ran(lambda pred: rx.cond(pred, lambda: 1, lambda: 2))(decides) == 1
+
+
+def test_an_integer_of_any_width_and_a_variable_choose(ran):
+    for index in (1, np.int8(1), jnp.uint32(1), np.array(1), rx.Variable(1), keras.Variable(1, dtype="int32")):
+        assert ran(lambda index=index: rx.switch(index, [lambda: 10, lambda: 20]))() == 20
 
 
 def test_a_failing_loop_leaves_variables_as_they_were():

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
+import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -150,6 +153,52 @@ def test_a_tensor_that_is_missing_or_too_much_or_has_another_shape(
     assert "Weight 'layers/other/vars/0' (3,) of the file finds no variable. Nearest: " in said
 
 
+NO_NUMBERS = {
+    "strings of one length": (np.full((64, 16), b"1"), r"\|S1"),
+    "strings": (np.full((64, 16), "1", dtype=object), "object"),
+    "raw bytes": (np.zeros((64, 16), "V2"), r"\|V2"),
+    "records": (np.zeros((64, 16), [("a", "<f4"), ("b", "<f4")]), r"\('a', '<f4'\)"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_NUMBERS)
+@pytest.mark.parametrize("compression", [None, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_tensor_that_has_no_numbers_is_refused_before_anything_changes(
+    model: keras.Model, files: Path, tmp_path: Path, kind: str, compression: int | None
+) -> None:
+    values, dtype = NO_NUMBERS[kind]
+    path = tmp_path / "a.weights.h5"
+    shutil.copy(files / "a.weights.h5", path)
+    with h5py.File(path, "a") as file:
+        del file["layers/dense_1/vars/0"]
+        file["layers/dense_1/vars/0"] = values
+    if compression is not None:
+        path = tmp_path / "c.keras"
+        with zipfile.ZipFile(files / "c.keras") as whole, zipfile.ZipFile(path, "w", compression) as archive:
+            for name in whole.namelist():
+                data = (tmp_path / "a.weights.h5").read_bytes() if name == "model.weights.h5" else whole.read(name)
+                archive.writestr(name, data)
+    said = unchanged(model, lambda: model.load_weights(path))
+    assert re.search(rf"down/kernel' takes numbers, and its weight 'layers/dense_1/vars/0.*has dtype .*{dtype}", said)
+    before = values_of(model)
+    with pytest.warns(UserWarning, match="1 objects could not be loaded"):
+        model.load_weights(path, skip_mismatch=True)
+    np.testing.assert_array_equal(before[2], values_of(model)[2])
+
+
+def test_a_tensor_of_another_shape_in_a_compressed_archive(model: keras.Model, files: Path, tmp_path: Path) -> None:
+    path = tmp_path / "c.keras"
+    with zipfile.ZipFile(files / "c.keras") as whole:
+        (tmp_path / "a.weights.h5").write_bytes(whole.read("model.weights.h5"))
+        with h5py.File(tmp_path / "a.weights.h5", "a") as file:
+            del file["layers/dense_1/vars/0"]
+            file["layers/dense_1/vars/0"] = np.ones((16, 64), np.float32)
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("model.weights.h5", (tmp_path / "a.weights.h5").read_bytes())
+    said = unchanged(model, lambda: model.load_weights(path))
+    assert "down/kernel' has shape (64, 16), and its weight" in said
+
+
 def test_skip_mismatch_loads_what_fits_as_keras_does(files: Path) -> None:
     def other() -> keras.Model:
         layers = [keras.layers.Input((32,)), keras.layers.Dense(64, name="up"), keras.layers.Dense(8, name="down")]
@@ -160,8 +209,10 @@ def test_skip_mismatch_loads_what_fits_as_keras_does(files: Path) -> None:
     plain = other()
     for each in (plain, sharded):
         each.weights[2].assign(np.ones((64, 8)))
-        with pytest.warns(UserWarning, match="1 objects could not be loaded"):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
             each.load_weights(files / "a.weights.h5", skip_mismatch=True)
+        assert ["1 objects could not be loaded" in str(one.message) for one in warned] == [True]
     for expected, value in zip(values_of(plain), values_of(sharded), strict=True):
         np.testing.assert_array_equal(expected, value)
 
