@@ -139,17 +139,30 @@ class TablesLayer:
             by_table.setdefault(self._features.by_path[path].table, []).append(path)
         found: dict[str, jax.Array] = {}
         for number, paths in by_table.items():
-            found |= self._looked_up(number, {path: as_ids(ids[path]) for path in paths}, hook)
+            found |= self._looked_up(number, {path: as_ids(ids[path]) for path in paths}, given, hook)
         results = {path: self._combined(path, rows, given.get(path)) for path, rows in found.items()}
         return self._features.map(lambda path: results[path])
 
-    def _looked_up(self, number: int, ids: dict[str, jax.Array], hook: jax.Array) -> dict[str, jax.Array]:
+    def _looked_up(
+        self, number: int, ids: dict[str, jax.Array], weights: dict[str, jax.Array], hook: jax.Array
+    ) -> dict[str, jax.Array]:
         """Returns the rows of all features of a table, which are looked up at once."""
         flat = jax.numpy.concatenate([each.reshape(-1) for each in ids.values()])
-        rows = self._tables[number].look_up(flat, hook)
+        counts = None
+        if any(weights.get(path) is not None for path in ids):
+            each_counts = [self._counting(path, each, weights.get(path)) for path, each in ids.items()]
+            counts = jax.numpy.concatenate([each.reshape(-1) for each in each_counts])
+        rows = self._tables[number].look_up(flat, hook, counts)
         parts = np.cumsum([each.size for each in ids.values()])[:-1]
         split = zip(ids.items(), jax.numpy.split(rows, parts), strict=True)
         return {path: part.reshape(*each.shape, part.shape[-1]) for (path, each), part in split}
+
+    def _counting(self, path: str, ids: jax.Array, weights: jax.Array | None) -> jax.Array:
+        """Returns which ids count: those of weight 0 are padding, unless the weights of single ids are not used."""
+        if weights is None or jax.numpy.shape(weights) != ids.shape:  # Others are refused where rows are combined.
+            return jax.numpy.ones(ids.shape, bool)
+        is_used = ids.ndim > 1 or self._features.by_path[path].spec.combiner == "sum"
+        return jax.numpy.asarray(weights) != 0 if is_used else jax.numpy.ones(ids.shape, bool)
 
     def _combined(self, path: str, rows: jax.Array, weights: jax.Array | None) -> jax.Array:
         feature = self._features.by_path[path]

@@ -91,20 +91,29 @@ class Table:
     def __repr__(self) -> str:
         return f"table {self.spec.name!r}"
 
-    def look_up(self, ids: jax.Array, hook: jax.Array) -> jax.Array:
+    def look_up(self, ids: jax.Array, hook: jax.Array, counts: jax.Array | None = None) -> jax.Array:
         """Returns the rows of ids; NaN for ids that the table does not have.
 
         Args:
             ids: Integers of any shape; inside `strategy.run` this replica's.
             hook: What connects the rows with what is differentiated.
+            counts: Booleans of that shape: False for padding, which has rows of zeros and touches no row of the table.
 
         Returns:
             Shape `(*ids.shape, columns)`, in the dtype of the table.
         """
         owner = keras_state.owner_of(self.variables[""])
         check_owner(owner, context.current().strategy, name_of(self.variables[""]))
-        rows = _rows(self, hook, ids.reshape(-1), self._read(self.variables[""]))
-        return rows.reshape(*ids.shape, self.spec.columns)
+        named = ids if counts is None else jnp.where(counts, ids, self._in_place_of_padding(ids, counts))
+        rows = _rows(self, hook, named.reshape(-1), self._read(self.variables[""]))
+        rows = rows.reshape(*ids.shape, self.spec.columns)
+        return rows if counts is None else jnp.where(counts[..., None], rows, 0)
+
+    def _in_place_of_padding(self, ids: jax.Array, counts: jax.Array) -> jax.Array | int:
+        """Returns an id that touches no other row: none on devices; servers get one that is touched anyway."""
+        if not self._is_on_servers or not ids.size:
+            return self.spec.rows
+        return ids.reshape(-1)[jnp.argmax(counts.reshape(-1))]
 
     def update(self, touched: Sequence[Touched], factor: float) -> None:
         """Makes a step with the gradients of some look-ups, and assigns what it changes.

@@ -201,3 +201,31 @@ def test_no_buffer_has_the_size_of_the_table_besides_the_table():
     assert memory.temp_size_in_bytes < table // 4
     assert memory.alias_size_in_bytes >= 2 * table
     assert f"f32[{rows},{columns}]" not in compiled.as_text()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "ftrl"])
+@pytest.mark.parametrize("replicas", [1, 8])
+def test_padding_changes_no_row(optimizer: str, replicas: int):
+    """Momentum would move row 0, which fills rows of ids up, although no id names it."""
+    strategy = problem.mirrored(replicas)
+    with strategy.scope():
+        table = keras_rs.layers.TableConfig("t", 16, 3, optimizer=optimizer, combiner="sum")
+        feature = keras_rs.layers.FeatureConfig("f", table, (None, 3), (None, 3))
+        layer = rx.keras.DistributedEmbedding({"f": feature})
+        layer.build({"f": (None, 3)})
+
+    def replica_step(ids: Any) -> Any:
+        return rx.value_and_grad(lambda: jnp.sum(layer(ids)["f"] ** 2), layer.trainable_variables)()[0]
+
+    @rx.function
+    def step(ids: Any) -> Any:
+        return strategy.run(replica_step, args=(ids,))
+
+    tables = []
+    for bags in ([[0, 1], [0]] * 4, [[3], [4, 5, 6]] * 4):
+        with strategy.scope():
+            for batch in strategy.distribute_dataset([layer.preprocess({"f": bags})]):
+                step(batch)
+        tables.append(np.asarray(layer.get_embedding_tables()["t"]))
+    changed = np.flatnonzero((tables[0] != tables[1]).any(axis=1))
+    assert changed.tolist() == [3, 4, 5, 6]
