@@ -22,7 +22,7 @@ from replicax.variable_access import VariableLike
 
 
 class Settling(Protocol):
-    """What has something done when gradients are known.
+    """Notes work that waits for gradients to be known.
 
     Attributes:
         last_hook: The value of the hook when gradients outside of programs were known for the last time.

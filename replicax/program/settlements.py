@@ -1,4 +1,4 @@
-"""What is done when the gradients of a loss are known, beside what optimizers do: rows of tables are updated.
+"""Work that is done when the gradients of a loss are known, beside that of optimizers: rows of tables are updated.
 
 A table is no variable that an optimizer sees. Its rows are updated where gradients are computed, and that is right if
 these are the gradients that an optimizer applies afterwards. Each table has a trainable variable, its hook, of which
@@ -41,7 +41,7 @@ class _Settled(NamedTuple):
 
 
 class Settlements:
-    """What is to be done in one function, and what was done."""
+    """The things to be done in one function, and those that were done."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, _Waiting] = {}

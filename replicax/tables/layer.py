@@ -51,7 +51,7 @@ class TablesLayer:
         >>> import keras_rs
         >>> table = keras_rs.layers.TableConfig("words", vocabulary_size=100, embedding_dim=4, optimizer="sgd")
         >>> feature = keras_rs.layers.FeatureConfig("title", table, input_shape=(2, 3), output_shape=(2, 4))
-        >>> layer = DistributedEmbedding({"title": feature})
+        >>> layer = rx.keras.DistributedEmbedding({"title": feature})
         >>> layer({"title": [[1, 2], [3, 4, 5]]})["title"].shape
         (2, 4)
     """

@@ -1,4 +1,4 @@
-"""What the optimizer of a model may do where the model has tables, whose rows it does not see."""
+"""Checks of a model's optimizer where the model has tables, whose rows the optimizer does not see."""
 
 from __future__ import annotations
 
