@@ -9,6 +9,7 @@ import pytest
 
 import replicax as rx
 from tests.contract.problems import batches
+from tests.hosts_by_name import HOSTS
 
 SIZES = (24, 23, 24, 6, 1)
 
@@ -43,15 +44,6 @@ def assert_same(ours, theirs):
     np.testing.assert_allclose(ours[0], theirs[0], rtol=5e-6)
     for a, b in zip(ours[1], theirs[1], strict=True):
         assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(b)
-
-
-HOSTS = {
-    "one": lambda: rx.MirroredStrategy(["cpu:0"]),
-    "two": lambda: rx.MirroredStrategy(["cpu:0", "cpu:1"]),
-    "three": lambda: rx.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"]),
-    "eight": lambda: rx.MirroredStrategy(),
-    "sharded": lambda: rx.FullyShardedStrategy(min_size=8),
-}
 
 
 @pytest.fixture(scope="module")

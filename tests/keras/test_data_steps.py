@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from tests.hosts_by_name import HOSTS_AND_LAYOUT
 from tests.keras.comparing import CLASSES, FEATURES, LABELS, TOLERANCE, X, assert_same, made, worked
 
 
@@ -81,12 +82,8 @@ def expected():
 
 
 HOSTS = {
+    **HOSTS_AND_LAYOUT,
     "one": lambda: rx.OneDeviceStrategy("cpu:0"),
-    "two": lambda: rx.MirroredStrategy(["cpu:0", "cpu:1"]),
-    "three": lambda: rx.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"]),
-    "eight": lambda: rx.MirroredStrategy(),
-    "sharded": lambda: rx.FullyShardedStrategy(min_size=8),
-    "layout": lambda: rx.LayoutStrategy(mesh_shape={"data": 4, "model": 2}, layout={"kernel": (None, "model")}),
     "central": lambda: rx.CentralStorageStrategy(["cpu:1", "cpu:2"], "cpu:0"),
 }
 

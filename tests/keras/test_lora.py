@@ -9,12 +9,10 @@ import pytest
 
 import replicax as rx
 from replicax.collectives.hlo import collectives
+from tests import hosts_by_name
 
 HOSTS = {
-    "two": lambda: rx.MirroredStrategy(["cpu:0", "cpu:1"]),
-    "three": lambda: rx.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"]),
-    "eight": lambda: rx.MirroredStrategy(),
-    "sharded": lambda: rx.FullyShardedStrategy(min_size=8),
+    **{name: host for name, host in hosts_by_name.HOSTS.items() if name != "one"},
     "layout": lambda: rx.LayoutStrategy(mesh_shape={"data": 4, "model": 2}, layout="auto", min_size=8),
 }
 _rng = np.random.default_rng(0)

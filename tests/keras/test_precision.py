@@ -9,15 +9,8 @@ import pytest
 
 import replicax as rx
 from replicax.collectives.hlo import collectives
+from tests.hosts_by_name import HOSTS_AND_LAYOUT as HOSTS
 
-HOSTS = {
-    "one": lambda: rx.MirroredStrategy(["cpu:0"]),
-    "two": lambda: rx.MirroredStrategy(["cpu:0", "cpu:1"]),
-    "three": lambda: rx.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"]),
-    "eight": lambda: rx.MirroredStrategy(),
-    "sharded": lambda: rx.FullyShardedStrategy(min_size=8),
-    "layout": lambda: rx.LayoutStrategy(mesh_shape={"data": 4, "model": 2}, layout={"kernel": (None, "model")}),
-}
 _rng = np.random.default_rng(0)
 X, Y = _rng.normal(size=(47, 6)).astype(np.float32), _rng.normal(size=(47, 8)).astype(np.float32)
 BATCHES = [(X[:24], Y[:24]), (X[24:], Y[24:])] * 3

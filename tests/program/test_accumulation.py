@@ -10,18 +10,9 @@ import pytest
 
 import replicax as rx
 from tests.contract.problems import batches
+from tests.hosts_by_name import HOSTS_AND_LAYOUT
 
-HOSTS = {
-    "one device": lambda: rx.OneDeviceStrategy("cpu:0"),
-    "one": lambda: rx.MirroredStrategy(["cpu:0"]),
-    "two": lambda: rx.MirroredStrategy(["cpu:0", "cpu:1"]),
-    "three": lambda: rx.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"]),
-    "eight": lambda: rx.MirroredStrategy(),
-    "sharded": lambda: rx.FullyShardedStrategy(min_size=8),
-    "layout": lambda: rx.LayoutStrategy(
-        jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model")), {"kernel": (None, "model")}
-    ),
-}
+HOSTS = {"one device": lambda: rx.OneDeviceStrategy("cpu:0"), **HOSTS_AND_LAYOUT}
 FEW = ("three", "sharded", "layout")
 SIZES = (24, 23, 6, 1)
 
