@@ -11,7 +11,16 @@ import typer
 
 from replicax.errors import ClusterError, ClusterTimeoutError, LaunchError
 from replicax.exit_codes import ExitCode, from_signal
-from replicax.launch import Elsewhere, Options, launch, launch_elsewhere, parse_hosts, parse_variables, parse_workers
+from replicax.launch import (
+    Elsewhere,
+    Options,
+    launch,
+    launch_elsewhere,
+    parse_elastic,
+    parse_hosts,
+    parse_variables,
+    parse_workers,
+)
 
 # Everything after the script belongs to the script, whatever it looks like.
 SETTINGS = {"allow_interspersed_args": False}
@@ -55,8 +64,28 @@ WithEvaluator = Annotated[bool, typer.Option("--evaluator", help="Start an evalu
 AsIslands = Annotated[
     bool, typer.Option("--islands", help="A lost worker is started again alone: for strategies of islands.")
 ]
+Elastic = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MIN:MAX",
+        help="Workers in step may come and go: a lost one is started again alone, and the others go on, at least MIN.",
+    ),
+]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST[:PORT]",
+        help="With --elastic: where workers on other machines join. With it --workers may be 0.",
+    ),
+]
 Restarts = Annotated[
-    int, typer.Option(metavar="N", help="Start all tasks again after a failure, N times; with --islands, the lost one.")
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Start all tasks again after a failure, N times; with --islands and --elastic, the lost one.",
+        show_default="0; with --elastic as often as needed",
+    ),
 ]
 LogDir = Annotated[
     Path | None,
@@ -84,7 +113,9 @@ def run(
     ps: Servers = 0,
     evaluator: WithEvaluator = False,
     islands: AsIslands = False,
-    restarts: Restarts = 0,
+    elastic: Elastic = None,
+    address: At = None,
+    restarts: Restarts = None,
     log_dir: LogDir = None,
     grace: GracePeriod = None,
 ) -> None:
@@ -97,7 +128,8 @@ def run(
     programs differ, 75 saved and to be resumed, 128 + n for signal n.
 
     With --islands a worker that is lost is started again alone, --restarts times in all, and the others go on: for
-    rx.LocalSGDStrategy(elastic=True) and rx.DiLoCoStrategy(elastic=True).
+    rx.LocalSGDStrategy(elastic=True) and rx.DiLoCoStrategy(elastic=True). With --elastic MIN:MAX so is one of
+    workers in step: for rx.MultiWorkerMirroredStrategy(elastic=...).
 
     With --on and --hosts the workers run on other machines, which need REPLICAX_TOKEN in common with this one. The
     Python files in the script's folder travel with it; data must be there. The job ends with this command, however that
@@ -106,7 +138,9 @@ def run(
     script, *arguments = command or [""]
     try:
         named = parse_hosts(hosts) if hosts is not None else ()
-        fewest, most = parse_workers(workers if workers is not None else str(len(named) or 1))
+        range_of_members = None if elastic is None else parse_elastic(elastic)
+        usual = len(named) if range_of_members is None else range_of_members.most
+        fewest, most = parse_workers(workers if workers is not None else str(usual or 1))
         options = Options(
             script,
             tuple(arguments),
@@ -117,13 +151,16 @@ def run(
             ps=ps,
             evaluator=evaluator,
             islands=islands,
+            elastic=range_of_members,
+            address=address,
             restarts=restarts,
             grace=grace,
             log_dir=log_dir,
         )
         variables = parse_variables(env or [], os.environ)
-        if islands and not (on is None and hosts is None):
-            raise LaunchError("--islands is for workers on this machine: leave out --on and --hosts.")
+        if options.goes_on and not (on is None and hosts is None):
+            which = "--islands" if islands else "--elastic"
+            raise LaunchError(f"{which} is for workers on this machine: leave out --on and --hosts.")
         if on is None and hosts is None:
             code = _launch_here(options, variables)
         else:

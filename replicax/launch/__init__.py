@@ -1,7 +1,7 @@
 """Jobs of processes: `replicax run` on this machine and elsewhere, and manifests for clusters of many machines."""
 
 from replicax.launch.job import launch
-from replicax.launch.options import Options, parse_workers
+from replicax.launch.options import Options, parse_elastic, parse_workers
 from replicax.launch.remote_job import Elsewhere, launch_elsewhere, parse_hosts, parse_variables
 from replicax.remote.terminal import Terminal
 
@@ -11,6 +11,7 @@ __all__ = [
     "Terminal",
     "launch",
     "launch_elsewhere",
+    "parse_elastic",
     "parse_hosts",
     "parse_variables",
     "parse_workers",

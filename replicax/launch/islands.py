@@ -62,7 +62,7 @@ class Islands:
         same_again, self._error = bool(error) and error == self._error, error
         if same_again or not is_restartable(failure.code) or failure.code == ExitCode.PEER_LOST:
             return self._chief_is_done
-        enough = self.revived < self._restarts or left >= self._options.fewest_workers
+        enough = self.revived < self._restarts or left >= self._options.fewest_left
         return self._chief_is_done or (left > 0 and enough)
 
     def successor(self, failure: Failure) -> ProcessLike | None:

@@ -15,7 +15,7 @@ from types import FrameType
 from replicax.exit_codes import ExitCode, describe
 from replicax.launch.islands import Islands
 from replicax.launch.options import Options, check_script, make_log_dir
-from replicax.launch.plan import HOST, Job, count_ports, make_plan, meeting_address
+from replicax.launch.plan import Job, count_ports, make_plan, meeting_address, meeting_host
 from replicax.launch.restart import AttemptResult, Finish, decide
 from replicax.launch.starting import supervisor_of
 from replicax.membership.hosting import Host
@@ -61,11 +61,11 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
     revived: list[int] = []  # in each attempt before
 
     def run(workers: int, attempt: int) -> Outcome:
-        with reserved_ports(count_ports(options, workers), HOST) as ports:
+        with reserved_ports(count_ports(options, workers), meeting_host(options)) as ports:
             plan = make_plan(job, workers, attempt, ports, log_dir.absolute())
-            if not options.islands:
+            if not options.goes_on:
                 return supervisor_of(plan, job, log_dir, terminal, guard, events).run()
-            with _meeting(meeting_address(ports), guard) as host:
+            with _meeting(meeting_address(options, ports), guard) as host:
                 islands = functools.partial(_islands, options, revived, host, terminal)
                 outcome = supervisor_of(plan, job, log_dir, terminal, guard, events, islands).run()
                 revived.append(outcome[0].revived)
@@ -97,7 +97,7 @@ def _islands(
     terminal: Terminal,
     start: Callable[[PlannedTask], ProcessLike],
 ) -> Islands:
-    return Islands(options, options.restarts - sum(revived), host, start, terminal)
+    return Islands(options, options.single_restarts - sum(revived), host, start, terminal)
 
 
 def run_attempts(options: Options, terminal: Terminal, run: Callable[[int, int], Outcome]) -> int:

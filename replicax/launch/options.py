@@ -6,16 +6,21 @@ import dataclasses
 import importlib.machinery
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from replicax.checks import is_int
-from replicax.errors import LaunchError
+from replicax.cluster import Address, parse_address
+from replicax.errors import ClusterError, LaunchError
+from replicax.membership.telling import ElasticRange, parse_range
 
 _GRACE_OF_SURVIVORS = 5.0
 _GRACE_OF_ALL = 30.0  # They may have to save.
+_MOST_SINGLE_RESTARTS = 1000
+_ENDS_WITH_PORT = re.compile(r"(^[^:]*|\]):[^:]*$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +39,12 @@ class Options:
         evaluator: Whether to start an evaluator.
         islands: Whether a worker that is lost is started again alone, while the others go on
             (`rx.LocalSGDStrategy`, `rx.DiLoCoStrategy`).
-        restarts: How often all tasks are started again after a failure; with `islands` how often any of them is.
+        elastic: With how few workers the job goes on when some are lost, and how many it may have
+            (`rx.MultiWorkerMirroredStrategy(elastic=...)`). A worker that is lost is started again alone.
+        address: Where others may join an elastic job, `"host"` or `"host:port"`: the name or IP address at which their
+            machines reach this one. None: only from this machine. With it `workers` may be 0: all of them join.
+        restarts: How often all tasks are started again after a failure; with `islands` or `elastic` how often any of
+            them is. None: none, but the lost workers of an elastic job always start again.
         grace: Seconds that tasks have to end, from the first signal to SIGKILL. None: 5 for the survivors of a failure,
             30 if the launcher itself gets a signal.
         log_dir: Folder for the logs, one per task; None makes a new one in `runs/`.
@@ -49,7 +59,9 @@ class Options:
     ps: int = 0
     evaluator: bool = False
     islands: bool = False
-    restarts: int = 0
+    elastic: ElasticRange | None = None
+    address: str | None = None
+    restarts: int | None = None
     grace: float | None = None
     log_dir: Path | None = None
 
@@ -57,14 +69,15 @@ class Options:
         if self.min_workers is None:
             object.__setattr__(self, "min_workers", self.workers)
         _check_number("--workers", self.workers, 1)
-        _check_number("The smaller number of --workers", self.fewest_workers, 1)
+        least = 0 if self.elastic and self.address else 1
+        _check_number("The smaller number of --workers", self.fewest_workers, least)
         if self.fewest_workers > self.workers:
             raise LaunchError(
                 f"--workers {self.fewest_workers}:{self.workers} is not a range: write the smaller number first."
             )
         _check_number("--devices-per-worker", self.devices_per_worker, 1)
         _check_number("--ps", self.ps, 0)
-        _check_number("--restarts", self.restarts, 0)
+        _check_number("--restarts", self.job_restarts, 0)
         if self.ps and self.evaluator:
             raise LaunchError(
                 "--ps and --evaluator exclude each other: with parameter servers the coordinator evaluates. Leave "
@@ -72,10 +85,61 @@ class Options:
             )
         if self.ps and self.islands:
             raise LaunchError("--ps and --islands exclude each other: the workers of parameter servers are no islands.")
+        self._check_elastic()
         if self.ps:  # Its workers come and go without a restart of the job.
             object.__setattr__(self, "workers", self.min_workers)
         if self.grace is not None and not (math.isfinite(self.grace) and self.grace >= 0):
             raise LaunchError(f"--grace must be a number of seconds of at least 0, got {self.grace!r}.")
+
+    def _check_elastic(self) -> None:
+        if self.elastic is None:
+            if self.door is not None:
+                raise LaunchError("--address is for jobs that others join: it needs --elastic MIN:MAX.")
+            return
+        if self.ps or self.islands:
+            other, why = ("--ps", "they come and go anyway") if self.ps else ("--islands", "islands train alone")
+            raise LaunchError(f"--elastic and {other} exclude each other: --elastic is for workers in step, {why}.")
+        if self.fewest_workers != self.workers or self.workers > self.elastic.most:
+            raise LaunchError(
+                f"With --elastic {self.elastic} --workers is the number to start with, at most "
+                f"{self.elastic.most}, got {self.fewest_workers}:{self.workers}."
+            )
+
+    @property
+    def door(self) -> Address | None:
+        """`address`, parsed; its port is 0 if any will do."""
+        if self.address is None:
+            return None
+        with_port = _ENDS_WITH_PORT.search(self.address) is not None
+        try:
+            found = parse_address(self.address if with_port else f"{self.address}:1", "--address")
+        except ClusterError as error:
+            raise LaunchError(
+                f"--address must be HOST or HOST:PORT, got {self.address!r}: it {error.problem}."
+            ) from error
+        return found if with_port else found._replace(port=0)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the others go on when a worker is lost."""
+        return self.islands or self.elastic is not None
+
+    @property
+    def job_restarts(self) -> int:
+        """How often all tasks are started again."""
+        return self.restarts or 0
+
+    @property
+    def single_restarts(self) -> int:
+        """How often a task is started again alone, of those whose loss the others can bear."""
+        if self.restarts is None and self.elastic is not None:
+            return _MOST_SINGLE_RESTARTS
+        return self.job_restarts
+
+    @property
+    def fewest_left(self) -> int:
+        """With how few workers the others go on although a lost one does not start again."""
+        return self.elastic.fewest if self.elastic is not None else self.fewest_workers
 
     @property
     def grace_of_survivors(self) -> float:
@@ -108,6 +172,18 @@ def parse_workers(text: str) -> tuple[int, int]:
     if len(numbers) > 2 or not all(number.strip().isdecimal() for number in numbers):
         raise LaunchError(f"--workers must be a number such as 4, or a range such as 2:4, got {text!r}.")
     return int(numbers[0]), int(numbers[-1])
+
+
+def parse_elastic(text: str) -> ElasticRange:
+    """Returns the range in `"2:8"`.
+
+    Raises:
+        LaunchError: It is none.
+    """
+    try:
+        return parse_range(text)
+    except ValueError as error:
+        raise LaunchError(f"--elastic {error}.") from None
 
 
 def check_script(options: Options) -> None:

@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from replicax.cluster.addresses import join_address
 from replicax.launch.options import Options
+from replicax.membership.decisions import Life
 from replicax.membership.opening import LIFE, MEETING
+from replicax.membership.telling import ELASTIC, ElasticRange
 from replicax.ray_cluster.task_counts import SERVERS, WORKERS
 from replicax.remote.planned import CHIEF, EVALUATOR, WORKER, PlannedTask, common_environment, jax_environment
 
@@ -50,7 +53,7 @@ class Plan:
 
 def count_ports(options: Options, workers: int) -> int:
     """Returns the number of ports that `make_plan` needs."""
-    return 0 if options.ps else workers + options.islands
+    return 0 if options.ps else (workers if options.door is None else 0) + options.goes_on
 
 
 def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_dir: Path | None = None) -> Plan:
@@ -64,7 +67,7 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_di
         log_dir: Where the tasks write their reports, unless the environment decides that.
     """
     options = job.options
-    ports, meeting = (ports[:-1], meeting_address(ports)) if options.islands else (ports, "")
+    ports, meeting = (ports[:-1], meeting_address(options, ports)) if options.goes_on else (ports, "")
     addresses = [f"{HOST}:{port}" for port in ports]
     common = _common(job, attempt) if log_dir is None else {REPORTS: str(log_dir), **_common(job, attempt)}
 
@@ -77,16 +80,46 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_di
         own = {"TF_CONFIG": json.dumps(role)} | (jax_environment(addresses, index) if kind == WORKER else {})
         if meeting:
             own |= {MEETING: meeting, LIFE: "0"}
+        if options.elastic is not None:
+            own[ELASTIC] = str(options.elastic)
         return PlannedTask(kind, index, port, {**common, **own})
 
-    tasks = [task(WORKER, index, port) for index, port in enumerate(ports)]
+    if options.elastic is not None and options.door is not None:
+        own = [member_environment(options.elastic, meeting, Life(index, 0), workers) for index in range(workers)]
+        tasks = [PlannedTask(WORKER, index, None, {**common, **each}) for index, each in enumerate(own)]
+    else:
+        tasks = [task(WORKER, index, port) for index, port in enumerate(ports)]
     tasks += [task(EVALUATOR, 0, None)] if options.evaluator else []  # Not in the cluster, as with TensorFlow.
     return Plan(attempt, workers, tuple(tasks))
 
 
-def meeting_address(ports: Sequence[int]) -> str:
-    """Returns where islands meet, given the ports of `make_plan`."""
-    return f"{HOST}:{ports[-1]}"
+def meeting_host(options: Options) -> str:
+    """Returns the name or IP address at which the workers reach this machine."""
+    return HOST if options.door is None else options.door.host
+
+
+def meeting_address(options: Options, ports: Sequence[int]) -> str:
+    """Returns where workers that come and go meet, given the ports of `make_plan`."""
+    return join_address(meeting_host(options), ports[-1])
+
+
+def member_environment(elastic: ElasticRange, meeting: str, life: Life, workers: int) -> dict[str, str]:
+    """Returns the cluster's variables for a worker of an elastic job that knows no address but that of the meeting.
+
+    Args:
+        elastic: The range of the job.
+        meeting: Where the board is.
+        life: Which worker it is, and which run of it.
+        workers: With how many workers the job began.
+    """
+    return {
+        "REPLICAX_COORDINATOR": meeting,
+        "REPLICAX_NUM_PROCESSES": str(max(workers, life.index + 1)),
+        "REPLICAX_PROCESS_ID": str(life.index),
+        MEETING: meeting,
+        LIFE: str(life.number),
+        ELASTIC: str(elastic),
+    }
 
 
 def _common(job: Job, attempt: int) -> dict[str, str]:

@@ -50,20 +50,21 @@ def decide(attempts: Sequence[AttemptResult], options: Options) -> Finish | Rest
     last = attempts[-1]
     if last.interrupted or not is_restartable(last.code):
         return Finish(last.code)
-    left = options.restarts - _restarts_taken(attempts, options)
+    left = options.job_restarts - _restarts_taken(attempts, options)
     if _is_resumption(attempts, len(attempts) - 1):
         return Restart(last.workers, "it asks to be resumed") if left > 0 else Finish(last.code)
     for_good = left <= 0 or _same_worker_again(attempts, len(attempts) - 1)
     if for_good and last.failed.startswith(WORKER) and last.workers > options.fewest_workers:
         return Restart(last.workers - 1, f"{last.failed} is given up, {last.workers - 1} worker(s) go on")
     if left > 0:
-        return Restart(last.workers, f"restart {options.restarts - left + 1} of {options.restarts}")
+        return Restart(last.workers, f"restart {options.job_restarts - left + 1} of {options.job_restarts}")
     return Finish(last.code)
 
 
 def _restarts_taken(attempts: Sequence[AttemptResult], options: Options) -> int:
     """Counts the failures before the last attempt after which as many workers started again, and single restarts."""
-    return sum(attempt.revived for attempt in attempts) + sum(
+    alone = sum(attempt.revived for attempt in attempts) if options.restarts is not None else 0
+    return alone + sum(
         not _is_resumption(attempts, number) and attempts[number + 1].workers == attempts[number].workers
         for number in range(len(attempts) - 1)
     )
