@@ -1,0 +1,91 @@
+"""The membership of an elastic job, read from the log that the launcher writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+_LOG = "members.jsonl"
+
+
+class Run(NamedTuple):
+    """One run of a worker; its replacement has the same index and another life.
+
+    Attributes:
+        worker: The worker's index.
+        life: Counts the runs of this worker, from 0.
+        pid: The id of its process.
+    """
+
+    worker: int
+    life: int
+    pid: int
+
+
+class SeenWorld(NamedTuple):
+    """A world, as the log shows it.
+
+    Attributes:
+        number: Its number.
+        members: The indices of its workers.
+        time: When it began, in seconds since 1970.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    time: float
+
+
+class Membership(NamedTuple):
+    """The runs of all workers, and the worlds.
+
+    Attributes:
+        running: For each worker that runs now, its present run.
+        runs: All runs, in the order in which they have begun.
+        worlds: All worlds, in order.
+    """
+
+    running: dict[int, Run]
+    runs: tuple[Run, ...]
+    worlds: tuple[SeenWorld, ...]
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The workers of the present world; empty before the first one."""
+        return self.worlds[-1].members if self.worlds else ()
+
+    @classmethod
+    def read(cls, log_dir: Path) -> Membership:
+        """Reads the log in a folder; a line that is not yet whole is left out."""
+        path = log_dir / _LOG
+        text = path.read_text() if path.exists() else ""
+        return cls.of(json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("}\n"))
+
+    @classmethod
+    def of(cls, events: Iterable[dict[str, object]]) -> Membership:
+        """Returns the membership after some events of the log."""
+        running: dict[int, Run] = {}
+        runs: list[Run] = []
+        worlds: list[SeenWorld] = []
+        for event in events:
+            if event["event"] == "start":
+                run = _run(event)
+                runs.append(run)
+                running[run.worker] = run
+            elif event["event"] == "end":
+                run = _run(event)
+                if running.get(run.worker) == run:
+                    del running[run.worker]
+            elif event["event"] == "world":
+                number, members, time = event["world"], event["members"], event["time"]
+                assert isinstance(number, int) and isinstance(members, list) and isinstance(time, float)
+                worlds.append(SeenWorld(number, tuple(members), time))
+        return cls(running, tuple(runs), tuple(worlds))
+
+
+def _run(event: dict[str, object]) -> Run:
+    worker, life, pid = event["worker"], event["life"], event["pid"]
+    assert isinstance(worker, int) and isinstance(life, int) and isinstance(pid, int)
+    return Run(worker, life, pid)
