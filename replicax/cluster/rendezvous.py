@@ -32,6 +32,7 @@ from replicax.errors import ClusterError, ClusterTimeoutError
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_TRIES = 0.1
+_SECONDS_BETWEEN_KNOCKS = 0.005
 _SECONDS_TO_SEND = 5.0
 _SECONDS_FOR_THE_LAST_WORD = 2.0
 _SECONDS_BETWEEN_GLANCES = 0.05  # at the work
@@ -81,6 +82,22 @@ def meet(
     if process == 0:
         return _gather(waiting, greeting)
     return _join(waiting, greeting)
+
+
+def await_listener(address: str, timeout_s: float) -> None:
+    """Returns when somebody listens at an address, or after `timeout_s` seconds.
+
+    JAX's client tries only once a second, so a process that is a moment early would lose that second.
+
+    Args:
+        address: `"host:port"`.
+        timeout_s: How long to wait, in seconds.
+    """
+    where, deadline = parse_address(address, "coordinator address"), time.monotonic() + timeout_s
+    while (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(OSError), socket.create_connection((where.host, where.port), timeout=left):
+            return
+        time.sleep(_SECONDS_BETWEEN_KNOCKS)
 
 
 class _Waiting:

@@ -16,14 +16,14 @@ from replicax.cluster.config import ClusterConfig, check_synchronous
 from replicax.cluster.outages import outlast_outages
 from replicax.cluster.own_address import own_ip_of
 from replicax.cluster.reach import agree_on_addresses
-from replicax.cluster.rendezvous import SECONDS_TO_CONNECT, meet
+from replicax.cluster.rendezvous import SECONDS_TO_CONNECT, await_listener, meet
+from replicax.compat.jax_cache import write_compilation_cache_from_every_process
 from replicax.compat.jax_processes import (
     backends_have_started,
     connected_as,
     give_up_connecting,
     let_collectives_listen_at,
     without_preemption_service,
-    write_compilation_cache_from_every_process,
 )
 from replicax.errors import ClusterError, ClusterTimeoutError, ContextError
 
@@ -117,6 +117,8 @@ def connect(
     def connect_jax() -> None:
         nonlocal connected_at
         seconds = max(SECONDS_TO_CONNECT, deadline - time.monotonic()) + _SECONDS_MORE
+        if process != 0:
+            await_listener(address, seconds)
         _initialize(address, process, names, seconds, heartbeat_s)
         connected_at = agree_on_addresses(process, names, address, ip, seconds)
 

@@ -1,15 +1,14 @@
-"""The service that connects JAX's processes, and what starts with them: devices, collectives, the compilation cache."""
+"""The service that connects JAX's processes, and what starts with them: devices and collectives."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
-from jax._src import compiler as jax_compiler, config as jax_config, distributed as jax_distributed, xla_bridge
+from jax._src import config as jax_config, distributed as jax_distributed, xla_bridge
 from jax._src.lib import _jax as jaxlib
 
 _T = TypeVar("_T")
@@ -140,28 +139,3 @@ def _found_in_time(get: Callable[[str, int], _T], key: str, timeout_ms: int) -> 
         if "DEADLINE_EXCEEDED" in str(error):
             return None
         raise
-
-
-@functools.cache
-def write_compilation_cache_from_every_process() -> None:
-    """Lets each CPU process write what it compiles into JAX's compilation cache.
-
-    JAX leaves the writing to process 0. But the programs of CPU processes are kept under different names, so that after
-    a restart the others would not find theirs. Without the name: each process gets a folder for the cache of its own.
-    """
-    write = jax_compiler._cache_write
-
-    @functools.wraps(write)
-    def write_as_first(*args: Any, **kwargs: Any) -> None:
-        # The backend is the fourth argument.
-        if args[3].platform != "cpu":
-            write(*args, **kwargs)
-            return
-        state = jax_distributed.global_state
-        process_id, state.process_id = state.process_id, 0
-        try:
-            write(*args, **kwargs)
-        finally:
-            state.process_id = process_id
-
-    jax_compiler._cache_write = write_as_first

@@ -19,9 +19,10 @@ from replicax.launch.plan import Job, count_ports, make_plan, meeting_address, m
 from replicax.launch.restart import AttemptResult, Finish, decide
 from replicax.launch.starting import supervisor_of
 from replicax.membership.hosting import Host
+from replicax.remote.compiled import keep_within
 from replicax.remote.guarding import Guard
 from replicax.remote.output import error_line, shortened
-from replicax.remote.planned import PlannedTask
+from replicax.remote.planned import PlannedTask, cache_folder
 from replicax.remote.ports import reserved_ports
 from replicax.remote.processes import Event, Events, ProcessLike, SignalReceived
 from replicax.remote.supervisor import ENDING, Failure
@@ -56,6 +57,7 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
     terminal = terminal or Terminal(sys.stdout, sys.stderr)
     inherited = dict(os.environ if environment is None else environment)
     job = Job(options, inherited, secrets.token_hex(_TOKEN_BYTES), os.getpid())
+    keep_within(cache_folder(inherited))
     events: Events[Event] = Events()
     guard = Guard()
     revived: list[int] = []  # in each attempt before

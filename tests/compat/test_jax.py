@@ -92,14 +92,6 @@ def test_this_process_is_alone_and_has_looked_for_devices():
     assert collectives_are_gloo()  # What JAX takes by itself.
 
 
-def test_the_cache_of_compiled_programs_is_written_by_a_function_whose_fourth_argument_is_the_backend():
-    from jax._src.compiler import _cache_write
-
-    written = getattr(_cache_write, "__wrapped__", _cache_write)
-    names = written.__code__.co_varnames[: written.__code__.co_argcount]
-    assert names[3] == "backend", f"JAX {jax.__version__}: {names}"
-
-
 def test_an_equation_runs_on_other_operands():
     [equation] = jax.make_jaxpr(lambda x: x * 3)(2.0).eqns
     assert bind(equation, [5.0, 3.0], equation.params) == [15.0]
