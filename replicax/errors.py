@@ -378,6 +378,10 @@ class MeetingError(ReplicaxError, RuntimeError):
     exit_code = 71
 
 
+class ElasticError(ReplicaxError, RuntimeError):
+    """Something cannot go on, or does not fit, where workers come and go during the training."""
+
+
 class EstimatorError(ReplicaxError, ValueError):
     """An estimator was used in a way that has no meaning, or a model function returned what does not fit its mode."""
 

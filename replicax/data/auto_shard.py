@@ -16,10 +16,11 @@ from replicax.data.input_context import InputContext
 from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.input_steps import InputStep, InputStepMaker, agreed_batch_size, share_of
 from replicax.data.position import Position, RowsRead
-from replicax.data.rebatching import ShardBatch, WorkerBatch, grouped, rebatched, skip_rows
+from replicax.data.rebatching import ShardBatch, WorkerBatch, concatenated, grouped, rebatched, skip_rows
 from replicax.data.shard_report import ShardSummary, row_digests
 from replicax.data.shards import HintShards, ShardReader, Shards, WorkerShards, shards_of_worker, takes_a_hint
 from replicax.data.sources import ArrayBatches, HostBatches, host_batches
+from replicax.data.whole_batches import WholeBatch
 from replicax.data.worker_channel import InputWorkers, WorkerChannel
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
@@ -43,6 +44,15 @@ class DatasetReading(abc.ABC):
         """Opens the source and yields the steps that follow a position."""
 
     @abc.abstractmethod
+    def whole(self, position: Position, replicas: int) -> Generator[WholeBatch]:
+        """Opens the source, and yields the global batches that follow a position; for a reading of one worker.
+
+        Args:
+            position: Where to begin.
+            replicas: How many replicas take part.
+        """
+
+    @abc.abstractmethod
     def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
         """Runs through the source; returns what this worker reads in a pass, and digests of all rows of the source.
 
@@ -62,17 +72,22 @@ class SharedReading(DatasetReading):
         return 1
 
     def steps(self, maker: InputStepMaker, channel: WorkerChannel | None, position: Position) -> Generator[InputStep]:
-        if position.rows and position.shards != 1:
-            raise ArgumentError(
-                f"The state is of a dataset that was read in {position.shards} parts (files or shards), but this one "
-                "is read as one. Give it the same source and `auto_shard_policy`."
-            )
-        rows = position.skipped(0)
+        rows = _rows_of_one(position)
         if isinstance(self._batches, ArrayBatches):
             yield from maker.of_arrays(self._batches.arrays, self._batches.after(rows))
             return
         with contextlib.closing(iter(self._batches)) as batches:
             yield from maker.of_shared_batches(skip_rows(batches, rows))
+
+    def whole(self, position: Position, replicas: int) -> Generator[WholeBatch]:
+        rows = _rows_of_one(position)
+        if isinstance(self._batches, ArrayBatches):
+            for batch in self._batches.after(rows):
+                yield WholeBatch(batch, [RowsRead(0, 0, count_rows(batch))], lasts=True)
+            return
+        with contextlib.closing(iter(self._batches)) as batches:
+            for batch in skip_rows(batches, rows):
+                yield WholeBatch(batch, [RowsRead(0, 0, count_rows(batch))], lasts=False)
 
     def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
         own, everything, steps = [], [], 0
@@ -106,6 +121,13 @@ class ShardReading(DatasetReading):
         mine = shards_of_worker(self._shards_for(position), position, self._workers.index, self._workers.count)
         reader = ShardReader(self._shards_for(position), mine, position)
         yield from maker.of_worker_batches(self._worker_batches(reader, channel))
+
+    def whole(self, position: Position, replicas: int) -> Generator[WholeBatch]:
+        mine = shards_of_worker(self._shards_for(position), position, 0, 1)
+        reader = ShardReader(self._shards_for(position), mine, position)
+        with contextlib.closing(self._worker_batches(reader, None)) as batches:
+            for batch, rows_of_shards, _ in batches:
+                yield WholeBatch(batch, [RowsRead(0, shard, rows) for shard, rows in rows_of_shards], lasts=True)
 
     def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
         shards, workers = self._shards_for(Position()), self._workers
@@ -168,7 +190,7 @@ class FunctionReading(DatasetReading):
         self, dataset_fn: Callable[[InputContext], Iterable[PyTree]], workers: InputWorkers, options: InputOptions
     ):
         workers.check_all_read()
-        self._workers, self._remainder = workers, options.remainder
+        self._dataset_fn, self._workers, self._remainder = dataset_fn, workers, options.remainder
         context = InputContext(workers.count, workers.index, sum(workers.replicas))
         self._source = host_batches(lambda: dataset_fn(context))
         self._shards = WorkerShards(self._source, workers.count)
@@ -184,6 +206,16 @@ class FunctionReading(DatasetReading):
         with contextlib.closing(iter(ShardReader(self._shards, mine, position))) as batches:
             own = grouped(batches, self._workers.replicas[self._workers.index])
             yield from maker.of_worker_batches(own, drops_whole_steps=True)
+
+    def whole(self, position: Position, replicas: int) -> Generator[WholeBatch]:
+        rows = _rows_of_one(position)
+        # The pass goes on with the batches that it began with, whatever the number of replicas is by now.
+        position.replicas = replicas = position.replicas or replicas
+        batches = host_batches(lambda: self._dataset_fn(InputContext(1, 0, replicas)))
+        with contextlib.closing(iter(batches)) as opened:
+            for group in group_batches(skip_rows(opened, rows), replicas):
+                batch = concatenated(group)
+                yield WholeBatch(batch, [RowsRead(0, 0, count_rows(batch))], lasts=replicas > 1)
 
     def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
         mine = shards_of_worker(self._shards, Position(), self._workers.index, self._workers.count)
@@ -254,6 +286,25 @@ class _HintReading(ShardReading):
 
     def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
         return self._unsharded.summarize(maker) if self._workers.count == 1 else super().summarize(maker)
+
+    def whole(self, position: Position, replicas: int) -> Generator[WholeBatch]:
+        if self._count(position) == 1:
+            return self._unsharded.whole(position, replicas)
+        return super().whole(position, replicas)
+
+
+def _rows_of_one(position: Position) -> int:
+    """Returns how many rows the loop has got of a source that is read as one.
+
+    Raises:
+        ArgumentError: The position is one in several shards.
+    """
+    if position.rows and position.shards != 1:
+        raise ArgumentError(
+            f"The state is of a dataset that was read in {position.shards} parts (files or shards), but this one is "
+            "read as one. Give it the same source and `auto_shard_policy`."
+        )
+    return position.skipped(0)
 
 
 def _together(digests: list[np.ndarray]) -> np.ndarray:

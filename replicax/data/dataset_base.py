@@ -6,48 +6,28 @@ import abc
 import contextlib
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
+import replicax.membership.worlds as worlds
 from replicax.data.auto_shard import DatasetReading
-from replicax.data.batch_placement import device_dtype, place, place_rows
+from replicax.data.batch_placement import device_dtype
 from replicax.data.batch_split import SplitBatch
-from replicax.data.first_batch import check_may_be_empty, peek
-from replicax.data.input_options import InputOptions
+from replicax.data.begun_pass import ROWS, VALUES, BegunPass, BegunSteps, BegunWhole, Form
+from replicax.data.first_batch import check_may_be_empty
+from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.input_steps import InputStep, InputStepMaker
-from replicax.data.iterator import OpenedPass, PassIterator, PlacedStep, check_outside_of_programs
+from replicax.data.iterator import ElasticIterator, OpenedPass, PassIterator, check_outside_of_programs
 from replicax.data.position import Position, RowsRead
-from replicax.data.prefetch import prefetch
+from replicax.data.receivers import Receivers, ReceiversByWorld
 from replicax.data.shard_report import report
+from replicax.data.whole_batches import WholeBatch, whole_split
 from replicax.data.worker_channel import InputWorkers, WorkerChannel
-from replicax.errors import ArgumentError, BatchError
+from replicax.errors import ArgumentError, BatchError, ElasticError
 from replicax.typing import PyTree, PyTreeFunction
 
 _log = logging.getLogger(__name__)
-
-
-class _BegunPass(NamedTuple):
-    """A pass over the source that has begun.
-
-    Attributes:
-        steps: Its steps without those that are dropped; `rows_read` of a step includes the rows dropped before it.
-        position: Where it begins.
-        maker: Makes the steps.
-        channel: To the other workers.
-    """
-
-    steps: Generator[InputStep]
-    position: Position
-    maker: InputStepMaker
-    channel: WorkerChannel | None
-
-    def close(self) -> None:
-        """Ends the pass."""
-        self.steps.close()
-        if self.channel is not None:
-            self.channel.close()
 
 
 class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
@@ -58,69 +38,101 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
 
     def __init__(
         self,
-        num_replicas: int,
-        mesh_for: Callable[[int], Mesh],
+        receivers: Receivers,
         options: InputOptions | None,
-        workers: InputWorkers | None,
+        anew: Callable[[], Receivers] | None = None,
         advice: set[str] | None = None,
     ):
         if options is not None and not isinstance(options, InputOptions):
             raise ArgumentError(f"`options` is an rx.InputOptions, got {options!r}.")
-        self._num_replicas = num_replicas
-        self._mesh_for = mesh_for
+        self._receivers = ReceiversByWorld(receivers, anew)
         self._options = options or InputOptions()
-        self._workers = workers or InputWorkers(0, ("worker:0",), (num_replicas,))
         self._advice = set() if advice is None else advice
         self._spec: PyTree = None
         self._passes = 0
-        self._peeked: _BegunPass | None = None
+        self._peeked: BegunPass | None = None
         self._next_position = Position()
         self._position = self._next_position  # of the loop in the latest pass
+
+    @property
+    def _fed(self) -> Receivers:
+        return self._receivers.now()[1]
+
+    def _readers(self) -> InputWorkers:
+        """Returns the workers among whom the source is divided: where they come and go, each reads all of it."""
+        if not worlds.number():
+            return self._fed.workers
+        if self._options.auto_shard_policy is AutoShardPolicy.OFF:
+            raise ElasticError(
+                "auto_shard_policy='off' means that each worker has data of its own, which is lost with the worker. "
+                "Where workers come and go, any of them must be able to read any row: give all workers the same "
+                "source, with auto_shard_policy='auto'."
+            )
+        return InputWorkers(0, ("every worker",), (self._fed.num_replicas,))
 
     # Passes.
 
     def __iter__(self) -> PassIterator:
-        return self._iterator(self._placed)
+        return self._iterator(VALUES)
 
     def global_batches(self) -> PassIterator:
         """Begins a pass whose steps are global rows: for each leaf an array that is sharded over the replicas.
 
         A batch that does not divide evenly comes as NumPy arrays, with all rows on every worker.
         """
-        return self._iterator(self._placed_as_rows, everywhere=True)
+        return self._iterator(ROWS)
 
-    def _iterator(self, placed: Callable[[SplitBatch], PyTree], everywhere: bool = False) -> PassIterator:
+    def _iterator(self, form: Form) -> PassIterator:
         def open_pass(position: Position) -> OpenedPass:
             self._check_can_continue()
             self._forget_peeked()
             self._next_position = position
-            return self._opened(placed, everywhere)
+            return self._opened(form)
 
         check_outside_of_programs("A distributed dataset was iterated over")
         self._passes += 1
-        opened = self._opened(placed, everywhere)
-        return PassIterator(open_pass, opened, is_first=self._passes == 1, spec=lambda: self._spec)
+        kind = ElasticIterator if worlds.number() else PassIterator
+        return kind(open_pass, self._opened(form), is_first=self._passes == 1, spec=lambda: self._spec)
 
-    def _opened(self, placed: Callable[[SplitBatch], PyTree], everywhere: bool) -> OpenedPass:
+    def _opened(self, form: Form) -> OpenedPass:
         """Opens the next pass, or continues the one that was begun to look at its first step."""
         begun, self._peeked = self._peeked or self._begin(), None
-        begun.maker.everywhere = everywhere
         self._position = begun.position
         self._next_position = Position(begun.position.number + 1)
-        steps = prefetch(_placed_steps(begun.steps, placed), self._options.prefetch)
-        close = None if begun.channel is None else begun.channel.close
-        return OpenedPass(steps, self._reading.num_shards(begun.position), begun.position, close)
+        return begun.opened(form, self._reading.num_shards(begun.position), self._options.prefetch)
 
-    def _begin(self) -> _BegunPass:
-        position, channel = self._next_position.at_start(), None
-        if self._workers.count > 1:
-            channel = WorkerChannel(self._workers, self._options.worker_timeout)
-        maker = InputStepMaker(self._workers, channel, self._options)
-        return _BegunPass(
-            self._without_dropped(self._reading.steps(maker, channel, position), position), position, maker, channel
-        )
+    def _begin(self) -> BegunPass:
+        position, receivers = self._next_position.at_start(), self._fed
+        if worlds.number():
+            batches = self._reading.whole(position, receivers.num_replicas)
+            return BegunWhole(self._checked(batches, position), position, self._receivers, self._options, self._note)
+        channel = None
+        if receivers.workers.count > 1:
+            channel = WorkerChannel(receivers.workers, self._options.worker_timeout)
+        maker = InputStepMaker(receivers.workers, channel, self._options)
+        steps = self._without_dropped(self._reading.steps(maker, channel, position), position, receivers)
+        return BegunSteps(steps, position, maker, channel, receivers)
 
-    def _without_dropped(self, steps: Generator[InputStep], position: Position) -> Generator[InputStep]:
+    def _checked(self, batches: Generator[WholeBatch], position: Position) -> Generator[WholeBatch]:
+        """Yields the batches, and looks at the first one."""
+        is_empty = not position.rows
+        with contextlib.closing(batches):
+            for batch in batches:
+                is_empty = False
+                if self._spec is None:
+                    receivers = self._receivers.latest[1]
+                    self._note(whole_split(batch.batch, receivers, self._options), receivers)
+                yield batch
+        if is_empty:
+            check_may_be_empty(gave_batches_before=self._spec is not None)
+
+    def _note(self, split: SplitBatch, receivers: Receivers) -> None:
+        self._spec = _component_spec(split)
+        _warn_of_idle_replicas(split, receivers.num_replicas, self._advice)
+
+    def _without_dropped(
+        self, steps: Generator[InputStep], position: Position, receivers: Receivers
+    ) -> Generator[InputStep]:
         """Yields the steps that are not dropped."""
         kept, dropped = 0, 0
         rows_read: list[RowsRead] = []
@@ -132,40 +144,30 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
                     continue
                 kept += 1
                 if self._spec is None:
-                    self._spec = _component_spec(split)
-                    _warn_of_idle_replicas(split, self._num_replicas, self._advice)
+                    self._note(split, receivers)
                 yield InputStep(split, rows_read)
                 rows_read = []
         if not kept and not position.rows:
-            self._check_empty_pass(dropped)
+            self._check_empty_pass(dropped, receivers)
 
-    def _check_empty_pass(self, dropped: int) -> None:
+    def _check_empty_pass(self, dropped: int, receivers: Receivers) -> None:
         if dropped:
             raise BatchError(
                 f"remainder='drop' left nothing of this dataset: each of its {dropped} batch(es) is too small for "
-                f"{self._num_replicas} replicas. Use larger batches or remainder='exact'."
+                f"{receivers.num_replicas} replicas. Use larger batches or remainder='exact'."
             )
         check_may_be_empty(gave_batches_before=self._spec is not None)
-
-    def _placed(self, split: SplitBatch) -> PyTree:
-        mesh = self._mesh_for(split.replicas)
-        return place(split.parts, mesh, bare=self._num_replicas == 1, first=split.first)
-
-    def _placed_as_rows(self, split: SplitBatch) -> PyTree:
-        if split.replicas == self._num_replicas:
-            return place_rows(split.parts, self._mesh_for(split.replicas), first=split.first)
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), split.parts)
 
     # Its properties.
 
     @property
     def num_workers(self) -> int:
         """Number of processes that this dataset feeds."""
-        return self._workers.count
+        return self._fed.workers.count
 
     def belongs_to(self, mesh_for: Callable[[int], Mesh]) -> bool:
         """Returns whether this dataset was made for the meshes of `mesh_for`."""
-        return self._mesh_for == mesh_for
+        return self._fed.mesh_for == mesh_for
 
     def __bool__(self) -> bool:
         return True  # Otherwise Python would call `__len__`, and not every dataset knows its length.
@@ -193,20 +195,16 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
             BatchError: There is no batch.
         """
         if self._spec is None:
-            begun = self._begin()
-            steps = peek(begun.steps, keep=self._keeps_peeked_pass)
-            if steps is not None:
-                self._peeked = begun._replace(steps=steps)
-            else:
-                begun.close()
+            self._peeked = self._begin().peeked(keep=self._keeps_peeked_pass)
         return self._spec
 
     def shard_report(self) -> str:
         """Runs through the source and returns a line for each worker; all workers must call it together."""
         self._check_can_continue()
-        channel = WorkerChannel(self._workers, self._options.worker_timeout) if self._workers.count > 1 else None
-        summary, source = self._reading.summarize(InputStepMaker(self._workers, channel, self._options))
-        return report(summary, source, self._workers, channel)
+        workers = self._fed.workers
+        channel = WorkerChannel(workers, self._options.worker_timeout) if workers.count > 1 else None
+        summary, source = self._reading.summarize(InputStepMaker(workers, channel, self._options))
+        return report(summary, source, workers, channel)
 
     # Position.
 
@@ -243,13 +241,6 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
 
     def _check_can_continue(self) -> None:
         """Checks that a pass can begin in the middle of the source."""
-
-
-def _placed_steps(steps: Generator[InputStep], placed: Callable[[SplitBatch], PyTree]) -> Generator[PlacedStep]:
-    with contextlib.closing(steps):
-        for split, rows_read in steps:
-            assert split is not None
-            yield PlacedStep(placed(split), rows_read)
 
 
 def _component_spec(split: SplitBatch) -> PyTree:

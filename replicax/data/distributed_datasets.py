@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable
 
 from jax.sharding import Mesh
 
+import replicax.membership.worlds as worlds
 from replicax.data.auto_shard import FunctionReading, choose_reading
 from replicax.data.dataset_base import DistributedDatasetBase
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import InputOptions
+from replicax.data.receivers import Receivers
 from replicax.data.sources import host_batches
 from replicax.data.worker_channel import InputWorkers
 from replicax.errors import ArgumentError
@@ -31,6 +33,7 @@ class DistributedDataset(DistributedDatasetBase):
         batch_size: Rows of a global batch, if `source` is arrays.
         workers: The processes of the strategy; None if this is the only one.
         advice: The subjects of the warnings that the strategy has given already; more are added.
+        anew: Where workers come and go: returns the replicas after a change.
 
     Raises:
         ArgumentError: An argument has the wrong type or value, or is missing.
@@ -47,12 +50,13 @@ class DistributedDataset(DistributedDatasetBase):
         batch_size: int | None = None,
         workers: InputWorkers | None = None,
         advice: set[str] | None = None,
+        anew: Callable[[], Receivers] | None = None,
     ):
-        super().__init__(num_replicas, mesh_for, options, workers, advice)
+        super().__init__(Receivers.of(num_replicas, mesh_for, workers), options, anew, advice)
         if isinstance(source, DistributedDatasetBase):
             raise ArgumentError("This dataset is distributed already; distribute the dataset that it was made from.")
         self._batches = host_batches(source, batch_size)
-        self._reading = choose_reading(source, self._batches, batch_size, self._options, self._workers)
+        self._reading = choose_reading(source, self._batches, batch_size, self._options, self._readers())
         self._keeps_peeked_pass = self._batches.one_shot
 
     def __len__(self) -> int:
@@ -64,10 +68,11 @@ class DistributedDataset(DistributedDatasetBase):
         Raises:
             ArgumentError: The source does not know it, or each of several workers reads data of its own.
         """
-        if self._workers.count > 1 and not self._reading.shares_batches:
+        if self._readers().count > 1 and not self._reading.shares_batches:
             raise ArgumentError("The number of steps is unknown: each worker reads data of its own.")
         last_rows = self._batches.last_rows
-        drops_last = self._options.remainder == "drop" and last_rows is not None and last_rows < self._num_replicas
+        drops = self._options.remainder == "drop" and not worlds.number()
+        drops_last = drops and last_rows is not None and last_rows < self._fed.num_replicas
         return len(self._batches) - drops_last
 
     def _check_can_continue(self) -> None:
@@ -93,8 +98,10 @@ class DistributedDatasetFromFunction(DistributedDatasetBase):
         mesh_for: Returns the mesh of the strategy's first k devices.
         options: Prefetching and what happens to the end of the data; None for the defaults.
         workers: The processes of the strategy; None if this is the only one.
+        anew: Where workers come and go: returns the replicas after a change.
 
     Raises:
+        ElasticError: Workers come and go, and each has data of its own.
         ArgumentError: `dataset_fn` is not callable, or `options` are not `InputOptions`.
     """
 
@@ -108,10 +115,11 @@ class DistributedDatasetFromFunction(DistributedDatasetBase):
         mesh_for: Callable[[int], Mesh],
         options: InputOptions | None = None,
         workers: InputWorkers | None = None,
+        anew: Callable[[], Receivers] | None = None,
     ):
-        super().__init__(num_replicas, mesh_for, options, workers)
+        super().__init__(Receivers.of(num_replicas, mesh_for, workers), options, anew)
         if not callable(dataset_fn):
             raise ArgumentError(
                 f"`dataset_fn` is a function of an rx.InputContext that returns a dataset, got {dataset_fn!r:.80}."
             )
-        self._reading = FunctionReading(dataset_fn, self._workers, self._options)
+        self._reading = FunctionReading(dataset_fn, self._readers(), self._options)

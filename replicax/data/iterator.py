@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import replicax.context as context
 import replicax.health as health
+import replicax.membership.worlds as worlds
 from replicax.data.first_batch import NO_BATCH
 from replicax.data.optional import Optional
 from replicax.data.position import Position, RowsRead
@@ -182,6 +183,29 @@ class PassIterator(DistributedIterator):
     def _leave(self) -> None:
         if self._finalizer is not None:
             self._finalizer()
+
+
+class ElasticIterator(PassIterator):
+    """One pass over a distributed dataset where workers come and go.
+
+    Between two batches workers that have come are taken in. A batch that was read ahead for an earlier world is split
+    anew for the present one, from its rows in host memory.
+    """
+
+    def __next__(self) -> PyTree:
+        check_outside_of_programs("next() of a distributed iterator was called")
+        running = worlds.running()
+        if running is not None:
+            running.boundary()
+        given: Given = super().__next__()
+        return given.value()
+
+
+class Given(Protocol):
+    """A batch that was read ahead."""
+
+    def value(self) -> PyTree:
+        """Returns the batch on the devices of the present world."""
 
 
 def check_outside_of_programs(what: str) -> None:

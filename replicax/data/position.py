@@ -42,6 +42,8 @@ class Position:
         shards: Number of shards of the pass; None before its first step.
         done: The indices of the shards of which it has got all rows.
         begun: For other shards, how many rows it has got.
+        replicas: Where workers come and go and a function makes per-replica batches: for how many replicas it made
+            those of this pass; else None.
     """
 
     def __init__(self, number: int = 0):
@@ -50,6 +52,7 @@ class Position:
         self.shards: int | None = None
         self.done: set[int] = set()
         self.begun: dict[int, int] = {}
+        self.replicas: int | None = None
         self._reading: dict[int, int] = {}
 
     def add(self, shards: int, rows_read: Iterable[RowsRead]) -> None:
@@ -89,6 +92,8 @@ class Position:
                 "done": _ranges(self.done),
                 "begun": {str(shard): rows for shard, rows in sorted(self.begun.items())},
             }
+        if self.replicas is not None:
+            state["replicas"] = self.replicas
         return state
 
     @classmethod
@@ -103,6 +108,7 @@ class Position:
             if state["format"] != _FORMAT:
                 raise ValueError(f"format {state['format']!r}")
             position.rows, position.batches = _count(state["rows"]), _count(state["batches"])
+            position.replicas = _count(state["replicas"]) if "replicas" in state else None
             units = state.get("units")
             if units is not None:
                 position.shards = _count(units["of"])

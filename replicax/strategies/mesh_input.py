@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -14,6 +13,7 @@ from replicax.data import (
     InputOptions,
     InputWorkers,
 )
+from replicax.data.receivers import Receivers
 from replicax.strategies.values_from_function import ValuesFromFunction
 from replicax.typing import PyTree
 
@@ -31,8 +31,9 @@ class MeshInput(ValuesFromFunction):
             mesh_for=self.placement.mesh_for,
             options=options or InputOptions(),
             batch_size=batch_size,
-            workers=self._input_workers,
+            workers=self._input_workers(),
             advice=self.advice,
+            anew=self._receivers,
         )
 
     def _dataset_of_report(
@@ -49,10 +50,14 @@ class MeshInput(ValuesFromFunction):
             num_replicas=self.num_replicas_in_sync,
             mesh_for=self.placement.mesh_for,
             options=options or InputOptions(),
-            workers=self._input_workers,
+            workers=self._input_workers(),
+            anew=self._receivers,
         )
 
-    @functools.cached_property
+    def _receivers(self) -> Receivers:
+        """Returns the replicas that datasets feed in the present world."""
+        return Receivers.of(self.num_replicas_in_sync, self.placement.mesh_for, self._input_workers())
+
     def _input_workers(self) -> InputWorkers | None:
         """Those who feed the replicas; None if this process feeds all of them."""
         if not self.placement.spans_processes:

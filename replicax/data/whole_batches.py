@@ -1,0 +1,164 @@
+"""Global batches where workers come and go: each worker reads them whole, and splits them for the present world.
+
+No worker waits here for another one, so none can wait for one that is gone. When the world changes, the pass over the
+source goes on as it is; only the batches that the step has still to use are split anew, from their rows in host memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+
+import replicax.membership.worlds as worlds
+from replicax.data.batch_split import SplitBatch
+from replicax.data.batches import count_rows
+from replicax.data.input_options import InputOptions
+from replicax.data.input_steps import InputStepMaker
+from replicax.data.position import RowsRead
+from replicax.data.receivers import Receivers, ReceiversByWorld
+from replicax.renewal import note_source
+from replicax.typing import Leaf, PyTree
+from replicax.values import is_per_replica
+
+#: Puts the parts of a batch on the devices of its receivers.
+Put = Callable[[SplitBatch, Receivers], PyTree]
+
+
+class WholeBatch(NamedTuple):
+    """A global batch, as a reading gives it.
+
+    Attributes:
+        batch: A pytree of host arrays.
+        rows_read: Which rows of the source they are.
+        lasts: Whether the memory of the arrays stays as it is; else only until the next batch is taken.
+    """
+
+    batch: PyTree
+    rows_read: list[RowsRead]
+    lasts: bool
+
+
+class Splitter:
+    """Splits global batches for the present world and puts them on its devices.
+
+    Args:
+        receivers: The replicas, by world.
+        options: How the dataset is distributed.
+        put: Puts the parts of a batch on devices.
+        everywhere: Whether every worker gets all rows of a step in which not all replicas take part.
+        note: Called with the first batch in each world that the loop gets.
+    """
+
+    def __init__(
+        self,
+        receivers: ReceiversByWorld,
+        options: InputOptions,
+        put: Put,
+        everywhere: bool,
+        note: Callable[[SplitBatch, Receivers], None],
+    ):
+        self._receivers, self._options = receivers, options
+        self._put, self._everywhere = put, everywhere
+        self._note, self._noted_in = note, -1
+
+    def ahead(self, batch: PyTree) -> _Placed | None:
+        """Returns a batch for the world that the thread that trains has seen last; for any thread.
+
+        That world may come to its end meanwhile. Then this may fail, and returns None; `now` is called later anyway.
+        """
+        number, receivers = self._receivers.latest
+        try:
+            return self._placed(batch, number, receivers)
+        except Exception:
+            return None  # The thread that trains does the same again, and raises the error if it is none of the world.
+
+    def now(self, batch: PyTree) -> _Placed:
+        """Returns a batch for the present world; for the thread that trains."""
+        return self._placed(batch, *self._receivers.now())
+
+    def _placed(self, batch: PyTree, number: int, receivers: Receivers) -> _Placed:
+        value = self._put(whole_split(batch, receivers, self._options, self._everywhere), receivers)
+        note_source(_leaves(value), _Rows(self, batch, number))
+        return _Placed(number, value)
+
+    def note(self, batch: PyTree) -> None:
+        """Tells of a batch that the loop gets, if it is the first in this world."""
+        number, receivers = self._receivers.now()
+        if number != self._noted_in:
+            self._noted_in = number
+            self._note(whole_split(batch, receivers, self._options, self._everywhere), receivers)
+
+
+class _Placed(NamedTuple):
+    """A batch on the devices of the world with this number."""
+
+    number: int
+    value: PyTree
+
+
+class _Rows:
+    """The rows that some arrays were made of; `replicax.renewal.Source` says what it does.
+
+    It has no reference to these arrays, which refer to it: so batches need no garbage collector to go.
+    """
+
+    def __init__(self, splitter: Splitter, batch: PyTree, number: int):
+        self.number = number
+        self._splitter, self._batch = splitter, batch
+        self._later: tuple[int, list[Leaf]] | None = None
+
+    def leaves(self) -> Sequence[Leaf]:
+        number = worlds.number()
+        if self._later is None or self._later[0] != number:
+            self._later = (number, _leaves(self._splitter.now(self._batch).value))
+        return self._later[1]
+
+
+class ReadAhead:
+    """A global batch that was read, and split for the world of that time.
+
+    Args:
+        splitter: Splits it.
+        batch: A pytree of host arrays whose memory nobody else changes.
+    """
+
+    def __init__(self, splitter: Splitter, batch: PyTree):
+        self._splitter, self._batch = splitter, batch
+        self._placed = splitter.ahead(batch)
+
+    def value(self) -> PyTree:
+        """Returns the batch on the devices of the present world."""
+        placed = self._placed
+        if placed is None or placed.number != worlds.number():
+            placed = self._splitter.now(self._batch)
+        self._splitter.note(self._batch)
+        return placed.value
+
+
+def whole_split(batch: PyTree, receivers: Receivers, options: InputOptions, everywhere: bool = False) -> SplitBatch:
+    """Returns this worker's parts of a global batch: views.
+
+    With `remainder="drop"` a batch of fewer rows than there are replicas is kept as with `"exact"`: whether a loop has
+    a step must not depend on the world.
+
+    Args:
+        batch: A pytree of host arrays.
+        receivers: The replicas.
+        options: How the dataset is distributed.
+        everywhere: Whether every worker gets all rows of a step in which not all replicas take part.
+    """
+    if count_rows(batch) < receivers.num_replicas:
+        options = dataclasses.replace(options, remainder="exact")
+    maker = InputStepMaker(receivers.workers, None, options)
+    maker.everywhere = everywhere
+    split = maker.split(batch)
+    assert split is not None
+    return split
+
+
+def _leaves(value: PyTree) -> list[Leaf]:
+    leaves: list[Leaf] = jax.tree.leaves(value, is_leaf=is_per_replica)
+    return leaves

@@ -1,0 +1,53 @@
+"""Worlds of one process: membership that a test changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import pytest
+
+import replicax.membership.worlds as worlds
+from replicax.data import InputWorkers
+from replicax.data.receivers import Receivers
+from replicax.runtime import replica_mesh
+
+
+class FakeWorlds:
+    """Worlds whose replicas are the first devices of this process.
+
+    Attributes:
+        at_boundary: Called at each boundary; a test changes the world there.
+        boundaries: How many there were.
+    """
+
+    def __init__(self, replicas: int):
+        self.present = 1
+        self.replicas = replicas
+        self.at_boundary: Callable[[], None] = lambda: None
+        self.boundaries = 0
+
+    def change(self, replicas: int) -> None:
+        self.present += 1
+        self.replicas = replicas
+
+    def boundary(self) -> None:
+        self.boundaries += 1
+        self.at_boundary()
+
+    def receivers(self) -> Receivers:
+        meshes = {k: replica_mesh(jax.devices()[:k]) for k in range(1, self.replicas + 1)}
+        return Receivers.of(self.replicas, meshes.__getitem__, None)
+
+    def part_of(self, index: int, count: int) -> Receivers:
+        """Returns the receivers as worker `index` of `count` workers with one replica each sees them."""
+        names = tuple(f"worker:{i}" for i in range(count))
+        return self.receivers()._replace(workers=InputWorkers(index, names, (1,) * count))
+
+
+def install(monkeypatch: pytest.MonkeyPatch, replicas: int) -> FakeWorlds:
+    """Makes this process elastic."""
+    made = FakeWorlds(replicas)
+    monkeypatch.setattr(worlds, "running", lambda: made)
+    monkeypatch.setattr(worlds, "number", lambda: made.present)
+    return made
