@@ -6,7 +6,6 @@ It is started by its path, before anything of replicax or JAX is imported: threa
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import runpy
 import sys
@@ -22,12 +21,10 @@ def main(prefix: str, script: str, *arguments: str) -> None:
         script: A Python file.
         arguments: Its arguments.
     """
-    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    with open(f"/run/netns/{prefix}-{index}") as namespace:
+    with open(f"/run/netns/{prefix}-{os.environ['REPLICAX_PROCESS_ID']}") as namespace:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(namespace.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace.name}")
-    os.environ["REPLICAX_HOST"] = f"10.79.0.{index + 1}"
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     runpy.run_path(script, run_name="__main__")

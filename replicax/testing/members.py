@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-_LOG = "members.jsonl"
+from replicax.membership.log import NAME
 
 
 class Run(NamedTuple):
@@ -43,11 +43,13 @@ class Membership(NamedTuple):
 
     Attributes:
         running: For each worker that runs now, its present run.
+        ended: The exit code of each run that has ended; None where it is unknown.
         runs: All runs, in the order in which they have begun.
         worlds: All worlds, in order.
     """
 
     running: dict[int, Run]
+    ended: dict[Run, int | None]
     runs: tuple[Run, ...]
     worlds: tuple[SeenWorld, ...]
 
@@ -59,7 +61,7 @@ class Membership(NamedTuple):
     @classmethod
     def read(cls, log_dir: Path) -> Membership:
         """Reads the log in a folder; a line that is not yet whole is left out."""
-        path = log_dir / _LOG
+        path = log_dir / NAME
         text = path.read_text() if path.exists() else ""
         return cls.of(json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("}\n"))
 
@@ -67,6 +69,7 @@ class Membership(NamedTuple):
     def of(cls, events: Iterable[dict[str, object]]) -> Membership:
         """Returns the membership after some events of the log."""
         running: dict[int, Run] = {}
+        ended: dict[Run, int | None] = {}
         runs: list[Run] = []
         worlds: list[SeenWorld] = []
         for event in events:
@@ -75,14 +78,16 @@ class Membership(NamedTuple):
                 runs.append(run)
                 running[run.worker] = run
             elif event["event"] == "end":
-                run = _run(event)
+                run, code = _run(event), event["code"]
+                assert code is None or isinstance(code, int)
+                ended[run] = code
                 if running.get(run.worker) == run:
                     del running[run.worker]
             elif event["event"] == "world":
-                number, members, time = event["world"], event["members"], event["time"]
-                assert isinstance(number, int) and isinstance(members, list) and isinstance(time, float)
+                number, members, time = event["number"], event["members"], event["time"]
+                assert isinstance(number, int) and isinstance(members, list) and isinstance(time, (int, float))
                 worlds.append(SeenWorld(number, tuple(members), time))
-        return cls(running, tuple(runs), tuple(worlds))
+        return cls(running, ended, tuple(runs), tuple(worlds))
 
 
 def _run(event: dict[str, object]) -> Run:

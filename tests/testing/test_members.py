@@ -14,21 +14,22 @@ def start(worker: int, life: int, pid: int) -> dict[str, Any]:
 
 
 def end(worker: int, life: int, pid: int) -> dict[str, Any]:
-    return {**start(worker, life, pid), "event": "end", "how": "SIGKILL"}
+    return {**start(worker, life, pid), "event": "end", "code": 137, "reason": "SIGKILL"}
 
 
 def world(number: int, *members: int) -> dict[str, Any]:
-    return {"event": "world", "world": number, "members": list(members), "time": float(number), "why": "start"}
+    return {"event": "world", "number": number, "members": list(members), "time": float(number), "why": "start"}
 
 
 def test_nothing_is_known_before_the_log_exists(tmp_path: Path):
-    assert Membership.read(tmp_path) == Membership({}, (), ())
+    assert Membership.read(tmp_path) == Membership({}, {}, (), ())
     assert Membership.read(tmp_path).present == ()
 
 
 def test_a_replacement_takes_the_place_of_the_run_before():
     found = Membership.of([start(0, 0, 10), start(1, 0, 11), end(1, 0, 11), start(1, 1, 12)])
     assert found.running == {0: Run(0, 0, 10), 1: Run(1, 1, 12)}
+    assert found.ended == {Run(1, 0, 11): 137}
     assert [run.pid for run in found.runs] == [10, 11, 12]
 
 

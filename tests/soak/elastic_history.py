@@ -1,0 +1,169 @@
+"""Reads the logs of an elastic job, and says what they prove: no row lost, no two groups, how long each fault took."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from replicax.testing.members import Membership, Run
+from tests.soak.elastic_training import ROWS, STEPS_PER_PASS, rows_of
+
+_FILES = "rows-*.jsonl"
+_TAIL_BYTES = 4096  # more than two lines
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A step that a run of a worker has completed.
+
+    Attributes:
+        time: When, in seconds since 1970.
+        run: The run.
+        step: Its number, from 0.
+        world: The number of the world.
+        members: The workers of the world.
+        rows: The ids of the rows that each replica has computed.
+    """
+
+    time: float
+    run: Run
+    step: int
+    world: int
+    members: tuple[int, ...]
+    rows: tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A fault that has struck.
+
+    Attributes:
+        kind: `"kill"`, `"stop"`, `"cut"` or `"preempt"`.
+        moment: When it came: `"start"`, `"steady"`, `"two"`, `"recovery"`, `"join"` or `"end"`.
+        run: The run of the worker that it struck.
+        time: When, in seconds since 1970.
+    """
+
+    kind: str
+    moment: str
+    run: Run
+    time: float
+
+
+def read_lines(folder: Path) -> list[Line]:
+    """Returns the lines of all runs, by time; those that a death has cut off are left out."""
+    texts = (text for path in folder.glob(_FILES) for text in path.read_text().splitlines(keepends=True))
+    return sorted(map(_line, filter(_is_whole, texts)), key=lambda line: line.time)
+
+
+def read_last(folder: Path) -> dict[int, Line]:
+    """Returns the last line of each worker, over all its runs."""
+    found: dict[int, Line] = {}
+    for path in folder.glob(_FILES):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            whole = list(filter(_is_whole, file.read().decode(errors="replace").splitlines(keepends=True)))
+        line = _line(whole[-1]) if whole and whole[-1].startswith("{") else None
+        if line and (line.run.worker not in found or line.time > found[line.run.worker].time):
+            found[line.run.worker] = line
+    return found
+
+
+def _is_whole(text: str) -> bool:
+    return text.endswith("}\n")
+
+
+def _line(text: str) -> Line:
+    told = json.loads(text)
+    rows = tuple(map(tuple, told["rows"]))
+    return Line(told["time"], Run(*told["run"]), told["step"], told["world"], tuple(told["members"]), rows)
+
+
+def wrong_rows(lines: Iterable[Line], counts: Sequence[Iterable[int]], steps: int) -> list[str]:
+    """Returns what is wrong with the rows: in a line, between the steps of a run, or in the state at the end.
+
+    Args:
+        lines: Those of all runs.
+        counts: For each worker at the end how often each row counted.
+        steps: The number of steps of the job.
+    """
+    wrong, last = [], dict[Run, int]()
+    completed = set()
+    for line in lines:
+        computed = sorted(row for rows in line.rows for row in rows)
+        if computed != sorted(rows_of(line.step)):
+            wrong.append(f"step {line.step} of {line.run} in world {line.world}: {len(computed)} rows")
+        if line.run in last and line.step != last[line.run] + 1:
+            wrong.append(f"{line.run}: step {line.step} follows step {last[line.run]}")
+        last[line.run] = line.step
+        completed.add(line.step)
+    wrong += [f"nobody has completed step {step}" for step in sorted(set(range(steps)) - completed)]
+    wrong += [f"step {step} is behind the end" for step in sorted(completed - set(range(steps)))]
+    expected = counts_after(steps)
+    wrong += [f"worker {i} at the end: other counts" for i, each in enumerate(counts) if list(each) != list(expected)]
+    return wrong
+
+
+def counts_after(steps: int) -> np.ndarray:
+    """Returns how often each row counts in so many steps."""
+    counts = np.full(ROWS, steps // STEPS_PER_PASS)
+    for step in range(steps - steps % STEPS_PER_PASS, steps):
+        counts[rows_of(step)] += 1
+    return counts
+
+
+def split_brains(lines: Iterable[Line]) -> list[str]:
+    """Returns the worlds that two groups have had, and the steps that two worlds have both gone on from.
+
+    A world may complete one step that a later one repeats: if all who have completed it are lost with it.
+    """
+    members: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+    runs: dict[tuple[int, int], set[Run]] = defaultdict(set)  # of a world and a worker
+    steps: dict[int, list[int]] = defaultdict(list)
+    for line in lines:
+        members[line.world].add(line.members)
+        runs[line.world, line.run.worker].add(line.run)
+        steps[line.world].append(line.step)
+    found = [f"world {world} with members {sorted(each)}" for world, each in members.items() if len(each) > 1]
+    found += [f"world {w}: two runs of worker {i}" for (w, i), each in runs.items() if len(each) > 1]
+    worlds = sorted(steps)
+    for old, new in itertools.pairwise(worlds):
+        if max(steps[old]) > min(steps[new]):
+            found.append(f"world {old} ended at step {max(steps[old])}, world {new} began at {min(steps[new])}")
+    return found
+
+
+def recovery_s(fault: Fault, lines: Sequence[Line], faults: Sequence[Fault]) -> float | None:
+    """Returns the seconds from a fault to the next step that a survivor completed without the struck run.
+
+    Args:
+        fault: The fault.
+        lines: Those of all runs, by time.
+        faults: All faults.
+
+    Returns:
+        None if the run was in no world, so that nobody had to recover, or if no such step came.
+    """
+    struck = {each.run for each in faults if each.time <= fault.time + 0.001}
+    seen = {(line.world, line.run.worker): line.run for line in lines}
+    own = fault.run
+    if own not in seen.values():
+        return None
+    for line in lines:
+        if line.time <= fault.time or line.run in struck:
+            continue
+        if own.worker not in line.members or seen.get((line.world, own.worker), own) != own:
+            return line.time - fault.time
+    return None
+
+
+def strangers_lost(membership: Membership, faults: Sequence[Fault], lines: Sequence[Line]) -> list[Run]:
+    """Returns the runs of members that have ended although no fault had struck them: none, if survivors survive."""
+    unharmed = {line.run for line in lines} - {fault.run for fault in faults}
+    return [run for run, code in membership.ended.items() if code != 0 and run in unharmed]

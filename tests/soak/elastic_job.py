@@ -1,0 +1,117 @@
+"""One worker of the job that `elastic.py` disturbs: a loop of its own around `strategy.run`.
+
+    elastic_job.py FOLDER PAUSE_S
+
+It logs which rows each call has computed, and ends after the step that the file `target` names. Without a launcher it
+is the undisturbed training on one device.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+import replicax as rx
+from replicax.membership.telling import elastic_range
+from tests.soak import elastic_training
+from tests.soak.elastic_training import BATCH, ROWS, STEPS_PER_PASS, RowLog, last_step
+
+
+class Training:
+    """The model, a step, and the data.
+
+    Args:
+        strategy: Where.
+    """
+
+    def __init__(self, strategy: Any):
+        self.strategy = strategy
+        with strategy.scope():
+            self.model = elastic_training.make_model()
+            self.optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+            self.optimizer.build(self.model.trainable_variables)
+            self.counts = rx.Variable(np.zeros(ROWS, np.int32), name="counts")
+            self.step = rx.Variable(0, name="step")
+        self.number = 0  # that of the pass
+        self.dataset = strategy.distribute_dataset(lambda: elastic_training.batches(self.number))
+        self.checkpoint = rx.Checkpoint(
+            {
+                "model": self.model,
+                "optimizer": self.optimizer,
+                "counts": self.counts,
+                "step": self.step,
+                "data": self.dataset,
+            }
+        )
+        self.call = rx.function(lambda batch: strategy.run(self._step, args=(batch,)))
+
+    def _step(self, batch: Any) -> Any:
+        x, y, ids = batch
+
+        def loss_fn() -> Any:
+            losses = jnp.sum((self.model(x, training=True) - y) ** 2, axis=-1)
+            loss = rx.compute_average_loss(losses, global_batch_size=BATCH)
+            return loss + rx.scale_regularization_loss(sum(self.model.losses))
+
+        _, gradients = rx.value_and_grad(loss_fn, self.model.trainable_variables)()
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+        mine = jnp.zeros(ROWS, jnp.int32).at[ids].add(1)
+        self.counts.assign_add(rx.get_replica_context().all_reduce("sum", mine))
+        self.step.assign_add(1)
+        return ids
+
+    def variables(self) -> list[Any]:
+        """Returns all variables of the training but the counts."""
+        return [*self.model.variables, *self.optimizer.variables]
+
+
+def present() -> tuple[int, tuple[int, ...], int]:
+    """Returns the number and the members of the present world, and which of them this worker is."""
+    if elastic_range() is None:
+        return 0, (0,), 0
+    from replicax.membership import worlds
+
+    running = worlds.running()
+    assert running is not None, "The strategy has made no world."
+    world = running.world
+    return world.number, tuple(world.members), world.members[world.index]
+
+
+def main(folder: Path, pause_s: float) -> None:
+    elastic = elastic_range()
+    strategy = (
+        rx.MultiWorkerMirroredStrategy()
+        if elastic is None
+        else rx.MultiWorkerMirroredStrategy(
+            elastic=rx.Elastic(min_workers=elastic.fewest, max_workers=elastic.most), start_timeout=120
+        )
+    )
+    training = Training(strategy)
+    if elastic is not None:
+        strategy.join(training.checkpoint)
+    log, done, last = RowLog(folder, present()[2]), int(training.step.numpy()), last_step(folder)
+    while last is None or done < last:
+        training.number = done // STEPS_PER_PASS
+        for batch in training.dataset:
+            rows = strategy.experimental_local_results(training.call(batch))
+            number, members, _ = present()
+            done = int(training.step.numpy())
+            log.write(done - 1, number, members, [np.asarray(each).tolist() for each in rows])
+            last = last_step(folder)
+            if last is not None and done >= last:
+                break
+            time.sleep(pause_s)
+    variables = [jax.device_get(each.numpy() if hasattr(each, "numpy") else each) for each in training.variables()]
+    counts = np.asarray(jax.device_get(training.counts.numpy()))
+    elastic_training.keep_result(folder / f"result-{present()[2]}.npz", variables, counts, done)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]))

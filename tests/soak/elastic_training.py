@@ -1,0 +1,108 @@
+"""The training that `elastic.py` disturbs: its data, its model, and a log of the rows that each call has computed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROWS, BATCH, WIDTH = 1200, 24, 8
+STEPS_PER_PASS = ROWS // BATCH
+_SEED = 1234
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """Returns the inputs and targets of all rows."""
+    rng = np.random.default_rng(_SEED)
+    x = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
+    return x, np.tanh(x @ rng.normal(size=(WIDTH, 2))).astype(np.float32)
+
+
+def order_of(number: int) -> np.ndarray:
+    """Returns the ids of the rows in the order of a pass: each pass is shuffled anew."""
+    return np.random.default_rng([_SEED, number]).permutation(ROWS).astype(np.int32)
+
+
+def rows_of(step: int) -> list[int]:
+    """Returns the ids of the rows of a step, from 0."""
+    number, within = divmod(step, STEPS_PER_PASS)
+    return order_of(number)[within * BATCH : (within + 1) * BATCH].tolist()
+
+
+def batches(number: int) -> Iterator[Any]:
+    """Yields the global batches of a pass: inputs, targets, ids."""
+    x, y = data()
+    order = order_of(number)
+    for start in range(0, ROWS, BATCH):
+        ids = order[start : start + BATCH]
+        yield x[ids], y[ids], ids
+
+
+def make_model() -> Any:
+    """Returns the model. Its weights decay, so that differences of rounding do not grow over thousands of steps."""
+    import keras
+
+    keras.utils.set_random_seed(_SEED)
+    decay = keras.regularizers.L2(0.01)
+    return keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            keras.layers.Dense(16, activation="tanh", kernel_regularizer=decay),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(2, kernel_regularizer=decay),
+        ]
+    )
+
+
+class RowLog:
+    """What a worker tells of the steps that it has completed, a line each, in a file of its own.
+
+    Args:
+        folder: Where the file is.
+        worker: The worker's index.
+    """
+
+    def __init__(self, folder: Path, worker: int):
+        life = int(os.environ.get("REPLICAX_LIFE", "0"))
+        self._run = [worker, life, os.getpid()]
+        self._path = folder / f"rows-{worker}-{life}.jsonl"
+
+    def write(self, step: int, world: int, members: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+        """Tells of a step.
+
+        Args:
+            step: Its number, from 0.
+            world: The number of the world in which it was completed.
+            members: The workers of that world.
+            rows: The ids of the rows that each replica has computed.
+        """
+        line = {"time": time.time(), "run": self._run, "step": step, "world": world}
+        text = json.dumps({**line, "members": list(members), "rows": [list(each) for each in rows]})
+        with self._path.open("a") as file:
+            file.write(f"{text}\n")
+
+
+def last_step(folder: Path) -> int | None:
+    """Returns the number of steps after which the job ends; None while nobody has told."""
+    target = folder / "target"
+    return int(target.read_text()) if target.exists() else None
+
+
+def end_after(folder: Path, steps: int) -> None:
+    """Tells the job after how many steps it ends. It must be told long before the first worker comes there."""
+    unfinished = folder / "target.new"
+    unfinished.write_text(str(steps))
+    unfinished.rename(folder / "target")
+
+
+def keep_result(path: Path, variables: Sequence[Any], counts: Any, steps: int) -> None:
+    """Writes the end of a training: its variables, how often each row counted, and the number of steps."""
+    values = {f"variable{number}": np.asarray(each) for number, each in enumerate(variables)}
+    unfinished = path.with_name(f"unfinished-{path.name}")
+    np.savez(unfinished, counts=np.asarray(counts), steps=steps, **values)
+    unfinished.rename(path)
