@@ -10,15 +10,18 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 
 from replicax.exit_codes import ExitCode, describe
-from replicax.launch.islands import Islands
+from replicax.launch.attendance import Attendance
+from replicax.launch.members import Members
 from replicax.launch.options import Options, check_script, make_log_dir
 from replicax.launch.plan import Job, count_ports, make_plan, meeting_address, meeting_host
 from replicax.launch.restart import AttemptResult, Finish, decide
 from replicax.launch.starting import supervisor_of
 from replicax.membership.hosting import Host
+from replicax.membership.log import MembershipLog
 from replicax.remote.compiled import keep_within
 from replicax.remote.guarding import Guard
 from replicax.remote.output import error_line, shortened
@@ -68,8 +71,8 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
             if not options.goes_on:
                 return supervisor_of(plan, job, log_dir, terminal, guard, events).run()
             with _meeting(meeting_address(options, ports), guard) as host:
-                islands = functools.partial(_islands, options, revived, host, terminal)
-                outcome = supervisor_of(plan, job, log_dir, terminal, guard, events, islands).run()
+                members = functools.partial(_members, options, revived, host, terminal, _log(options, log_dir, attempt))
+                outcome = supervisor_of(plan, job, log_dir, terminal, guard, events, members).run()
                 revived.append(outcome[0].revived)
                 return outcome
 
@@ -92,14 +95,24 @@ def _meeting(address: str, guard: Guard) -> Iterator[Host]:
         guard.forget(host.pid)
 
 
-def _islands(
+def _log(options: Options, log_dir: Path, attempt: int) -> MembershipLog | None:
+    """Returns the membership log of an elastic job, in which an attempt begins."""
+    if options.elastic is None:
+        return None
+    log = MembershipLog(log_dir)
+    log.job(*options.elastic, options.workers, attempt)
+    return log
+
+
+def _members(
     options: Options,
     revived: Sequence[int],
     host: Host,
     terminal: Terminal,
+    log: MembershipLog | None,
     start: Callable[[PlannedTask], ProcessLike],
-) -> Islands:
-    return Islands(options, options.single_restarts - sum(revived), host, start, terminal)
+) -> Members:
+    return Members(options, options.single_restarts - sum(revived), host, start, terminal, Attendance(log))
 
 
 def run_attempts(options: Options, terminal: Terminal, run: Callable[[int, int], Outcome]) -> int:

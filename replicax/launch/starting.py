@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from replicax.launch.members import Members
 from replicax.launch.plan import Job, Plan
 from replicax.membership.opening import LIFE
 from replicax.remote.guarding import Guard
@@ -12,7 +13,7 @@ from replicax.remote.outlets import outlets_to
 from replicax.remote.output import Log
 from replicax.remote.planned import PlannedTask, Program
 from replicax.remote.processes import Event, Events, Process
-from replicax.remote.supervisor import Grace, Revival, Supervisor
+from replicax.remote.supervisor import Grace, Supervisor
 from replicax.remote.terminal import Terminal
 
 
@@ -23,7 +24,7 @@ def supervisor_of(
     terminal: Terminal,
     guard: Guard,
     events: Events[Event],
-    islands: Callable[[Callable[[PlannedTask], Process]], Revival] | None = None,
+    members: Callable[[Callable[[PlannedTask], Process]], Members] | None = None,
 ) -> Supervisor:
     """Returns what runs one attempt.
 
@@ -34,7 +35,7 @@ def supervisor_of(
         terminal: Where their output goes.
         guard: Kills them if the launcher dies.
         events: The events of the processes, and signals.
-        islands: Given what starts a task once more, returns what becomes of tasks that fail alone.
+        members: Given what starts a task once more, returns what becomes of tasks that fail alone.
     """
     options = job.options
     program = Program("module" if options.module else "file", options.script, options.arguments)
@@ -42,7 +43,10 @@ def supervisor_of(
     def start() -> Iterator[Process]:
         for number, task in enumerate(plan.tasks):
             log = Log(log_dir / task.log_name, plan.attempt)
-            yield Process(task, program, outlets_to(terminal, log, number, task), events, guard)
+            process = Process(task, program, outlets_to(terminal, log, number, task), events, guard)
+            if revival is not None:
+                revival.started(process)
+            yield process
 
     def start_again(task: PlannedTask) -> Process:
         number = [each.name for each in plan.tasks].index(task.name)
@@ -50,4 +54,5 @@ def supervisor_of(
         return Process(task, program, outlets_to(terminal, log, number, task), events, guard)
 
     grace = Grace(options.grace_of_survivors, options.grace_of_all)
-    return Supervisor(plan.workers, start, grace, terminal, events, islands(start_again) if islands else None)
+    revival = None if members is None else members(start_again)
+    return Supervisor(plan.workers, start, grace, terminal, events, revival)

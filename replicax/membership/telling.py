@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -71,12 +72,18 @@ def tell_of_world(number: int, lives: Sequence[Life], index: int, why: str = "")
         index: The place of this process among them.
         why: Why it is a new one, as far as this process knows; a launcher knows more.
     """
+    atexit.unregister(_tell_of_end)
+    atexit.register(_tell_of_end)
     told = {"world": number, "lives": [[life.index, life.number] for life in lives]}
     if tell_launcher(told) or index:
         return
     folder = os.environ.get(LOG_DIR)
     if folder:
         MembershipLog(Path(folder)).world(number, lives, why, time.time())
+
+
+def _tell_of_end() -> None:
+    tell_launcher({"leaves": True})
 
 
 def tell_of_leaving(life: Life, reason: str) -> None:

@@ -109,6 +109,9 @@ class RemoteProcess:
         ended_early: Whether it ended with exit code 0 before its call returned, which is a failure too.
     """
 
+    is_guest = False
+    pid = 0
+
     def __init__(
         self,
         host: RemoteHost,

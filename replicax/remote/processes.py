@@ -20,6 +20,7 @@ import termios
 import threading
 import time
 import tty
+from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
@@ -109,7 +110,23 @@ class FoundSilent(NamedTuple):
     life: int
 
 
-Event = ScriptEnded | ProcessEnded | SignalReceived | WaitingForOthers | CallReturned | FoundSilent
+class MemberNews(NamedTuple):
+    """A task tells of those with whom it works, in a job whose workers come and go.
+
+    Attributes:
+        process: Its process.
+        world: The number of a new world, 0 if it tells something else.
+        lives: The members of that world: the index of each, and which run of it.
+        leaving: Why it is going to leave the others; "" if it is not.
+    """
+
+    process: ProcessLike
+    world: int = 0
+    lives: tuple[tuple[int, int], ...] = ()
+    leaving: str = ""
+
+
+Event = ScriptEnded | ProcessEnded | SignalReceived | WaitingForOthers | CallReturned | FoundSilent | MemberNews
 Events = SimpleQueue  # Not Queue: a signal handler may put an event while the main thread takes one.
 
 
@@ -128,6 +145,11 @@ class ProcessLike(Protocol):
     told: ScriptEnded | None
     meets: int
     has_left: bool
+    is_guest: bool
+
+    @property
+    def pid(self) -> int:
+        """The id of the process on its machine; 0 if it is not known."""
 
     @property
     def log_path(self) -> Path | None:
@@ -180,6 +202,8 @@ class Process:
         meets: The number of processes in the cluster that it has begun to join; 0 before.
         has_left: Whether it has left the cluster normally, when Python exited.
     """
+
+    is_guest = False
 
     def __init__(self, task: PlannedTask, program: Program, outlets: Outlets, events: EventSink, guard: Guard):
         self.task = task
@@ -304,6 +328,10 @@ class Process:
         if "leaves" in told:
             self.has_left = True
             return
+        news = member_news(self, told)
+        if news is not None:
+            self._events.put(news)
+            return
         words = told["words"].strip("\n")
         if words:
             self._log.write(f"{words}\n".encode())
@@ -314,6 +342,13 @@ class Process:
     def _last_words(self) -> str:
         output, error = (list(stream.last_lines) for stream in self._streams)
         return last_traceback(error if any(line.strip() for line in error) else output)
+
+
+def member_news(process: ProcessLike, told: Mapping[str, Any]) -> MemberNews | None:
+    """Returns a message about membership; None if a message is none."""
+    if "world" in told:
+        return MemberNews(process, int(told["world"]), tuple((int(i), int(life)) for i, life in told["lives"]))
+    return MemberNews(process, leaving=str(told["leaving"])) if "leaving" in told else None
 
 
 def _start(task: PlannedTask, program: Program, out: int, err: int, news: int) -> subprocess.Popen[bytes]:

@@ -18,6 +18,7 @@ from replicax.remote.processes import (
     Event,
     Events,
     FoundSilent,
+    MemberNews,
     ProcessEnded,
     ProcessLike,
     ScriptEnded,
@@ -103,14 +104,27 @@ class Revival(Protocol):
     def bears(self, failure: Failure, running: Sequence[ProcessLike]) -> bool:
         """Returns whether the job can go on although a task has failed, given the processes that run."""
 
-    def successor(self, failure: Failure) -> ProcessLike | None:
-        """Starts the task again; returns None if the others go on without it."""
+    def succeed(self, failure: Failure) -> None:
+        """Has the task started again by `start_due`, unless the others go on without it."""
 
-    def finds_silent(self, found: FoundSilent, running: Sequence[ProcessLike]) -> None:
-        """Ends a task that shows no sign of life."""
+    @property
+    def due(self) -> float:
+        """When `start_due` has something to start, by `time.monotonic`; infinity for never."""
 
-    def done(self, process: ProcessLike) -> None:
-        """Is told that a task has ended with 0."""
+    def start_due(self) -> list[ProcessLike]:
+        """Starts the tasks that are due."""
+
+    def hears(self, news: MemberNews | FoundSilent, running: Sequence[ProcessLike]) -> None:
+        """Is told what a task has told about itself and the others; ends one that shows no sign of life."""
+
+    def ended(self, process: ProcessLike, code: int, asked: bool) -> int:
+        """Is told that a task has ended, and whether all of them are being ended; returns the code that counts."""
+
+    def done(self, process: ProcessLike, running: Sequence[ProcessLike]) -> None:
+        """Is told that a task has ended with 0, after `ended`."""
+
+    def verdict(self) -> Failure | None:
+        """Returns why the attempt has failed although none of its last processes has."""
 
 
 class Supervisor:
@@ -161,10 +175,13 @@ class Supervisor:
                 self._miss()
                 self._ask_or_kill()
                 self._tell_who_stays()
+                self._start_due()
                 self._take_event()
         finally:
             self._kill_all()
         first = self._first()
+        if first is None and self._revival is not None and not self._signal:
+            first = self._revival.verdict()
         code = self._code(first)
         name = first.culprit.task.name if first else ""
         revived = self._revival.revived if self._revival else 0
@@ -178,7 +195,8 @@ class Supervisor:
         return own[0] if own else first
 
     def _take_event(self) -> None:
-        wait = min(self._ask_at, self._kill_at, self._miss_at, self._tell_at) - time.monotonic()
+        due = self._revival.due if self._revival is not None and self._may_revive() else math.inf
+        wait = min(self._ask_at, self._kill_at, self._miss_at, self._tell_at, due) - time.monotonic()
         try:
             event = self._events.get(timeout=max(wait, 0) if math.isfinite(wait) else None)
         except queue.Empty:
@@ -188,9 +206,9 @@ class Supervisor:
         elif isinstance(event, ScriptEnded):
             if not self._may_revive():  # Otherwise it is seen to when its process has ended.
                 self._on_failing(event)
-        elif isinstance(event, FoundSilent):
+        elif isinstance(event, (FoundSilent, MemberNews)):
             if self._revival is not None and self._may_revive():
-                self._revival.finds_silent(event, self._running)
+                self._revival.hears(event, self._running)
         elif isinstance(event, CallReturned):
             self._returned[event.process.task.name] = event
             self._tell_at = time.monotonic() + _SECONDS_TO_LEAVE
@@ -203,16 +221,19 @@ class Supervisor:
         process = event.process
         returncode = process.tidy_up()
         self._running.remove(process)
-        if self._is_borne(event, returncode):
+        code = process.told.code if process.told is not None else from_returncode(returncode)
+        if self._revival is not None:
+            code = self._revival.ended(process, code, asked=not self._may_revive())
+        if self._is_borne(event, code):
             return
         if process.told is not None:  # The end of a process may be noticed before its message.
             self._on_failing(process.told)
-        if returncode != 0:
-            self._on_failure(Failure(process, from_returncode(returncode), event.time, process))
+        if code != 0:
+            self._on_failure(Failure(process, code, event.time, process))
             return
         self._done.append(event)
         if self._revival is not None:
-            self._revival.done(process)
+            self._revival.done(process, self._running)
         self._find_missed()
         if not self._failures and not _any_trains(self._running):
             self._on_training_done()
@@ -221,19 +242,23 @@ class Supervisor:
         """Returns whether single tasks may be started again: not while all of them are being ended."""
         return self._revival is not None and not self._signal and not self._failures
 
-    def _is_borne(self, event: ProcessEnded, returncode: int) -> bool:
-        """Returns whether the job goes on although a process has ended; starts the task again if that is wanted."""
+    def _start_due(self) -> None:
+        """Starts the successors of tasks that have ended, when it is time."""
+        if self._revival is not None and self._may_revive():
+            for process in self._revival.start_due():
+                self._tasks.append(process)
+                self._running.append(process)
+
+    def _is_borne(self, event: ProcessEnded, code: int) -> bool:
+        """Returns whether the job goes on although a process has ended; has the task started again if wanted."""
         process = event.process
-        code = process.told.code if process.told is not None else from_returncode(returncode)
         failure = Failure(process, code, event.time, process)
         if code == 0 or self._revival is None or not self._may_revive():
             return False
         if not self._revival.bears(failure, self._running):
             return False
-        successor = self._revival.successor(failure)
-        if successor is not None:
-            self._tasks[self._tasks.index(process)] = successor
-            self._running.append(successor)
+        self._tasks.remove(process)
+        self._revival.succeed(failure)
         return True
 
     def _find_missed(self) -> None:

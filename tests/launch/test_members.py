@@ -7,7 +7,7 @@ import pytest
 
 from replicax.errors import LaunchError
 from replicax.launch import Options, Terminal
-from replicax.launch.islands import Islands
+from replicax.launch.members import Members
 from replicax.launch.plan import Job, count_ports, make_plan
 from replicax.membership.decisions import Life
 from replicax.remote.planned import PlannedTask
@@ -24,13 +24,15 @@ class Host:
 
 
 class Process(types.SimpleNamespace):
+    pid, is_guest = 4, False
+
     def kill(self):
         self.killed = True
 
 
 def process(index, life=0, kind="worker", words=""):
     environment = {"REPLICAX_LIFE": str(life)}
-    return Process(task=PlannedTask(kind, index, None, environment), last_words=words, killed=False)
+    return Process(task=PlannedTask(kind, index, None, environment), last_words=words, killed=False, has_left=False)
 
 
 def failure(of, code=137):
@@ -40,7 +42,7 @@ def failure(of, code=137):
 @pytest.fixture
 def islands():
     def make(restarts=2, **options):
-        made = Islands(
+        made = Members(
             Options("train.py", workers=3, islands=True, restarts=restarts, **options),
             restarts,
             Host(),
@@ -56,7 +58,8 @@ def islands():
 def test_a_lost_island_starts_again_as_its_next_life(islands):
     found = islands()
     assert found.bears(failure(process(1, 4)), found.others)
-    successor = found.successor(failure(process(1, 4)))
+    found.succeed(failure(process(1, 4)))
+    (successor,) = found.start_due()
     assert successor.task.environment["REPLICAX_LIFE"] == "5"
     assert found._host.ended == [Life(1, 4)]
     assert found.revived == 1
@@ -79,7 +82,8 @@ def test_without_restarts_the_others_go_on_if_they_are_enough(islands):
     assert not islands(0).bears(failure(process(1)), islands().others)
     found = islands(0, min_workers=2)
     assert found.bears(failure(process(1)), found.others)
-    assert found.successor(failure(process(1))) is None
+    found.succeed(failure(process(1)))
+    assert found.start_due() == []
     assert not found.bears(failure(process(1)), found.others[:1])
 
 
@@ -94,16 +98,17 @@ def test_an_evaluator_is_no_island(islands):
 
 def test_what_ends_after_the_chief_was_not_needed(islands):
     found = islands()
-    found.done(process(0))
+    found.done(process(0), [])
     assert found.bears(failure(process(1), 71), [])
-    assert found.successor(failure(process(1), 71)) is None
+    found.succeed(failure(process(1), 71))
+    assert found.start_due() == []
 
 
 def test_a_silent_island_is_killed_unless_it_has_a_successor(islands):
     found = islands()
     old, new = process(1, 0), process(2, 1)
-    found.finds_silent(FoundSilent("worker 1", 0), [old, new])
-    found.finds_silent(FoundSilent("worker 2", 0), [old, new])
+    found.hears(FoundSilent("worker 1", 0), [old, new])
+    found.hears(FoundSilent("worker 2", 0), [old, new])
     assert (old.killed, new.killed) == (True, False)
 
 
