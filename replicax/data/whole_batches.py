@@ -62,7 +62,8 @@ class Splitter:
     ):
         self._receivers, self._options = receivers, options
         self._put, self._everywhere = put, everywhere
-        self._note, self._noted_in = note, -1
+        self._note = note
+        self._noted_in: int | None = None
 
     def ahead(self, batch: PyTree) -> _Placed | None:
         """Returns a batch for the world that the thread that trains has seen last; for any thread.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-import replicax.membership as membership
+import replicax.membership.opening as membership
 from replicax.cluster import ClusterConfig
 from replicax.health import stall_timeout_from, start
 from replicax.islands.all_workers import AllWorkers
