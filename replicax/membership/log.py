@@ -4,9 +4,9 @@
 | --- | --- |
 | `job` | `fewest`, `most`, `workers`: the range, and how many were started; `attempt` |
 | `start` | `worker`, `life`, `pid`: a process has been started; `host`, if another launcher did it |
-| `world` | `world` (its number), `members` (indices of workers), `lives`, `why`: these go on together from here |
+| `world` | `number`, `members` (indices of workers), `lives`, `why`: these go on together from here |
 | `leave` | `worker`, `life`, `reason`: it will leave after its call |
-| `end` | `worker`, `life`, `pid`, `code` (null where nobody knows it), `how` |
+| `end` | `worker`, `life`, `pid`, `code` (null where nobody knows it), `reason` |
 | `finish` | `code`, `why`: the attempt is over |
 """
 
@@ -48,15 +48,15 @@ class MembershipLog:
     def world(self, number: int, lives: Sequence[Life], why: str, at: float | None = None) -> None:
         """Notes that a new set of members goes on together."""
         members, numbers = [life.index for life in lives], [life.number for life in lives]
-        self._write("world", at, world=number, members=members, lives=numbers, why=why)
+        self._write("world", at, number=number, members=members, lives=numbers, why=why)
 
     def leave(self, life: Life, reason: str) -> None:
         """Notes that a member is going to leave the others."""
         self._write("leave", None, worker=life.index, life=life.number, reason=reason)
 
-    def end(self, life: Life, pid: int, code: int | None, how: str, at: float | None = None) -> None:
+    def end(self, life: Life, pid: int, code: int | None, reason: str, at: float | None = None) -> None:
         """Notes that a process has ended."""
-        self._write("end", at, worker=life.index, life=life.number, pid=pid, code=code, how=how)
+        self._write("end", at, worker=life.index, life=life.number, pid=pid, code=code, reason=reason)
 
     def finish(self, code: int, why: str) -> None:
         """Notes that an attempt is over."""
