@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from replicax.testing.members import Membership, Run
 from tests.soak import elastic_history as history
 from tests.soak.elastic_history import Fault, Line
-from tests.soak.elastic_training import rows_of
+from tests.soak.elastic_training import counts_after, rows_of
 
 RUNS = [Run(0, 0, 10), Run(1, 0, 11)]
 
@@ -25,7 +25,7 @@ def steps(numbers: range, world: int, runs: Sequence[Run] = RUNS) -> list[Line]:
 
 
 def wrong(lines: Sequence[Line], number: int) -> list[str]:
-    return history.wrong_rows(lines, [history.counts_after(number)], number)
+    return history.wrong_rows(lines, [counts_after(number)], number)
 
 
 # Worker 1 dies in step 3, which worker 0 repeats alone; its replacement is there from step 5 on.
@@ -35,6 +35,12 @@ WHOLE = [*steps(range(3), 1), *steps(range(3, 5), 2, RUNS[:1]), *steps(range(5, 
 def test_nothing_is_wrong_with_a_whole_history():
     assert wrong(WHOLE, 8) == []
     assert history.split_brains(WHOLE) == []
+
+
+def test_the_counts_of_fit_are_those_of_the_last_epoch():
+    assert counts_after(100, fit=True).tolist() == [1] * 1200
+    assert counts_after(101, fit=True).sum() == 24
+    assert counts_after(101).sum() == 101 * 24
 
 
 def test_a_lost_and_a_repeated_row_are_found():
@@ -53,7 +59,7 @@ def test_a_lost_and_a_repeated_step_are_found():
 
 
 def test_other_counts_at_the_end_are_found():
-    counts = history.counts_after(8)
+    counts = counts_after(8)
     counts[rows_of(0)[0]] += 1
     assert history.wrong_rows(WHOLE, [counts], 8) == ["worker 0 at the end: other counts"]
 

@@ -111,13 +111,13 @@ def processes_left() -> int:
     return count
 
 
-def report(folder: Path, script: Path, striker: Striker, ended_well: bool, faults: int) -> bool:
+def report(folder: Path, script: Path, striker: Striker, ended_well: bool, args: argparse.Namespace) -> bool:
     """Reads the logs and prints the results; returns whether all is well."""
     time.sleep(1.0)
     left, lines = processes_left(), history.read_lines(folder)
     results = [load(path) for path in sorted(folder.glob("result-*.npz"))]
     steps = int(results[0]["steps"]) if results else 0
-    wrong = history.wrong_rows(lines, [each["counts"] for each in results], steps)
+    wrong = history.wrong_rows(lines, [each["counts"] for each in results], steps, args.fit)
     split = history.split_brains(lines)
     lost = history.strangers_lost(history.Membership.read(folder / "logs"), striker.faults, lines)
     largest = difference(results, undisturbed(folder / "undisturbed", script, steps)) if results else math.nan
@@ -130,7 +130,7 @@ def report(folder: Path, script: Path, striker: Striker, ended_well: bool, fault
         seconds += [] if found is None else [max(0.0, found - waited)]
     for each in [*wrong[:20], *split[:20], *(f"{run} was lost without a fault" for run in lost)]:
         print(f"WRONG {each}")
-    survived = min(striker.survived, faults) if ended_well else striker.survived
+    survived = min(striker.survived, args.faults) if ended_well else striker.survived
     longest, median = (max(seconds), statistics.median(seconds)) if seconds else (math.nan, math.nan)
     print(f"RESULT elastic_steps {steps}\nRESULT elastic_faults_survived {survived}")
     print(f"RESULT elastic_hangs {striker.hangs}\nRESULT elastic_split_brains {len(split)}")
@@ -138,7 +138,7 @@ def report(folder: Path, script: Path, striker: Striker, ended_well: bool, fault
     print(f"RESULT elastic_recovery_s_median {median:.2f}\nRESULT elastic_recovery_s_max {longest:.2f}")
     print(f"RESULT elastic_same_pids {int(not lost)}\nRESULT processes_left {left}", flush=True)
     exact = not wrong and not split and largest <= 1e-6
-    return ended_well and exact and survived >= faults and not striker.hangs and not lost and not left
+    return ended_well and exact and survived >= args.faults and not striker.hangs and not lost and not left
 
 
 def main() -> int:
@@ -159,7 +159,7 @@ def main() -> int:
         folder = args.log_dir or Path(temporary) / "job"
         folder.mkdir(parents=True)
         striker, ended_well = disturbed(folder.absolute(), script, args, kinds)
-        return 0 if report(folder, script, striker, ended_well, args.faults) else 1
+        return 0 if report(folder, script, striker, ended_well, args) else 1
 
 
 if __name__ == "__main__":

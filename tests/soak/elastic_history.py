@@ -9,10 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from replicax.testing.members import Membership, Run
-from tests.soak.elastic_training import ROWS, STEPS_PER_PASS, rows_of
+from tests.soak.elastic_training import counts_after, rows_of
 
 _FILES = "rows-*.jsonl"
 _TAIL_BYTES = 4096  # more than two lines
@@ -85,19 +83,20 @@ def _line(text: str) -> Line:
     return Line(told["time"], Run(*told["run"]), told["step"], told["world"], tuple(told["members"]), rows)
 
 
-def wrong_rows(lines: Iterable[Line], counts: Sequence[Iterable[int]], steps: int) -> list[str]:
+def wrong_rows(lines: Iterable[Line], counts: Sequence[Iterable[int]], steps: int, fit: bool = False) -> list[str]:
     """Returns what is wrong with the rows: in a line, between the steps of a run, or in the state at the end.
 
     Args:
         lines: Those of all runs.
         counts: For each worker at the end how often each row counted.
         steps: The number of steps of the job.
+        fit: Whether it trains with `fit`.
     """
     wrong, last = [], dict[Run, int]()
     completed = set()
     for line in lines:
         computed = sorted(row for rows in line.rows for row in rows)
-        if computed != sorted(rows_of(line.step)):
+        if computed != sorted(rows_of(line.step, fit)):
             wrong.append(f"step {line.step} of {line.run} in world {line.world}: {len(computed)} rows")
         if line.run in last and line.step != last[line.run] + 1:
             wrong.append(f"{line.run}: step {line.step} follows step {last[line.run]}")
@@ -105,17 +104,9 @@ def wrong_rows(lines: Iterable[Line], counts: Sequence[Iterable[int]], steps: in
         completed.add(line.step)
     wrong += [f"nobody has completed step {step}" for step in sorted(set(range(steps)) - completed)]
     wrong += [f"step {step} is behind the end" for step in sorted(completed - set(range(steps)))]
-    expected = counts_after(steps)
+    expected = counts_after(steps, fit)
     wrong += [f"worker {i} at the end: other counts" for i, each in enumerate(counts) if list(each) != list(expected)]
     return wrong
-
-
-def counts_after(steps: int) -> np.ndarray:
-    """Returns how often each row counts in so many steps."""
-    counts = np.full(ROWS, steps // STEPS_PER_PASS)
-    for step in range(steps - steps % STEPS_PER_PASS, steps):
-        counts[rows_of(step)] += 1
-    return counts
 
 
 def split_brains(lines: Iterable[Line]) -> list[str]:

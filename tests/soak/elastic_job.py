@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 import replicax as rx
-from replicax.membership.telling import elastic_range
+from replicax.membership.telling import ElasticRange, elastic_range
 from tests.soak import elastic_training
 from tests.soak.elastic_training import BATCH, ROWS, STEPS_PER_PASS, RowLog, last_step
 
@@ -84,15 +84,17 @@ def present() -> tuple[int, tuple[int, ...], int]:
     return world.number, tuple(world.members), world.members[world.index]
 
 
+def make_strategy(elastic: ElasticRange | None) -> Any:
+    """Returns the strategy of a worker; without a range that of the undisturbed training."""
+    if elastic is None:
+        return rx.MultiWorkerMirroredStrategy()
+    whole = rx.Elastic(min_workers=elastic.fewest, max_workers=elastic.most)
+    return rx.MultiWorkerMirroredStrategy(elastic=whole, start_timeout=120)
+
+
 def main(folder: Path, pause_s: float) -> None:
     elastic = elastic_range()
-    strategy = (
-        rx.MultiWorkerMirroredStrategy()
-        if elastic is None
-        else rx.MultiWorkerMirroredStrategy(
-            elastic=rx.Elastic(min_workers=elastic.fewest, max_workers=elastic.most), start_timeout=120
-        )
-    )
+    strategy = make_strategy(elastic)
     training = Training(strategy)
     if elastic is not None:
         strategy.join(training.checkpoint)

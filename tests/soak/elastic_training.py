@@ -28,10 +28,24 @@ def order_of(number: int) -> np.ndarray:
     return np.random.default_rng([_SEED, number]).permutation(ROWS).astype(np.int32)
 
 
-def rows_of(step: int) -> list[int]:
-    """Returns the ids of the rows of a step, from 0."""
+def rows_of(step: int, fit: bool = False) -> list[int]:
+    """Returns the ids of the rows of a step, from 0.
+
+    Args:
+        step: Its number.
+        fit: Whether each epoch has the rows of the first pass, as in the job with `fit`.
+    """
     number, within = divmod(step, STEPS_PER_PASS)
-    return order_of(number)[within * BATCH : (within + 1) * BATCH].tolist()
+    return order_of(0 if fit else number)[within * BATCH : (within + 1) * BATCH].tolist()
+
+
+def counts_after(steps: int, fit: bool = False) -> np.ndarray:
+    """Returns how often each row has counted after so many steps; with `fit`, in the last epoch."""
+    before = max(steps - 1, 0) // STEPS_PER_PASS if fit else steps // STEPS_PER_PASS
+    counts = np.full(ROWS, 0 if fit else before)
+    for step in range(before * STEPS_PER_PASS, steps):
+        counts[rows_of(step, fit)] += 1
+    return counts
 
 
 def batches(number: int) -> Iterator[Any]:
@@ -41,6 +55,15 @@ def batches(number: int) -> Iterator[Any]:
     for start in range(0, ROWS, BATCH):
         ids = order[start : start + BATCH]
         yield x[ids], y[ids], ids
+
+
+def batches_for_fit() -> Iterator[Any]:
+    """Yields the global batches of an epoch of `fit`: inputs, and targets whose last column is the row's id.
+
+    Their rows are those of the first pass of all, in each epoch: `fit` does not tell the number of the epoch.
+    """
+    for x, y, ids in batches(0):
+        yield x, np.concatenate([y, ids[:, None].astype(np.float32)], axis=1)
 
 
 def make_model() -> Any:
