@@ -312,10 +312,20 @@ class NumberedExchanges:
         count: Number of processes.
         store: Where the values are stored.
         timeout_s: How long to wait for the others, in seconds.
+        closed: Set when nobody is to wait any more; see `Exchange`.
     """
 
-    def __init__(self, process: int, count: int, store: Store | None = None, timeout_s: float = _LONGEST_WAIT_S):
-        self._exchange = Exchange("replicax/exchange", process, range(count), store=store, timeout_s=timeout_s)
+    def __init__(
+        self,
+        process: int,
+        count: int,
+        store: Store | None = None,
+        timeout_s: float = _LONGEST_WAIT_S,
+        closed: threading.Event | None = None,
+    ):
+        self._exchange = Exchange(
+            "replicax/exchange", process, range(count), store=store, timeout_s=timeout_s, closed=closed
+        )
         self._timeout_s = timeout_s
         self._numbers = itertools.count()
 
@@ -343,14 +353,27 @@ class _OfThisProcess:
 
     def __init__(self) -> None:
         self._exchanges: NumberedExchanges | None = None
+        self._closed: threading.Event | None = None
 
     def get(self) -> NumberedExchanges:
         if self._exchanges is None:
-            self._exchanges = NumberedExchanges(jax.process_index(), jax.process_count())
+            self._exchanges = NumberedExchanges(jax.process_index(), jax.process_count(), closed=self._closed)
         return self._exchanges
+
+    def begin_anew(self, closed: threading.Event) -> None:
+        self._exchanges, self._closed = None, closed
 
 
 _of_this_process = _OfThisProcess()
+
+
+def begin_anew(closed: threading.Event) -> None:
+    """Lets the exchanges of this process begin anew: JAX connects it with other processes now.
+
+    Args:
+        closed: Set when the processes will be others again: who waits then gets a `ClosedError`.
+    """
+    _of_this_process.begin_anew(closed)
 
 
 def exchanged(message: bytes) -> list[bytes]:

@@ -140,12 +140,13 @@ class Clique:
         size: How many there are.
         ip: This machine's address, at which the others reach it.
         timeout_s: How long to wait for the service.
+        num_devices: How many devices each of them has; None for as many as JAX would have.
 
     Raises:
         jax.errors.JaxRuntimeError: Another process did not come.
     """
 
-    def __init__(self, address: str, rank: int, size: int, ip: str, timeout_s: float):
+    def __init__(self, address: str, rank: int, size: int, ip: str, timeout_s: float, num_devices: int | None = 1):
         self._store = StoreClient(address, timeout_s)
         self._sockets_before = _open_sockets()
         make_client: Any = xla_client.make_cpu_client
@@ -155,12 +156,12 @@ class Clique:
             node_id=rank,
             num_nodes=size,
             collectives=jaxlib.make_gloo_tcp_collectives(self._store.client, hostname=ip),
-            num_devices=1,
+            num_devices=num_devices,
             get_local_topology_timeout_minutes=_MINUTES_FOR_TOPOLOGY,
             get_global_topology_timeout_minutes=_MINUTES_FOR_TOPOLOGY,
         )
-        devices: list[Any] = sorted(self._client.devices(), key=lambda device: device.process_index)
-        mesh = jax.sharding.Mesh(np.array(devices), (_AXIS,))
+        firsts = {device.process_index: device for device in reversed(self._client.devices())}
+        mesh = jax.sharding.Mesh(np.array([firsts[index] for index in sorted(firsts)]), (_AXIS,))
         self._each = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(_AXIS))
         self._size = size
         self._sum = jax.jit(
@@ -178,7 +179,7 @@ class Clique:
         Raises:
             RuntimeError: A process is lost, or this one was interrupted.
         """
-        (device,) = self._client.local_devices()
+        device = self._client.local_devices()[0]
         arrays = [
             jax.make_array_from_single_device_arrays(
                 (self._size, len(part)), self._each, [jax.device_put(part[None], device)]

@@ -12,6 +12,8 @@
 | `here/<roll>/<sum>/<index>` | once | a member has come to a sum, with shapes and dtypes |
 | `ended/<roll>/<sum>/<index>` | once | a member has the result (empty), or the error |
 | `outcome/<roll>/<sum>` | once | whether the sum counts |
+| `call/<roll>` | once | somebody on a roll asks for the next one; why |
+| `done/<roll>/<index>` | once | a member's script has ended |
 """
 
 from __future__ import annotations
@@ -67,6 +69,23 @@ class Board:
         """Tells that a life is over."""
         self.store.put(f"gone/{life.index}/{life.number}", b"")
 
+    def call(self, number: int, why: str) -> None:
+        """Asks everybody on a roll for the next one; the first reason stays."""
+        self.store.put_if_absent(f"call/{number}", why.encode(errors="replace"))
+
+    def called(self, number: int, timeout_s: float) -> str | None:
+        """Waits until somebody on a roll asks for the next one, and returns why; None if nobody does in time."""
+        why = self.store.get(f"call/{number}", timeout_s)
+        return None if why is None else why.decode()
+
+    def tell_done(self, number: int, index: int) -> None:
+        """Tells those on a roll that a member's script has ended."""
+        self.store.put(f"done/{number}/{index}", b"")
+
+    def done(self, number: int) -> frozenset[int]:
+        """Returns the members of a roll whose scripts have ended."""
+        return frozenset(_by_index(self.store, f"done/{number}"))
+
     def wait_with(self, life: Life, after: int, note: bytes) -> None:
         """Tells that a life waits for a roll after roll `after`, the last one that it has seen."""
         self.store.put(f"note/{life.index}", f"{life.number}:{after}:".encode() + note)
@@ -107,7 +126,7 @@ class Board:
         if self.store.put_if_absent(f"roll/{sheet.number}", written(sheet)):
             self.store.put("at", str(sheet.number).encode())
             old = sheet.number - _KEPT
-            for what in ("roll", "here", "ended", "outcome") if old > 0 else ():
+            for what in ("roll", "here", "ended", "outcome", "call", "done") if old > 0 else ():
                 self.store.delete(f"{what}/{old}")
 
     def come(self, sum_name: str, index: int, signature: str) -> None:

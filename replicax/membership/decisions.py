@@ -7,7 +7,7 @@ matter that two processes see different things: one of the proposals holds for b
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 DONE, AGAIN = b"done", b"again"
 
@@ -90,20 +90,33 @@ class View:
         return {life: note for life, (seen, note) in notes if self.is_up(life) and seen >= used.get(life, 0)}
 
 
-def expected(last: Sheet | None, broken: bool, size: int, view: View) -> list[int]:
+def expected(last: Sheet | None, broken: bool, size: int, view: View, only_holders: bool = False) -> list[int]:
     """Returns the islands for which the next roll must still wait.
 
     The first roll waits for all islands. A later one waits for those on the last roll, and those who hold the state, if
     they are up. Others take part if they have come by then, but nobody waits for them.
+
+    Args:
+        last: The last roll; None before the first.
+        broken: Whether a sum of the last roll has failed.
+        size: The number of islands.
+        view: What is known.
+        only_holders: Whether it waits for those only who hold the state.
     """
     ready = view.ready(last)
     if last is None:
         return [index for index in range(size) if index not in {life.index for life in ready}]
-    awaited = {*last.lives, *last.holders_after(broken)}
+    awaited = {*last.holders_after(broken), *(() if only_holders else last.lives)}
     return sorted(life.index for life in awaited if view.is_up(life) and life not in ready)
 
 
-def next_sheet(last: Sheet | None, broken: bool, size: int, view: View) -> Sheet | None:
+#: Returns whether a roll takes lives that do not hold the state, given the notes of those that do.
+Admits = Callable[[Mapping[Life, bytes]], bool]
+
+
+def next_sheet(
+    last: Sheet | None, broken: bool, size: int, view: View, renews: bool = False, admits: Admits | None = None
+) -> Sheet | None:
     """Returns the next roll; None if it must still wait for somebody, or nobody who holds the state is up.
 
     Args:
@@ -111,19 +124,24 @@ def next_sheet(last: Sheet | None, broken: bool, size: int, view: View) -> Sheet
         broken: Whether a sum of the last roll has failed: then the old connections are of no use.
         size: The number of islands.
         view: What is known.
+        renews: Whether each roll has connections of its own.
+        admits: Whom a roll takes besides those that hold the state; None for all who have come.
     """
     ready = view.ready(last)
-    lives = tuple(sorted(ready))
-    if expected(last, broken, size, view) or not lives:
+    if expected(last, broken, size, view, admits is not None):
+        return None
+    holders = last.holders_after(broken) if last is not None else tuple(sorted(ready))
+    held = {life: note for life, note in ready.items() if life in holders}
+    lives = tuple(sorted(held if admits is not None and not admits(held) else ready))
+    if not lives:
         return None
     notes = tuple(ready[life] for life in lives)
     if last is None:
         return Sheet(1, 1, lives, notes, lives)
-    holders = last.holders_after(broken)
     if not set(holders) & set(lives):
         return None
     number = last.number + 1
-    clique = last.clique if last.lives == lives and not broken else number
+    clique = last.clique if last.lives == lives and not broken and not renews else number
     absent = [(life, on) for life, on in last.last_rolls().items() if life not in lives and not view.is_over(life)]
     return Sheet(number, clique, lives, notes, holders, tuple(absent))
 

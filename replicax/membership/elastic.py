@@ -20,7 +20,7 @@ from replicax.errors import BarrierTimeoutError, ClusterTimeoutError, MeetingErr
 from replicax.health.launcher import tell_launcher
 from replicax.membership.attempts import Attempt, CliqueLike, pack, unpack
 from replicax.membership.board import Board
-from replicax.membership.decisions import AGAIN, Life, Sheet, View, expected, is_abandoned, next_sheet, verdict
+from replicax.membership.decisions import AGAIN, Admits, Life, Sheet, View, expected, is_abandoned, next_sheet, verdict
 from replicax.membership.meeting import MemberLostError, Roll
 from replicax.membership.watch import Watch
 
@@ -47,6 +47,22 @@ class Patience(NamedTuple):
     pulse: float
 
 
+class Rules(NamedTuple):
+    """Whom a roll waits for and takes; see `decisions.next_sheet`.
+
+    Attributes:
+        size: For how many processes the first roll waits.
+        fewest: With how many it is content when its time is up; None for all of them.
+        renews: Whether each roll has connections of its own.
+        admits: Whom it takes besides those that hold the state; None for all who have come.
+    """
+
+    size: int
+    fewest: int | None = None
+    renews: bool = False
+    admits: Admits | None = None
+
+
 #: Makes the clique of a roll, given this process's place on it.
 MakeClique = Callable[[Sheet, int], CliqueLike]
 
@@ -62,6 +78,11 @@ class ElasticMeeting:
         patience: How long to wait.
         watch: Notices who gives no sign of life.
         clock: Returns the time in seconds.
+        rules: Whom a roll waits for and takes.
+
+    Attributes:
+        life: This run of this process.
+        patience: How long it waits.
     """
 
     def __init__(
@@ -73,10 +94,12 @@ class ElasticMeeting:
         patience: Patience,
         watch: Watch | None = None,
         clock: Callable[[], float] = time.monotonic,
+        rules: Rules | None = None,
     ):
-        self.index, self.size, self.names = life.index, len(names), tuple(names)
-        self._board, self._life, self._make_clique = board, life, make_clique
-        self._patience, self._clock = patience, clock
+        self._rules = rules or Rules(len(names))
+        self.index, self.size, self.names = life.index, self._rules.size, tuple(names)
+        self.life, self.patience, self._clock = life, patience, clock
+        self._board, self._make_clique = board, make_clique
         self._watch = watch or Watch(clock)
         self._last: Sheet | None = None
         self._clique: list[CliqueLike] = []  # that of the roll `_last`, as soon as it is made
@@ -109,28 +132,55 @@ class ElasticMeeting:
             WorkersDisagreeError: The processes have brought different arrays.
             MeetingError: The sum fails again and again although nobody is lost.
         """
-        sheet = self._last
-        if sheet is None or sheet.number != roll.number:
-            raise MeetingError(f"Roll {roll.number} is not the last one that gather has returned.")
-        if len(sheet.lives) == 1 or not values:
+        if len(self._on(roll).lives) == 1 or not values:
             return list(values)
-        name, self._sums = f"{sheet.number}/{self._sums}", self._sums + 1
         packing, parts = pack(values)
+        return unpack(packing, self.total_of_vectors(roll, parts, packing.signature), values)
+
+    def total_of_vectors(self, roll: Roll, parts: Sequence[np.ndarray], signature: str) -> list[np.ndarray]:
+        """Returns sums of vectors on the host over those on the roll, several of them, as `total` does.
+
+        Args:
+            roll: As for `total`.
+            parts: The vectors.
+            signature: A text that must be the same in all processes.
+        """
+        sheet = self._on(roll)
+        name, self._sums = f"{sheet.number}/{self._sums}", self._sums + 1
         with health.phase(health.WAIT, "the other islands' sums"):
-            self._come(sheet, name, packing.signature)
+            self._come(sheet, name, signature)
             attempt = self._attempted(sheet, name, [*parts])
         assert attempt.result is not None  # A sum counts only if all have its result.
         self._failures = 0
-        return unpack(packing, attempt.result, values)
+        return attempt.result
+
+    def _on(self, roll: Roll) -> Sheet:
+        if self._last is None or self._last.number != roll.number:
+            raise MeetingError(f"Roll {roll.number} is not the last one that gather has returned.")
+        return self._last
+
+    @property
+    def sheet(self) -> Sheet | None:
+        """The last roll of this process, with all that is known of it; None before the first."""
+        return self._last
+
+    @property
+    def clique(self) -> CliqueLike | None:
+        """The clique of the last roll, if it has been made."""
+        return self._clique[0] if self._clique else None
+
+    def has_begun(self) -> bool:
+        """Returns whether others have met already, without this process."""
+        return self._board.latest() is not None
 
     def leave(self) -> None:
         """Tells the others that this process needs them no more."""
-        self._board.end(self._life)
+        self._board.end(self.life)
 
     def _tell_of_silent(self, before: Sheet | None, sheet: Sheet) -> None:
         """Lets the launcher end those who were left out because they show no sign of life."""
         left_out = set(before.lives if before else ()) - set(sheet.lives)
-        if not left_out or self._life != sheet.lives[0]:
+        if not left_out or self.life != sheet.lives[0]:
             return
         view = View(self._board.newest(), self._board.gone())
         for life in left_out:
@@ -143,10 +193,10 @@ class ElasticMeeting:
         last = self._board.latest() or self._last
         if self._last is not None and last is not None and last.number < self._last.number:
             last = self._last
-        if last is not None and last != self._last and self._life in last.lives:
+        if last is not None and last != self._last and self.life in last.lives:
             return last  # It was on the board when this process wrote its note, and it waited until then.
         self._watch.begin()
-        self._board.wait_with(self._life, last.number if last else 0, note)
+        self._board.wait_with(self.life, last.number if last else 0, note)
         began = self._clock()
         while True:
             self._propose(last, what, self._clock() - began)
@@ -156,7 +206,7 @@ class ElasticMeeting:
                 if found is None or (last is not None and found.number <= last.number):
                     continue
             last = found
-            if self._life in last.lives:
+            if self.life in last.lives:
                 return last
             began = self._clock()
 
@@ -165,7 +215,10 @@ class ElasticMeeting:
         watched = {*notes, *((*last.lives, *last.holders) if last else ())}
         view = self._view(watched, View({}, notes=notes).ready(last), notes)
         broken = self._is_broken(last, view)
-        sheet = None if broken is None else next_sheet(last, broken, self.size, view)
+        size = self._awaited(last, waited_s, len(view.ready(last)))
+        sheet = None
+        if broken is not None:
+            sheet = next_sheet(last, broken, size, view, self._rules.renews, self._rules.admits)
         if sheet is not None:
             self._board.propose(sheet)
         elif is_abandoned(last, broken, view):
@@ -173,25 +226,31 @@ class ElasticMeeting:
                 f"{self.names[self.index]} came for {what}, but all who held the state of the training have ended. "
                 "Start the job again; it goes on from its newest checkpoint."
             )
-        elif last is None and waited_s > self._patience.start:
+        elif last is None and waited_s > self.patience.start:
             missing = [self.names[index] for index in expected(last, False, self.size, view)]
-            raise ClusterTimeoutError(self.names[self.index], self._patience.start, missing, "the meeting")
+            raise ClusterTimeoutError(self.names[self.index], self.patience.start, missing, "the meeting")
         elif (
             last is not None
-            and waited_s > self._patience.stall
+            and waited_s > self.patience.stall
             and not any(map(view.is_up, (*last.lives, *last.holders)))
         ):
             lost = [life.index for life in last.lives]
             raise BarrierTimeoutError(what, round(1000 * waited_s), self.index, lost)
+
+    def _awaited(self, last: Sheet | None, waited_s: float, ready: int) -> int:
+        """Returns for how many processes the first roll waits: at the end of its time for none, if there are enough."""
+        fewest = self._rules.fewest
+        is_content = last is None and fewest is not None and waited_s > self.patience.start and ready >= fewest
+        return 0 if is_content else self.size
 
     def _is_broken(self, last: Sheet | None, view: View) -> bool | None:
         """Returns whether a sum of the last roll has failed; None if this process does not know: it proposes nothing.
 
         Those on the roll know it. If all of them are over, one who held the state before decides that it has.
         """
-        if last is None or self._life in last.lives:
+        if last is None or self.life in last.lives:
             return self._broken
-        if self._life not in last.holders or not all(map(view.is_over, last.lives)):
+        if self.life not in last.holders or not all(map(view.is_over, last.lives)):
             return None
         self._board.break_off(last.number)
         return True
@@ -204,10 +263,10 @@ class ElasticMeeting:
             waiting: Those of them who wait for others. They do nothing, and that is right; but their pulse must go on.
             notes: The notes on the board.
         """
-        dead_s = min(self._patience.pulse, _SECONDS_IF_BROKEN if self._broken else math.inf)
+        dead_s = min(self.patience.pulse, _SECONDS_IF_BROKEN if self._broken else math.inf)
         beats = self._board.beats()
-        others = set(watched) - {self._life}
-        silent = self._watch.silent(others - set(waiting), beats, self._patience.stall, dead_s)
+        others = set(watched) - {self.life}
+        silent = self._watch.silent(others - set(waiting), beats, self.patience.stall, dead_s)
         silent |= self._watch.silent(others & set(waiting), beats, math.inf, dead_s)
         return View(self._board.newest(), self._board.gone(), silent, notes)
 
@@ -231,7 +290,7 @@ class ElasticMeeting:
     def _attempted(self, sheet: Sheet, name: str, parts: list[np.ndarray]) -> Attempt:
         """Returns the attempt when all have its result."""
         attempt = Attempt(self._made_clique(sheet), parts)
-        deadline = self._clock() + self._patience.stall + sum(part.nbytes for part in parts) / _SLOWEST_BYTES_PER_S
+        deadline = self._clock() + self.patience.stall + sum(part.nbytes for part in parts) / _SLOWEST_BYTES_PER_S
         self._watch.begin()
         try:
             while not attempt.ended.wait(_SECONDS_BETWEEN_LOOKS):
@@ -251,7 +310,7 @@ class ElasticMeeting:
 
         def clique() -> CliqueLike:
             if not made:
-                made.append(self._make_clique(sheet, sheet.lives.index(self._life)))
+                made.append(self._make_clique(sheet, sheet.lives.index(self.life)))
             return made[0]
 
         return clique

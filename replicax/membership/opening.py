@@ -8,20 +8,25 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from replicax.cluster import ClusterConfig, parse_address
 from replicax.cluster.own_address import own_ip_of
 from replicax.compat.jax_cliques import Clique, StoreClient
+from replicax.compat.jax_worlds import WorldClique
 from replicax.errors import ClusterTimeoutError, MeetingError
+from replicax.membership.attempts import CliqueLike
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life, Sheet
-from replicax.membership.elastic import ElasticMeeting, Patience
+from replicax.membership.elastic import ElasticMeeting, Patience, Rules
 from replicax.membership.hosting import Host
 from replicax.membership.lookout import Lookout
 from replicax.membership.meeting import Meeting
+from replicax.membership.sentry import Sentry
 from replicax.membership.solo import SoloMeeting
 from replicax.membership.watch import Pulse
+from replicax.membership.worlds import Place, Worlds, install
 
 #: Where the board is (`"host:port"`), if whoever started the processes keeps it, and which run of its task this is.
 MEETING, LIFE = "REPLICAX_MEETING", "REPLICAX_LIFE"
@@ -56,25 +61,106 @@ def open_meeting(
     """
     if config.num_processes == 1:
         return SoloMeeting(str(config.task or "worker:0"))
+    stall_s = stall_timeout or _DEFAULT_STALL_S
+    meeting, pulse, lookout, _ = _opened(config, config.num_processes, timeout_s, stall_s, environ, Clique)
+    atexit.register(_close, meeting, pulse, lookout)
+    return meeting
+
+
+class Opened(NamedTuple):
+    """A meeting with the threads that belong to it.
+
+    Attributes:
+        meeting: The meeting.
+        pulse: Gives signs of life.
+        lookout: Notices that the board is gone.
+        connect: Returns another connection with the board.
+    """
+
+    meeting: ElasticMeeting
+    pulse: Pulse
+    lookout: Lookout
+    connect: Callable[[], Board]
+
+
+def _opened(
+    config: ClusterConfig,
+    size: int,
+    timeout_s: float,
+    stall_s: float,
+    environ: Mapping[str, str],
+    clique_type: Callable[[str, int, int, str, float], CliqueLike],
+    rules: Rules | None = None,
+) -> Opened:
     address = environ.get(MEETING, "") or config.coordinator_address
     if not address:
         raise MeetingError(
             f"{config} does not know where the others meet. Start the job with `replicax run --islands`, or give each "
             f"process the address of process 0 (TF_CONFIG, or {MEETING}=host:port)."
         )
-    names = [_name(config, index) for index in range(config.num_processes)]
+    names = [_name(config, index) for index in range(size)]
     if MEETING not in environ and config.process_id == 0 and not _is_listening(address):
         atexit.register(Host(address).let_go)
     _await_listener(address, names[config.process_id], timeout_s)
-    board = Board(StoreClient(address, timeout_s))
+
+    def connect() -> Board:
+        return Board(StoreClient(address, timeout_s))
+
+    board = connect()
     life = Life(config.process_id, _number_of_life(board, config.process_id, environ))
-    pulse = Pulse(Board(StoreClient(address, timeout_s)), life)
-    make_clique = functools.partial(_clique, board, own_ip_of(config, timeout_s))
-    stall_s = stall_timeout or _DEFAULT_STALL_S
+    pulse = Pulse(connect(), life)
+    make_clique = functools.partial(_clique, clique_type, board, own_ip_of(config, timeout_s))
     patience = Patience(timeout_s, stall_s, stall_s if MEETING in environ else min(stall_s, _SECONDS_OF_SILENCE))
-    meeting = ElasticMeeting(board, life, names, make_clique, patience)
-    atexit.register(_close, meeting, pulse, Lookout(address, names[config.process_id]))
-    return meeting
+    meeting = ElasticMeeting(board, life, names, make_clique, patience, rules=rules)
+    return Opened(meeting, pulse, Lookout(address, names[config.process_id]), connect)
+
+
+def open_worlds(
+    config: ClusterConfig,
+    fewest: int,
+    most: int,
+    timeout_s: float,
+    stall_timeout: float | None,
+    environ: Mapping[str, str] = os.environ,
+) -> Worlds:
+    """Begins the first world of this process, and makes its worlds those of the process.
+
+    Args:
+        config: The cluster and the place of this process in it.
+        fewest: With how few workers the training goes on.
+        most: How many there may be.
+        timeout_s: How long to wait for the others at the start, in seconds.
+        stall_timeout: After how many seconds without a sign of life a process counts as lost; None for 300.
+        environ: The environment.
+
+    Raises:
+        ClusterTimeoutError: The others did not come in time.
+        MeetingError: The meeting cannot be opened.
+    """
+    stall_s = stall_timeout or _DEFAULT_STALL_S
+    rules = Rules(config.num_processes, fewest, renews=True, admits=_somebody_gives)
+    size = max(most, config.num_processes)
+    opened = _opened(config, size, timeout_s, stall_s, environ, WorldClique, rules)
+    is_newcomer = opened.meeting.has_begun()
+    sentry = Sentry(opened.connect(), opened.meeting.life, opened.meeting, opened.meeting.patience)
+    worlds = Worlds(opened.meeting, sentry, fewest)
+    install(worlds)
+    atexit.register(_close_worlds, worlds, opened.pulse, opened.lookout)
+    worlds.begin(is_newcomer)
+    return worlds
+
+
+def _somebody_gives(notes: Mapping[Life, bytes]) -> bool:
+    return any(Place.of(note).gives for note in notes.values())
+
+
+def _close_worlds(worlds: Worlds, pulse: Pulse, lookout: Lookout) -> None:
+    lookout.stop()
+    with contextlib.suppress(MeetingError):  # Without the board there is nobody to wait for.
+        worlds.finish()
+    with contextlib.suppress(MeetingError):
+        worlds.leave()
+    pulse.stop()
 
 
 def _close(meeting: ElasticMeeting, pulse: Pulse, lookout: Lookout) -> None:
@@ -84,11 +170,13 @@ def _close(meeting: ElasticMeeting, pulse: Pulse, lookout: Lookout) -> None:
     pulse.stop()
 
 
-def _clique(board: Board, ip: str, sheet: Sheet, rank: int) -> Clique:
+def _clique(
+    make: Callable[[str, int, int, str, float], CliqueLike], board: Board, ip: str, sheet: Sheet, rank: int
+) -> CliqueLike:
     address = board.store.get(f"service/{sheet.clique}", _SECONDS_FOR_SERVICE)
     if address is None:
         raise MeetingError(f"The host of the meeting has made no service for roll {sheet.clique}.")
-    return Clique(address.decode(), rank, len(sheet.lives), ip, _SECONDS_FOR_SERVICE)
+    return make(address.decode(), rank, len(sheet.lives), ip, _SECONDS_FOR_SERVICE)
 
 
 def _number_of_life(board: Board, index: int, environ: Mapping[str, str]) -> int:

@@ -1,0 +1,85 @@
+"""A client of XLA that takes the place of JAX's own: other devices, and other processes, in the same process.
+
+JAX makes its client once. Where workers come and go, each set of them needs a client of its own: the collectives of one
+whose process is lost are of no use any more. JAX looks its client up in one place, so another one can be put there.
+Arrays of the old one live on, and can be read. Guard: tests/compat/test_jax_worlds.py.
+
+Without the names: workers that come or go end the job, and it starts again (`replicax run --restarts`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax._src import distributed as jax_distributed, xla_bridge
+from jaxlib import xla_client
+
+from replicax.compat.jax_cliques import Clique
+
+_CPU = "cpu"
+_CACHED = ("get_backend", "local_devices", "process_count")
+
+
+def num_local_devices() -> int | None:
+    """Returns how many devices `jax.config` asks for in this process; None leaves it to XLA's flags."""
+    number = int(xla_bridge.num_cpu_devices.value)
+    return number if number >= 0 else None
+
+
+class WorldClique(Clique):
+    """The processes of a world: they sum vectors to agree on it, and then JAX takes their devices for its own.
+
+    Args:
+        address: See `Clique`.
+        rank: The place of this process among them.
+        size: How many there are.
+        ip: This machine's address, at which the others reach it.
+        timeout_s: How long to wait for the service.
+    """
+
+    def __init__(self, address: str, rank: int, size: int, ip: str, timeout_s: float):
+        super().__init__(address, rank, size, ip, timeout_s, num_local_devices())
+        self._rank = rank
+
+    def install(self) -> None:
+        """Makes these devices JAX's own, and this service the one that connects its processes."""
+        state = jax_distributed.global_state
+        state.client, state.process_id, state.num_processes = self._store.client, self._rank, self._size
+        _install(self._client)
+
+
+def install_alone() -> None:
+    """Makes new devices JAX's own that are those of this process alone."""
+    state = jax_distributed.global_state
+    state.client, state.process_id, state.num_processes = None, 0, 1
+    make_client: Any = xla_client.make_cpu_client
+    asynchronous = bool(xla_bridge._CPU_ENABLE_ASYNC_DISPATCH.value)
+    _install(make_client(asynchronous=asynchronous, num_devices=num_local_devices()))
+
+
+def _install(client: Any) -> None:
+    with xla_bridge._backend_lock:
+        xla_bridge._backends = {_CPU: client}
+        xla_bridge._backend_errors = {}
+        xla_bridge._default_backend = client
+    for name in _CACHED:
+        getattr(xla_bridge, name).cache_clear()
+    # Programs are compiled for a client, and keep it.
+    jax.clear_caches()
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Returns whether a program has failed because another process is lost, or the connections with it are.
+
+    Without the words: such an error ends the process, and the job goes on without it.
+    """
+    return isinstance(error, (RuntimeError, ValueError)) and "gloo" in str(error).lower()
+
+
+def is_of_present_client(array: jax.Array) -> bool:
+    """Returns whether an array lives on devices that JAX has now."""
+    if not xla_bridge.backends_are_initialized():
+        return True
+    device: Any = next(iter(array.sharding.device_set))
+    return device.client is xla_bridge.get_backend(device.platform)

@@ -1,0 +1,173 @@
+"""The sentry: a thread that notices losses and newcomers while the thread that trains computes, and interrupts it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import jax
+
+from replicax.errors import MeetingError
+from replicax.health.phases import WAITING_PHASES, now
+from replicax.membership.board import Board
+from replicax.membership.decisions import Life, Sheet, View
+from replicax.membership.elastic import Patience
+from replicax.membership.watch import Watch
+
+_log = logging.getLogger(__name__)
+_SECONDS_BETWEEN_LOOKS = 0.25
+_SECONDS_BETWEEN_INTERRUPTS = 0.05
+_AT_ONCE_S = 0.001
+_SECONDS_IN_A_CALL = 1800.0  # after which nobody is to blame, and the members meet anew
+
+
+class Meets(Protocol):
+    """What the sentry asks of a meeting."""
+
+    @property
+    def sheet(self) -> Sheet | None:
+        """The last roll."""
+
+    @property
+    def clique(self) -> object:
+        """Its clique."""
+
+
+class Sentry:
+    """Watches the other members.
+
+    Args:
+        board: What the members write for each other; a connection of its own.
+        life: This run of this process.
+        meeting: The meeting.
+        patience: How long it waits.
+
+    Attributes:
+        wanted: Set when the members must meet: somebody is lost, or has called.
+    """
+
+    def __init__(self, board: Board, life: Life, meeting: Meets, patience: Patience):
+        self.wanted = threading.Event()
+        self._board, self._life, self._meeting, self._patience = board, life, meeting, patience
+        self._watch = Watch()
+        self._awake, self._stopped = threading.Event(), threading.Event()
+        self._works_since: float | None = None
+        self._waiting: frozenset[Life] = frozenset()
+        self._gone: frozenset[Life] = frozenset()
+        self._thread = threading.Thread(target=self._run, name="replicax-sentry", daemon=True)
+        self._thread.start()
+
+    # For the thread that trains.
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """In the block the thread that trains may wait for other members, and is interrupted if one is lost."""
+        self._works_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._works_since = None
+
+    def pause(self) -> None:
+        """Stops watching: the members meet."""
+        self._awake.clear()
+        self._works_since = None
+
+    def resume(self) -> None:
+        """Watches the members of the last roll from now on."""
+        self._watch.begin()
+        self.wanted.clear()
+        self._awake.set()
+
+    def call(self, why: str) -> None:
+        """Asks all members to meet."""
+        sheet = self._meeting.sheet
+        if sheet is not None:
+            self._board.call(sheet.number, why)
+
+    def somebody_knocks(self) -> bool:
+        """Returns whether a newcomer waits."""
+        return bool(self._waiting)
+
+    def tell_done(self) -> None:
+        """Tells the others that this process's script has ended."""
+        if self._meeting.sheet is not None:
+            self._board.tell_done(self._meeting.sheet.number, self._life.index)
+
+    def others_run(self) -> bool:
+        """Returns whether the script of another member is still running."""
+        sheet = self._meeting.sheet
+        if sheet is None:
+            return False
+        done, gone = self._board.done(sheet.number), self._board.gone()
+        return any(life.index not in done and life not in gone for life in sheet.lives if life != self._life)
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopped.set()
+        self._awake.set()
+
+    # The thread.
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._awake.wait()
+            try:
+                self._look()
+            except MeetingError:  # The board is gone: `Lookout` tells of it, and ends the process.
+                return
+            except jax.errors.JaxRuntimeError:
+                _log.exception("The sentry could not read the board of the meeting; it goes on.")
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _look(self) -> None:
+        sheet = self._meeting.sheet
+        if sheet is None or self._stopped.is_set():
+            return
+        called = self._board.called(sheet.number, _SECONDS_BETWEEN_LOOKS)
+        view = self._view(sheet)
+        lost = [life for life in sheet.lives if not view.is_up(life)]
+        # A newcomer waits if it has come, is up, and no roll has named it.
+        self._waiting = frozenset(life for life in view.ready(sheet) if life not in sheet.lives)
+        late = self._seconds_in_call() > max(_SECONDS_IN_A_CALL, self._patience.stall)
+        if (lost or late) and called is None:
+            self._board.call(sheet.number, f"{lost} are lost" if lost else "a call takes too long")
+        if not (lost or late or called is not None) or sheet is not self._meeting.sheet or not self._awake.is_set():
+            return
+        self.wanted.set()
+        self._interrupt(sheet)
+
+    def _interrupt(self, sheet: Sheet) -> None:
+        """Interrupts collectives of the thread that trains until the members meet: it may begin another one."""
+        while self._awake.is_set() and not self._stopped.is_set() and self._meeting.sheet is sheet:
+            interrupt: Callable[[], bool] | None = getattr(self._meeting.clique, "interrupt", None)
+            if interrupt is not None and self._works_since is not None:
+                interrupt()
+            self._stopped.wait(_SECONDS_BETWEEN_INTERRUPTS)
+
+    def _view(self, sheet: Sheet) -> View:
+        beats, notes = self._board.beats(), self._board.notes()
+        others = {*sheet.lives, *notes} - {self._life}
+        silent = self._watch.silent(others, beats, float("inf"), self._patience.pulse)
+        if self._seconds_in_call() > self._patience.stall:
+            silent |= self._late(sheet, beats)
+        return View(self._board.newest(), self._board.gone(), silent, notes)
+
+    def _late(self, sheet: Sheet, beats: dict[Life, bytes]) -> set[Life]:
+        """Returns the members for which this one waits in vain: they are alive, and do not come to the call."""
+        waits = now.at[0] in WAITING_PHASES
+        late = {life for life in sheet.lives if life != self._life and not _is_in_call(beats.get(life, b""))}
+        return late if waits else set()
+
+    def _seconds_in_call(self) -> float:
+        since = self._works_since
+        return 0.0 if since is None else time.monotonic() - since
+
+
+def _is_in_call(beat: bytes) -> bool:
+    doing = beat.partition(b":")[2].decode(errors="replace")
+    return doing.partition(" ")[0] in WAITING_PHASES
