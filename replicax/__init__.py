@@ -28,6 +28,7 @@ from replicax.renamed import RENAMED, renamed
 from replicax.scattering import IndexedSlices
 from replicax.strategies import (
     CentralStorageStrategy,
+    Elastic,
     GradientMemory,
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
@@ -58,6 +59,7 @@ __all__ = [
     "CrossDeviceOps",
     "DiLoCoStrategy",
     "DistributedValues",
+    "Elastic",
     "FixedShardsPartitioner",
     "FullyShardedStrategy",
     "GradientMemory",

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax.errors import ContextError
-from replicax.placement_like import FirstValueLike, PlacementLike
+from replicax.placement_like import FirstValueLike, PlacementLike, WorldsLike
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.devices import default_devices
 from replicax.typing import PyTree
@@ -147,6 +147,7 @@ class NoPlacement:
     replicas = 1
     spans_processes = False
     shards_variables = False
+    worlds: WorldsLike | None = None
     workers = ("process 0",)
     is_chief = True
 
@@ -192,6 +193,9 @@ class NoPlacement:
     def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
         del variables
         return list(values)
+
+    def follow(self, variables: Sequence[VariableLike]) -> None:
+        """Does nothing: there is one world."""
 
     def make_alike(self, variables: Sequence[VariableLike]) -> None:
         """Does nothing: there is one process."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -11,6 +11,8 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike
+
+_T = TypeVar("_T")
 
 
 class ReplicaDevicesLike(Protocol):
@@ -105,12 +107,31 @@ class FirstValueLike(Protocol):
         """Its dtype."""
 
 
+class WorldsLike(Protocol):
+    """The sets of workers that train together, one after the other; `membership.Worlds` fills it in."""
+
+    def executed(
+        self,
+        run: Callable[[], _T],
+        outcome_of: Callable[[_T], list[np.ndarray]],
+        adopted: Callable[[list[np.ndarray]], _T],
+    ) -> _T:
+        """Returns what `run`, which runs a program of all workers, returns; or the outcome of another worker."""
+
+
 class PlacementLike(ReplicaDevicesLike, Protocol):
     """Where the values of variables live: between steps, in a program, and on replicas. It also moves them."""
 
     @property
     def shards_variables(self) -> bool:
         """Whether between steps a device may have a part of a variable only."""
+
+    @property
+    def worlds(self) -> WorldsLike | None:
+        """The worlds of this process, if workers may come and go."""
+
+    def follow(self, variables: Sequence[VariableLike]) -> None:
+        """Is told of variables that must follow to the devices of the next world."""
 
     def variable_sharding(self, variable: VariableLike) -> Sharding | None:
         """Returns where a variable's value lives between steps; None leaves it where it is."""

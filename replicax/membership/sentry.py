@@ -21,7 +21,7 @@ from replicax.membership.watch import Watch
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LOOKS = 0.25
 _SECONDS_BETWEEN_INTERRUPTS = 0.05
-_AT_ONCE_S = 0.001
+_SECONDS_TO_STOP = 10.0
 _SECONDS_IN_A_CALL = 1800.0  # after which nobody is to blame, and the members meet anew
 
 
@@ -107,9 +107,10 @@ class Sentry:
         return any(life.index not in done and life not in gone for life in sheet.lives if life != self._life)
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread: one that still asked the board when Python ends would abort the process."""
         self._stopped.set()
         self._awake.set()
+        self._thread.join(_SECONDS_TO_STOP)
 
     # The thread.
 

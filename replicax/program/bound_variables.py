@@ -101,7 +101,8 @@ class BoundVariables:
         if self._is_partial:
             return [], self._loaded(self._placements)
         self._place()
-        own(self._here)
+        if self._host.placement.worlds is None:  # Elsewhere no program overwrites anything.
+            own(self._here)
         return _values(self.updated, fetched), _values(self.constant, fetched)
 
     def _place(self) -> None:

@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 import replicax.health as health
 from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
 from replicax.errors import ProgramError
 from replicax.host import CompiledStep, Host, host_of
+from replicax.placement_like import WorldsLike
 from replicax.program.bound_variables import BoundVariables
 from replicax.program.captured import captured_error
 from replicax.program.flax_changes import ModuleChange, apply_changes
@@ -32,8 +35,9 @@ from replicax.program.row_sums import RowSums
 from replicax.program.sharded_replicas import split_over_replicas
 from replicax.program.tracing import Pass
 from replicax.runtime import REPLICA_AXIS, turns
+from replicax.runtime.transfer import host_copy, put
 from replicax.typing import PyTree
-from replicax.variable_access import is_trained, shape_of
+from replicax.variable_access import VariableLike, is_trained, shape_of
 
 Arrays: TypeAlias = Sequence[jax.Array]
 #: Values of the updated variables, values of the others, donated arguments, other arguments.
@@ -93,12 +97,15 @@ class CompiledPass:
         #: Whether a device of this process is among those that the program runs on.
         self._takes_part = not self._is_partial or placement.takes_part(self._replicas)
         self._host_calls = HostCalls(name, self._function.program)
+        self._worlds = placement.worlds
         self.variables = BoundVariables(
             self._function.read, self._function.written, self._host, self._replicas, self._view, frame.in_update
         )
         self.compiled = self._jit()
         self._calls = health.Calls(name, placement.spans_processes)
         self._counted_by = self._counters()
+        if self._worlds is not None:
+            placement.follow([*self.variables.written, *self.variables.constant])
 
     def _counters(self) -> list[tuple[Host, bool]]:
         """Returns the strategies that count this program as a step, and for each whether it trains their variables.
@@ -136,11 +143,13 @@ class CompiledPass:
             taken = [*variables.updated, *variables.constant]
             return self._host.compile_cut(pure, taken, variables.written, self._replicas)
         # Where some devices belong to other processes, each of these must be able to read the results.
-        is_read_everywhere = self._is_partial or self._view is not None
+        is_read_everywhere = self._is_partial or self._view is not None or self._worlds is not None
         results = self._host.placement.result_sharding(self._replicas) if is_read_everywhere else None
         out_shardings = ([variables.sharding(variable) for variable in variables.written], results)
         # A function of the host may fail when the program has begun: the old values are kept until it has ended.
-        donate = () if self._is_partial else (2,) if self._host_calls else (0, 2)
+        # Where workers may be lost, they are kept too, and so are the arguments: the program may run once more.
+        keeps = self._is_partial or self._worlds is not None
+        donate = () if keeps else (2,) if self._host_calls else (0, 2)
         return jax.jit(pure, donate_argnums=donate, out_shardings=out_shardings)
 
     def _row_sums(self, view: GlobalView) -> RowSums | None:
@@ -172,6 +181,8 @@ class CompiledPass:
         return float(max(rows, default=1))
 
     def _call(self, arrays: Arrays) -> PyTree:
+        if self._worlds is not None:
+            return self._call_in_world(self._worlds, arrays)
         with self._calls.one() as call:
             fetched = self.variables.fetched()
             if self._host_calls:
@@ -217,6 +228,54 @@ class CompiledPass:
         if self.returned.counted or self.returned.passed:
             self._mark(leaves, arrays)
         return self.returned.structure.rebuild(leaves)
+
+    def _call_in_world(self, worlds: WorldsLike, arrays: Arrays) -> PyTree:
+        """Runs the program where workers may be lost: it counts when it has ended, and until then changes nothing."""
+
+        def run() -> Outputs:
+            with self._calls.one() as call, turns.of_thread():
+                with turns.DISPATCH: inputs = self._inputs(arrays, self.variables.fetched())  # noqa: E701  # fmt: skip
+                with self._host_calls.watched() if self._host_calls else contextlib.nullcontext():
+                    if not self._takes_part:
+                        outputs = self._placeholders(inputs)
+                    else:
+                        with turns.DISPATCH: outputs = self.compiled(*inputs)  # noqa: E701  # fmt: skip
+                        if call is not None:
+                            call.sent(next(iter([*outputs[0][:1], *outputs[1][:1]]), None))
+                        if self._host_calls:
+                            self._host_calls.wait(outputs)
+                        jax.block_until_ready(outputs)
+                    return self._everywhere(*outputs)
+
+        def outcome(outputs: Outputs) -> list[np.ndarray]:
+            return [host_copy(array) for array in (*outputs[0], *outputs[1])]
+
+        def adopted(arrays: list[np.ndarray]) -> Outputs:
+            written = self.variables.written
+            values = [put(value, sharding_now(variable)) for variable, value in zip(written, arrays, strict=False)]
+            return values, list(map(jnp.asarray, arrays[len(written) :]))
+
+        def sharding_now(variable: VariableLike) -> Sharding:
+            sharding = self._host.placement.variable_sharding(variable)
+            assert sharding is not None  # Only placements over a mesh have worlds.
+            return sharding
+
+        new_values, leaves = worlds.executed(run, outcome, adopted)
+        store_values(self.variables.written, new_values)
+        apply_changes(self.returned.changes)
+        self._mark(leaves, arrays)
+        return self.returned.structure.rebuild(leaves)
+
+    def _everywhere(self, new_values: list[jax.Array], leaves: list[jax.Array]) -> Outputs:
+        """Returns new values where variables live, and the results as arrays of this process alone.
+
+        So they can be read in later worlds, and mixed with results of these.
+        """
+        if self._is_partial:
+            placement = self._host.placement
+            new_values = list(placement.stored(self.variables.written, new_values))
+            leaves = list(placement.spread(leaves))
+        return new_values, [jnp.asarray(host_copy(leaf)) for leaf in leaves]
 
     def _inputs(self, arrays: Arrays, fetched: Mapping[int, jax.Array]) -> Inputs:
         if self._is_partial:

@@ -15,6 +15,7 @@ import numpy as np
 import replicax.context as context
 from replicax.compat.jax import is_weak
 from replicax.errors import ArgumentError, ProgramError
+from replicax.membership.worlds import number, running
 from replicax.migration import Advised, called_as
 from replicax.program.advice import advise_of_changed_object
 from replicax.program.calls import check_function
@@ -51,9 +52,21 @@ class ProgramCache:
         self._donate_argnums = frozenset(donate_argnums)
         self._programs: dict[Hashable, list[Program]] = {}
         self._lock = threading.Lock()
+        self._world = number()
 
     def __call__(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         """Runs the function compiled for these arguments, compiling it first if they are of a new kind."""
+        worlds = running()
+        if worlds is None:
+            program, arrays = self.program(args, kwargs)
+            return program(arrays)
+        return worlds.attempt(lambda: self._call_in_world(args, kwargs))
+
+    def _call_in_world(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
+        """Does the same where workers come and go: each world has programs, and shares of a batch, of its own."""
+        if self._world != number():
+            self._programs.clear()
+            self._world = number()
         program, arrays = self.program(args, kwargs)
         return program(arrays)
 

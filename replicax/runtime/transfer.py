@@ -93,6 +93,12 @@ def local(value: HostOrDeviceArray) -> HostOrDeviceArray:
     return value
 
 
+def host_copy(value: jax.Array | np.ndarray) -> np.ndarray:
+    """Returns a value that every process holds in full as an array on the host; of random keys their data."""
+    own = local(value)
+    return np.asarray(jax.random.key_data(own) if is_random_key(own) else own)
+
+
 def from_chief(values: Sequence[HostOrDeviceArray]) -> list[HostOrDeviceArray]:
     """Returns process 0's `values` in every process; all processes must call this together.
 

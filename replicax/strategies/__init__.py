@@ -12,6 +12,7 @@ from replicax.strategies.ambient import (
 )
 from replicax.strategies.base import Strategy
 from replicax.strategies.central_storage import CentralStorageStrategy
+from replicax.strategies.elastic import Elastic
 from replicax.strategies.gradient_memory import GradientMemory
 from replicax.strategies.mirrored import MirroredStrategy
 from replicax.strategies.multi_worker import MultiWorkerMirroredStrategy
@@ -21,6 +22,7 @@ from replicax.strategies.tpu import TPUStrategy
 
 __all__ = [
     "CentralStorageStrategy",
+    "Elastic",
     "GradientMemory",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",

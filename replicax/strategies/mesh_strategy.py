@@ -57,20 +57,25 @@ class MeshStrategy(MeshInput):
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
     ):
-        self.placement = placement
-        self.devices = placement.devices
-        self.mesh = placement.mesh_for(placement.replicas)
         self.communication_options = self._checked_options(communication_options)
         if cross_device_ops is None:
             cross_device_ops = choose_cross_device_ops(self.communication_options)
         elif not isinstance(cross_device_ops, CrossDeviceOps):
             raise ArgumentError(f"`cross_device_ops` must be an rx.CrossDeviceOps, got {cross_device_ops!r}.")
-        self.cross_device_ops = cross_device_ops.for_devices(self.devices)
-        self.sum_together = sums_small_values(self.cross_device_ops, REPLICA_AXIS)
+        self._ops = cross_device_ops
+        self._set_placement(placement)
         compression = self.communication_options.compression
         self.gradient_memory = GradientMemory(self, compression if is_of_gradients(compression) else None)
         self._programs = WeakProgramCaches[ProgramCache]()
         prepare_tracing_anew()
+
+    def _set_placement(self, placement: Placement) -> None:
+        """Runs programs on the devices of `placement` from now on."""
+        self.placement = placement
+        self.devices = placement.devices
+        self.mesh = placement.mesh_for(placement.replicas)
+        self.cross_device_ops = self._ops.for_devices(self.devices)
+        self.sum_together = sums_small_values(self.cross_device_ops, REPLICA_AXIS)
 
     def _checked_options(self, options: CommunicationOptions | None) -> CommunicationOptions:
         """Returns the options of all calls, and refuses what could have no effect."""

@@ -15,15 +15,16 @@ from replicax.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.host import NoPlacement
 from replicax.migration import called_as
 from replicax.strategies.client import ClientMethods, RemoteCluster, runs_for_a_client
+from replicax.strategies.elastic import Elastic, RunsInWorlds, elastic_from
 from replicax.strategies.placement import Placement
 from replicax.strategies.sharded_update import ShardsUpdate
-from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers, Workers, patience
+from replicax.strategies.workers import START_TIMEOUT_S, Workers, patience
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class MultiWorkerMirroredStrategy(SpansWorkers, ShardsUpdate):
+class MultiWorkerMirroredStrategy(RunsInWorlds, ShardsUpdate):
     """Trains on the devices of all workers of a cluster in step: `MirroredStrategy` over many processes.
 
     Every worker runs the same program, and makes the strategy at its top, before anything creates an array: there it
@@ -53,6 +54,8 @@ class MultiWorkerMirroredStrategy(SpansWorkers, ShardsUpdate):
             `"ray://host:port"`). In a process that runs for a client it has no effect.
         workers: How many workers to run in a Ray cluster.
         devices_per_worker: Virtual CPU devices in each of the client's workers; by default `JAX_NUM_CPU_DEVICES` says.
+        elastic: Lets workers be lost and others join while the rest go on; see the guide "Workers come and go". By
+            default the environment decides (`replicax run --elastic`).
 
     Raises:
         ClusterError: What the cluster is told about is malformed or contradicts itself, or this process does not fit.
@@ -91,14 +94,24 @@ class MultiWorkerMirroredStrategy(SpansWorkers, ShardsUpdate):
         remote_cluster: RemoteCluster | None = None,
         workers: int | None = None,
         devices_per_worker: int | None = None,
+        elastic: Elastic | None = None,
     ):
         del workers, devices_per_worker  # A client's.
         if remote_cluster is not None and not runs_for_a_client():
             raise ArgumentError(f"{type(self).__name__} cannot be a client: use MultiWorkerMirroredStrategy itself.")
         stall_timeout = patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
-        joined = Workers.joined(cluster_resolver, start_timeout, stall_timeout)
-        self._set_workers(joined)
-        placement = Placement(joined.devices(), workers=joined.names)
+        elastic = elastic_from(elastic)
+        if elastic is not None:
+            if shard_update:
+                raise ArgumentError(
+                    "shard_update=True leaves each part of an optimizer's state with one worker, and it would be lost "
+                    "with that one. Leave it out of elastic training."
+                )
+            placement = self._began(elastic, cluster_resolver, start_timeout, stall_timeout)
+        else:
+            joined = Workers.joined(cluster_resolver, start_timeout, stall_timeout)
+            self._set_workers(joined)
+            placement = Placement(joined.devices(), workers=joined.names)
         super().__init__(placement, cross_device_ops, communication_options)
         self.shard_update = self._checked_shard_update(shard_update, default=False)
 

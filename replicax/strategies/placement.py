@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, cast
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 import replicax.health as health
 from replicax.compat.jax_tracing import beside_traces
 from replicax.errors import WorkersDisagreeError
+from replicax.membership.worlds import Worlds
 from replicax.placement_like import FirstValueLike
 from replicax.program.handover import store_values
 from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible
 from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
+from replicax.strategies.followers import Followers
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
 from replicax.variable_access import (
     VariableLike,
@@ -52,6 +54,7 @@ class Placement(ReplicaDevices):
         layout: Returns how a variable is sharded over the mesh between steps.
         workers: What the processes are called in messages, in their order.
         lives_on_host: Returns whether a variable lives in the host's memory between steps; None for none.
+        followers: The variables that follow from world to world, if workers may come and go.
     """
 
     def __init__(
@@ -61,9 +64,20 @@ class Placement(ReplicaDevices):
         layout: Callable[[VariableLike], PartitionSpec] = replicated,
         workers: Sequence[str] = (),
         lives_on_host: Callable[[VariableLike], bool] | None = None,
+        followers: Followers | None = None,
     ):
         super().__init__(devices, axis_names, workers)
-        self._layout, self._lives_on_host = layout, lives_on_host
+        self._layout, self._lives_on_host, self._followers = layout, lives_on_host, followers
+
+    @property
+    def worlds(self) -> Worlds | None:
+        """The worlds of this process, if workers may come and go."""
+        return None if self._followers is None else self._followers.worlds
+
+    def follow(self, variables: Sequence[VariableLike]) -> None:
+        """Lets variables follow to the devices of the next world."""
+        if self._followers is not None:
+            self._followers.add(variables)
 
     @functools.cached_property
     def _agreement(self) -> Agreement:
@@ -184,6 +198,9 @@ class Placement(ReplicaDevices):
 
     def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
         """Gives a variable a copy of `value`, which may be anybody's; of process 0's if there are several."""
+        if self.worlds is not None:  # A newcomer makes its variables by itself. They are made alike in the first call.
+            set_array(variable, placed_copy(value, SingleDeviceSharding(jax.local_devices()[0])))
+            return
         (agreed,) = self.agreed([value], [name_of(variable)])
         set_array(variable, placed_copy(agreed, self.variable_sharding(variable)))
 

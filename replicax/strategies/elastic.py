@@ -1,0 +1,115 @@
+"""Elastic training: a strategy whose workers may be lost and come again while it trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+import jax
+
+from replicax.checks import is_int
+from replicax.cluster import ClusterResolver, cluster_of
+from replicax.errors import ArgumentError
+from replicax.health import stall_timeout_from
+from replicax.membership.opening import open_worlds
+from replicax.runtime.memory import keep_freed_memory
+from replicax.strategies.followers import Followers
+from replicax.strategies.placement import Placement
+from replicax.strategies.workers import SpansWorkers
+
+#: Says that a job is elastic, and how many workers it may have: `"2:8"`.
+ELASTIC = "REPLICAX_ELASTIC"
+
+
+@dataclasses.dataclass(frozen=True)
+class Elastic:
+    """Lets workers be lost, and others join, while the rest go on in the same processes.
+
+    Args:
+        min_workers: With how few workers the training goes on. With fewer it ends, to be started again.
+        max_workers: How many workers there may be; None for as many as the cluster has at the start.
+
+    Raises:
+        ArgumentError: They are no numbers of workers.
+
+    Example:
+        >>> Elastic(min_workers=2, max_workers=8)
+        Elastic(min_workers=2, max_workers=8)
+    """
+
+    min_workers: int = 1
+    max_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if not is_int(self.min_workers) or self.min_workers < 1:
+            raise ArgumentError(f"min_workers must be a number of workers, at least 1, got {self.min_workers!r}.")
+        if self.max_workers is not None and (not is_int(self.max_workers) or self.max_workers < self.min_workers):
+            raise ArgumentError(
+                f"max_workers must be a number of workers, at least min_workers={self.min_workers}, got "
+                f"{self.max_workers!r}."
+            )
+
+
+def elastic_from(given: Elastic | None, environ: Mapping[str, str] = os.environ) -> Elastic | None:
+    """Returns the user's setting; if there is none, that of the environment; None for neither.
+
+    Raises:
+        ArgumentError: One of them is malformed.
+    """
+    if given is not None:
+        if not isinstance(given, Elastic):
+            raise ArgumentError(f"`elastic` must be an rx.Elastic, got {given!r:.100}.")
+        return given
+    told = environ.get(ELASTIC, "").strip()
+    if not told:
+        return None
+    fewest, _, most = told.partition(":")
+    if not fewest.isdigit() or not most.isdigit():
+        raise ArgumentError(f"{ELASTIC} must be MIN:MAX, two numbers of workers such as 2:8, got {told!r}.")
+    return Elastic(int(fewest), int(most))
+
+
+class RunsInWorlds(SpansWorkers):
+    """A strategy whose workers may come and go: it takes on the devices of each new world."""
+
+    _followers: Followers | None = None
+
+    def _began(
+        self, elastic: Elastic, resolver: ClusterResolver | None, start_timeout: float, stall_timeout: float | None
+    ) -> Placement:
+        """Waits for the other workers, or for nobody if they train already, and returns the first placement."""
+        self.cluster_resolver, self.cluster = cluster_of(resolver)
+        keep_freed_memory()
+        worlds = open_worlds(
+            self.cluster,
+            elastic.min_workers,
+            elastic.max_workers or self.cluster.num_processes,
+            start_timeout,
+            stall_timeout_from(stall_timeout),
+        )
+        self._followers = Followers(worlds)
+        worlds.changes.append(self._change_world)
+        return self._placement_in(self._followers)
+
+    def _placement_in(self, followers: Followers) -> Placement:
+        self.workers = followers.worlds.world.names
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        return Placement(devices, workers=self.workers, followers=followers)
+
+    def _change_world(self) -> None:
+        assert self._followers is not None
+        before = len(self.devices)
+        self._set_placement(self._placement_in(self._followers))
+        self.__dict__.pop("_input_workers", None)
+        self._followers.move(before, self.placement.variable_sharding)
+
+    @property
+    def worker_index(self) -> int:
+        """Number of this process among the workers that train now."""
+        return super().worker_index if self._followers is None else self._followers.worlds.world.index
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes logs and the like; the next one is, if the chief is lost."""
+        return super().is_chief if self._followers is None else self.worker_index == 0
