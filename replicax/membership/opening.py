@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from replicax.cluster import ClusterConfig, parse_address
-from replicax.cluster.own_address import own_ip_of
+from replicax.cluster.own_address import own_ip, own_ip_of
 from replicax.compat.jax_cliques import Clique, StoreClient
 from replicax.compat.jax_worlds import WorldClique
 from replicax.errors import ClusterTimeoutError, MeetingError
@@ -20,13 +20,14 @@ from replicax.membership.attempts import CliqueLike
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life, Sheet
 from replicax.membership.elastic import ElasticMeeting, Patience, Rules
+from replicax.membership.elastic_worlds import ElasticWorlds, Place
 from replicax.membership.hosting import Host
 from replicax.membership.lookout import Lookout
 from replicax.membership.meeting import Meeting
 from replicax.membership.sentry import Sentry
 from replicax.membership.solo import SoloMeeting
 from replicax.membership.watch import Pulse
-from replicax.membership.worlds import Place, Worlds, install
+from replicax.membership.worlds import install
 
 #: Where the board is (`"host:port"`), if whoever started the processes keeps it, and which run of its task this is.
 MEETING, LIFE = "REPLICAX_MEETING", "REPLICAX_LIFE"
@@ -91,6 +92,7 @@ def _opened(
     environ: Mapping[str, str],
     clique_type: Callable[[str, int, int, str, float], CliqueLike],
     rules: Rules | None = None,
+    ip: str | None = None,
 ) -> Opened:
     address = environ.get(MEETING, "") or config.coordinator_address
     if not address:
@@ -109,7 +111,7 @@ def _opened(
     board = connect()
     life = Life(config.process_id, _number_of_life(board, config.process_id, environ))
     pulse = Pulse(connect(), life)
-    make_clique = functools.partial(_clique, clique_type, board, own_ip_of(config, timeout_s))
+    make_clique = functools.partial(_clique, clique_type, board, own_ip_of(config, timeout_s) if ip is None else ip)
     patience = Patience(timeout_s, stall_s, stall_s if MEETING in environ else min(stall_s, _SECONDS_OF_SILENCE))
     meeting = ElasticMeeting(board, life, names, make_clique, patience, rules=rules)
     return Opened(meeting, pulse, Lookout(address, names[config.process_id]), connect)
@@ -122,7 +124,7 @@ def open_worlds(
     timeout_s: float,
     stall_timeout: float | None,
     environ: Mapping[str, str] = os.environ,
-) -> Worlds:
+) -> ElasticWorlds:
     """Begins the first world of this process, and makes its worlds those of the process.
 
     Args:
@@ -140,10 +142,12 @@ def open_worlds(
     stall_s = stall_timeout or _DEFAULT_STALL_S
     rules = Rules(config.num_processes, fewest, renews=True, admits=_somebody_gives)
     size = max(most, config.num_processes)
-    opened = _opened(config, size, timeout_s, stall_s, environ, WorldClique, rules)
+    # Where the launcher keeps the board, the address of the coordinator may be that of the board.
+    ip = own_ip(str(config.task), "", [environ[MEETING]], timeout_s) if environ.get(MEETING) else None
+    opened = _opened(config, size, timeout_s, stall_s, environ, WorldClique, rules, ip)
     is_newcomer = opened.meeting.has_begun()
     sentry = Sentry(opened.connect(), opened.meeting.life, opened.meeting, opened.meeting.patience)
-    worlds = Worlds(opened.meeting, sentry, fewest)
+    worlds = ElasticWorlds(opened.meeting, sentry, fewest)
     install(worlds)
     atexit.register(_close_worlds, worlds, opened.pulse, opened.lookout)
     worlds.begin(is_newcomer)
@@ -154,7 +158,7 @@ def _somebody_gives(notes: Mapping[Life, bytes]) -> bool:
     return any(Place.of(note).gives for note in notes.values())
 
 
-def _close_worlds(worlds: Worlds, pulse: Pulse, lookout: Lookout) -> None:
+def _close_worlds(worlds: ElasticWorlds, pulse: Pulse, lookout: Lookout) -> None:
     lookout.stop()
     with contextlib.suppress(MeetingError):  # Without the board there is nobody to wait for.
         worlds.finish()

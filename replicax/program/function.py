@@ -23,6 +23,7 @@ from replicax.program.global_view import GlobalView
 from replicax.program.input_signature import InputSignature
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure, flatten_inputs, per_replica_arrays
+from replicax.renewal import renewed
 from replicax.tracebacks import entry_point
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike
@@ -60,7 +61,7 @@ class ProgramCache:
         if worlds is None:
             program, arrays = self.program(args, kwargs)
             return program(arrays)
-        return worlds.attempt(lambda: self._call_in_world(args, kwargs))
+        return worlds.attempt(lambda: self._call_in_world(*renewed((args, kwargs))))
 
     def _call_in_world(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         """Does the same where workers come and go: each world has programs, and shares of a batch, of its own."""

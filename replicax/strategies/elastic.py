@@ -13,13 +13,11 @@ from replicax.cluster import ClusterResolver, cluster_of
 from replicax.errors import ArgumentError
 from replicax.health import stall_timeout_from
 from replicax.membership.opening import open_worlds
+from replicax.membership.telling import elastic_range
 from replicax.runtime.memory import keep_freed_memory
 from replicax.strategies.followers import Followers
 from replicax.strategies.placement import Placement
 from replicax.strategies.workers import SpansWorkers
-
-#: Says that a job is elastic, and how many workers it may have: `"2:8"`.
-ELASTIC = "REPLICAX_ELASTIC"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,19 +53,15 @@ def elastic_from(given: Elastic | None, environ: Mapping[str, str] = os.environ)
     """Returns the user's setting; if there is none, that of the environment; None for neither.
 
     Raises:
-        ArgumentError: One of them is malformed.
+        ArgumentError: It is no setting.
+        ClusterError: The environment's is malformed.
     """
     if given is not None:
         if not isinstance(given, Elastic):
             raise ArgumentError(f"`elastic` must be an rx.Elastic, got {given!r:.100}.")
         return given
-    told = environ.get(ELASTIC, "").strip()
-    if not told:
-        return None
-    fewest, _, most = told.partition(":")
-    if not fewest.isdigit() or not most.isdigit():
-        raise ArgumentError(f"{ELASTIC} must be MIN:MAX, two numbers of workers such as 2:8, got {told!r}.")
-    return Elastic(int(fewest), int(most))
+    told = elastic_range(environ)
+    return None if told is None else Elastic(told.fewest, told.most)
 
 
 class RunsInWorlds(SpansWorkers):
@@ -79,6 +73,7 @@ class RunsInWorlds(SpansWorkers):
         self, elastic: Elastic, resolver: ClusterResolver | None, start_timeout: float, stall_timeout: float | None
     ) -> Placement:
         """Waits for the other workers, or for nobody if they train already, and returns the first placement."""
+
         self.cluster_resolver, self.cluster = cluster_of(resolver)
         keep_freed_memory()
         worlds = open_worlds(

@@ -1,0 +1,313 @@
+"""Worlds: the workers that train together at a time, while workers come and go and nobody starts again.
+
+Each set of members is a *world*. It has an XLA client of its own, which takes the place of JAX's: `jax.devices()` and
+`jax.process_index()` are those of the present world. When a member is lost, or a newcomer waits, the members meet, and
+a new world begins; their processes go on.
+
+What the members do together are *calls*: a step of training, a sum, a checkpoint. All of them make the same calls in
+the same order. A call that a loss breaks off has changed nothing, and is made again in the next world. If another
+member has completed it, its outcome is taken over from there.
+
+A newcomer is in a world of its own until it is taken in: at a boundary between calls, where a member knows what its
+script does next, and gives all its state.
+
+The methods here are called by the thread that trains. `lookout.Lookout` watches meanwhile in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar, cast
+
+import numpy as np
+
+import replicax.cluster.exchange as exchange
+from replicax.compat.jax_worlds import WorldClique, install_alone, is_lost_connection
+from replicax.errors import MeetingError
+from replicax.membership.decisions import Life
+from replicax.membership.elastic import ElasticMeeting
+from replicax.membership.meeting import MemberLostError, Roll
+from replicax.membership.packed import packed, unpacked
+from replicax.membership.sentry import Sentry
+from replicax.membership.telling import tell_of_leaving, tell_of_world
+from replicax.membership.worlds import ALONE, State, World
+
+_T = TypeVar("_T")
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+_ENDED_EARLY = 75  # exit code: it was told to
+
+
+class Place(NamedTuple):
+    """Where a member is in its script, as the others learn it when they meet.
+
+    Attributes:
+        calls: How many calls it has completed.
+        executes: Whether it was in the middle of the next one, which the others may have completed.
+        gives: Whether it is at a boundary, and can give its state to newcomers.
+        is_new: Whether it is a newcomer.
+        is_done: Whether its script has ended.
+    """
+
+    calls: int = 0
+    executes: bool = False
+    gives: bool = False
+    is_new: bool = False
+    is_done: bool = False
+
+    def written(self) -> bytes:
+        """Returns it as a note."""
+        return json.dumps([int(each) for each in self]).encode()
+
+    @classmethod
+    def of(cls, note: bytes) -> Place:
+        """Returns the place that a note tells."""
+        calls, *flags = json.loads(note)
+        return cls(calls, *map(bool, flags))
+
+
+class WorldChangedError(Exception):
+    """The world has changed in the middle of a call, which must be made again."""
+
+
+class ElasticWorlds:
+    """The worlds of this process, one after the other.
+
+    Args:
+        meeting: Where the members agree.
+        sentry: Watches the others.
+        fewest: With how few members the training goes on.
+
+    Attributes:
+        world: The present one.
+        state: What is given to newcomers; None if nothing is, as long as the script has not said what.
+        changes: Called when a world has begun, in this order.
+    """
+
+    def __init__(self, meeting: ElasticMeeting, sentry: Sentry, fewest: int):
+        self.world = World(ALONE, 0, (meeting.index,), (meeting.names[meeting.index],))
+        self.state: State | None = None
+        self.changes: list[Callable[[], None]] = []
+        self._meeting, self._sentry, self._fewest = meeting, sentry, fewest
+        self._calls = 0
+        self._place = Place(is_new=True)
+        self._is_busy = False
+        self._leaving = ""
+        self._outcome_of: Callable[[], list[np.ndarray]] | None = None
+
+    # The beginning and the end.
+
+    def begin(self, is_newcomer: bool) -> None:
+        """Begins the first world: that of all workers, or, for a newcomer, one of its own."""
+        if is_newcomer:
+            install_alone()
+            exchange.begin_anew(self._sentry.wanted)
+            return
+        self._place = Place()
+        self._meet()
+
+    @property
+    def is_taken_in(self) -> bool:
+        """Whether this process is a member; a newcomer is none before `join`."""
+        return self.world.number != ALONE
+
+    def join(self) -> None:
+        """Waits until the others take this newcomer in, and takes their state. Does nothing in a member."""
+        if not self.is_taken_in:
+            self._place = Place(is_new=True)
+            self._meet()
+
+    def finish(self) -> None:
+        """Waits until all members' scripts have ended, since one that lags may need an outcome of this one's."""
+        if not self.is_taken_in:
+            return
+        self._sentry.tell_done()
+        while self._sentry.others_run():
+            if self._sentry.wanted.wait(_SECONDS_BETWEEN_LOOKS):
+                self._place = Place(self._calls, is_done=True)
+                self._meet()
+                return  # Those who lag have the outcome now. They go on without this process.
+
+    def leave_soon(self, reason: str) -> None:
+        """Lets this process leave between two calls, and end: the others go on without it. For signal handlers."""
+        self._leaving = reason
+
+    def leave(self) -> None:
+        """Leaves: the others go on without this process."""
+        self._meeting.leave()
+        self._sentry.stop()
+
+    # Calls.
+
+    def attempt(self, call: Callable[[], _T]) -> _T:
+        """Returns what `call` returns; makes it again, in a new world, whenever a member is lost meanwhile.
+
+        Args:
+            call: What all members do together. It changes nothing if it raises. It makes at most one program run that
+                changes variables, through `executed`.
+
+        Raises:
+            MeetingError: The training cannot go on.
+        """
+        if self._is_busy:
+            return call()
+        self._is_busy = True
+        try:
+            while True:
+                try:
+                    self._leave_if_told()
+                    if self._sentry.wanted.is_set():
+                        self._change(executes=False)
+                    with self._sentry.working():
+                        return call()
+                except WorldChangedError:
+                    continue
+                except Exception as error:
+                    if not self._is_loss(error):
+                        raise
+                    self._change(executes=False)
+        finally:
+            self._is_busy = False
+
+    def executed(
+        self,
+        run: Callable[[], _T],
+        outcome_of: Callable[[_T], list[np.ndarray]],
+        adopted: Callable[[list[np.ndarray]], _T],
+    ) -> _T:
+        """Returns what `run` returns, or the outcome of another member.
+
+        Args:
+            run: Runs a program of all members, and returns when it has ended. It changes nothing if it raises.
+            outcome_of: Returns what `run` has made as arrays on the host: called if another member needs it.
+            adopted: Makes of such arrays what `run` would have returned.
+
+        Raises:
+            WorldChangedError: A member was lost, and nobody has completed it: it must be made again.
+        """
+        found: list[np.ndarray] | None = None
+        try:
+            result = run()
+        except Exception as error:
+            if not self._is_loss(error):
+                raise
+            found = self._change(executes=True)
+            if found is None:
+                raise WorldChangedError from None
+            result = adopted(found)
+        self._calls += 1
+        self._outcome_of = lambda: outcome_of(result)
+        return result
+
+    def boundary(self) -> None:
+        """Takes newcomers in, if any wait, between two calls: this process can give its state here."""
+        if self._is_busy or not self.is_taken_in or self.state is None or not self._sentry.somebody_knocks():
+            return
+        self._sentry.call("a worker joins")
+        self._place = Place(self._calls, gives=True)
+        self._meet()
+
+    def _leave_if_told(self) -> None:
+        """Ends this process if it was told to, and enough others go on without it."""
+        if not self._leaving or not self.is_taken_in or len(self.world.members) <= self._fewest:
+            return
+        life = self._meeting.life
+        tell_of_leaving(life, self._leaving)
+        self._sentry.call(f"{self._meeting.names[life.index]} leaves: {self._leaving}")
+        self.leave()
+        raise SystemExit(_ENDED_EARLY)
+
+    def _is_loss(self, error: Exception) -> bool:
+        return self._sentry.wanted.is_set() or is_lost_connection(error) or isinstance(error, exchange.ClosedError)
+
+    # A new world.
+
+    def _change(self, executes: bool) -> list[np.ndarray] | None:
+        self._sentry.call("a worker is lost")
+        self._place = Place(self._calls, executes)
+        return self._meet()
+
+    def _meet(self) -> list[np.ndarray] | None:
+        """Begins the next world.
+
+        Returns:
+            The outcome of the call in whose middle this process was; None if nobody has completed it.
+        """
+        self._sentry.pause()
+        while True:
+            roll = self._meeting.gather("a new world", self._place.written())
+            self._check_number(roll)
+            places = [Place.of(note) for note in roll.notes]
+            try:
+                outcome, state = self._agreed(roll, places)
+                break
+            except MemberLostError:
+                continue
+        self._install(roll)
+        if state is not None and self._place.is_new:
+            self._calls = max(place.calls for place in places)
+            assert self.state is not None
+            self.state.take(*state)
+        return outcome
+
+    def _check_number(self, roll: Roll) -> None:
+        if len(roll.present) < self._fewest:
+            raise MeetingError(
+                f"Only {len(roll.present)} workers are left ({', '.join(self._names(roll))}), and the training goes on "
+                f"with at least {self._fewest}. Start the job again; it goes on from its newest checkpoint."
+            )
+
+    def _agreed(
+        self, roll: Roll, places: Sequence[Place]
+    ) -> tuple[list[np.ndarray] | None, tuple[list[np.ndarray], bytes] | None]:
+        """Connects the members, and hands on what some of them lack: the outcome of a call, or all the state."""
+        own = roll.present.index(self._meeting.index)
+        if len(roll.present) == 1:
+            return None, None
+        self._meeting.total_of_vectors(roll, [np.zeros(1, np.uint32)], "connected")
+        latest = max(place.calls for place in places)
+        outcome = state = None
+        if any(place.executes and place.calls == latest - 1 for place in places):
+            giver = next(i for i, place in enumerate(places) if place.calls == latest)
+            sent = packed(self._own_outcome()) if giver == own else None
+            found, _ = unpacked(self._sent(roll, sent))
+            outcome = found if self._place.executes and self._calls == latest - 1 else None
+        if any(place.is_new for place in places):
+            giver = next(i for i, place in enumerate(places) if place.gives)
+            assert self.state is not None or giver != own
+            sent = packed(*self.state.give()) if giver == own and self.state is not None else None
+            state = unpacked(self._sent(roll, sent))
+        return outcome, state
+
+    def _own_outcome(self) -> list[np.ndarray]:
+        assert self._outcome_of is not None
+        return self._outcome_of()
+
+    def _sent(self, roll: Roll, vector: np.ndarray | None) -> np.ndarray:
+        """Returns in every member the bytes that one of them sends."""
+        length = np.array([0 if vector is None else vector.size], np.uint32)
+        (size,) = self._meeting.total_of_vectors(roll, [length], "length")
+        own = np.zeros(int(size[0]), np.uint8) if vector is None else vector
+        (found,) = self._meeting.total_of_vectors(roll, [own], f"{own.size} bytes")
+        return found
+
+    def _install(self, roll: Roll) -> None:
+        if len(roll.present) == 1:
+            install_alone()
+        else:
+            cast(WorldClique, self._meeting.clique).install()
+        tell_of_world(roll.number, self._lives(), roll.present.index(self._meeting.index))
+        self.world = World(roll.number, roll.present.index(self._meeting.index), roll.present, self._names(roll))
+        self._place = Place(self._calls)
+        self._sentry.resume()
+        exchange.begin_anew(self._sentry.wanted)
+        for change in self.changes:
+            change()
+
+    def _lives(self) -> tuple[Life, ...]:
+        sheet = self._meeting.sheet
+        return () if sheet is None else sheet.lives
+
+    def _names(self, roll: Roll) -> tuple[str, ...]:
+        return tuple(self._meeting.names[index] for index in roll.present)
