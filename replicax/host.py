@@ -36,6 +36,9 @@ from replicax.runtime.devices import default_devices
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, array_of, set_array
 
+#: Where the random numbers of a replica function come from: each replica draws its own, or each row has its own.
+PER_REPLICA, PER_ROW = "per_replica", "per_row"
+
 
 class RunningReplica(Protocol):
     """The replica that runs a step, as programs ask it; `strategies.ReplicaContext` fills it in."""
@@ -90,6 +93,10 @@ class Host(Protocol):
     @property
     def counts_steps(self) -> bool:
         """Whether it is told of each program that assigns its variables: `counted`."""
+
+    @property
+    def random_numbers(self) -> str:
+        """Whether random numbers belong to rows (`PER_ROW`) or each replica draws its own (`PER_REPLICA`)."""
 
     @property
     def sum_together(self) -> Callable[[list[jax.Array]], list[jax.Array]] | None:
@@ -237,6 +244,7 @@ class HostDefaults:
     is_asynchronous = False
     is_client = False
     counts_steps = False
+    random_numbers = PER_REPLICA
     sum_together: Callable[[list[jax.Array]], list[jax.Array]] | None = None
     placement: PlacementLike
 

@@ -65,6 +65,16 @@ def is_kept_by_jax() -> bool:
     return False
 
 
+def is_on_devices() -> bool:
+    """Returns whether the code runs inside `jax.shard_map`, operation by operation."""
+    trace: Trace | None = current_trace()
+    while trace is not None:
+        if type(trace).__name__ == _ON_DEVICES:
+            return True
+        trace = getattr(trace, "parent_trace", None)
+    return False
+
+
 def outside_traces() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which operations on known values are done at once, whatever function is being traced.
 
@@ -181,7 +191,12 @@ def trace_readers_anew(variable: object = None) -> None:
     """
     read = _readers_of()
     if read if variable is None else id(variable) in read:
-        tracing_anew().__enter__()
+        trace_anew_from_here()
+
+
+def trace_anew_from_here() -> None:
+    """Makes JAX trace functions anew from here on, until the innermost `tracing_anew` ends."""
+    tracing_anew().__enter__()
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ proven equal are mirrored, the others are stacked, one row a replica.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -18,10 +19,9 @@ from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
 import replicax.context as context
-from replicax.compat.jax import varying_axes
 from replicax.compat.jax_tracing import current_trace, traced_apart
 from replicax.errors import ReplicaDivergenceError, ReplicaShapeError
-from replicax.host import Host
+from replicax.host import PER_ROW, Host
 from replicax.program.accesses import Accesses
 from replicax.program.accumulators import find_not_summable
 from replicax.program.advice import advise_of_captured, advise_of_local_mean, advise_of_total, advise_of_zeros
@@ -38,17 +38,17 @@ from replicax.program.jaxprs import inlined, marked_as_gradient
 from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.late import Late
 from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
-from replicax.program.replica_program import ReplicaProgram, trace_replica
+from replicax.program.replica_program import ReplicaProgram, cut_at_gradients, trace_as_one_device, trace_replica
+from replicax.program.row_draws import RowDraws, drawing, with_rows_together
 from replicax.program.scales import Search, find_local_mean, scope_of
 from replicax.program.settlements import BY_HAND
 from replicax.program.sharded_replicas import ReplicaShard, ReplicaSplit, sharded_in
-from replicax.program.split import Assigned, Split
 from replicax.program.summed_means import find_summed_mean
 from replicax.program.tracing import explained_op_by_op
 from replicax.program.unequal_types import types_explained
 from replicax.program.unknown_axes import axes_explained
 from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.typing import Leaf, PyTree, PyTreeFunction
+from replicax.typing import PyTree, PyTreeFunction
 from replicax.values import PerReplica
 from replicax.variable_access import (
     VariableLike,
@@ -142,13 +142,14 @@ class ReplicaCall:
 
         passes: list[Accesses] = []
         outside = current_trace()
+        draws = self._row_draws()
 
         def body(arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             frame = EagerReplicaFrame(outside, self.strategy, self.replicas)
             for thrown_away in passes:
                 thrown_away.lose()
             passes.append(frame.accesses)
-            with traced_apart():
+            with traced_apart(), drawing(draws):
                 leaves = self._call(frame, arrays)
             written[:] = frame.written.values()
             varying[:] = [differs_now(leaf) for leaf in leaves]
@@ -189,7 +190,25 @@ class ReplicaCall:
             lambda body: self._shard_map(body, (self._specs,), _STACKED),
             self.replicas,
             accesses,
+            self._row_draws(),
         )
+
+    def _row_draws(self) -> RowDraws | None:
+        """Returns who decides about random numbers; None: each replica draws its own."""
+        if self.replicas == 1 or self.strategy.random_numbers != PER_ROW:
+            return None
+        return RowDraws(_name(self.fn), self.replicas, self._row_numbers(), self._as_one_device)
+
+    def _as_one_device(self, draws: RowDraws) -> None:
+        """Traces the function once more, for one device that has all rows."""
+        alone = copy.copy(self)
+        alone.replicas = 1
+        alone._arrays = [
+            with_rows_together(array) if stacked else array
+            for array, stacked in zip(self._arrays, self._stacked, strict=True)
+        ]
+        shard_map = lambda body: alone._shard_map(body, (alone._specs,), _STACKED)  # noqa: E731
+        trace_as_one_device(alone._call, alone._arrays, shard_map, draws)
 
     def _look_at(self, site: ReplicaProgram) -> None:
         """Looks for what the traced function computes, but is hardly meant."""
@@ -208,6 +227,9 @@ class ReplicaCall:
             np.shape(array)[1] if stacked and np.ndim(array) > 1 else None
             for array, stacked in zip(self._arrays, self._stacked, strict=True)
         ]
+
+    def _row_numbers(self) -> frozenset[int]:
+        return frozenset(size for size in self._batch_rows() if size is not None)
 
     def _mapped(self, site: ReplicaProgram) -> PyTreeFunction:
         """Returns the function over global arrays: (arguments, variables read) -> (results, variables written)."""
@@ -262,7 +284,7 @@ class ReplicaCall:
 
         def cut(arrays: Sequence[jax.Array], values: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             args = [*arrays, *values]
-            split = _cut_at_gradients(self._program_of_one(site, arrays, values), len(arrays), site)
+            split = cut_at_gradients(self._program_of_one(site, arrays, values), len(arrays), site)
             used = split.worker_inputs
 
             def body(
@@ -324,7 +346,7 @@ class ReplicaCall:
         local = [_component(a) if stacked else a for a, stacked in zip(arrays, self._stacked, strict=True)]
         args, kwargs = without_per_replica(self._structure.rebuild(local), lambda component: component)
         modules, used = PassedModules((args, kwargs)), UsedModules(self.fn, self._structure)
-        rows = frozenset(size for size in self._batch_rows() if size is not None)
+        rows = self._row_numbers()
         replica = self.strategy.replica_context(self.replicas, rows) if self.in_replica_context else None
         here = context.entered(strategy=self.strategy, replica=replica, frame=frame, manual_replicas=self.replicas)
         with changes_taken_back(frame), flax_state(), here:
@@ -359,22 +381,6 @@ class ReplicaCall:
         return self._result.rebuild(wrapped)
 
 
-def _cut_at_gradients(program: jex_core.ClosedJaxpr, arguments: int, site: ReplicaProgram) -> Split:
-    """Splits a replica's program; the variables of `site` follow its arguments, and their new values its results."""
-    position = {id(variable): arguments + i for i, variable in enumerate(site.inputs)}
-    assigned = [
-        Assigned(len(site.varying) + i, position.get(id(variable)))
-        for i, variable in enumerate(site.outputs)
-        if not is_per_replica_variable(variable) and not has_split_rows(variable)
-    ]
-    variables = [
-        i
-        for variable, i in zip(site.inputs, position.values(), strict=True)
-        if not is_per_replica_variable(variable) and not has_split_rows(variable)
-    ]
-    return Split(program, variables, assigned, only_gradients=True)
-
-
 def _spec_of_shard(split: ReplicaSplit | None, spec: PartitionSpec) -> PartitionSpec:
     """Returns the spec of a value that is sharded over the replicas; `spec` if it is not."""
     return spec if split is None else PartitionSpec(*[None] * split.dimension, REPLICA_AXIS)
@@ -386,10 +392,6 @@ def _spec(variable: VariableLike) -> PartitionSpec:
 
 def _component(stacked: jax.Array) -> jax.Array:
     return stacked.reshape(stacked.shape[1:])
-
-
-def _varies(leaf: Leaf) -> bool:
-    return REPLICA_AXIS in varying_axes(leaf)
 
 
 def _name(fn: PyTreeFunction) -> str:

@@ -13,11 +13,13 @@ from replicax.compat.jax_equations import location
 from replicax.compat.jax_tracing import current_trace, tracing_anew
 from replicax.errors import ProgramError, ReplicaDivergenceError
 from replicax.program.accesses import Accesses
-from replicax.program.decisions import Decisions
+from replicax.program.decisions import Answers, Decisions
 from replicax.program.divergence import Divergence, find_divergence
 from replicax.program.frames import ReplicaFrame
 from replicax.program.jaxprs import called
 from replicax.program.late import Late
+from replicax.program.row_draws import RowDraws, drawing
+from replicax.program.split import Assigned, Split
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTreeFunction
 from replicax.variable_access import VariableLike, has_split_rows, is_per_replica_variable, name_of
@@ -92,11 +94,12 @@ def trace_replica(
     shard_map: Callable[[PyTreeFunction], PyTreeFunction],
     replicas: int,
     accesses: Accesses,
+    draws: RowDraws | None = None,
 ) -> ReplicaProgram:
     """Traces a replica function.
 
-    A decision that its Python has taken by a type may turn out to be wrong when the program is known. Then it is traced
-    again, with the right one.
+    A decision that its Python has taken by a type may turn out to be wrong when the program is known, and so may what
+    was believed about its random numbers. Then it is traced again, with the right one.
 
     Args:
         name: The function's name, for messages.
@@ -105,31 +108,55 @@ def trace_replica(
         shard_map: Maps a function of lists of arrays over the replicas.
         replicas: Their number.
         accesses: Is told what is done with variables.
+        draws: Decides about its random numbers; None: each replica draws its own.
 
     Raises:
         ReplicaDivergenceError: A mirrored variable would get values that differ.
         ProgramError: A collective waits for replicas that do something else.
     """
-    decisions = Decisions()
+    answers: Answers | None = None
     for _ in range(_MAX_PASSES):
-        found = Accesses()
+        decisions, found = Decisions(answers), Accesses()
+        if draws is not None:
+            draws.begin()
         try:
-            with tracing_anew():
+            with tracing_anew(), drawing(draws):
                 traced = _trace(name, call, arrays, shard_map, decisions, found)
         finally:
             accesses.add(found)
         if replicas == 1:
             return traced
-        divergence = find_divergence(traced.program)
-        answers = decisions.checked(divergence.names)
-        if answers is None:
-            return _checked(traced, divergence)
-        decisions = Decisions(answers)
+        if draws is None or draws.are_right(traced.saw_new):
+            divergence = find_divergence(traced.program)
+            corrected = decisions.checked(divergence.names)
+            if corrected is None:
+                return _checked(traced, divergence)
+            answers = corrected
         found.lose()
     raise ProgramError(
         f"{name} did something else in each of {_MAX_PASSES} traces: what it does depends on which of its values are "
         "equal on all replicas, and that on what it does. Take such decisions outside of loops."
     )
+
+
+def trace_as_one_device(
+    call: Callable[[ReplicaFrame, Sequence[jax.Array]], list[jax.Array]],
+    arrays: Sequence[jax.Array],
+    shard_map: Callable[[PyTreeFunction], PyTreeFunction],
+    draws: RowDraws,
+) -> None:
+    """Traces a replica function as the only replica, for the random numbers that it draws alone.
+
+    Args:
+        call: See `trace_replica`.
+        arrays: Shapes of arrays for one replica, with the rows of all of them.
+        shard_map: Maps a function over one device.
+        draws: Notes the random numbers.
+    """
+    accesses = Accesses()
+    with tracing_anew(), drawing(draws):
+        _trace("as_one_device", call, arrays, shard_map, Decisions(), accesses)
+    accesses.lose()
 
 
 def _trace(
@@ -184,3 +211,19 @@ def _checked(traced: ReplicaProgram, divergence: Divergence) -> ReplicaProgram:
     found = zip(traced.varying, divergence.outputs[:results], strict=True)
     varying = [typed or why is not None for typed, why in found]
     return dataclasses.replace(traced, varying=varying, late=Late(traced.program, divergence))
+
+
+def cut_at_gradients(program: jex_core.ClosedJaxpr, arguments: int, site: ReplicaProgram) -> Split:
+    """Splits a replica's program; the variables of `site` follow its arguments, and their new values its results."""
+    position = {id(variable): arguments + i for i, variable in enumerate(site.inputs)}
+    assigned = [
+        Assigned(len(site.varying) + i, position.get(id(variable)))
+        for i, variable in enumerate(site.outputs)
+        if not is_per_replica_variable(variable) and not has_split_rows(variable)
+    ]
+    variables = [
+        i
+        for variable, i in zip(site.inputs, position.values(), strict=True)
+        if not is_per_replica_variable(variable) and not has_split_rows(variable)
+    ]
+    return Split(program, variables, assigned, only_gradients=True)

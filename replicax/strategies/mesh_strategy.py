@@ -17,6 +17,7 @@ from replicax.compat.jax_tracing import constants_are_traced, prepare_tracing_an
 from replicax.compat.keras import as_tensor_of
 from replicax.containers import opened
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
+from replicax.host import PER_REPLICA, PER_ROW
 from replicax.program.components import without_per_replica
 from replicax.program.enclosing import enclosing_program, settle_strategy
 from replicax.program.function import ProgramCache, WeakProgramCaches
@@ -268,6 +269,19 @@ class MeshStrategy(MeshInput):
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)
         return f"{type(self).__name__}([{names}])"
+
+
+def checked_random_numbers(value: object, default: str = PER_REPLICA) -> str:
+    """Returns where random numbers come from; `default` if `value` is None.
+
+    Raises:
+        ArgumentError: `value` says something else.
+    """
+    if value is None:
+        return default
+    if value not in (PER_REPLICA, PER_ROW):
+        raise ArgumentError(f"`random_numbers` must be {PER_REPLICA!r} or {PER_ROW!r}, got {value!r:.100}.")
+    return str(value)
 
 
 def _count_here(strategy: MeshStrategy, replicas: int) -> int:

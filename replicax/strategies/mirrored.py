@@ -8,6 +8,7 @@ import jax
 
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.runtime.devices import chosen_devices
+from replicax.strategies.mesh_strategy import checked_random_numbers
 from replicax.strategies.placement import Placement
 from replicax.strategies.sharded_update import ShardsUpdate
 
@@ -28,9 +29,12 @@ class MirroredStrategy(ShardsUpdate):
             a custom loop that is any variable of this size that only the update in `run` reads. By default (None) it
             does, unless gradients travel as int8 or by PowerSGD: the parameters would travel in full, and take more
             than the compression saves.
+        random_numbers: Where the random numbers of functions given to `run` come from. `"per_replica"` (the default):
+            each replica draws its own. `"per_row"`: the replicas together draw what one device draws for the global
+            batch, whatever their number; see the guide "Custom loops".
 
     Raises:
-        ArgumentError: `shard_update` is neither a bool nor None.
+        ArgumentError: `shard_update` is neither a bool nor None, or `random_numbers` is something else.
         DeviceError: A device does not exist or comes twice.
 
     Example:
@@ -45,7 +49,10 @@ class MirroredStrategy(ShardsUpdate):
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
         shard_update: bool | None = None,
+        *,
+        random_numbers: str | None = None,
     ):
         found = chosen_devices(devices)
         super().__init__(Placement(found), cross_device_ops, communication_options)
         self.shard_update = self._checked_shard_update(shard_update, default=True)
+        self.random_numbers = checked_random_numbers(random_numbers)

@@ -12,10 +12,11 @@ from replicax.cluster.exchange import exchanged
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
 from replicax.health import DEFAULT_STALL_TIMEOUT_S
-from replicax.host import NoPlacement
+from replicax.host import PER_REPLICA, PER_ROW, NoPlacement
 from replicax.migration import called_as
 from replicax.strategies.client import ClientMethods, RemoteCluster, runs_for_a_client
 from replicax.strategies.elastic import Elastic, RunsInWorlds, elastic_from
+from replicax.strategies.mesh_strategy import checked_random_numbers
 from replicax.strategies.placement import Placement
 from replicax.strategies.sharded_update import ShardsUpdate
 from replicax.strategies.workers import START_TIMEOUT_S, Workers, patience
@@ -49,6 +50,8 @@ class MultiWorkerMirroredStrategy(RunsInWorlds, ShardsUpdate):
         shard_update: Whether training shards optimizer state of at least 4,096 elements over the replicas of all
             workers, in custom loops; see `MirroredStrategy`. In `Model.fit` each worker keeps all of it, so that the
             chief's callbacks can save it. By default (None) it does not.
+        random_numbers: Where random numbers in `run` come from: `"per_replica"` (the default) or `"per_row"` (that of
+            elastic training, where the number of replicas changes); see `MirroredStrategy`.
         remote_cluster: Makes this process a client: the addresses of the servers (`{"worker": ["host1:2222", ...]}`, a
             `ClusterSpec`, or a resolver), or the address of a Ray cluster (`"auto"`, `"host:port"`,
             `"ray://host:port"`). In a process that runs for a client it has no effect.
@@ -91,6 +94,7 @@ class MultiWorkerMirroredStrategy(RunsInWorlds, ShardsUpdate):
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
         *,
         shard_update: bool | None = None,
+        random_numbers: str | None = None,
         remote_cluster: RemoteCluster | None = None,
         workers: int | None = None,
         devices_per_worker: int | None = None,
@@ -114,6 +118,7 @@ class MultiWorkerMirroredStrategy(RunsInWorlds, ShardsUpdate):
             placement = Placement(joined.devices(), workers=joined.names)
         super().__init__(placement, cross_device_ops, communication_options)
         self.shard_update = self._checked_shard_update(shard_update, default=False)
+        self.random_numbers = checked_random_numbers(random_numbers, PER_REPLICA if elastic is None else PER_ROW)
 
     def remote(self, fn: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Runs `fn(*args, **kwargs)` on every worker, in a fresh process there, and returns the chief's result.
@@ -165,6 +170,7 @@ class _Client(ClientMethods, MultiWorkerMirroredStrategy):
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
         *,
         shard_update: bool | None = None,
+        random_numbers: str | None = None,
         remote_cluster: RemoteCluster | None = None,
         workers: int | None = None,
         devices_per_worker: int | None = None,
@@ -174,7 +180,8 @@ class _Client(ClientMethods, MultiWorkerMirroredStrategy):
                 "`cluster_resolver` says which worker this process is, and a client (`remote_cluster`) is none."
             )
         patience(stall_timeout, self._checked_options(communication_options).timeout_seconds)
-        given = (communication_options, cross_device_ops, start_timeout, stall_timeout, shard_update)
+        checked_random_numbers(random_numbers)
+        given = (communication_options, cross_device_ops, start_timeout, stall_timeout, shard_update, random_numbers)
         own = (_of_this_worker, (pickle.dumps(given),))
         ClientMethods.__init__(self, remote_cluster, workers, devices_per_worker, start_timeout, own)
 
@@ -182,5 +189,5 @@ class _Client(ClientMethods, MultiWorkerMirroredStrategy):
 @functools.cache
 def _of_this_worker(given: bytes) -> MultiWorkerMirroredStrategy:
     """Returns the strategy of this worker, which stands for a client's."""
-    options, ops, start_timeout, stall_timeout, shard_update = pickle.loads(given)
-    return MultiWorkerMirroredStrategy(None, options, ops, start_timeout, stall_timeout, shard_update=shard_update)
+    *arguments, shard_update, random_numbers = pickle.loads(given)
+    return MultiWorkerMirroredStrategy(None, *arguments, shard_update=shard_update, random_numbers=random_numbers)
