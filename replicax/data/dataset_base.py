@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-import jax
 from jax.sharding import Mesh
 
 import replicax.membership.worlds as worlds
 from replicax.data.auto_shard import DatasetReading
-from replicax.data.batch_placement import device_dtype
-from replicax.data.batch_split import SplitBatch
 from replicax.data.begun_pass import ROWS, VALUES, BegunPass, BegunSteps, BegunWhole, Form
-from replicax.data.first_batch import check_may_be_empty
 from replicax.data.input_options import AutoShardPolicy, InputOptions
-from replicax.data.input_steps import InputStep, InputStepMaker
+from replicax.data.input_steps import InputStepMaker
 from replicax.data.iterator import ElasticIterator, OpenedPass, PassIterator, check_outside_of_programs
-from replicax.data.position import Position, RowsRead
+from replicax.data.position import Position
 from replicax.data.receivers import Receivers, ReceiversByWorld
+from replicax.data.seen_batches import SeenBatches
 from replicax.data.shard_report import report
-from replicax.data.whole_batches import WholeBatch, whole_split
 from replicax.data.worker_channel import InputWorkers, WorkerChannel
-from replicax.errors import ArgumentError, BatchError, ElasticError
+from replicax.errors import ArgumentError, ElasticError
 from replicax.typing import PyTree, PyTreeFunction
 
 _log = logging.getLogger(__name__)
@@ -47,8 +42,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
             raise ArgumentError(f"`options` is an rx.InputOptions, got {options!r}.")
         self._receivers = ReceiversByWorld(receivers, anew)
         self._options = options or InputOptions()
-        self._advice = set() if advice is None else advice
-        self._spec: PyTree = None
+        self._seen = SeenBatches(set() if advice is None else advice)
         self._passes = 0
         self._peeked: BegunPass | None = None
         self._next_position = Position()
@@ -92,7 +86,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         check_outside_of_programs("A distributed dataset was iterated over")
         self._passes += 1
         kind = ElasticIterator if worlds.number() else PassIterator
-        return kind(open_pass, self._opened(form), is_first=self._passes == 1, spec=lambda: self._spec)
+        return kind(open_pass, self._opened(form), is_first=self._passes == 1, spec=lambda: self._seen.spec)
 
     def _opened(self, form: Form) -> OpenedPass:
         """Opens the next pass, or continues the one that was begun to look at its first step."""
@@ -105,58 +99,14 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         position, receivers = self._next_position.at_start(), self._fed
         if worlds.number():
             batches = self._reading.whole(position, receivers.num_replicas)
-            return BegunWhole(self._checked(batches, position), position, self._receivers, self._options, self._note)
+            batches = self._seen.whole(batches, position, self._receivers, self._options)
+            return BegunWhole(batches, position, self._receivers, self._options, self._seen.note)
         channel = None
         if receivers.workers.count > 1:
             channel = WorkerChannel(receivers.workers, self._options.worker_timeout)
         maker = InputStepMaker(receivers.workers, channel, self._options)
-        steps = self._without_dropped(self._reading.steps(maker, channel, position), position, receivers)
+        steps = self._seen.without_dropped(self._reading.steps(maker, channel, position), position, receivers)
         return BegunSteps(steps, position, maker, channel, receivers)
-
-    def _checked(self, batches: Generator[WholeBatch], position: Position) -> Generator[WholeBatch]:
-        """Yields the batches, and looks at the first one."""
-        is_empty = not position.rows
-        with contextlib.closing(batches):
-            for batch in batches:
-                is_empty = False
-                if self._spec is None:
-                    receivers = self._receivers.latest[1]
-                    self._note(whole_split(batch.batch, receivers, self._options), receivers)
-                yield batch
-        if is_empty:
-            check_may_be_empty(gave_batches_before=self._spec is not None)
-
-    def _note(self, split: SplitBatch, receivers: Receivers) -> None:
-        self._spec = _component_spec(split)
-        _warn_of_idle_replicas(split, receivers.num_replicas, self._advice)
-
-    def _without_dropped(
-        self, steps: Generator[InputStep], position: Position, receivers: Receivers
-    ) -> Generator[InputStep]:
-        """Yields the steps that are not dropped."""
-        kept, dropped = 0, 0
-        rows_read: list[RowsRead] = []
-        with contextlib.closing(steps):
-            for split, rows in steps:
-                rows_read += rows
-                if split is None:
-                    dropped += 1
-                    continue
-                kept += 1
-                if self._spec is None:
-                    self._note(split, receivers)
-                yield InputStep(split, rows_read)
-                rows_read = []
-        if not kept and not position.rows:
-            self._check_empty_pass(dropped, receivers)
-
-    def _check_empty_pass(self, dropped: int, receivers: Receivers) -> None:
-        if dropped:
-            raise BatchError(
-                f"remainder='drop' left nothing of this dataset: each of its {dropped} batch(es) is too small for "
-                f"{receivers.num_replicas} replicas. Use larger batches or remainder='exact'."
-            )
-        check_may_be_empty(gave_batches_before=self._spec is not None)
 
     # Its properties.
 
@@ -194,9 +144,9 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         Raises:
             BatchError: There is no batch.
         """
-        if self._spec is None:
+        if self._seen.spec is None:
             self._peeked = self._begin().peeked(keep=self._keeps_peeked_pass)
-        return self._spec
+        return self._seen.spec
 
     def shard_report(self) -> str:
         """Runs through the source and returns a line for each worker; all workers must call it together."""
@@ -241,20 +191,3 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
 
     def _check_can_continue(self) -> None:
         """Checks that a pass can begin in the middle of the source."""
-
-
-def _component_spec(split: SplitBatch) -> PyTree:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], device_dtype(leaf.dtype)), split.parts)
-
-
-def _warn_of_idle_replicas(first: SplitBatch, num_replicas: int, advice: set[str]) -> None:
-    """Warns once for each strategy and number of rows: some loops make a dataset of every batch."""
-    rows = first.replicas * jax.tree.leaves(first.parts)[0].shape[1]
-    about = f"first batches of {rows} rows"
-    if first.replicas < num_replicas and about not in advice:
-        advice.add(about)
-        _log.warning(
-            "The first batch has %d row(s) and is split over %d of %d replicas, because that many divide it: exact, "
-            "but the others are idle. Use a batch size that is a multiple of %d.",
-            rows, first.replicas, num_replicas, num_replicas,
-        )  # fmt: skip
