@@ -14,6 +14,7 @@ from replicax.exit_codes import ExitCode, from_signal
 from replicax.launch import (
     Elsewhere,
     Options,
+    join,
     launch,
     launch_elsewhere,
     parse_elastic,
@@ -79,6 +80,15 @@ At = Annotated[
         help="With --elastic: where workers on other machines join. With it --workers may be 0.",
     ),
 ]
+Join = Annotated[
+    str | None,
+    typer.Option(
+        "--join",
+        metavar="HOST:PORT or DIR",
+        envvar="REPLICAX_JOIN",
+        help="Run one more worker of an elastic job, given its --address or, on this machine, its folder for logs.",
+    ),
+]
 Restarts = Annotated[
     int | None,
     typer.Option(
@@ -115,6 +125,7 @@ def run(
     islands: AsIslands = False,
     elastic: Elastic = None,
     address: At = None,
+    joins: Join = None,
     restarts: Restarts = None,
     log_dir: LogDir = None,
     grace: GracePeriod = None,
@@ -129,7 +140,8 @@ def run(
 
     With --islands a worker that is lost is started again alone, --restarts times in all, and the others go on: for
     rx.LocalSGDStrategy(elastic=True) and rx.DiLoCoStrategy(elastic=True). With --elastic MIN:MAX so is one of
-    workers in step: for rx.MultiWorkerMirroredStrategy(elastic=...).
+    workers in step: for rx.MultiWorkerMirroredStrategy(elastic=...). With --join the script is one more worker of such
+    a job that runs already, here or on another machine.
 
     With --on and --hosts the workers run on other machines, which need REPLICAX_TOKEN in common with this one. The
     Python files in the script's folder travel with it; data must be there. The job ends with this command, however that
@@ -161,7 +173,10 @@ def run(
         if options.goes_on and not (on is None and hosts is None):
             which = "--islands" if islands else "--elastic"
             raise LaunchError(f"{which} is for workers on this machine: leave out --on and --hosts.")
-        if on is None and hosts is None:
+        if joins is not None:
+            _check_join(workers, options, on, hosts)
+            code = join(options, joins, start_timeout)
+        elif on is None and hosts is None:
             code = _launch_here(options, variables)
         else:
             code = launch_elsewhere(options, Elsewhere(on, named, variables, start_timeout))
@@ -177,3 +192,18 @@ def _launch_here(options: Options, variables: dict[str, str]) -> int:
     if variables:
         raise LaunchError("--env is for workers elsewhere. Workers here inherit the environment: set it there.")
     return launch(options)
+
+
+def _check_join(workers: str | None, options: Options, on: str | None, hosts: str | None) -> None:
+    given = {
+        "--workers": workers is not None,
+        "--elastic": options.elastic is not None,
+        "--islands": options.islands,
+        "--ps": options.ps > 0,
+        "--evaluator": options.evaluator,
+        "--on": on is not None,
+        "--hosts": hosts is not None,
+    }
+    wrong = [name for name, is_given in given.items() if is_given]
+    if wrong:
+        raise LaunchError(f"--join starts one worker of a job that runs already: leave out {', '.join(wrong)}.")

@@ -1,6 +1,7 @@
 """Jobs of processes: `replicax run` on this machine and elsewhere, and manifests for clusters of many machines."""
 
 from replicax.launch.job import launch
+from replicax.launch.joining import join
 from replicax.launch.options import Options, parse_elastic, parse_workers
 from replicax.launch.remote_job import Elsewhere, launch_elsewhere, parse_hosts, parse_variables
 from replicax.remote.terminal import Terminal
@@ -9,6 +10,7 @@ __all__ = [
     "Elsewhere",
     "Options",
     "Terminal",
+    "join",
     "launch",
     "launch_elsewhere",
     "parse_elastic",

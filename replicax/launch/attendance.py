@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from replicax.exit_codes import ExitCode, describe
 from replicax.membership.decisions import Life
 from replicax.membership.log import MembershipLog
+from replicax.remote.events import ProcessLike
 from replicax.remote.output import error_line
-from replicax.remote.processes import ProcessLike
 
 _SIGNALS = 128
 _SILENT = "gave no sign of life"

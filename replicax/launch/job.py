@@ -13,22 +13,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from replicax.cluster.addresses import Address
+from replicax.errors import LaunchError
 from replicax.exit_codes import ExitCode, describe
 from replicax.launch.attendance import Attendance
+from replicax.launch.invitation import INVITATION, TOKEN, write_invitation
 from replicax.launch.members import Members
 from replicax.launch.options import Options, check_script, make_log_dir
-from replicax.launch.plan import Job, count_ports, make_plan, meeting_address, meeting_host
+from replicax.launch.plan import HOST, Job, count_ports, make_plan, meeting_address, meeting_host
 from replicax.launch.restart import AttemptResult, Finish, decide
 from replicax.launch.starting import supervisor_of
 from replicax.membership.hosting import Host
 from replicax.membership.log import MembershipLog
 from replicax.remote.compiled import keep_within
+from replicax.remote.events import Event, Events, ProcessLike, SignalReceived
 from replicax.remote.guarding import Guard
+from replicax.remote.guests import Door
 from replicax.remote.output import error_line, shortened
 from replicax.remote.planned import PlannedTask, cache_folder
 from replicax.remote.ports import reserved_ports
-from replicax.remote.processes import Event, Events, ProcessLike, SignalReceived
-from replicax.remote.supervisor import ENDING, Failure
+from replicax.remote.revival import Failure
+from replicax.remote.supervisor import ENDING
 from replicax.remote.terminal import Terminal
 
 _TOKEN_BYTES = 16
@@ -59,9 +64,11 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
     log_dir = make_log_dir(options)
     terminal = terminal or Terminal(sys.stdout, sys.stderr)
     inherited = dict(os.environ if environment is None else environment)
-    job = Job(options, inherited, secrets.token_hex(_TOKEN_BYTES), os.getpid())
+    told = inherited.get(TOKEN) if options.door is not None else None  # Those who join must know it.
+    job = Job(options, inherited, told or secrets.token_hex(_TOKEN_BYTES), os.getpid())
     keep_within(cache_folder(inherited))
     events: Events[Event] = Events()
+    door = _door(options, job, log_dir, terminal, events)
     guard = Guard()
     revived: list[int] = []  # in each attempt before
 
@@ -71,16 +78,44 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
             if not options.goes_on:
                 return supervisor_of(plan, job, log_dir, terminal, guard, events).run()
             with _meeting(meeting_address(options, ports), guard) as host:
-                members = functools.partial(_members, options, revived, host, terminal, _log(options, log_dir, attempt))
+                log = _log(options, log_dir, attempt)
+                members = functools.partial(_members, options, revived, host, terminal, log)
                 outcome = supervisor_of(plan, job, log_dir, terminal, guard, events, members).run()
                 revived.append(outcome[0].revived)
+                if log is not None:
+                    log.finish(outcome[0].code, describe(outcome[0].code))
                 return outcome
 
     try:
         with signals_as(events):
             return run_attempts(options, terminal, run)
     finally:
+        if door is not None:
+            door.close()
         guard.close()
+
+
+def _door(options: Options, job: Job, log_dir: Path, terminal: Terminal, events: Events[Event]) -> Door | None:
+    """Opens the door at which workers may join, if the job is elastic.
+
+    Raises:
+        LaunchError: It cannot be opened there.
+    """
+    if options.elastic is None:
+        return None
+    try:
+        door = Door(options.door or Address(HOST, 0), job.token, events)
+        write_invitation(log_dir, door.address, job.token)
+    except OSError as error:
+        raise LaunchError(
+            f"No worker could join at {options.door or HOST}: {error}. Choose another --address."
+        ) from error
+    if options.door is not None:
+        terminal.say(
+            f"Workers join with: replicax run --join {door.address} {options.script} (their REPLICAX_TOKEN is in "
+            f"{log_dir / INVITATION})"
+        )
+    return door
 
 
 @contextlib.contextmanager

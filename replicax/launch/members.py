@@ -14,14 +14,15 @@ from collections.abc import Callable, Sequence
 from replicax.exit_codes import ExitCode, describe, is_restartable
 from replicax.launch.attendance import Attendance
 from replicax.launch.options import Options
-from replicax.launch.plan import WORKER
+from replicax.launch.plan import WORKER, member_environment
 from replicax.membership.decisions import Life
 from replicax.membership.hosting import Host
 from replicax.membership.opening import LIFE
+from replicax.remote.events import FoundSilent, GuestLike, MemberNews, ProcessLike
+from replicax.remote.guests import Guest
 from replicax.remote.output import error_line, shortened
 from replicax.remote.planned import PlannedTask
-from replicax.remote.processes import FoundSilent, MemberNews, ProcessLike
-from replicax.remote.supervisor import Failure
+from replicax.remote.revival import Failure
 from replicax.remote.terminal import Terminal
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # before a newcomer that could not join is started again
@@ -182,6 +183,32 @@ class Members:
             self._began[life] = self._clock()
             self._attendance.start(life, process.pid, host)
 
+    # Guests.
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the job waits for the first workers, all of which are started elsewhere."""
+        return self._options.workers == 0 and not self._attendance.lives
+
+    def admits(self, guest: GuestLike, running: Sequence[ProcessLike]) -> bool:
+        """Gives a worker that wants to join the index that it had before, or the next free one; or refuses it."""
+        elastic = self._options.elastic
+        if elastic is None or self._is_done:
+            guest.refuse("the training is done" if self._is_done else "the job is not elastic")
+            return False
+        taken = {task.index for task in (*(process.task for process in running), *(task for _, task in self._waiting))}
+        free = [index for index in range(elastic.most) if index not in taken]
+        if not free:
+            guest.refuse(f"it has as many workers as it may have (--elastic {elastic})")
+            return False
+        index = guest.wanted if guest.wanted in free else free[0]
+        life = Life(index, self._attendance.lives.get(index, -1) + 1)
+        began_with = self._options.workers or elastic.fewest
+        guest.admit(index, member_environment(elastic, self._host.address, life, began_with))
+        self._attendance.lives[index] = life.number
+        self._terminal.say(f"{guest.task.name} joins from {guest.host}.")
+        return True
+
     # News.
 
     def hears(self, news: MemberNews | FoundSilent, running: Sequence[ProcessLike]) -> None:
@@ -195,6 +222,8 @@ class Members:
                     self._attendance.is_silent(life_of(process.task))
                     self._terminal.say(f"{news.task} shows no sign of life any more and is killed.")
                     process.kill()
+        elif news.started_at:
+            self.started(news.process, news.started_at)
         elif news.leaving:
             self._attendance.leave(life_of(news.process.task), news.leaving)
         else:
@@ -232,7 +261,10 @@ class Members:
         if known and self._is_done and not any(self._attendance.was_member(life_of(each.task)) for each in workers):
             for each in workers:
                 self._terminal.say(f"{each.task.name} is ended: it came when the training was done.")
-                each.kill()
+                if isinstance(each, Guest):
+                    each.refuse("the training is done")
+                else:
+                    each.kill()
 
     def verdict(self) -> Failure | None:
         """Returns why the attempt has failed although all processes that are left have ended with 0."""

@@ -68,8 +68,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.min_workers is None:
             object.__setattr__(self, "min_workers", self.workers)
-        _check_number("--workers", self.workers, 1)
         least = 0 if self.elastic and self.address else 1
+        _check_number("--workers", self.workers, least)
         _check_number("The smaller number of --workers", self.fewest_workers, least)
         if self.fewest_workers > self.workers:
             raise LaunchError(

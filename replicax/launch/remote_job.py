@@ -14,11 +14,12 @@ from replicax.errors import LaunchError
 from replicax.launch.job import Outcome, run_attempts, signals_as
 from replicax.launch.options import Options, check_script, make_log_dir
 from replicax.ray_cluster.workers import WorkerCluster, connect_workers
+from replicax.remote.events import Event, Events
 from replicax.remote.group import Job, WorkerGroup
 from replicax.remote.outlets import outlets_to
 from replicax.remote.output import Log
 from replicax.remote.planned import WORKER, PlannedTask
-from replicax.remote.processes import Event, Events, Outlets
+from replicax.remote.processes import Outlets
 from replicax.remote.sources import packed_sources
 from replicax.remote.supervisor import Grace, Supervisor
 from replicax.remote.terminal import Terminal

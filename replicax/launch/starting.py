@@ -8,11 +8,12 @@ from pathlib import Path
 from replicax.launch.members import Members
 from replicax.launch.plan import Job, Plan
 from replicax.membership.opening import LIFE
+from replicax.remote.events import Event, Events
 from replicax.remote.guarding import Guard
 from replicax.remote.outlets import outlets_to
 from replicax.remote.output import Log
 from replicax.remote.planned import PlannedTask, Program
-from replicax.remote.processes import Event, Events, Process
+from replicax.remote.processes import Process
 from replicax.remote.supervisor import Grace, Supervisor
 from replicax.remote.terminal import Terminal
 

@@ -16,9 +16,9 @@ from replicax.launch.job import Job
 from replicax.launch.options import Options
 from replicax.launch.plan import HOST, count_ports, make_plan
 from replicax.launch.starting import supervisor_of
+from replicax.remote.events import Event, Events, SignalReceived
 from replicax.remote.guarding import Guard
 from replicax.remote.ports import reserved_ports
-from replicax.remote.processes import Event, Events, SignalReceived
 from replicax.remote.terminal import Terminal
 
 STACKS_SIGNAL = signal.SIGUSR1  # Not SIGTERM, which JAX catches itself.

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from replicax.exit_codes import ExitCode
+from replicax.remote.events import CallReturned, EventSink, ProcessEnded, ScriptEnded, WaitingForOthers
 from replicax.remote.messages import CallEnded, Ended, Failed, Meets, News, Order, Output, Remains, Reply
 from replicax.remote.output import last_traceback
 from replicax.remote.planned import PlannedTask
-from replicax.remote.processes import CallReturned, EventSink, Outlets, ProcessEnded, ScriptEnded, WaitingForOthers
+from replicax.remote.processes import Outlets
 
 if TYPE_CHECKING:
     from ray import ObjectRef

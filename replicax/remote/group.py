@@ -15,11 +15,12 @@ from replicax.ray_cluster.bounded import done_within
 from replicax.ray_cluster.deadline import Deadline
 from replicax.ray_cluster.ending_actors import end_actor
 from replicax.ray_cluster.workers import Reservation, WorkerCluster, no_room
+from replicax.remote.events import EventSink
 from replicax.remote.following import HostLostError, RemoteHost, RemoteProcess
 from replicax.remote.host import WorkerHost
 from replicax.remote.messages import Client, HostFacts, Order
 from replicax.remote.planned import PlannedTask, jax_environment
-from replicax.remote.processes import EventSink, Outlets
+from replicax.remote.processes import Outlets
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

@@ -6,8 +6,9 @@ import collections
 import threading
 import time
 
+from replicax.remote.events import CallReturned, Event, ProcessEnded, ScriptEnded, WaitingForOthers
 from replicax.remote.messages import CallEnded, Ended, Failed, Meets, News, Output
-from replicax.remote.processes import CallReturned, Event, Process, ProcessEnded, ScriptEnded, WaitingForOthers
+from replicax.remote.processes import Process
 
 _MOST_BYTES = 4 * 2**20  # A worker that prints more than the client takes has to wait, as with any pipe.
 

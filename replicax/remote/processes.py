@@ -20,13 +20,20 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Mapping
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from replicax.errors import LaunchError
 from replicax.remote import child
+from replicax.remote.events import (
+    CallReturned,
+    EventSink,
+    FoundSilent,
+    ProcessEnded,
+    ScriptEnded,
+    WaitingForOthers,
+    member_news,
+)
 from replicax.remote.guarding import Guard
 from replicax.remote.output import LogLike, StreamLike, last_traceback
 from replicax.remote.planned import PlannedTask, Program
@@ -36,133 +43,6 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_FOR_THREADS = 2.0
 # A dying process loses its connections before the launcher learns of its end, and a peer may fail in between.
 _SECONDS_TO_HEAR = 0.05
-
-
-class ScriptEnded(NamedTuple):
-    """A task's script has failed, though its process may take a while to end.
-
-    Attributes:
-        process: The process.
-        code: Its exit code.
-        time: When, by `time.monotonic`.
-        blames: The names of the tasks that caused its failure, such as `"worker 2"`.
-    """
-
-    process: ProcessLike
-    code: int
-    time: float
-    blames: tuple[str, ...] = ()
-
-
-class ProcessEnded(NamedTuple):
-    """A task's process has ended, and nothing has been cleaned up yet.
-
-    Attributes:
-        process: The process.
-        time: When, by `time.monotonic`.
-    """
-
-    process: ProcessLike
-    time: float
-
-
-class SignalReceived(NamedTuple):
-    """The launcher has received a signal.
-
-    Attributes:
-        number: Its number.
-    """
-
-    number: int
-
-
-class WaitingForOthers(NamedTuple):
-    """A task now needs the others of its cluster, and waits for those that have not come.
-
-    Attributes:
-        process: The process.
-    """
-
-    process: ProcessLike
-
-
-class CallReturned(NamedTuple):
-    """A task's call has returned; its process ends when its threads have.
-
-    Attributes:
-        process: The process.
-        threads: The names of threads that keep it alive.
-    """
-
-    process: ProcessLike
-    threads: tuple[str, ...] = ()
-
-
-class FoundSilent(NamedTuple):
-    """A task has found that another one shows no sign of life.
-
-    Attributes:
-        task: The name of that one, such as `"worker 2"`.
-        life: Which run of it.
-    """
-
-    task: str
-    life: int
-
-
-class MemberNews(NamedTuple):
-    """A task tells of those with whom it works, in a job whose workers come and go.
-
-    Attributes:
-        process: Its process.
-        world: The number of a new world, 0 if it tells something else.
-        lives: The members of that world: the index of each, and which run of it.
-        leaving: Why it is going to leave the others; "" if it is not.
-    """
-
-    process: ProcessLike
-    world: int = 0
-    lives: tuple[tuple[int, int], ...] = ()
-    leaving: str = ""
-
-
-Event = ScriptEnded | ProcessEnded | SignalReceived | WaitingForOthers | CallReturned | FoundSilent | MemberNews
-Events = SimpleQueue  # Not Queue: a signal handler may put an event while the main thread takes one.
-
-
-class EventSink(Protocol):
-    """Takes the events of processes, from any thread."""
-
-    def put(self, event: Event) -> None:
-        """Takes one."""
-
-
-class ProcessLike(Protocol):
-    """One task's process, here or on another machine, as `Supervisor` knows it."""
-
-    task: PlannedTask
-    last_words: str
-    told: ScriptEnded | None
-    meets: int
-    has_left: bool
-    is_guest: bool
-
-    @property
-    def pid(self) -> int:
-        """The id of the process on its machine; 0 if it is not known."""
-
-    @property
-    def log_path(self) -> Path | None:
-        """The path of its log, if it has one."""
-
-    def send(self, number: int) -> None:
-        """Sends a signal to the task alone."""
-
-    def kill(self) -> None:
-        """Kills the task and all processes that it started."""
-
-    def tidy_up(self) -> int:
-        """Ends what an ended task has left behind; returns its return code, -n for signal n."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,13 +222,6 @@ class Process:
     def _last_words(self) -> str:
         output, error = (list(stream.last_lines) for stream in self._streams)
         return last_traceback(error if any(line.strip() for line in error) else output)
-
-
-def member_news(process: ProcessLike, told: Mapping[str, Any]) -> MemberNews | None:
-    """Returns a message about membership; None if a message is none."""
-    if "world" in told:
-        return MemberNews(process, int(told["world"]), tuple((int(i), int(life)) for i, life in told["lives"]))
-    return MemberNews(process, leaving=str(told["leaving"])) if "leaving" in told else None
 
 
 def _start(task: PlannedTask, program: Program, out: int, err: int, news: int) -> subprocess.Popen[bytes]:

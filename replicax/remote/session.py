@@ -13,12 +13,13 @@ from types import FrameType
 from replicax.errors import ClusterError, RemoteWorkerError
 from replicax.ray_cluster.workers import WorkerCluster
 from replicax.remote.call import Call, Raised, Returned, error_of, payload_of, result_of
+from replicax.remote.events import Event, Events, SignalReceived
 from replicax.remote.following import RemoteProcess
 from replicax.remote.group import QUIET_S, Job, WorkerGroup
 from replicax.remote.outlets import outlets_to
 from replicax.remote.output import NoLog, shortened
-from replicax.remote.processes import Event, Events, SignalReceived
-from replicax.remote.supervisor import Failure, Grace, Supervisor
+from replicax.remote.revival import Failure
+from replicax.remote.supervisor import Grace, Supervisor
 from replicax.remote.terminal import Terminal
 
 _ENDED_EARLY = (

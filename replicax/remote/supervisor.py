@@ -9,15 +9,16 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from replicax.exit_codes import ExitCode, describe, from_returncode, from_signal
-from replicax.remote.planned import EVALUATOR, WORKERS
-from replicax.remote.processes import (
+from replicax.exit_codes import ExitCode, from_returncode, from_signal
+from replicax.remote.events import (
     CallReturned,
     Event,
     Events,
     FoundSilent,
+    GuestLike,
+    Joined,
     MemberNews,
     ProcessEnded,
     ProcessLike,
@@ -25,6 +26,8 @@ from replicax.remote.processes import (
     SignalReceived,
     WaitingForOthers,
 )
+from replicax.remote.planned import EVALUATOR, WORKERS
+from replicax.remote.revival import Failure, Revival
 from replicax.remote.terminal import Terminal
 
 # Two tasks that end within this time are ordered by when they ended, not by when the launcher learned of it.
@@ -72,61 +75,6 @@ class Grace(NamedTuple):
     all: float = 30.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """A task that failed.
-
-    Attributes:
-        process: Its process.
-        code: Its exit code.
-        time: When it failed.
-        culprit: The task to blame: itself, or the one that caused its failure.
-    """
-
-    process: ProcessLike
-    code: int
-    time: float
-    culprit: ProcessLike
-
-    @property
-    def how(self) -> str:
-        """How it ended, in a few words."""
-        if self.code == ExitCode.PEER_LOST and self.process is self.culprit:
-            return f"exit code {self.code}: it was gone, and others needed it"
-        return describe(self.code)
-
-
-class Revival(Protocol):
-    """Decides about a task whose loss the others can bear."""
-
-    revived: int
-
-    def bears(self, failure: Failure, running: Sequence[ProcessLike]) -> bool:
-        """Returns whether the job can go on although a task has failed, given the processes that run."""
-
-    def succeed(self, failure: Failure) -> None:
-        """Has the task started again by `start_due`, unless the others go on without it."""
-
-    @property
-    def due(self) -> float:
-        """When `start_due` has something to start, by `time.monotonic`; infinity for never."""
-
-    def start_due(self) -> list[ProcessLike]:
-        """Starts the tasks that are due."""
-
-    def hears(self, news: MemberNews | FoundSilent, running: Sequence[ProcessLike]) -> None:
-        """Is told what a task has told about itself and the others; ends one that shows no sign of life."""
-
-    def ended(self, process: ProcessLike, code: int, asked: bool) -> int:
-        """Is told that a task has ended, and whether all of them are being ended; returns the code that counts."""
-
-    def done(self, process: ProcessLike, running: Sequence[ProcessLike]) -> None:
-        """Is told that a task has ended with 0, after `ended`."""
-
-    def verdict(self) -> Failure | None:
-        """Returns why the attempt has failed although none of its last processes has."""
-
-
 class Supervisor:
     """Runs one attempt.
 
@@ -171,7 +119,7 @@ class Supervisor:
             for process in self._start():
                 self._tasks.append(process)
                 self._running.append(process)
-            while self._running:
+            while self._running or self._awaits():
                 self._miss()
                 self._ask_or_kill()
                 self._tell_who_stays()
@@ -207,8 +155,11 @@ class Supervisor:
             if not self._may_revive():  # Otherwise it is seen to when its process has ended.
                 self._on_failing(event)
         elif isinstance(event, (FoundSilent, MemberNews)):
-            if self._revival is not None and self._may_revive():
+            # An event of an aborted attempt has a process that is not among these.
+            if self._revival and self._may_revive() and getattr(event, "process", None) in (None, *self._running):
                 self._revival.hears(event, self._running)
+        elif isinstance(event, Joined):
+            self._admit(event.process)
         elif isinstance(event, CallReturned):
             self._returned[event.process.task.name] = event
             self._tell_at = time.monotonic() + _SECONDS_TO_LEAVE
@@ -241,6 +192,16 @@ class Supervisor:
     def _may_revive(self) -> bool:
         """Returns whether single tasks may be started again: not while all of them are being ended."""
         return self._revival is not None and not self._signal and not self._failures
+
+    def _awaits(self) -> bool:
+        return self._revival is not None and self._may_revive() and self._revival.awaits
+
+    def _admit(self, guest: GuestLike) -> None:
+        if self._revival is None or not self._may_revive():
+            guest.refuse("the job is just ending")
+        elif self._revival.admits(guest, self._running):
+            self._tasks.append(guest)
+            self._running.append(guest)
 
     def _start_due(self) -> None:
         """Starts the successors of tasks that have ended, when it is time."""

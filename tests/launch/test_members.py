@@ -1,54 +1,19 @@
 """The loss of single islands: the decisions with fakes, and a job of small scripts."""
 
-import io
-import types
-
 import pytest
 
 from replicax.errors import LaunchError
-from replicax.launch import Options, Terminal
-from replicax.launch.members import Members
-from replicax.launch.plan import Job, count_ports, make_plan
+from replicax.launch import Options
+from replicax.launch.plan import Job as PlannedJob, count_ports, make_plan
 from replicax.membership.decisions import Life
-from replicax.remote.planned import PlannedTask
-from replicax.remote.processes import FoundSilent
-from replicax.remote.supervisor import Failure
-
-
-class Host:
-    def __init__(self):
-        self.ended = []
-
-    def tell_end(self, life):
-        self.ended.append(life)
-
-
-class Process(types.SimpleNamespace):
-    pid, is_guest = 4, False
-
-    def kill(self):
-        self.killed = True
-
-
-def process(index, life=0, kind="worker", words=""):
-    environment = {"REPLICAX_LIFE": str(life)}
-    return Process(task=PlannedTask(kind, index, None, environment), last_words=words, killed=False, has_left=False)
-
-
-def failure(of, code=137):
-    return Failure(of, code, 0.0, of)
+from replicax.remote.events import FoundSilent
+from tests.launch.fake_members import Job, failure, process
 
 
 @pytest.fixture
 def islands():
     def make(restarts=2, **options):
-        made = Members(
-            Options("train.py", workers=3, islands=True, restarts=restarts, **options),
-            restarts,
-            Host(),
-            lambda task: Process(task=task, killed=False),
-            Terminal(io.StringIO(), io.StringIO()),
-        )
+        made = Job(restarts, islands=True, **options).members
         made.others = [process(0), process(2)]
         return made
 
@@ -116,10 +81,10 @@ def test_each_island_knows_where_the_meeting_is():
     options = Options("train.py", workers=2, islands=True)
     assert count_ports(options, 2) == 3
     inherited = {"REPLICAX_MEETING": "127.0.0.1:9", "REPLICAX_LIFE": "7"}
-    plan = make_plan(Job(options, inherited, "token", 1), 2, 0, [5001, 5002, 5003])
+    plan = make_plan(PlannedJob(options, inherited, "token", 1), 2, 0, [5001, 5002, 5003])
     found = [(task.environment["REPLICAX_MEETING"], task.environment["REPLICAX_LIFE"]) for task in plan.tasks]
     assert found == [("127.0.0.1:5003", "0")] * 2
-    alone = make_plan(Job(Options("train.py", workers=2), inherited, "token", 1), 2, 0, [5001, 5002])
+    alone = make_plan(PlannedJob(Options("train.py", workers=2), inherited, "token", 1), 2, 0, [5001, 5002])
     assert not {"REPLICAX_MEETING", "REPLICAX_LIFE"} & {*alone.tasks[0].environment}
 
 
