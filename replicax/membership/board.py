@@ -13,6 +13,7 @@
 | `ended/<roll>/<sum>/<index>` | once | a member has the result (empty), or the error |
 | `outcome/<roll>/<sum>` | once | whether the sum counts |
 | `call/<roll>` | once | somebody on a roll asks for the next one; why |
+| `silent/<roll>/<index>` | once | somebody on a roll has heard nothing of a member for too long |
 | `done/<roll>/<index>` | once | a member's script has ended |
 """
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterable
 from typing import Protocol
 
 from replicax.membership.decisions import AGAIN, Life, Sheet
@@ -78,6 +80,16 @@ class Board:
         why = self.store.get(f"call/{number}", timeout_s)
         return None if why is None else why.decode()
 
+    def suspect(self, number: int, lives: Iterable[Life]) -> None:
+        """Tells those on a roll that nothing was heard of some of them for too long."""
+        for life in lives:
+            self.store.put(f"silent/{number}/{life.index}", str(life.number).encode())
+
+    def suspects(self, number: int) -> frozenset[Life]:
+        """Returns those on a roll of whom somebody on it has heard nothing for too long."""
+        found = _by_index(self.store, f"silent/{number}")
+        return frozenset(Life(index, int(value)) for index, value in found.items())
+
     def tell_done(self, number: int, index: int) -> None:
         """Tells those on a roll that a member's script has ended."""
         self.store.put(f"done/{number}/{index}", b"")
@@ -126,7 +138,7 @@ class Board:
         if self.store.put_if_absent(f"roll/{sheet.number}", written(sheet)):
             self.store.put("at", str(sheet.number).encode())
             old = sheet.number - _KEPT
-            for what in ("roll", "here", "ended", "outcome", "call", "done") if old > 0 else ():
+            for what in ("roll", "here", "ended", "outcome", "call", "silent", "done") if old > 0 else ():
                 self.store.delete(f"{what}/{old}")
 
     def come(self, sum_name: str, index: int, signature: str) -> None:

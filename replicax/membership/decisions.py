@@ -110,8 +110,8 @@ def expected(last: Sheet | None, broken: bool, size: int, view: View, only_holde
     return sorted(life.index for life in awaited if view.is_up(life) and life not in ready)
 
 
-#: Returns whether a roll takes lives that do not hold the state, given the notes of those that do.
-Admits = Callable[[Mapping[Life, bytes]], bool]
+#: Returns whether a roll takes a life with some note that does not hold the state, given the notes of those that do.
+Admits = Callable[[Mapping[Life, bytes], bytes], bool]
 
 
 def next_sheet(
@@ -132,7 +132,7 @@ def next_sheet(
         return None
     holders = last.holders_after(broken) if last is not None else tuple(sorted(ready))
     held = {life: note for life, note in ready.items() if life in holders}
-    lives = tuple(sorted(held if admits is not None and not admits(held) else ready))
+    lives = tuple(sorted(life for life in ready if life in held or admits is None or admits(held, ready[life])))
     if not lives:
         return None
     notes = tuple(ready[life] for life in lives)

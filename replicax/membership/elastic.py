@@ -195,6 +195,7 @@ class ElasticMeeting:
             last = self._last
         if last is not None and last != self._last and self.life in last.lives:
             return last  # It was on the board when this process wrote its note, and it waited until then.
+        self._check_not_left_out(last)
         self._watch.begin()
         self._board.wait_with(self.life, last.number if last else 0, note)
         began = self._clock()
@@ -208,12 +209,24 @@ class ElasticMeeting:
             last = found
             if self.life in last.lives:
                 return last
+            self._check_not_left_out(last)
             began = self._clock()
+
+    def _check_not_left_out(self, last: Sheet | None) -> None:
+        """Checks that the others have not gone on without this process, if they would not take it in again."""
+        own = self._last
+        if self._rules.admits is None or own is None or last is None or last.number == own.number:
+            return
+        if self.life in own.holders_after(self._broken):
+            raise MeetingError(
+                f"{self.names[self.index]} gave no sign of life for too long, and the others have gone on without it. "
+                "It ends, so that another one takes its place."
+            )
 
     def _propose(self, last: Sheet | None, what: str, waited_s: float) -> None:
         notes = self._board.notes()
         watched = {*notes, *((*last.lives, *last.holders) if last else ())}
-        view = self._view(watched, View({}, notes=notes).ready(last), notes)
+        view = self._view(watched, View({}, notes=notes).ready(last), notes, last.number if last else 0)
         broken = self._is_broken(last, view)
         size = self._awaited(last, waited_s, len(view.ready(last)))
         sheet = None
@@ -255,19 +268,23 @@ class ElasticMeeting:
         self._board.break_off(last.number)
         return True
 
-    def _view(self, watched: Iterable[Life], waiting: Iterable[Life], notes: Mapping[Life, tuple[int, bytes]]) -> View:
+    def _view(
+        self, watched: Iterable[Life], waiting: Iterable[Life], notes: Mapping[Life, tuple[int, bytes]], number: int = 0
+    ) -> View:
         """Returns what this process knows of the others.
 
         Args:
             watched: Those whom it watches.
             waiting: Those of them who wait for others. They do nothing, and that is right; but their pulse must go on.
             notes: The notes on the board.
+            number: The number of the roll whose members may have been suspected by others on it.
         """
         dead_s = min(self.patience.pulse, _SECONDS_IF_BROKEN if self._broken else math.inf)
         beats = self._board.beats()
         others = set(watched) - {self.life}
         silent = self._watch.silent(others - set(waiting), beats, self.patience.stall, dead_s)
         silent |= self._watch.silent(others & set(waiting), beats, math.inf, dead_s)
+        silent |= self._board.suspects(number) - {self.life} if number else set()
         return View(self._board.newest(), self._board.gone(), silent, notes)
 
     # A sum.

@@ -140,7 +140,7 @@ def open_worlds(
         MeetingError: The meeting cannot be opened.
     """
     stall_s = stall_timeout or _DEFAULT_STALL_S
-    rules = Rules(config.num_processes, fewest, renews=True, admits=_somebody_gives)
+    rules = Rules(config.num_processes, fewest, renews=True, admits=_is_given_state)
     size = max(most, config.num_processes)
     # Where the launcher keeps the board, the address of the coordinator may be that of the board.
     ip = own_ip(str(config.task), "", [environ[MEETING]], timeout_s) if environ.get(MEETING) else None
@@ -154,8 +154,8 @@ def open_worlds(
     return worlds
 
 
-def _somebody_gives(notes: Mapping[Life, bytes]) -> bool:
-    return any(Place.of(note).gives for note in notes.values())
+def _is_given_state(holders: Mapping[Life, bytes], newcomer: bytes) -> bool:
+    return Place.of(newcomer).is_new and any(Place.of(note).gives for note in holders.values())
 
 
 def _close_worlds(worlds: ElasticWorlds, pulse: Pulse, lookout: Lookout) -> None:

@@ -135,6 +135,7 @@ class Sentry:
         # A newcomer waits if it has come, is up, and no roll has named it.
         self._waiting = frozenset(life for life in view.ready(sheet) if life not in sheet.lives)
         late = self._seconds_in_call() > max(_SECONDS_IN_A_CALL, self._patience.stall)
+        self._board.suspect(sheet.number, (life for life in lost if life in view.silent))
         if (lost or late) and called is None:
             self._board.call(sheet.number, f"{lost} are lost" if lost else "a call takes too long")
         if not (lost or late or called is not None) or sheet is not self._meeting.sheet or not self._awake.is_set():

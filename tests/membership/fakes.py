@@ -214,7 +214,7 @@ class Islands:
                 continue
             value, done = float(total[0]), newest + 1
             self.journal.setdefault(done, set()).add(tuple(old))
-            self.rounds.setdefault(meeting._life, set()).add(done)
+            self.rounds.setdefault(meeting.life, set()).add(done)
         return value
 
     def expected(self):
