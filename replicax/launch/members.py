@@ -117,6 +117,8 @@ class Members:
     def succeed(self, failure: Failure) -> None:
         """Has a task started again, if a restart is left and the training is not done."""
         task, life = failure.process.task, life_of(failure.process.task)
+        if self._attendance.is_dismissed(life):
+            return
         if failure.process.is_guest:  # Whoever has started it may start it again.
             self._terminal.say(f"{task.name}, which had joined, ended with {failure.how}. The others go on.")
             return
@@ -261,10 +263,15 @@ class Members:
         if known and self._is_done and not any(self._attendance.was_member(life_of(each.task)) for each in workers):
             for each in workers:
                 self._terminal.say(f"{each.task.name} is ended: it came when the training was done.")
+                self._attendance.dismiss(life_of(each.task))
                 if isinstance(each, Guest):
                     each.refuse("the training is done")
                 else:
                     each.kill()
+
+    def ends_all(self) -> None:
+        """Tells all workers that the whole job ends: nobody leaves alone."""
+        self._host.tell_ending()
 
     def verdict(self) -> Failure | None:
         """Returns why the attempt has failed although all processes that are left have ended with 0."""

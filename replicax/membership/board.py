@@ -6,6 +6,7 @@
 | `beat/<index>` | over and over | the life, a count, and what it is doing: a sign of life |
 | `gone/<index>/<life>` | once | a life is over |
 | `note/<index>` | over and over | the life waits for a roll after one that it has seen, with its note |
+| `ending` | once | the launcher ends all lives |
 | `at` | over and over | the number of a late roll, from which a newcomer reads on |
 | `roll/<number>` | once | the lives that a roll names, with their notes |
 | `service/<number>` | once | where the clique of a roll meets |
@@ -89,6 +90,14 @@ class Board:
         """Returns those on a roll of whom somebody on it has heard nothing for too long."""
         found = _by_index(self.store, f"silent/{number}")
         return frozenset(Life(index, int(value)) for index, value in found.items())
+
+    def tell_ending(self) -> None:
+        """Tells everybody that the whole job is to end."""
+        self.store.put("ending", b"")
+
+    def is_ending(self) -> bool:
+        """Returns whether the whole job is to end."""
+        return self.store.get("ending", _AT_ONCE_S) is not None
 
     def tell_done(self, number: int, index: int) -> None:
         """Tells those on a roll that a member's script has ended."""

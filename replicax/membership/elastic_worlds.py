@@ -29,6 +29,7 @@ from replicax.membership.decisions import Life
 from replicax.membership.elastic import ElasticMeeting
 from replicax.membership.meeting import MemberLostError, Roll
 from replicax.membership.packed import packed, unpacked
+from replicax.membership.preemption import Preemption
 from replicax.membership.sentry import Sentry
 from replicax.membership.telling import tell_of_leaving, tell_of_world
 from replicax.membership.worlds import ALONE, State, World
@@ -83,17 +84,19 @@ class ElasticWorlds:
         world: The present one.
         state: What is given to newcomers; None if nothing is, as long as the script has not said what.
         changes: Called when a world has begun, in this order.
+        preemption: Decides what SIGTERM means.
     """
 
     def __init__(self, meeting: ElasticMeeting, sentry: Sentry, fewest: int):
         self.world = World(ALONE, 0, (meeting.index,), (meeting.names[meeting.index],))
         self.state: State | None = None
         self.changes: list[Callable[[], None]] = []
+        self.preemption: Preemption | None = None
         self._meeting, self._sentry, self._fewest = meeting, sentry, fewest
         self._calls = 0
         self._place = Place(is_new=True)
         self._is_busy = False
-        self._leaving = ""
+        self._leaving, self._has_left = "", False
         self._outcome_of: Callable[[], list[np.ndarray]] | None = None
 
     # The beginning and the end.
@@ -120,7 +123,7 @@ class ElasticWorlds:
 
     def finish(self) -> None:
         """Waits until all members' scripts have ended, since one that lags may need an outcome of this one's."""
-        if not self.is_taken_in:
+        if not self.is_taken_in or self._has_left:
             return
         self._sentry.tell_done()
         while self._sentry.others_run():
@@ -128,6 +131,16 @@ class ElasticWorlds:
                 self._place = Place(self._calls, is_done=True)
                 self._meet()
                 return  # Those who lag have the outcome now. They go on without this process.
+
+    @property
+    def calls(self) -> int:
+        """How many calls have been completed: in all members the same at the same point of the script."""
+        return self._calls
+
+    @property
+    def may_leave(self) -> bool:
+        """Returns whether enough others go on if this process leaves."""
+        return self.is_taken_in and len(self.world.members) > self._fewest
 
     def leave_soon(self, reason: str) -> None:
         """Lets this process leave between two calls, and end: the others go on without it. For signal handlers."""
@@ -210,12 +223,13 @@ class ElasticWorlds:
 
     def _leave_if_told(self) -> None:
         """Ends this process if it was told to, and enough others go on without it."""
-        if not self._leaving or not self.is_taken_in or len(self.world.members) <= self._fewest:
+        if not self._leaving or not self.may_leave:
             return
         life = self._meeting.life
         tell_of_leaving(life, self._leaving)
         self._sentry.call(f"{self._meeting.names[life.index]} leaves: {self._leaving}")
         self.leave()
+        self._has_left = True
         raise SystemExit(_ENDED_EARLY)
 
     def _is_loss(self, error: Exception) -> bool:

@@ -1,8 +1,9 @@
 """The process that keeps the board of a meeting and the services of its cliques, as whoever starts it sees it.
 
 It is a process of its own, since JAX aborts whoever is connected with a service that goes. On its standard input it
-reads which lives are over (`gone 1 0`: life 0 of island 1). When that has ended, so does it, as soon as nobody is
-connected any more: so the others can go on if the process that started it is lost.
+reads which lives are over (`gone 1 0`: life 0 of island 1), and whether the whole job is to end (`ending`). When that
+has ended, so does it, as soon as nobody is connected any more: so the others can go on if the process that started it
+is lost.
 """
 
 from __future__ import annotations
@@ -44,6 +45,13 @@ class Host:
         assert self._popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # Then the processes have lost the board, and fail.
             self._popen.stdin.write(f"gone {life.index} {life.number}\n".encode())
+            self._popen.stdin.flush()
+
+    def tell_ending(self) -> None:
+        """Tells all processes that the whole job is to end."""
+        assert self._popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.write(b"ending\n")
             self._popen.stdin.flush()
 
     def let_go(self) -> None:

@@ -24,6 +24,7 @@ from replicax.membership.elastic_worlds import ElasticWorlds, Place
 from replicax.membership.hosting import Host
 from replicax.membership.lookout import Lookout
 from replicax.membership.meeting import Meeting
+from replicax.membership.preemption import Preemption, watch_sigterm
 from replicax.membership.sentry import Sentry
 from replicax.membership.solo import SoloMeeting
 from replicax.membership.watch import Pulse
@@ -150,6 +151,10 @@ def open_worlds(
     worlds = ElasticWorlds(opened.meeting, sentry, fewest)
     install(worlds)
     atexit.register(_close_worlds, worlds, opened.pulse, opened.lookout)
+    preemption = Preemption(opened.connect(), worlds.leave_soon)
+    atexit.register(preemption.stop)
+    watch_sigterm(preemption)
+    worlds.preemption = preemption
     worlds.begin(is_newcomer)
     return worlds
 

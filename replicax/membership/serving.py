@@ -18,6 +18,7 @@ _SECONDS_TO_CONNECT = 60.0
 _SECONDS_TO_WAIT = 3600.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _TRIES = 5
+ENDING = "ending"
 
 
 def serve(address: str, lines: Iterable[str]) -> None:
@@ -25,7 +26,7 @@ def serve(address: str, lines: Iterable[str]) -> None:
 
     Args:
         address: `"host:port"`.
-        lines: Which lives are over.
+        lines: Which lives are over, and whether all are to end.
     """
     services = [Service(address)]
     # Two connections: one of them waits for rolls.
@@ -33,8 +34,11 @@ def serve(address: str, lines: Iterable[str]) -> None:
     host = parse_address(address, "meeting").host
     threading.Thread(target=_serve_cliques, args=(boards[0], host, services), daemon=True).start()
     for line in lines:
-        _, index, number = line.split()
-        boards[1].end(Life(int(index), int(number)))
+        what, *numbers = line.split()
+        if what == ENDING:
+            boards[1].tell_ending()
+        else:
+            boards[1].end(Life(*map(int, numbers)))
     while any(service.is_used() for service in services):
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 

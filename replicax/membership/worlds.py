@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from replicax.membership.preemption import Preemption
 
 _T = TypeVar("_T")
 
@@ -49,11 +52,21 @@ class Worlds(Protocol):
         world: The present one.
         state: What is given to newcomers; None as long as the script has not said what.
         changes: Called when a world has begun, in this order.
+        preemption: Decides what SIGTERM means.
     """
 
     world: World
     state: State | None
     changes: list[Callable[[], None]]
+    preemption: Preemption | None
+
+    @property
+    def calls(self) -> int:
+        """How many calls have been completed: in all members the same at the same point of the script."""
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether enough others go on if this process leaves."""
 
     @property
     def is_taken_in(self) -> bool:

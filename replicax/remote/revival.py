@@ -68,5 +68,8 @@ class Revival(Protocol):
     def done(self, process: ProcessLike, running: Sequence[ProcessLike]) -> None:
         """Is told that a task has ended with 0, after `ended`."""
 
+    def ends_all(self) -> None:
+        """Is told that all tasks are going to get a signal, or are killed."""
+
     def verdict(self) -> Failure | None:
         """Returns why the attempt has failed although none of its last processes has."""

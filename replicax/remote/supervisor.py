@@ -295,6 +295,8 @@ class Supervisor:
         self._signal, self._ask_at = number, math.inf  # No task gets a second signal.
         if number in ENDING:
             self._kill_at = min(self._kill_at, time.monotonic() + self._grace.all)
+        if self._revival is not None and number in ENDING:
+            self._revival.ends_all()
         for process in self._running:
             process.send(number)
 
@@ -326,6 +328,8 @@ class Supervisor:
             self._terminal.say(
                 f"{first.culprit.task.name} failed ({first.how}); ending {names} within {self._grace.survivors:g} s."
             )
+        if self._revival is not None:
+            self._revival.ends_all()
         for process in others:
             process.send(signal.SIGTERM)
 

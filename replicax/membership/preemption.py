@@ -1,0 +1,86 @@
+"""SIGTERM in a worker of an elastic job: that worker leaves, and the others go on; or the whole job is to end.
+
+A scheduler that takes a machine away, and somebody who ends the job, send the same signal. The launcher tells on the
+board when it ends all workers. So a worker that gets the signal looks there, in a thread: a signal handler must not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import FrameType
+
+import jax
+
+from replicax.errors import MeetingError
+from replicax.membership.board import Board
+
+# The launcher tells the board that all are to end before it sends signals, but the news may be slower than they are.
+_SECONDS_TO_HEAR = 0.5
+_SECONDS_BETWEEN_LOOKS = 0.1
+
+_UNHANDLED = (signal.SIG_DFL, None)  # None: a handler that Python did not install, such as JAX's own
+
+
+def watch_sigterm(preemption: Preemption) -> None:
+    """Lets SIGTERM be a notice, unless the script handles it already. A second one ends the process at once."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) in _UNHANDLED:
+        preemption.end = _end_by_signal
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            preemption.notice("preempted: SIGTERM")
+
+        signal.signal(signal.SIGTERM, handle)
+
+
+def _end_by_signal() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)  # Its handler has put the default back.
+
+
+class Preemption:
+    """Decides what a notice means: this worker leaves, or all of them end.
+
+    Args:
+        board: What the launcher writes for the workers; a connection of its own.
+        leave: Lets this worker leave between two calls; it gets the reason.
+
+    Attributes:
+        end: What is to be done if all workers end.
+    """
+
+    def __init__(self, board: Board, leave: Callable[[str], object]):
+        self.end: Callable[[], object] = lambda: None
+        self._board, self._leave = board, leave
+        self._notices: SimpleQueue[str] = SimpleQueue()  # Unlike a Queue it may be used in a signal handler.
+        self._thread = threading.Thread(target=self._run, name="replicax-preemption-notice", daemon=True)
+        self._thread.start()
+
+    def notice(self, reason: str) -> None:
+        """Tells that this worker is to end. For signal handlers, too."""
+        self._notices.put(reason)
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._notices.put("")
+        self._thread.join()
+
+    def _run(self) -> None:
+        while reason := self._notices.get():
+            if self._all_end():
+                self.end()
+            else:
+                self._leave(reason)
+
+    def _all_end(self) -> bool:
+        deadline = time.monotonic() + _SECONDS_TO_HEAR
+        try:
+            while not (found := self._board.is_ending()) and time.monotonic() < deadline:
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+            return found
+        except (MeetingError, jax.errors.JaxRuntimeError):  # The board is gone, and with it the launcher.
+            return True

@@ -1,0 +1,77 @@
+"""Notices that a worker is to end: it leaves alone, or all of them end."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from replicax.membership.board import Board
+from replicax.membership.preemption import Preemption, watch_sigterm
+from tests.membership.fakes import MemoryStore
+
+
+class Told:
+    """Keeps what was told, and waits for it."""
+
+    def __init__(self):
+        self.told, self.came = [], threading.Event()
+
+    def __call__(self, *what):
+        self.told.append(what)
+        self.came.set()
+
+    def wait(self):
+        assert self.came.wait(10)
+        return self.told
+
+
+@pytest.fixture
+def board():
+    return Board(MemoryStore())
+
+
+@pytest.fixture
+def preemption(board):
+    leave = Told()
+    made = Preemption(board, leave)
+    made.left = leave
+    yield made
+    made.stop()
+
+
+def test_a_worker_that_is_preempted_leaves(preemption):
+    preemption.end = Told()
+    preemption.notice("the machine is taken away")
+    assert preemption.left.wait() == [("the machine is taken away",)]
+    assert preemption.end.told == []
+
+
+def test_nobody_leaves_alone_when_all_of_them_end(preemption, board):
+    preemption.end = Told()
+    preemption.notice("preempted")
+    time.sleep(0.1)
+    board.tell_ending()  # A little late.
+    assert preemption.end.wait() == [()]
+    assert preemption.left.told == []
+
+
+def test_sigterm_is_a_notice_once(preemption):
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        watch_sigterm(preemption)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert preemption.left.wait() == [("preempted: SIGTERM",)]
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_handler_of_the_script_stays(preemption):
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        watch_sigterm(preemption)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
