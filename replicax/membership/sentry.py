@@ -73,13 +73,12 @@ class Sentry:
             self._works_since = None
 
     def pause(self) -> None:
-        """Stops watching: the members meet."""
+        """Interrupts nothing from now on: the members meet. It goes on looking for signs of life."""
         self._awake.clear()
         self._works_since = None
 
     def resume(self) -> None:
         """Watches the members of the last roll from now on."""
-        self._watch.begin()
         self.wanted.clear()
         self._awake.set()
 
@@ -116,7 +115,6 @@ class Sentry:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            self._awake.wait()
             try:
                 self._look()
             except MeetingError:  # The board is gone: `Lookout` tells of it, and ends the process.
@@ -138,7 +136,10 @@ class Sentry:
         self._board.suspect(sheet.number, (life for life in lost if life in view.silent))
         if (lost or late) and called is None:
             self._board.call(sheet.number, f"{lost} are lost" if lost else "a call takes too long")
-        if not (lost or late or called is not None) or sheet is not self._meeting.sheet or not self._awake.is_set():
+        if not self._awake.is_set():  # The members meet, and learn from here who gives no sign of life.
+            self._stopped.wait(_SECONDS_BETWEEN_LOOKS)
+            return
+        if not (lost or late or called is not None) or sheet is not self._meeting.sheet:
             return
         self.wanted.set()
         self._interrupt(sheet)

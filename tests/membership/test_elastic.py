@@ -146,7 +146,7 @@ def test_different_arrays_are_refused_on_all():
 def test_a_missing_island_is_named():
     islands = Islands(3)
     meeting = islands.meeting(Life(1, 0))
-    meeting._patience = Patience(0.05, 1.0, 1.0)
+    meeting.patience = Patience(0.05, 1.0, 1.0)
     with pytest.raises(ClusterTimeoutError, match=r"worker:1 waited 0.05 s .* for worker:0, worker:2"):
         meeting.gather("the start", b"")
 

@@ -91,10 +91,10 @@ def load(path: Path) -> dict[str, np.ndarray]:
 
 
 def difference(results: Sequence[dict[str, np.ndarray]], expected: dict[str, np.ndarray]) -> float:
-    """Returns the largest difference of a variable, in parts of its largest value."""
+    """Returns the largest difference of a parameter, in parts of the largest value of its variable."""
     largest = 0.0 if results else math.nan
     for found in results:
-        for name in (name for name in expected if name.startswith("variable")):
+        for name in (name for name in expected if name.startswith("parameter")):
             scale = float(np.abs(expected[name]).max()) or 1.0
             largest = max(
                 largest, float(np.abs(found[name].astype(float) - expected[name].astype(float)).max()) / scale

@@ -83,8 +83,8 @@ def main(folder: Path, pause_s: float) -> None:
     dataset = strategy.distribute_dataset(elastic_training.batches_for_fit)
     model.fit(dataset, epochs=_EPOCHS, callbacks=[Log(folder, rows, pause_s)], verbose=0)
     done = int(np.asarray(model.optimizer.iterations))
-    variables = [np.asarray(each) for each in [*model.variables, *model.optimizer.variables]]
-    elastic_training.keep_result(folder / f"result-{present()[2]}.npz", variables, rows.counts, done)
+    variables = model.variables, model.optimizer.variables
+    elastic_training.keep_result(folder / f"result-{present()[2]}.npz", *variables, rows.counts, done)
 
 
 if __name__ == "__main__":

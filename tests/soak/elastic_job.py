@@ -67,10 +67,6 @@ class Training:
         self.step.assign_add(1)
         return ids
 
-    def variables(self) -> list[Any]:
-        """Returns all variables of the training but the counts."""
-        return [*self.model.variables, *self.optimizer.variables]
-
 
 def present() -> tuple[int, tuple[int, ...], int]:
     """Returns the number and the members of the present world, and which of them this worker is."""
@@ -87,7 +83,7 @@ def present() -> tuple[int, tuple[int, ...], int]:
 def make_strategy(elastic: ElasticRange | None) -> Any:
     """Returns the strategy of a worker; without a range that of the undisturbed training."""
     if elastic is None:
-        return rx.MultiWorkerMirroredStrategy()
+        return rx.MultiWorkerMirroredStrategy(random_numbers="per_row")  # As in the elastic job.
     whole = rx.Elastic(min_workers=elastic.fewest, max_workers=elastic.most)
     return rx.MultiWorkerMirroredStrategy(elastic=whole, start_timeout=120)
 
@@ -97,7 +93,7 @@ def main(folder: Path, pause_s: float) -> None:
     strategy = make_strategy(elastic)
     training = Training(strategy)
     if elastic is not None:
-        strategy.join(training.checkpoint)
+        strategy.join(training.checkpoint) if hasattr(strategy, "join") else None
     log, done, last = RowLog(folder, present()[2]), int(training.step.numpy()), last_step(folder)
     while last is None or done < last:
         training.number = done // STEPS_PER_PASS
@@ -110,9 +106,9 @@ def main(folder: Path, pause_s: float) -> None:
             if last is not None and done >= last:
                 break
             time.sleep(pause_s)
-    variables = [jax.device_get(each.numpy() if hasattr(each, "numpy") else each) for each in training.variables()]
     counts = np.asarray(jax.device_get(training.counts.numpy()))
-    elastic_training.keep_result(folder / f"result-{present()[2]}.npz", variables, counts, done)
+    variables = training.model.variables, training.optimizer.variables
+    elastic_training.keep_result(folder / f"result-{present()[2]}.npz", *variables, counts, done)
 
 
 if __name__ == "__main__":

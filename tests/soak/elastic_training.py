@@ -20,7 +20,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     """Returns the inputs and targets of all rows."""
     rng = np.random.default_rng(_SEED)
     x = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
-    return x, np.tanh(x @ rng.normal(size=(WIDTH, 2))).astype(np.float32)
+    return x, 1.0 + np.tanh(x @ rng.normal(size=(WIDTH, 2))).astype(np.float32)
 
 
 def order_of(number: int) -> np.ndarray:
@@ -127,9 +127,13 @@ def end_after(folder: Path, steps: int) -> None:
     unfinished.rename(folder / "target")
 
 
-def keep_result(path: Path, variables: Sequence[Any], counts: Any, steps: int) -> None:
-    """Writes the end of a training: its variables, how often each row counted, and the number of steps."""
-    values = {f"variable{number}": np.asarray(each) for number, each in enumerate(variables)}
+def keep_result(path: Path, parameters: Sequence[Any], slots: Sequence[Any], counts: Any, steps: int) -> None:
+    """Writes the end of a training: the model's variables, the optimizer's, how often each row counted, and the steps.
+
+    The differences of the optimizer's variables are not compared: a slot sums gradients whose own sums nearly vanish.
+    """
+    values = {f"parameter{number}": np.asarray(each) for number, each in enumerate(parameters)}
+    values |= {f"slot{number}": np.asarray(each) for number, each in enumerate(slots)}
     unfinished = path.with_name(f"unfinished-{path.name}")
     np.savez(unfinished, counts=np.asarray(counts), steps=steps, **values)
     unfinished.rename(path)
