@@ -9,12 +9,17 @@ from typing import Protocol
 import jax
 
 import replicax.membership.worlds as worlds
+from replicax.cluster.key_value_store import ServiceStore, Store
 from replicax.containers import opened
-from replicax.errors import ElasticError
+from replicax.errors import BatchError, ElasticError
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica, is_per_replica
 
 _SOURCE = "_replicax_source"  # an attribute of an array: of what it was made, and which leaf of that it is
+# Workers that read other data than the others differ in nearly every batch: some calls are enough to find them.
+_CALLS_BETWEEN_COMPARISONS = 64
+_FIRST_CALLS_OF_A_WORLD = 3
+_SECONDS_TO_READ = 5.0
 
 
 class Source(Protocol):
@@ -28,6 +33,9 @@ class Source(Protocol):
 
     def leaves(self) -> Sequence[Leaf]:
         """Returns the leaves of the same rows in the present world: the same objects each time it is asked there."""
+
+    def digest(self) -> str:
+        """Returns a digest of the rows, which is the same on all workers."""
 
 
 def note_source(leaves: Sequence[Leaf], source: Source) -> None:
@@ -44,24 +52,34 @@ def renewed(tree: PyTree) -> PyTree:
     The same batch renewed twice in one world is the same object. Other values, such as results of an earlier world, are
     left as they are. A tree without batches of an earlier world is returned itself.
 
+    All members call this for the arguments of their next call. In some calls they compare the batches in them.
+
     Raises:
+        BatchError: Another member's batch in the same call has other rows.
         ElasticError: A value of an earlier world is neither a batch nor whole on this worker.
     """
     leaves, treedef = jax.tree.flatten(opened(tree), is_leaf=is_per_replica)
+    _comparison.make(leaves)
     number = worlds.number()
     present = [_present(leaf, number) for leaf in leaves]
     return tree if all(map(operator.is_, leaves, present)) else jax.tree.unflatten(treedef, present)
 
 
-def _present(leaf: Leaf, number: int) -> Leaf:
+def _source(leaf: Leaf) -> tuple[Source, int] | None:
     array = leaf.stacked if isinstance(leaf, PerReplica) else leaf
     if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
-        return leaf
-    source: Source | None
-    source, index = getattr(array, _SOURCE, (None, 0))
-    if source is not None:
+        return None
+    found: tuple[Source, int] | None = getattr(array, _SOURCE, None)
+    return found
+
+
+def _present(leaf: Leaf, number: int) -> Leaf:
+    found = _source(leaf)
+    if found is not None:
+        source, index = found
         return leaf if source.number == number else source.leaves()[index]
-    if array.is_fully_addressable or array.is_fully_replicated or _is_present(array):
+    array = leaf.stacked if isinstance(leaf, PerReplica) else leaf
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or _is_whole(array) or _is_present(array):
         return leaf
     raise ElasticError(
         f"A value of shape {array.shape} was made when other workers took part. Parts of it are on workers that may be "
@@ -70,7 +88,67 @@ def _present(leaf: Leaf, number: int) -> Leaf:
     )
 
 
+def _is_whole(array: jax.Array) -> bool:
+    return array.is_fully_addressable or array.is_fully_replicated
+
+
 def _is_present(array: jax.Array) -> bool:
     """Returns whether an array is on devices of the present world: each world has a client of its own."""
     device: Leaf = next(iter(array.sharding.device_set))  # JAX's types do not tell of `client`.
     return device.client is jax.devices()[0].client
+
+
+class Comparison:
+    """Compares the batches that the members give to the same call, in some of their calls. It waits for nobody.
+
+    Args:
+        store: Where the first of them to come notes what it has.
+    """
+
+    def __init__(self, store: Store):
+        self._store = store
+        self._world, self._first = 0, 0
+
+    def make(self, leaves: Sequence[Leaf]) -> None:
+        """Compares the batches in the arguments of this process's next call, if that is one to compare.
+
+        Raises:
+            BatchError: Another member has other rows.
+        """
+        running = worlds.running()
+        if running is None or len(running.world.members) == 1:
+            return
+        world, calls = running.world, running.calls
+        if world.number != self._world:
+            self._world, self._first = world.number, calls
+        if calls - self._first >= _FIRST_CALLS_OF_A_WORLD and calls % _CALLS_BETWEEN_COMPARISONS:
+            return
+        sources = {id(found[0]): found[0] for found in map(_source, leaves) if found is not None}
+        if not sources:
+            return
+        key, own = f"replicax/batch/{world.number}/{calls}", " ".join(each.digest() for each in sources.values())
+        name = world.names[world.index]
+        first, found = self._first_note(key, name, own)
+        if found != own:
+            raise BatchError(
+                f"The workers read different data. The rows that call {calls} gets have the digest {own} on {name} and "
+                f"{found} on {first}. Where workers come and go, all of them must read the same global batches in the "
+                "same order: give shuffles the same seed on every worker, and a dataset of a worker that joins the "
+                "position of the others (strategy.join)."
+            )
+
+    def _first_note(self, key: str, name: str, own: str) -> tuple[str, str]:
+        """Returns who has noted first what it has, and what that is: by default this process."""
+        try:
+            if self._store.put_if_absent(key, f"{name}\n{own}".encode()):
+                return name, own
+            noted = self._store.get(key, _SECONDS_TO_READ)
+        except jax.errors.JaxRuntimeError:
+            return name, own  # The store goes with its world. The call notices that, and is compared in the next one.
+        if noted is None:
+            return name, own
+        first, _, found = noted.decode().partition("\n")
+        return first, found
+
+
+_comparison = Comparison(ServiceStore())

@@ -208,9 +208,12 @@ class FunctionReading(DatasetReading):
             yield from maker.of_worker_batches(own, drops_whole_steps=True)
 
     def whole(self, position: Position, replicas: int) -> Generator[WholeBatch]:
-        rows = _rows_of_one(position)
-        # The pass goes on with the batches that it began with, whatever the number of replicas is by now.
-        position.replicas = replicas = position.replicas or replicas
+        # The pass goes on with the batches that it began with, whatever the number of replicas is by now. That is noted
+        # at once: workers that come before the first step need it.
+        position.replicas = position.replicas or replicas
+        return self._whole(_rows_of_one(position), position.replicas)
+
+    def _whole(self, rows: int, replicas: int) -> Generator[WholeBatch]:
         batches = host_batches(lambda: self._dataset_fn(InputContext(1, 0, replicas)))
         with contextlib.closing(iter(batches)) as opened:
             for group in group_batches(skip_rows(opened, rows), replicas):

@@ -16,7 +16,7 @@ import replicax.membership.worlds as worlds
 from replicax.data.batch_split import SplitBatch
 from replicax.data.batches import count_rows
 from replicax.data.input_options import InputOptions
-from replicax.data.input_steps import InputStepMaker
+from replicax.data.input_steps import InputStepMaker, digest
 from replicax.data.position import RowsRead
 from replicax.data.receivers import Receivers, ReceiversByWorld
 from replicax.renewal import note_source
@@ -116,6 +116,9 @@ class _Rows:
         if self._later is None or self._later[0] != number:
             self._later = (number, _leaves(self._splitter.now(self._batch).value))
         return self._later[1]
+
+    def digest(self) -> str:
+        return digest(self._batch)
 
 
 class ReadAhead:

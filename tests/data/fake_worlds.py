@@ -10,6 +10,7 @@ import pytest
 import replicax.membership.worlds as worlds
 from replicax.data import InputWorkers
 from replicax.data.receivers import Receivers
+from replicax.membership.worlds import World
 from replicax.runtime import replica_mesh
 
 
@@ -26,6 +27,10 @@ class FakeWorlds:
         self.replicas = replicas
         self.at_boundary: Callable[[], None] = lambda: None
         self.boundaries = 0
+
+    @property
+    def world(self) -> World:
+        return World(self.present, 0, (0,), ("worker:0",))
 
     def change(self, replicas: int) -> None:
         self.present += 1

@@ -72,6 +72,10 @@ class Job:
     def running(self) -> Job:
         return self
 
+    @property
+    def world(self) -> worlds.World:
+        return worlds.World(self.number, 0, (0,), ("worker:0",))
+
     def boundary(self) -> None:
         pass
 
