@@ -115,11 +115,6 @@ class ElasticWorlds:
         """Whether this process is a member; a newcomer is none before `join`."""
         return self.world.number != ALONE
 
-    @property
-    def calls(self) -> int:
-        """How many calls the members have completed: the same in all of them when they make the next one."""
-        return self._calls
-
     def join(self) -> None:
         """Waits until the others take this newcomer in, and takes their state. Does nothing in a member."""
         if not self.is_taken_in:

@@ -72,10 +72,6 @@ class Worlds(Protocol):
     def is_taken_in(self) -> bool:
         """Whether this process is a member."""
 
-    @property
-    def calls(self) -> int:
-        """How many calls the members have completed: the same in all of them when they make the next one."""
-
     def attempt(self, call: Callable[[], _T]) -> _T:
         """Returns what `call` returns; makes it again, in a new world, whenever a member is lost meanwhile."""
 
