@@ -37,7 +37,7 @@ from replicax.program.tracing import Pass
 from replicax.runtime import REPLICA_AXIS, turns
 from replicax.runtime.transfer import host_copy, put
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, is_trained, shape_of
+from replicax.variable_access import VariableLike, array_of, is_trained, shape_of
 
 Arrays: TypeAlias = Sequence[jax.Array]
 #: Values of the updated variables, values of the others, donated arguments, other arguments.
@@ -247,20 +247,29 @@ class CompiledPass:
                         jax.block_until_ready(outputs)
                     return self._everywhere(*outputs)
 
+        written, constant = self.variables.written, self.variables.constant
+        before = [(variable, array_of(variable)) for variable in (*written, *constant)]
+
         def outcome(outputs: Outputs) -> list[np.ndarray]:
-            return [host_copy(array) for array in (*outputs[0], *outputs[1])]
+            values = map(array_of, constant)  # The workers may have agreed on them in this call.
+            return [host_copy(array) for array in (*outputs[0], *values, *outputs[1])]
 
         def adopted(arrays: list[np.ndarray]) -> Outputs:
-            written = self.variables.written
-            values = [put(value, sharding_now(variable)) for variable, value in zip(written, arrays, strict=False)]
-            return values, list(map(jnp.asarray, arrays[len(written) :]))
+            values = [put(value, sharding_now(variable)) for (variable, _), value in zip(before, arrays, strict=False)]
+            store_values(constant, values[len(written) :])
+            return values[: len(written)], list(map(jnp.asarray, arrays[len(before) :]))
 
         def sharding_now(variable: VariableLike) -> Sharding:
             sharding = self._host.placement.variable_sharding(variable)
             assert sharding is not None  # Only placements over a mesh have worlds.
             return sharding
 
-        new_values, leaves = worlds.executed(run, outcome, adopted)
+        try:
+            new_values, leaves = worlds.executed(run, outcome, adopted)
+        except BaseException:
+            # Some workers may have agreed on first values in this call, and some not: all do it again.
+            store_values(*zip(*before, strict=True)) if before else None
+            raise
         store_values(self.variables.written, new_values)
         apply_changes(self.returned.changes)
         self._mark(leaves, arrays)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import replicax.context as context
@@ -18,20 +19,23 @@ from replicax.compat.keras import as_tensor_of
 from replicax.containers import opened
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.host import PER_REPLICA, PER_ROW
+from replicax.membership.worlds import Worlds
 from replicax.program.components import without_per_replica
 from replicax.program.enclosing import enclosing_program, settle_strategy
 from replicax.program.function import ProgramCache, WeakProgramCaches
 from replicax.program.pytrees import is_number_like
 from replicax.program.replica import ReplicaCall
+from replicax.renewal import renewed
 from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime.transfer import host_copy
 from replicax.strategies.combining import Combine, Components, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.gradient_memory import GradientMemory
 from replicax.strategies.mesh_input import MeshInput
 from replicax.strategies.placement import Placement
 from replicax.strategies.replica_context import ReplicaContext
 from replicax.typing import Leaf, PyTree, PyTreeFunction
-from replicax.values import Mirrored, is_per_replica
+from replicax.values import Mirrored, PerReplica, is_per_replica
 from replicax.variable_access import VariableLike, dtype_of, shape_of
 
 
@@ -202,6 +206,8 @@ class MeshStrategy(MeshInput):
 
     def _combined(self, each: Components, combine: Combine) -> jax.Array:
         array = getattr(each, "stacked", None)
+        if self.placement.worlds is not None and not isinstance(array, jax.core.Tracer):
+            return self._combined_in_world(self.placement.worlds, each, combine)
         if array is None or isinstance(array, jax.core.Tracer) or not self.placement.spans_processes:
             return self._combined_here(each, combine)
         everywhere = len(array.sharding.device_set) == self.placement.mesh_for(self.placement.replicas).size
@@ -211,6 +217,23 @@ class MeshStrategy(MeshInput):
             result = combined(each, combine)
             call.sent(result)
             return result
+
+    def _combined_in_world(self, worlds: Worlds, each: Components, combine: Combine) -> jax.Array:
+        """Combines a value where workers come and go: results of steps are whole on each, and only batches are not."""
+
+        def run() -> jax.Array:
+            present = renewed(each)
+            size = self.placement.mesh_for(self.placement.replicas).size
+            everywhere = len(present.stacked.sharding.device_set) == size
+            combined = self._combined_here if everywhere else self._combined_elsewhere
+            return jnp.asarray(host_copy(combined(present, combine)))
+
+        array = getattr(each, "stacked", None)
+        if array is None or not isinstance(array, jax.Array) or array.is_fully_addressable:
+            return combine(each)
+        return worlds.attempt(
+            lambda: worlds.executed(run, lambda found: [host_copy(found)], lambda found: jnp.asarray(found[0]))
+        )
 
     def _combined_here(self, each: Components, combine: Combine) -> jax.Array:
         replicas = each.num_replicas
@@ -242,15 +265,28 @@ class MeshStrategy(MeshInput):
         leaves = [leaf for _, leaf in paths]
         arrays = [i for i, leaf in enumerate(leaves) if is_number_like(leaf)]
         names = [f"value{jax.tree_util.keystr(paths[i][0])}" for i in arrays]
-        agreed = self.placement.agreed([leaves[i] for i in arrays], names, "values given to strategy.replicate")
+        agreed = self._agreed([leaves[i] for i in arrays], names, "values given to strategy.replicate")
         for i, value in zip(arrays, agreed, strict=True):
             leaves[i] = self.placement.place(value)
         return jax.tree_util.tree_unflatten(treedef, leaves)
 
+    def _agreed(
+        self, values: Sequence[jax.typing.ArrayLike], names: Sequence[str], what: str
+    ) -> Sequence[jax.typing.ArrayLike]:
+        """Returns the chief's values; see `Placement.agreed`."""
+        worlds = self.placement.worlds
+        if worlds is None:
+            return self.placement.agreed(values, names, what)
+
+        def run() -> list[np.ndarray]:
+            return [host_copy(value) for value in map(jnp.asarray, self.placement.agreed(values, names, what))]
+
+        return worlds.attempt(lambda: worlds.executed(run, _itself, _itself))
+
     def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
         """Returns the components of `value`, one for each replica of this process."""
         leaves, treedef = jax.tree_util.tree_flatten(opened(value), is_leaf=is_per_replica)
-        found = [one_per_replica(leaf) for leaf in leaves]
+        found = [self._of_this_process(one_per_replica(leaf)) for leaf in leaves]
         counts = {len(each.values) for each in found if each is not None and is_per_replica(each)}
         counts = counts or {_count_here(self, each.num_replicas) for each in found if each is not None}
         if not counts and any(isinstance(leaf, Mirrored) for leaf in values_of(leaves)):
@@ -265,6 +301,13 @@ class MeshStrategy(MeshInput):
         (count,) = counts
         components = [_components(leaf, each, count) for leaf, each in zip(leaves, found, strict=True)]
         return tuple(jax.tree_util.tree_unflatten(treedef, row) for row in zip(*components, strict=True))
+
+    def _of_this_process(self, each: Components | None) -> Components | None:
+        """Returns a value with the components of this process, where each process has those of all."""
+        whole = self.placement.worlds is not None and isinstance(each, PerReplica) and each.stacked.is_fully_addressable
+        if not whole or not isinstance(each, PerReplica) or each.num_replicas != self.num_replicas_in_sync:
+            return each
+        return PerReplica(each.stacked[np.array(self.placement.processes.local)])
 
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)
@@ -282,6 +325,10 @@ def checked_random_numbers(value: object, default: str = PER_REPLICA) -> str:
     if value not in (PER_REPLICA, PER_ROW):
         raise ArgumentError(f"`random_numbers` must be {PER_REPLICA!r} or {PER_ROW!r}, got {value!r:.100}.")
     return str(value)
+
+
+def _itself(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    return arrays
 
 
 def _count_here(strategy: MeshStrategy, replicas: int) -> int:
