@@ -10,6 +10,7 @@ import replicax as rx
 from replicax.cli.ckpt import ckpt
 from replicax.cli.demo import demo
 from replicax.cli.doctor import doctor
+from replicax.cli.members import members
 from replicax.cli.migrate import migrate
 from replicax.cli.run import SETTINGS, run
 from replicax.cli.server import server
@@ -27,6 +28,7 @@ app.command()(demo)
 app.command()(doctor)
 app.command(context_settings=SETTINGS)(run)
 app.command()(server)
+app.command()(members)
 app.command()(migrate)
 app.add_typer(template, name="template")
 app.add_typer(ckpt, name="ckpt")

@@ -12,7 +12,8 @@ from replicax.remote.output import error_line
 
 _SIGNALS = 128
 _SILENT = "gave no sign of life"
-_TOO_LATE = "it came when the training was done"
+#: How newcomers end for whom nobody is left.
+TOO_LATE = "it came when the training was done"
 
 
 class Attendance:
@@ -62,7 +63,7 @@ class Attendance:
 
     def is_leaving(self, life: Life) -> bool:
         """Returns whether a process has said that it leaves the others."""
-        return self._reasons.get(life, _SILENT) not in (_SILENT, _TOO_LATE)
+        return self._reasons.get(life, _SILENT) not in (_SILENT, TOO_LATE)
 
     def is_silent(self, life: Life) -> None:
         """Notes that a process gives no sign of life."""
@@ -70,11 +71,11 @@ class Attendance:
 
     def dismiss(self, life: Life) -> None:
         """Notes that a process is ended since it came when the training was done."""
-        self._reasons[life] = _TOO_LATE
+        self._reasons[life] = TOO_LATE
 
     def is_dismissed(self, life: Life) -> bool:
         """Returns whether a process is ended since it came too late."""
-        return self._reasons.get(life) == _TOO_LATE
+        return self._reasons.get(life) == TOO_LATE
 
     def end(self, life: Life, process: ProcessLike, code: int, asked: bool) -> None:
         """Notes that a process has ended; `asked` says whether the launcher is ending all of them."""
