@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import abc
-import logging
 from collections.abc import Callable, Iterable, Mapping
 
+import numpy as np
 from jax.sharding import Mesh
 
 import replicax.membership.worlds as worlds
@@ -17,12 +17,11 @@ from replicax.data.iterator import ElasticIterator, OpenedPass, PassIterator, ch
 from replicax.data.position import Position
 from replicax.data.receivers import Receivers, ReceiversByWorld
 from replicax.data.seen_batches import SeenBatches
-from replicax.data.shard_report import report
+from replicax.data.shard_report import ShardSummary, report, report_of_world
+from replicax.data.whole_batches import summarized
 from replicax.data.worker_channel import InputWorkers, WorkerChannel
 from replicax.errors import ArgumentError, ElasticError
 from replicax.typing import PyTree, PyTreeFunction
-
-_log = logging.getLogger(__name__)
 
 
 class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
@@ -151,10 +150,19 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
     def shard_report(self) -> str:
         """Runs through the source and returns a line for each worker; all workers must call it together."""
         self._check_can_continue()
+        running = worlds.running()
+        if running is not None:
+            return report_of_world(running, self._summary)
         workers = self._fed.workers
         channel = WorkerChannel(workers, self._options.worker_timeout) if workers.count > 1 else None
         summary, source = self._reading.summarize(InputStepMaker(workers, channel, self._options))
         return report(summary, source, workers, channel)
+
+    def _summary(self) -> tuple[ShardSummary, np.ndarray]:
+        """Returns what this worker uses of the rows in the present world, and digests of all of them."""
+        receivers = self._fed
+        batches = self._reading.whole(Position(), receivers.num_replicas)
+        return summarized(batches, receivers, self._options)
 
     # Position.
 

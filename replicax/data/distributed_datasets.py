@@ -21,6 +21,9 @@ from replicax.typing import PyTree
 class DistributedDataset(DistributedDatasetBase):
     """A dataset of global batches, each split among the replicas; made by `strategy.distribute_dataset`.
 
+    In elastic training a pass goes on when workers are lost or join: with the same global batches, each row once, and
+    also if the source is an iterator that cannot begin anew.
+
     Iterating yields one element per step: the pytree of a batch with a `PerReplica` for each array; with one replica, a
     plain array on its device. It can be iterated as often as its source.
 
@@ -90,6 +93,12 @@ class DistributedDatasetFromFunction(DistributedDatasetBase):
     Each pass calls `dataset_fn` once on each worker. Consecutive batches of what it returns go to consecutive replicas
     of the worker: a step takes one batch for each. `replicax.data.batch_split.split_group` says how the end of the data
     is split; over several workers `rx.InputOptions.uneven_workers` does.
+
+    In elastic training each worker calls `dataset_fn` for one pipeline that has all rows,
+    `InputContext(1, 0, num_replicas)`, and a step takes `num_replicas` consecutive batches. A pass that has begun goes
+    on with the batches that it began with, and with as many rows in a step, however many replicas share them later. So
+    that the next pass has steps of as many rows, too, `dataset_fn` asks for the size of its batches:
+    `context.get_per_replica_batch_size(global_batch_size)`.
 
     Args:
         dataset_fn: Takes an `InputContext` and returns batches for one replica each: anything that

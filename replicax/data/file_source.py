@@ -22,7 +22,8 @@ class FileSource(Generic[_File]):
     """A dataset in files, for `strategy.distribute_dataset`: each worker reads files of its own.
 
     Of W workers, worker w reads the files w, w + W, ...; there may be fewer files than workers. A step takes the next
-    `batch_size / W` rows of each worker. A single process reads all files in their order, `batch_size` rows at a time.
+    `batch_size / W` rows of each worker. A single process reads all files in their order, `batch_size` rows at a time;
+    in elastic training every worker does, so that no row is lost with a worker.
 
     Args:
         files: Names of the files, in the same order on every worker.

@@ -56,6 +56,12 @@ class InputOptions(Advised):
             has run out. `"error"`: a `BatchError` on every worker, which names the workers and their rows.
         worker_timeout: How long a worker waits for the others to have read their data, in seconds.
 
+    In elastic training (`rx.Elastic`), every worker reads all global batches, whatever the policy, and splits them for
+    the workers that there are: so a lost worker's rows are at hand, and no worker waits for another one's data. `"off"`
+    is refused, since data of one worker is lost with it. No step is dropped as a whole then: `remainder="drop"` drops
+    `rows % num_replicas` rows only of batches that have a row for each replica. `uneven_workers` and `worker_timeout`
+    have no meaning.
+
     Raises:
         ArgumentError: A value is not one of those.
     """

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypedDict
 
 import jax
 import numpy as np
 
+import replicax.membership.worlds as worlds
+from replicax.cluster.exchange import exchanged
 from replicax.data.batches import count_rows
 from replicax.data.worker_channel import InputWorkers, WorkerChannel
 from replicax.typing import PyTree
@@ -76,10 +78,44 @@ def report(
     if channel is not None:
         summaries = _of_all_workers(summary, workers, channel)
         source = _of_first_worker(source, workers, channel)
+    return _lines(workers.names, summaries, source)
+
+
+def report_of_world(running: worlds.Worlds, summarize: Callable[[], tuple[ShardSummary, np.ndarray]]) -> str:
+    """Returns the same where workers come and go: a line for each member of the present world.
+
+    Args:
+        running: The worlds of this process.
+        summarize: Returns what this worker uses in the present world, and digests of all rows.
+    """
+    source: np.ndarray | None = None
+
+    def run() -> list[bytes]:
+        nonlocal source
+        summary, source = summarize()
+        name = running.world.names[running.world.index].encode()
+        own = len(name).to_bytes(4, "big") + name + summary.encode()
+        return [own] if len(running.world.members) == 1 else exchanged(own)
+
+    def outcome(messages: list[bytes]) -> list[np.ndarray]:
+        return [np.frombuffer(message, np.uint8) for message in messages]
+
+    def adopted(arrays: list[np.ndarray]) -> list[bytes]:
+        return [array.tobytes() for array in arrays]
+
+    messages = running.attempt(lambda: running.executed(run, outcome, adopted))
+    ends = [4 + int.from_bytes(message[:4], "big") for message in messages]
+    names = [message[4:end].decode() for message, end in zip(messages, ends, strict=True)]
+    summaries = [ShardSummary.decode(message[end:]) for message, end in zip(messages, ends, strict=True)]
+    # If the messages are those that another member has got, this one may not have come to its own.
+    return _lines(names, summaries, summarize()[1] if source is None else source)
+
+
+def _lines(names: Sequence[str], summaries: Sequence[ShardSummary], source: np.ndarray | None) -> str:
     overlaps = _overlaps([each.digests for each in summaries], source)
     missing = "unknown" if source is None else str(_missing([each.digests for each in summaries], source))
     lines = []
-    for name, each, overlap in zip(workers.names, summaries, overlaps, strict=True):
+    for name, each, overlap in zip(names, summaries, overlaps, strict=True):
         files = "" if each.files is None else f", {each.files} files"
         lines.append(
             f"{name}: {len(each.digests)} rows, {each.batches} batches{files}, overlap {overlap}, missing {missing}"

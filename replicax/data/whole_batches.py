@@ -6,11 +6,13 @@ source goes on as it is; only the batches that the step has still to use are spl
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 import replicax.membership.worlds as worlds
 from replicax.data.batch_split import SplitBatch
@@ -19,6 +21,7 @@ from replicax.data.input_options import InputOptions
 from replicax.data.input_steps import InputStepMaker, digest
 from replicax.data.position import RowsRead
 from replicax.data.receivers import Receivers, ReceiversByWorld
+from replicax.data.shard_report import ShardSummary, row_digests
 from replicax.renewal import note_source
 from replicax.typing import Leaf, PyTree
 from replicax.values import is_per_replica
@@ -161,6 +164,21 @@ def whole_split(batch: PyTree, receivers: Receivers, options: InputOptions, ever
     split = maker.split(batch)
     assert split is not None
     return split
+
+
+def summarized(
+    batches: Generator[WholeBatch], receivers: Receivers, options: InputOptions
+) -> tuple[ShardSummary, np.ndarray]:
+    """Runs through all batches; returns which of their rows this worker's replicas get, and digests of all rows."""
+    own, everything, steps = [row_digests([])], [row_digests([])], 0
+    with contextlib.closing(batches):
+        for batch, _, _ in batches:
+            everything.append(row_digests([batch]))
+            parts = whole_split(batch, receivers, options).parts
+            if len(jax.tree.leaves(parts)[0]):
+                own.append(row_digests([jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), parts)]))
+                steps += 1
+    return ShardSummary(np.concatenate(own), steps), np.concatenate(everything)
 
 
 def _leaves(value: PyTree) -> list[Leaf]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import pytest
 
 import replicax.membership.worlds as worlds
-from replicax.data import InputWorkers
 from replicax.data.receivers import Receivers
 from replicax.membership.worlds import World
 from replicax.runtime import replica_mesh
@@ -36,6 +36,13 @@ class FakeWorlds:
         self.present += 1
         self.replicas = replicas
 
+    def attempt(self, call: Callable[[], Any]) -> Any:
+        return call()
+
+    def executed(self, run: Callable[[], Any], outcome_of: Callable[[Any], Any], adopted: Callable[[Any], Any]) -> Any:
+        """Returns the outcome as if this process had taken it over from another one."""
+        return adopted(outcome_of(run()))
+
     def boundary(self) -> None:
         self.boundaries += 1
         self.at_boundary()
@@ -43,11 +50,6 @@ class FakeWorlds:
     def receivers(self) -> Receivers:
         meshes = {k: replica_mesh(jax.devices()[:k]) for k in range(1, self.replicas + 1)}
         return Receivers.of(self.replicas, meshes.__getitem__, None)
-
-    def part_of(self, index: int, count: int) -> Receivers:
-        """Returns the receivers as worker `index` of `count` workers with one replica each sees them."""
-        names = tuple(f"worker:{i}" for i in range(count))
-        return self.receivers()._replace(workers=InputWorkers(index, names, (1,) * count))
 
 
 def install(monkeypatch: pytest.MonkeyPatch, replicas: int) -> FakeWorlds:

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from replicax.data import DistributedDataset, InputOptions
+from replicax.data import DistributedDataset, DistributedDatasetFromFunction, FileSource, InputOptions, InputWorkers
+from replicax.errors import ArgumentError, BatchError, ElasticError
 from replicax.renewal import renewed
 from replicax.values import PerReplica
 from tests.data.fake_worlds import install
@@ -131,3 +132,120 @@ def test_batches_go_without_the_garbage_collector(world, distribute):
         assert [ref() for ref in gone] == [None, None]
     finally:
         gc.enable()
+
+
+def test_rows_of_global_batches_are_given_again(world, distribute):
+    batch = next(distribute(ROWS[:24], batch_size=12).global_batches())
+    assert (batch.sharding.mesh.size, np.asarray(batch).tolist()) == (4, list(range(12)))
+    world.change(5)  # 12 rows do not divide: they come whole.
+    assert renewed(batch).tolist() == list(range(12))
+    world.change(3)
+    assert renewed(batch).sharding.mesh.size == 3
+
+
+def test_what_was_read_ahead_is_split_for_the_world_that_takes_it(world, distribute, rows_of):
+    dataset = distribute(ROWS[:36], batch_size=12)
+    assert dataset.element_spec.shape == (3,)
+    iterator = iter(dataset)
+    world.change(2)
+    assert iterator.get_next_as_optional().get_value().num_replicas == 2
+    assert iterator.element_spec.shape == dataset.element_spec.shape == (6,)
+    assert dataset.num_workers == 1
+    assert dataset.belongs_to(dataset._fed.mesh_for)
+    state = iterator.get_state()
+    assert state["rows"] == 12
+    again = distribute(ROWS[:36], batch_size=12)
+    again.set_state(state)
+    assert np.concatenate([rows_of(step) for step in again]).tolist() == list(range(12, 36))
+
+
+def test_placing_ahead_may_fail_while_the_world_changes(world, distribute, rows_of):
+    dataset = distribute(ROWS[:24], batch_size=12, prefetch=0)
+    broken = dataset._receivers.latest[1]._replace(mesh_for=lambda replicas: None)
+    dataset._receivers.latest = (1, broken)
+    iterator = iter(dataset)
+    world.at_boundary = lambda: world.change(3)
+    assert rows_of(next(iterator)).tolist() == list(range(12))
+
+
+def test_an_error_of_placing_is_raised_to_the_loop(world, distribute):
+    def mesh_for(replicas):
+        raise RuntimeError("no such device")
+
+    dataset = distribute(ROWS[:24], batch_size=12)
+    dataset._receivers.latest = (1, dataset._receivers.latest[1]._replace(mesh_for=mesh_for))
+    with pytest.raises(RuntimeError, match="no such device"):
+        next(iter(dataset))
+
+
+def test_no_step_is_dropped_whole(world, distribute, rows_of):
+    world.change(8)
+    dataset = distribute(ROWS[:21], batch_size=9, remainder="drop")
+    assert len(dataset) == 3
+    assert [len(rows_of(step)) for step in dataset] == [8, 8, 3]
+
+
+def test_files_are_read_by_every_worker(world, distribute, rows_of):
+    parts = np.split(ROWS, [7, 30, 41])
+    dataset = distribute(FileSource(range(4), lambda file: parts[file], batch_size=12))
+    iterator = iter(dataset)
+    first = [rows_of(next(iterator)) for _ in range(2)]
+    state = iterator.get_state()
+    assert state["units"] == {"of": 4, "done": [[0, 0]], "begun": {"1": 17}}
+    iterator.close()
+    world.change(3)
+    dataset.set_state(state)
+    assert np.concatenate([*first, *map(rows_of, dataset)]).tolist() == ROWS.tolist()
+
+
+def test_a_function_keeps_the_batches_of_its_pass(world, rows_of):
+    asked = []
+
+    def batches(context):
+        asked.append((context.num_input_pipelines, context.num_replicas_in_sync))
+        size = context.get_per_replica_batch_size(12)
+        return [ROWS[i : i + size] for i in range(0, 48, size)]
+
+    first = world.receivers()
+    dataset = DistributedDatasetFromFunction(
+        batches, num_replicas=4, mesh_for=first.mesh_for, options=InputOptions(prefetch=1), anew=world.receivers
+    )
+    iterator = iter(dataset)
+    assert next(iterator).num_replicas == 4
+    state = iterator.get_state()
+    assert state["replicas"] == 4
+    world.change(2)
+    rest = [rows_of(step).tolist() for step in iterator]
+    assert rest == [list(range(i, i + 12)) for i in range(12, 48, 12)]
+    dataset.set_state(state)
+    assert [rows_of(step).tolist() for step in dataset] == rest
+    assert [rows_of(step).tolist() for step in dataset] == [list(range(12)), *rest]
+    assert asked == [(1, 4), (1, 4), (1, 2)]
+
+
+def test_data_of_one_worker_is_refused(distribute):
+    with pytest.raises(ElasticError, match="lost with the worker"):
+        distribute(ROWS, batch_size=12, auto_shard_policy="off")
+
+
+def test_states_that_do_not_fit(distribute):
+    dataset = distribute(ROWS, batch_size=12)
+    dataset.set_state({"format": 1, "pass": 0, "rows": 7, "batches": 7, "units": {"of": 3, "done": [], "begun": {}}})
+    with pytest.raises(ArgumentError, match="3 parts"):
+        next(iter(dataset))
+
+
+def test_a_used_up_iterator_is_no_empty_dataset(distribute):
+    source = iter([ROWS[:12]])
+    dataset = distribute(lambda: source)
+    assert len(list(dataset)) == 1
+    with pytest.raises(BatchError, match="used-up"):
+        list(dataset)
+
+
+def test_the_report_shows_the_present_world(world, distribute):
+    dataset = distribute(ROWS[:24], batch_size=12)
+    assert dataset.shard_report() == "worker:0: 24 rows, 2 batches, overlap 0, missing 0"
+    two = InputWorkers(1, ("worker:0", "worker:2"), (1, 1))
+    dataset._receivers.latest = (1, world.receivers()._replace(num_replicas=2, workers=two))
+    assert dataset.shard_report() == "worker:0: 12 rows, 2 batches, overlap 0, missing 12"
