@@ -31,7 +31,8 @@ def problem(rows: int) -> tuple[np.ndarray, np.ndarray]:
 def keras_model(worker: int) -> keras.Model:
     """Weights that differ between the workers, until a strategy makes them the chief's."""
     keras.utils.set_random_seed(worker)
-    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)])
+    layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dropout(0.2), keras.layers.Dense(3)]
+    return keras.Sequential([keras.Input((6,)), *layers])
 
 
 def custom_loop(strategy: rx.Strategy, rows: int, worker: int = 0) -> dict[str, Any]:
@@ -158,7 +159,7 @@ PROGRAMS = {
 
 def worker(rows: int) -> dict[str, Any]:
     """Everything in one cluster: a process takes seconds to start."""
-    strategy = rx.MultiWorkerMirroredStrategy(start_timeout=60)
+    strategy = rx.MultiWorkerMirroredStrategy(start_timeout=60, random_numbers="per_row")
     values = {"who": [strategy.worker_index, strategy.num_workers, strategy.is_chief, strategy.num_replicas_in_sync]}
     values["custom_loop"] = custom_loop(strategy, rows, strategy.worker_index)
     values["optax_loop"] = optax_loop(strategy, rows)
