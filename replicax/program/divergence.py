@@ -20,7 +20,7 @@ from replicax.compat.jax_equations import location, scan_counts, scopes
 from replicax.compat.jax_names import CALLBACKS, CALLS_ON_OPERANDS, EQUALIZING_COLLECTIVES, LOCAL_WITH_AXES, STATEFUL
 from replicax.equality import OWN_DATA, Difference
 from replicax.errors import ProgramError
-from replicax.program.jaxprs import Atom, is_literal
+from replicax.program.jaxprs import Atom, draws_rows, is_literal
 from replicax.runtime.mesh import REPLICA_AXIS
 
 Differences = list[Difference | None]
@@ -36,6 +36,7 @@ class Divergence:
         split_meetings: Collectives that not all replicas would reach, or not equally often, and why.
         split_gradients: Operations of a backward pass whose results JAX takes to be equal, and why they are not. There
             JAX does not sum over the replicas where it should.
+        split_draws: Loops that not all replicas repeat equally often, in which numbers are drawn that belong to rows.
         differing: What may differ in each of the programs in it, by their ids.
     """
 
@@ -43,6 +44,7 @@ class Divergence:
     names: dict[str, Difference | None]
     split_meetings: list[tuple[jex_core.JaxprEqn, Difference]]
     split_gradients: list[tuple[jex_core.JaxprEqn, Difference]]
+    split_draws: list[jex_core.JaxprEqn]
     differing: dict[int, dict[Atom, Difference | None]]
 
     def values(self, jaxpr: jex_core.Jaxpr) -> dict[Atom, Difference | None]:
@@ -89,7 +91,12 @@ def find_divergence(program: jex_core.ClosedJaxpr, constants: Differences | None
     constants = [_of_type(var.aval) for var in jaxpr.constvars] if constants is None else constants
     outputs = search.outputs(jaxpr, constants + inputs, None)
     return Divergence(
-        outputs, search.names, list(search.split_meetings.values()), search.split_gradients, search.differing
+        outputs,
+        search.names,
+        list(search.split_meetings.values()),
+        search.split_gradients,
+        list(search.split_draws.values()),
+        search.differing,
     )
 
 
@@ -118,6 +125,7 @@ class _Search:
         self.names: dict[str, Difference | None] = {}
         self.split_meetings: dict[int, tuple[jex_core.JaxprEqn, Difference]] = {}
         self.split_gradients: list[tuple[jex_core.JaxprEqn, Difference]] = []
+        self.split_draws: dict[int, jex_core.JaxprEqn] = {}
         self._is_backward = False  # whether what is being looked at computes gradients
         self.differing: dict[int, dict[Atom, Difference | None]] = {}
         self._done: dict[Hashable, Differences] = {}
@@ -268,6 +276,8 @@ class _Search:
             if ends_apart_now:
                 merged = [each or split for each in merged]
             if ends_apart_now == ends_apart and _same(merged, carry):
+                if ends_apart and (draws_rows(condition) or draws_rows(body)):
+                    self.split_draws[id(equation)] = equation
                 return carry
             carry, ends_apart = merged, ends_apart_now
 

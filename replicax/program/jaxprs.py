@@ -21,7 +21,7 @@ Atom: TypeAlias = jex_core.Var | jex_core.Literal
 #: The known values of a program while it is evaluated (NumPy's where they are numbers of the program).
 Values: TypeAlias = dict[jex_core.Var, jax.Array]
 
-_GRADIENT = "replicax_gradient"
+_GRADIENT, _ROWS = "replicax_gradient", "replicax_rows"
 
 
 def is_literal(atom: Atom) -> TypeGuard[jex_core.Literal]:
@@ -208,6 +208,21 @@ def marked_as_gradient(value: jax.Array) -> jax.Array:
 def is_gradient(equation: jex_core.JaxprEqn) -> bool:
     """Returns whether an equation marks a gradient."""
     return equation.primitive.name == "name" and equation.params["name"] == _GRADIENT
+
+
+def marked_as_rows(value: jax.Array) -> jax.Array:
+    """Returns random numbers that belong to rows of the global batch, so that programs show it."""
+    marked: jax.Array = checkpoint_name(value, _ROWS)
+    return marked
+
+
+def draws_rows(jaxpr: jex_core.Jaxpr) -> bool:
+    """Returns whether a program draws random numbers that belong to rows of the global batch."""
+    return any(
+        (equation.primitive.name == "name" and equation.params["name"] == _ROWS)
+        or any(map(draws_rows, jex_core.jaxprs_in_params(equation.params)))
+        for equation in jaxpr.eqns
+    )
 
 
 def is_mark(equation: jex_core.JaxprEqn) -> bool:

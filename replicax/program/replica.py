@@ -39,7 +39,8 @@ from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.late import Late
 from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
 from replicax.program.replica_program import ReplicaProgram, cut_at_gradients, trace_as_one_device, trace_replica
-from replicax.program.row_draws import RowDraws, drawing, with_rows_together
+from replicax.program.row_draws import RowDraws, with_rows_together
+from replicax.program.row_random import drawing
 from replicax.program.scales import Search, find_local_mean, scope_of
 from replicax.program.settlements import BY_HAND
 from replicax.program.sharded_replicas import ReplicaShard, ReplicaSplit, sharded_in

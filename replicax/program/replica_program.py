@@ -18,7 +18,8 @@ from replicax.program.divergence import Divergence, find_divergence
 from replicax.program.frames import ReplicaFrame
 from replicax.program.jaxprs import called
 from replicax.program.late import Late
-from replicax.program.row_draws import RowDraws, drawing
+from replicax.program.row_draws import RowDraws
+from replicax.program.row_random import drawing
 from replicax.program.split import Assigned, Split
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTreeFunction
@@ -196,6 +197,14 @@ def _trace(
 def _checked(traced: ReplicaProgram, divergence: Divergence) -> ReplicaProgram:
     """Returns a program in which all decisions are right, with the results typed by what is known of them."""
     divergence.check_meetings(traced.name)
+    if divergence.split_draws:
+        where = location(divergence.split_draws[0])
+        raise ProgramError(
+            f"{traced.name} draws random numbers for its rows in a loop ({where}) that each replica repeats as often "
+            "as its own rows want. With random_numbers='per_row' the numbers are those of one device, which repeats it "
+            "for all rows equally often. Let all replicas decide alike (jax.lax.pmax of the predicate), or give each "
+            "row a key and a loop of its own: jax.vmap over jax.random.split(key, rows)."
+        )
     if divergence.split_gradients:
         equation, split = divergence.split_gradients[0]
         raise ProgramError(

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.compat.jax import vary
+from replicax.program.jaxprs import marked_as_rows
 from replicax.runtime.mesh import REPLICA_AXIS
 
 _WORD = 2**32
@@ -45,21 +46,25 @@ def bits_of_rows(
     """
     counts = _counts(shape, dimension, replicas) if _is_hashed(key) else None
     if counts is None:
-        whole = vary(draw(_whole(shape, dimension, replicas)), REPLICA_AXIS)
-        start = jax.lax.axis_index(REPLICA_AXIS) * shape[dimension]
-        part: jax.Array = jax.lax.dynamic_slice_in_dim(whole, start, shape[dimension], dimension)
-        return part
+        return own_rows(draw(_whole(shape, dimension, replicas)), dimension, replicas)
     first, second = (vary(word, REPLICA_AXIS) for word in jax.random.key_data(key))
     varying = [vary(count, REPLICA_AXIS) for count in counts]
     words: list[jax.Array] = jex_random.threefry2x32_p.bind(first, second, *varying)
-    high, low = words
+    high, low = map(marked_as_rows, words)
     if bit_width is None:
         keys: jax.Array = jax.random.wrap_key_data(jnp.stack([high, low], axis=-1), impl=jax.random.key_impl(key))
-        return keys
+        return vary(keys, REPLICA_AXIS)
     dtype = jnp.dtype(f"uint{bit_width}")
     if bit_width == 64:
         return (high.astype(dtype) << np.asarray(32, dtype)) | low.astype(dtype)
     return (high ^ low).astype(dtype)
+
+
+def own_rows(whole: jax.Array, dimension: int, replicas: int) -> jax.Array:
+    """Returns a replica's rows of an array that has those of all replicas in a dimension."""
+    rows = whole.shape[dimension] // replicas
+    start = jax.lax.axis_index(REPLICA_AXIS) * rows
+    return marked_as_rows(jax.lax.dynamic_slice_in_dim(vary(whole, REPLICA_AXIS), start, rows, dimension))
 
 
 def _is_hashed(key: jax.Array) -> bool:

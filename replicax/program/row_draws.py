@@ -11,24 +11,17 @@ that is (8, 4) there too has none. The first trace guesses, and where it was wro
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Hashable
 from types import FrameType
 from typing import NamedTuple, cast
 
 import jax
 
 import replicax.errors as replicax_errors
-from replicax.compat.jax import vary, varying_axes
-from replicax.compat.jax_draws import intercept_draws
-from replicax.compat.jax_tracing import is_kept_by_jax, is_on_devices, trace_anew_from_here
+from replicax.compat.jax_tracing import trace_anew_from_here
 from replicax.errors import ProgramError
-from replicax.program.row_bits import bits_of_rows
-from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.runtime.once import once
 
 _FEW_KEYS = 4  # as many as `jax.random.split` is often asked for, whatever the number of rows
 _OURS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (jax.__file__, replicax_errors.__file__))
@@ -39,11 +32,13 @@ class _Group(NamedTuple):
     """Draws among which those of the other trace are looked for.
 
     Attributes:
-        kind: `"bits"` or `"keys"`.
+        kind: `"bits"`, `"keys"`, or the sampler that draws.
+        refused: The dimensions that cannot have rows.
         place: Where in the user's code they are made, if that matters.
     """
 
     kind: str
+    refused: tuple[int, ...] = ()
     place: Hashable = None
 
 
@@ -83,9 +78,16 @@ class RowDraws:
         """Begins a trace of the function."""
         self._taken = {}
 
-    def dimension(self, kind: str, shape: tuple[int, ...]) -> int | None:
-        """Returns the dimension of the rows in a draw that is made now; None if it has none."""
-        group = _Group(kind, _place() if self._by_place else None)
+    def dimension(self, kind: str, shape: tuple[int, ...], refused: tuple[int, ...] = ()) -> int | None:
+        """Returns the dimension of the rows in a draw that is made now; None if it has none.
+
+        Args:
+            kind: `"bits"`, `"keys"`, or the sampler that draws.
+            shape: The shape of what is drawn.
+            refused: The dimensions along which what a replica draws depends on the rows of others. If one of them turns
+                out to be that of the rows, `are_right` refuses the draw.
+        """
+        group = _Group(kind, refused, _place() if self._by_place else None)
         if self._by_place:
             trace_anew_from_here()  # Or JAX would not come by here again for a draw of this shape.
         taken = self._taken.setdefault(group, [])
@@ -115,15 +117,24 @@ class RowDraws:
             return True
         if self._of_one is None:
             self._of_one = self._drawn_by_one()
-        right: dict[_Group, list[_Draw]] = {}
-        for group, taken in self._taken.items():
-            found = self._matched(group, [draw.shape for draw in taken], has_built)
-            if found is None:
-                self._by_place, self._of_one, self._right = True, None, {}
-                return False
-            right[group] = [_Draw(draw.shape, dimension) for draw, dimension in zip(taken, found, strict=True)]
-        self._right = right
-        return right == self._taken
+        right = {group: self._matched(group, taken, has_built) for group, taken in self._taken.items()}
+        known = {
+            group: [draw if found is None else found for draw, found in zip(self._taken[group], all_found, strict=True)]
+            for group, all_found in right.items()
+        }
+        for group, draws in known.items():
+            if any(draw.dimension in group.refused for draw in draws if draw.dimension is not None):
+                raise ProgramError(self._mixing(group))
+        if known != self._taken:  # Other keys may be those of rows then, and other draws are to be looked for.
+            self._right = known
+            return False
+        unknown = [(group, i) for group, all_found in right.items() for i, each in enumerate(all_found) if each is None]
+        if unknown and not self._by_place:
+            self._by_place, self._of_one, self._right = True, None, {}
+            return False
+        for group, i in unknown:
+            raise ProgramError(self._refusal(group, self._taken[group][i].shape))
+        return True
 
     def _drawn_by_one(self) -> dict[_Group, list[_Draw]]:
         assert self._as_one_device is not None
@@ -140,25 +151,24 @@ class RowDraws:
             ) from error
         return noted._taken
 
-    def _matched(self, group: _Group, shapes: list[tuple[int, ...]], has_built: bool) -> list[int | None] | None:
-        """Returns what is right for each draw of a group; None if the places have to be known for that."""
-        assert self._of_one is not None
-        of_one = [draw.shape for draw in self._of_one.get(group, [])]
+    def _matched(self, group: _Group, taken: list[_Draw], has_built: bool) -> list[_Draw | None]:
+        """Returns what is right for each draw of a group; None where that is not known."""
+        shapes, of_one = [draw.shape for draw in taken], self._shapes_of_one(group)
         if self._by_place and len(of_one) == len(shapes):
-            found = [self._dimension_of(*pair) for pair in zip(shapes, of_one, strict=True)]
-            if _NO_PART not in found:
-                return found
-        right: list[int | None] = []
+            found = [_Draw(*pair) for pair in zip(shapes, map(self._dimension_of, shapes, of_one), strict=True)]
+            if all(draw.dimension != _NO_PART for draw in found):
+                return list(found)
+        right: list[_Draw | None] = []
         for shape in shapes:
             fitting = {self._dimension_of(shape, whole) for whole in of_one} - {_NO_PART}
             if not fitting and has_built:
                 fitting = {None}
-            if len(fitting) > 1 and not self._by_place:
-                return None
-            if len(fitting) != 1:
-                raise ProgramError(self._refusal(group, shape, of_one))
-            right += fitting
+            right.append(_Draw(shape, *fitting) if len(fitting) == 1 else None)
         return right
+
+    def _shapes_of_one(self, group: _Group) -> list[tuple[int, ...]]:
+        assert self._of_one is not None
+        return [draw.shape for draw in self._of_one.get(group, [])]
 
     def _dimension_of(self, part: tuple[int, ...], whole: tuple[int, ...]) -> int | None:
         """Returns the dimension by which a draw for all replicas is larger; None if it is no larger."""
@@ -170,55 +180,26 @@ class RowDraws:
         fits = len(larger) == 1 and whole[larger[0]] == part[larger[0]] * self.replicas
         return larger[0] if fits else _NO_PART
 
-    def _refusal(self, group: _Group, shape: tuple[int, ...], of_one: list[tuple[int, ...]]) -> str:
-        what = "keys" if group.kind == "keys" else "random numbers"
+    def _mixing(self, group: _Group) -> str:
+        return (
+            f"{self._name} asks jax.random for a {group.kind} for the rows of its batch. With "
+            "random_numbers='per_row' it would be that of one device for the rows of all "
+            f"{self.replicas} replicas, of which a replica has no part. Exchange rows with "
+            "jax.random.permutation(key, rows) itself, put them together first "
+            "(rx.get_replica_context().all_gather(rows, axis=0)), or do it in the dataset, before the batch is split; "
+            "split keys of jax.random.key(seed, impl='threefry2x32')."
+        )
+
+    def _refusal(self, group: _Group, shape: tuple[int, ...]) -> str:
+        what = group.kind if group.kind == "keys" else "random numbers"
         where = f" ({group.place[-1]})" if isinstance(group.place, tuple) else ""
-        shapes = ", ".join(map(str, dict.fromkeys(of_one))) or "nothing of the kind"
+        shapes = ", ".join(map(str, dict.fromkeys(self._shapes_of_one(group)))) or "nothing of the kind"
         return (
             f"{self._name} draws {what} of shape {shape} on each of {self.replicas} replicas{where}. For the rows of "
             f"all of them one device draws {shapes}, and it is not clear which part of that is a replica's. With "
             "random_numbers='per_row' a draw has one dimension that grows with the rows, in proportion, or none. Draw "
             "numbers for each row and use what you need of them, and make different draws in different lines."
         )
-
-
-_active: ContextVar[RowDraws | None] = ContextVar("replicax_row_draws", default=None)
-
-
-@contextlib.contextmanager
-def drawing(draws: RowDraws | None) -> Iterator[None]:
-    """Lets `draws` decide about the random numbers that are drawn in a `with` block; None: each replica by itself."""
-    if draws is not None:
-        _intercept()
-    token = _active.set(draws)
-    try:
-        yield
-    finally:
-        _active.reset(token)
-
-
-@once
-def _intercept() -> None:
-    intercept_draws(_drawn)
-
-
-def _drawn(
-    key: jax.Array, bit_width: int | None, shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], jax.Array]
-) -> jax.Array:
-    draws = _active.get()
-    # A key that varies is a replica's or a row's own. Numbers that are drawn at once are no part of the program.
-    if draws is None or key.ndim or not shape or REPLICA_AXIS in varying_axes(key) or not _is_of_replica():
-        return draw(shape)
-    dimension = draws.dimension("keys" if bit_width is None else "bits", shape)
-    if dimension is None:
-        return draw(shape)
-    if draws.replicas == 1:  # Typed as in the other trace, so that loops are traced alike.
-        return vary(draw(shape), REPLICA_AXIS)
-    return bits_of_rows(key, bit_width, shape, dimension, draws.replicas, draw)
-
-
-def _is_of_replica() -> bool:
-    return is_kept_by_jax() or is_on_devices()
 
 
 def _place() -> Hashable:

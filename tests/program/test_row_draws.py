@@ -33,10 +33,11 @@ def on_replicas(strategy, fn, x=X, key=KEY):
     )
 
 
-def check(strategies, fn, x=X, key=KEY):
-    """Checks that any number of replicas draws the bits that one device draws."""
+def check(strategies, fn, x=X, key=KEY, numbers=(3, 8)):
+    """Checks that replicas, any number of them, draw the bits that one device draws."""
     expected = jax.jit(fn)(key, x)
-    for number, strategy in strategies.items():
+    for number in numbers:
+        strategy = strategies[number]
         jax.tree.map(
             functools.partial(np.testing.assert_array_equal, err_msg=f"{number} replicas"),
             on_replicas(strategy, fn, x, key),
@@ -46,6 +47,14 @@ def check(strategies, fn, x=X, key=KEY):
 
 def rows(x):
     return x.shape[0]
+
+
+def first_large(key):
+    """Returns the first number above 0.7, for a key of a row."""
+    start = (key, 0.0)
+    return jax.lax.while_loop(
+        lambda c: c[1] < 0.7, lambda c: (jax.random.split(c[0])[0], jax.random.uniform(c[0])), start
+    )[1]
 
 
 DRAWS = {
@@ -77,15 +86,41 @@ DRAWS = {
     "scan_from_zeros": lambda key, x: jax.lax.scan(
         lambda h, key: (h + jax.random.normal(key, h.shape), None), jnp.zeros(x.shape), jax.random.split(key, 3)
     )[0],
+    "legacy_rows": lambda key, x: jax.vmap(lambda k: jax.random.normal(jax.random.split(k)[0], (3,)))(
+        jax.random.split(jax.random.PRNGKey(4), rows(x))
+    ),
+    "loop_of_row": lambda key, x: jax.vmap(first_large)(jax.random.split(key, rows(x))),
+    "gamma": lambda key, x: jax.random.gamma(key, 2.0, x.shape),
+    "gamma_of_rows": lambda key, x: jax.random.gamma(key, x[:, :1] + 2, x.shape),
+    "beta_of_rows": lambda key, x: jax.random.beta(key, x + 2, 0.5),
+    "poisson": lambda key, x: jax.random.poisson(key, 30.0, x.shape),
+    "poisson_of_rows": lambda key, x: jax.random.poisson(key, x * 9 + 10),
+    "binomial": lambda key, x: jax.random.binomial(key, 50, 0.4, x.shape),
+    "dirichlet": lambda key, x: jax.random.dirichlet(key, jnp.ones(4), (rows(x),)),
+    "permutation": lambda key, x: jax.random.permutation(key, x),
+    "independent_permutation": lambda key, x: jax.random.permutation(key, x, independent=True),
+    "permuted_rows": lambda key, x: jax.random.permutation(key, x, axis=1, independent=True),
+    "permuted_columns": lambda key, x: x[:, jax.random.permutation(key, 3)],
+    "choice": lambda key, x: jax.random.choice(key, 100, (rows(x),)),
+    "chosen_columns": lambda key, x: x[:, jax.random.choice(key, 3, (2,), replace=False)],
     "fori_loop": lambda key, x: jax.lax.fori_loop(
         0, 3, lambda i, h: h + jax.random.normal(jax.random.fold_in(key, i), h.shape), x
     ),
 }
 
 
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_replicas_draw_together_what_one_device_draws(strategies, draw):
-    check(strategies, draw)
+SLOW = {"beta_of_rows", "poisson_of_rows", "binomial", "dirichlet", "gamma_of_rows", "independent_permutation"}
+
+
+@pytest.mark.parametrize("name", [name for name in DRAWS if name not in SLOW])
+def test_replicas_draw_together_what_one_device_draws(strategies, name):
+    check(strategies, DRAWS[name])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", DRAWS)
+def test_so_do_other_numbers_of_them(strategies, name):
+    check(strategies, DRAWS[name], numbers=(2, 3, 4, 8) if name in SLOW else (2, 4))
 
 
 @pytest.mark.parametrize("size", [9, 14, 1], ids="{} rows".format)
@@ -134,7 +169,7 @@ def test_gradients_see_the_same_numbers_again(strategies):
         return (x * jax.random.normal(key, x.shape)).sum()
 
     expected = jax.grad(loss)(jnp.ones(3), KEY, X)
-    for strategy in strategies.values():
+    for strategy in (strategies[3], strategies[8]):
         gradient = on_replicas(strategy, functools.partial(jax.grad(loss), jnp.ones(3)))
         np.testing.assert_allclose(gradient, expected, rtol=1e-5)
 
@@ -170,6 +205,41 @@ def test_what_has_no_part_for_a_replica_is_refused(strategies):
 
     with pytest.raises(ProgramError, match="any number of rows"):
         on_replicas(strategies[2], picky)
+
+
+def loop_of_replica(key, x):
+    """Repeats until each of the replica's own rows has a number above 0.7."""
+
+    def body(carry):
+        key, found = carry
+        key, mine = jax.random.split(key)
+        return key, jnp.where(found > 0.7, found, jax.random.uniform(mine, found.shape))
+
+    return jax.lax.while_loop(lambda carry: (carry[1] < 0.7).any(), body, (key, 0 * x[:, 0]))[1]
+
+
+REFUSED = {
+    "each replica repeats": loop_of_replica,
+    "permutation of row numbers": lambda key, x: x[jax.random.permutation(key, rows(x))],
+    "choice without replacement": lambda key, x: jax.random.choice(key, 100, (rows(x),), replace=False),
+    "split of an RBG key": lambda key, x: jax.random.split(jax.random.key(1, impl="rbg"), rows(x)),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_mixes_rows_is_refused(strategies, said):
+    with pytest.raises(ProgramError, match=said):
+        on_replicas(strategies[8], REFUSED[said])
+
+
+def test_rows_that_were_put_together_are_drawn_for_together(strategies):
+    def contrast(key, x):
+        return x[jax.random.permutation(key, rows(x))], jax.random.normal(key, x.shape)
+
+    expected = jax.jit(contrast)(KEY, X)
+    together = lambda key, x: contrast(key, rx.get_replica_context().all_gather(x, axis=0))  # noqa: E731
+    for found, wanted in zip(on_replicas(strategies[3], together), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_the_choice_is_checked():
@@ -215,6 +285,6 @@ def trained(strategy, steps=5):
 
 def test_training_with_dropout_does_not_depend_on_the_number_of_replicas(strategies):
     expected = trained(rx.OneDeviceStrategy("cpu:0"))
-    for number in (2, 3, 8):
+    for number in (3, 8):
         for found, wanted in zip(trained(strategies[number]), expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6, err_msg=f"{number} replicas")
