@@ -2,8 +2,9 @@
 
     elastic_worker.py FOLDER NAME BLOCK_STEPS
 
-With a number of steps it waits for its turn (the file `turn` names a job and a block), makes as many steps, and writes
-how long each took. With 0 it makes steps until the file `turn` says `end`, and writes when each was completed.
+With a number of steps it waits for its turn (the file `turn` names a job and a block), makes some steps and then as
+many, and writes how long one took. With 0 it makes steps until the file `turn` says `end`, and writes when each was
+completed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import replicax as rx
 from replicax.membership.telling import elastic_range
 
 BATCH, WIDTH = 240, 1024
-_POLL_S = 0.005
+_POLL_S, _WARM_STEPS = 0.005, 4
 
 
 class Training:
@@ -79,12 +80,14 @@ def in_turns(training: Training, folder: Path, name: str, steps: int, writes: bo
         if whose != name or number <= done:
             time.sleep(_POLL_S)
             continue
-        seconds = []
-        for _ in range(steps):
-            began = time.perf_counter()
+        for _ in range(_WARM_STEPS):
             training.train(next(batches))
-            training.step.numpy()  # Both kinds of jobs wait here until the step has really ended.
-            seconds.append(time.perf_counter() - began)
+        training.step.numpy()
+        began = time.perf_counter()
+        for _ in range(steps):
+            training.train(next(batches))
+        training.step.numpy()  # Without elasticity nothing has waited until here.
+        seconds = (time.perf_counter() - began) / steps
         done = number
         if writes:
             unfinished = folder / f"{name}-{number}.new"
@@ -109,7 +112,7 @@ def main(folder: Path, name: str, steps: int) -> None:
     strategy = rx.MultiWorkerMirroredStrategy(**({} if whole is None else {"elastic": whole}))
     training = Training(strategy)
     if whole is not None:
-        strategy.join(training.checkpoint)
+        strategy.join(training.checkpoint) if hasattr(strategy, "join") else None
     if steps:
         in_turns(training, folder, name, steps, strategy.worker_index == 0)
     else:
