@@ -17,7 +17,8 @@ def step(number: int, world: int, runs: Sequence[Run] = RUNS, at: float | None =
     rows, share = rows_of(number), 24 // len(runs)
     parts = tuple(tuple(rows[i * share : (i + 1) * share]) for i in range(len(runs)))
     members = tuple(run.worker for run in runs)
-    return [Line(float(number) if at is None else at, run, number, world, members, parts) for run in runs]
+    told = [float(number) if at is None else at, number, world, members, tuple(rows)]
+    return [Line(told[0], run, *told[1:4], part, told[4]) for run, part in zip(runs, parts, strict=True)]
 
 
 def steps(numbers: range, world: int, runs: Sequence[Run] = RUNS) -> list[Line]:
@@ -45,9 +46,11 @@ def test_the_counts_of_fit_are_those_of_the_last_epoch():
 
 def test_a_lost_and_a_repeated_row_are_found():
     first, *others = WHOLE
-    lost = dataclasses.replace(first, rows=(first.rows[0][1:], first.rows[1]))
-    twice = dataclasses.replace(first, rows=(first.rows[0], (*first.rows[1][1:], first.rows[0][0])))
-    assert len(wrong([lost, *others], 8)) == len(wrong([twice, *others], 8)) == 1
+    lost = dataclasses.replace(first, rows=first.rows[1:], own=first.own[1:])
+    twice = dataclasses.replace(first, rows=(*first.rows, first.rows[0]))
+    by_another = dataclasses.replace(first, own=(*first.own, others[0].own[0]))
+    for each in (lost, twice, by_another):
+        assert len(wrong([each, *others], 8)) == 1
 
 
 def test_a_lost_and_a_repeated_step_are_found():

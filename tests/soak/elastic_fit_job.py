@@ -62,7 +62,7 @@ class Log(keras.callbacks.Callback):
         done = int(np.asarray(self.model.optimizer.iterations))
         seen = np.asarray(self._rows.counts) - self._before
         number, members, _ = present()
-        self._log.write(done - 1, number, members, [np.repeat(np.arange(ROWS), seen.astype(int)).tolist()])
+        self._log.write(done - 1, number, members, [], np.repeat(np.arange(ROWS), seen.astype(int)).tolist())
         last = last_step(self._folder)
         if last is not None and done >= last:
             self.model.stop_training = True

@@ -26,7 +26,8 @@ class Line:
         step: Its number, from 0.
         world: The number of the world.
         members: The workers of the world.
-        rows: The ids of the rows that each replica has computed.
+        own: The ids of the rows that the worker has computed.
+        rows: The ids of the rows that all have computed together.
     """
 
     time: float
@@ -34,7 +35,8 @@ class Line:
     step: int
     world: int
     members: tuple[int, ...]
-    rows: tuple[tuple[int, ...], ...]
+    own: tuple[int, ...]
+    rows: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +81,8 @@ def _is_whole(text: str) -> bool:
 
 def _line(text: str) -> Line:
     told = json.loads(text)
-    rows = tuple(map(tuple, told["rows"]))
-    return Line(told["time"], Run(*told["run"]), told["step"], told["world"], tuple(told["members"]), rows)
+    members, own, rows = (tuple(told[name]) for name in ("members", "own", "rows"))
+    return Line(told["time"], Run(*told["run"]), told["step"], told["world"], members, own, rows)
 
 
 def wrong_rows(lines: Iterable[Line], counts: Sequence[Iterable[int]], steps: int, fit: bool = False) -> list[str]:
@@ -93,11 +95,14 @@ def wrong_rows(lines: Iterable[Line], counts: Sequence[Iterable[int]], steps: in
         fit: Whether it trains with `fit`.
     """
     wrong, last = [], dict[Run, int]()
-    completed = set()
+    completed, computed = set[int](), defaultdict[tuple[int, int], set[int]](set)
     for line in lines:
-        computed = sorted(row for rows in line.rows for row in rows)
-        if computed != sorted(rows_of(line.step, fit)):
-            wrong.append(f"step {line.step} of {line.run} in world {line.world}: {len(computed)} rows")
+        if sorted(line.rows) != sorted(rows_of(line.step, fit)):
+            wrong.append(f"step {line.step} of {line.run} in world {line.world}: {len(line.rows)} rows, or others")
+        before = computed[line.step, line.world]
+        if before & {*line.own} or not {*line.own} <= {*line.rows}:
+            wrong.append(f"step {line.step} of {line.run} in world {line.world}: rows of another worker")
+        before |= {*line.own}
         if line.run in last and line.step != last[line.run] + 1:
             wrong.append(f"{line.run}: step {line.step} follows step {last[line.run]}")
         last[line.run] = line.step

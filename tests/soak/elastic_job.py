@@ -63,9 +63,10 @@ class Training:
         _, gradients = rx.value_and_grad(loss_fn, self.model.trainable_variables)()
         self.optimizer.apply(gradients, self.model.trainable_variables)
         mine = jnp.zeros(ROWS, jnp.int32).at[ids].add(1)
-        self.counts.assign_add(rx.get_replica_context().all_reduce("sum", mine))
+        replica = rx.get_replica_context()
+        self.counts.assign_add(replica.all_reduce("sum", mine))
         self.step.assign_add(1)
-        return ids
+        return ids, replica.all_gather(ids, axis=0)
 
 
 def present() -> tuple[int, tuple[int, ...], int]:
@@ -98,10 +99,10 @@ def main(folder: Path, pause_s: float) -> None:
     while last is None or done < last:
         training.number = done // STEPS_PER_PASS
         for batch in training.dataset:
-            rows = strategy.experimental_local_results(training.call(batch))
+            own, rows = (strategy.experimental_local_results(each)[0] for each in training.call(batch))
             number, members, _ = present()
             done = int(training.step.numpy())
-            log.write(done - 1, number, members, [np.asarray(each).tolist() for each in rows])
+            log.write(done - 1, number, members, np.asarray(own).tolist(), np.asarray(rows).tolist())
             last = last_step(folder)
             if last is not None and done >= last:
                 break

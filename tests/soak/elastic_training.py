@@ -99,17 +99,18 @@ class RowLog:
         self._run = [worker, life, os.getpid()]
         self._path = folder / f"rows-{worker}-{life}.jsonl"
 
-    def write(self, step: int, world: int, members: Sequence[int], rows: Sequence[Sequence[int]]) -> None:
+    def write(self, step: int, world: int, members: Sequence[int], own: Sequence[int], rows: Sequence[int]) -> None:
         """Tells of a step.
 
         Args:
             step: Its number, from 0.
             world: The number of the world in which it was completed.
             members: The workers of that world.
-            rows: The ids of the rows that each replica has computed.
+            own: The ids of the rows that this worker has computed; none if it does not know.
+            rows: The ids of the rows that all have computed together.
         """
         line = {"time": time.time(), "run": self._run, "step": step, "world": world}
-        text = json.dumps({**line, "members": list(members), "rows": [list(each) for each in rows]})
+        text = json.dumps({**line, "members": [*members], "own": [*own], "rows": [*rows]})
         with self._path.open("a") as file:
             file.write(f"{text}\n")
 
