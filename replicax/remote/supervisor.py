@@ -227,7 +227,7 @@ class Supervisor:
         for process, time_of_end in [] if self._signal else self._done:
             if process.task.type not in WORKERS or any(process is missed.process for missed in self._missed):
                 continue
-            waiting = [other.task.name for other in self._running if other.meets == self._workers]
+            waiting = [other.task.name for other in self._running if other.meets and other.meets == self._workers]
             if process.meets and not process.has_left:
                 why = "in the middle of the job, by os._exit or the like and not at the end of its script"
             elif waiting and not process.meets:
