@@ -411,7 +411,23 @@ class CancelledError(ReplicaxError, RuntimeError):
 
 
 class WorkerLostError(ReplicaxError, RuntimeError):
-    """Each worker that tried a scheduled function was lost in doing so."""
+    """The work cannot go on without a worker that is lost, or does not come to where the others wait for it.
+
+    With `rx.MultiWorkerMirroredStrategy` and its like the watch over the workers raises it in the script, in the call
+    that waits for the others, and so do all calls after it; the message is the report of what each worker was doing.
+    The process ends within 30 seconds, whatever the script does: after this time a job is started again as a whole.
+    With parameter servers, each worker that tried a scheduled function was lost in doing so.
+
+    Attributes:
+        message: The message.
+        exit_code: The exit code of a process that does not catch it: 70 if a worker makes no progress, 71 if one is
+            gone (`rx.exit_codes.ExitCode`); 1 with parameter servers.
+        workers: The names of the workers to blame, such as `("worker:1",)`; empty if that is not known.
+    """
+
+    def __init__(self, message: str = "", exit_code: int = 1, workers: Sequence[str] = ()):
+        self.message, self.exit_code, self.workers = message, exit_code, tuple(workers)
+        super().__init__(message)
 
 
 class ParameterServerLost(ReplicaxError, RuntimeError):

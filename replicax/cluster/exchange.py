@@ -27,6 +27,7 @@ from typing import TypeVar
 
 import jax
 
+from replicax.cluster.joined import joined, separated
 from replicax.cluster.key_value_store import ServiceStore, Store, get_pieces, put_pieces
 from replicax.errors import BarrierTimeoutError, ContextError
 
@@ -208,7 +209,7 @@ class Exchange:
             found = self.collect(everything, [first], _SECONDS_FOR_THE_FIRST)[0]
             if found.startswith(_ABSENT):
                 raise AbsentError(stage, [int(each) for each in found[len(_ABSENT) :].split()])
-            return _separated(found)
+            return separated(found)
         try:
             values = [value, *self.collect(stage, self.processes[1:])]
         except AbsentError as error:
@@ -290,6 +291,7 @@ class Exchange:
                 return value
             if self._closed is not None and self._closed.is_set():
                 raise ClosedError
+            _of_this_process.check()
             if remaining <= 0:
                 return None
             longest = min(2 * longest, _LONGEST_LOOK_UP_S)
@@ -349,11 +351,16 @@ class NumberedExchanges:
 
 
 class _OfThisProcess:
-    """The exchanges of this process; made when the first one is wanted, since JAX must be connected by then."""
+    """The exchanges of this process; made when the first one is wanted, since JAX must be connected by then.
+
+    Attributes:
+        check: Raises an error if no thread of this process should wait for others any more.
+    """
 
     def __init__(self) -> None:
         self._exchanges: NumberedExchanges | None = None
         self._closed: threading.Event | None = None
+        self.check: Callable[[], None] = lambda: None
 
     def get(self) -> NumberedExchanges:
         if self._exchanges is None:
@@ -376,6 +383,11 @@ def begin_anew(closed: threading.Event) -> None:
     _of_this_process.begin_anew(closed)
 
 
+def check_while_waiting(check: Callable[[], None]) -> None:
+    """Lets all exchanges of this process call `check` while they wait: it raises an error if they should not."""
+    _of_this_process.check = check
+
+
 def exchanged(message: bytes) -> list[bytes]:
     """Returns the messages of all processes, in their order; all processes must call this together.
 
@@ -384,16 +396,3 @@ def exchanged(message: bytes) -> list[bytes]:
         ContextError: The coordination service, which runs in process 0, is gone.
     """
     return _of_this_process.get().all(message)
-
-
-def joined(messages: Sequence[bytes]) -> bytes:
-    """Returns messages as one."""
-    lengths = b"".join(len(message).to_bytes(8, "big") for message in messages)
-    return b"".join([len(messages).to_bytes(4, "big"), lengths, *messages])
-
-
-def _separated(joined: bytes) -> list[bytes]:
-    count = int.from_bytes(joined[:4], "big")
-    lengths = [int.from_bytes(joined[4 + 8 * i : 12 + 8 * i], "big") for i in range(count)]
-    ends = list(itertools.accumulate(lengths, initial=4 + 8 * count))
-    return [joined[start:end] for start, end in itertools.pairwise(ends)]

@@ -20,8 +20,9 @@ comes. `stall_timeout` is 300 seconds.
 5. *Who reports.* `worker:0` asks all for their Python stacks (`reporting.gather`), and `reporting.alarm_report` writes
    the report: what each worker is doing, and the line of the callback where `worker:1` waits. It goes to
    `REPLICAX_LOG_DIR`, and to the launcher (`launcher.tell_launcher`) or stderr.
-6. *The end.* `worker:0` posts the report to the others as `/alarm`. Each writes it too and ends with exit code 70
-   (`STALLED`), so that whoever started the job can restart it.
+6. *The end.* `worker:0` posts the report to the others as `/alarm`. Each writes it too. `raising.Alarm` interrupts the
+   sum that the script waits in, so that the script raises `WorkerLostError`; then the process ends with exit code 70
+   (`STALLED`), so that whoever started the job can restart it. `worker:1` itself waits for no other, and ends at once.
 
 Had `worker:1` died, nobody would listen at its port, and the diagnosis would be `DEAD` after two questions. Had it run
 another program, `programs.ProgramComparison` would notice before the first call, and `order.Order` later.

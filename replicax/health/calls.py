@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import NamedTuple
 
 import jax
@@ -68,6 +69,7 @@ class Call:
         self._before: str | None = None
 
     def __enter__(self) -> Call:
+        now.check()
         if threading.get_ident() == now.thread:
             before = now.at[0]
             self._before = IDLE if before == START else before
@@ -80,9 +82,15 @@ class Call:
                 _note(monitor.running(), self._program)
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        if self._before is not None:
-            now.at = (self._before, time.monotonic())
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None:
+                now.explain(error)
+        finally:
+            if self._before is not None:
+                now.at = (self._before, time.monotonic())
 
     def prepare(
         self, lower: Callable[[], jax.stages.Lowered] | None, signature: Callable[[], Hashable] = tuple

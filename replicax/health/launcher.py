@@ -41,3 +41,12 @@ def tell_of_meeting(processes: int) -> None:
     """
     if tell_launcher({"meets": processes}):
         atexit.register(tell_launcher, {"leaves": True})
+
+
+def tell_of_watching(processes: int) -> None:
+    """Tells the launcher that this worker watches the others from now on: it ends by itself when one is lost.
+
+    Args:
+        processes: The number of workers.
+    """
+    tell_launcher({"meets": processes, "watches": True})

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
+from replicax.cluster.exchange import check_while_waiting
+from replicax.compat.jax_interrupts import explain_reads
 from replicax.exit_codes import ExitCode, from_signal
 from replicax.health.diagnosis import DONE, Diagnosis, Limits, WorkerObservation, diagnose, disagrees, diverged
 from replicax.health.observer import SECONDS_BETWEEN_LOOKS, SECONDS_FOR_A_LOOK, Observer
@@ -21,6 +23,7 @@ from replicax.health.order import Order, order_from, recorded_call_from
 from replicax.health.peers import Peer, tell
 from replicax.health.phases import LEAVE, now
 from replicax.health.programs import ProgramComparison
+from replicax.health.raising import SECONDS_TO_COME, Alarm, Connections
 from replicax.health.reporting import AlarmReport, alarm_report, gather, table, write
 from replicax.health.status import Status, status_of
 from replicax.health.traffic import Traffic
@@ -52,6 +55,9 @@ class Monitor:
         traffic: Counts the bytes between this process and others.
         end: Ends the process with an exit code.
         clock: Returns the time in seconds.
+
+    Attributes:
+        alarm: Raises an alarm in the script.
     """
 
     def __init__(
@@ -74,7 +80,9 @@ class Monitor:
         self._looks = 0
         self._told: Mapping[str, object] | None = None
         self._error: BaseException | None = None
-        self._ended, self._left = "", False
+        self._ended, self._left, self._exits = "", False, False
+        self._connections = Connections(len(self.peers) + 1)
+        self.alarm = Alarm(self._connections, lambda: self._wait_for_looks(3))  # A dead peer is noticed by then.
 
     # Questions of the server.
 
@@ -119,6 +127,7 @@ class Monitor:
     def _look(self) -> float:
         """Asks all peers once and returns how long to pause. If something is wrong, the process ends here."""
         self.observer.look()
+        self._connections.look()
         workers = self.workers()
         other = disagrees(self.order, self._index, workers)
         if other is not None:
@@ -151,49 +160,63 @@ class Monitor:
     # The alarm.
 
     def _alarm(self, diagnosis: Diagnosis) -> None:
-        if self._leave_it_to_another(diagnosis):
-            assert self._told is not None
+        # Workers with a lower index have time to raise the alarm, so that all report the same one.
+        before = [i for i, w in enumerate(self.workers()) if w.runs and i < self._index and i not in diagnosis.culprits]
+        self._wake.wait(_SECONDS_FOR_THE_FIRST * min(len(before), 2))
+        if self._told is not None:
             return self._obey(self._told)
         workers, answers = self.workers(), gather(self.peers)
         report = alarm_report(diagnosis, workers, self._index, answers, self.observer.note)
-        code = _exit_code(self._error, self._index, diagnosis.exit_code, diagnosis.culprits)
-        write(report, self._name, code, [worker.name for i, worker in enumerate(workers) if i in diagnosis.culprits])
         document = {**dataclasses.asdict(report), "code": int(diagnosis.exit_code), "culprits": diagnosis.culprits}
         reached = [peer for peer in self.peers if peer.index in answers]
-        tell(reached, "/alarm", document)
-        self._leave(diagnosis.exit_code, diagnosis.culprits, reached)
-
-    def _leave_it_to_another(self, diagnosis: Diagnosis) -> bool:
-        """Gives workers with a lower index time to raise the alarm, so that all report the same one."""
-        before = [i for i, w in enumerate(self.workers()) if w.runs and i < self._index and i not in diagnosis.culprits]
-        self._wake.wait(_SECONDS_FOR_THE_FIRST * min(len(before), 2))
-        return self._told is not None
+        self._end_with(
+            report, diagnosis.exit_code, diagnosis.culprits, reached, lambda: tell(reached, "/alarm", document)
+        )
 
     def _obey(self, document: Mapping[str, object]) -> None:
         """Ends as another worker's alarm says, with the same report."""
         told, culprits = document.get("code"), document.get("culprits")
         code = told if isinstance(told, int) else ExitCode.STALLED
-        culprits = culprits if isinstance(culprits, list) else []
-        names = [worker.name for i, worker in enumerate(self.workers()) if i in culprits]
-        own_code = _exit_code(self._error, self._index, code, culprits)
-        write(AlarmReport(str(document.get("text")), str(document.get("summary"))), self._name, own_code, names)
-        self._leave(
-            code,
-            culprits,
-            [peer for peer in self.peers if peer.history.seen(self._clock()).refusals == 0],
-        )
+        report = AlarmReport(str(document.get("text")), str(document.get("summary")))
+        reached = [peer for peer in self.peers if peer.history.seen(self._clock()).refusals == 0]
+        self._end_with(report, code, culprits if isinstance(culprits, list) else [], reached)
 
-    def _leave(self, code: int, culprits: Sequence[int], reached: Sequence[Peer]) -> None:
+    def _end_with(
+        self,
+        report: AlarmReport,
+        code: int,
+        culprits: Sequence[int],
+        reached: Sequence[Peer],
+        tell_others: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Ends the process with an alarm: by an error in the script, if that comes in time."""
+        workers = self.workers()
+        names = [worker.name for i, worker in enumerate(workers) if i in culprits]
+        own_code = int(_exit_code(self._error, self._index, code, culprits))
+        own = workers[self._index].status
+        # After wrong numbers the script must save nothing. A culprit that does not wait for others is stuck.
+        is_stuck = self._index in culprits and own is not None and own.waiting is None
+        in_script = code != ExitCode.DIVERGED and not self._exits and not is_stuck
+        write(report, self._name, own_code, names, last=not in_script)
+        tell_others()
+        if in_script:
+            self.alarm.ring(report.summary, own_code, names)
+            with self._looked:
+                self._looked.notify_all()
+            self.alarm.wait_for_script()
+        self._leave(own_code, reached, SECONDS_TO_COME + self.alarm.seconds_to_end if in_script else 0.0)
+
+    def _leave(self, code: int, reached: Sequence[Peer], longer_s: float = 0.0) -> None:
         if (
             self._index == 0
         ):  # It goes last, because JAX ends the others as soon as the service in this process is gone.
-            deadline = time.monotonic() + _SECONDS_TO_LEAVE
+            deadline = time.monotonic() + _SECONDS_TO_LEAVE + longer_s
             while reached and time.monotonic() < deadline:
                 time.sleep(0.05)
                 reached = [peer for peer in reached if peer.is_there()]
         self._left = True
         self.observer.close()
-        self._end(int(_exit_code(self._error, self._index, code, culprits)))
+        self._end(code)
 
     # The end of the script.
 
@@ -208,6 +231,9 @@ class Monitor:
         JAX closes the connections of the collectives when it shuts down. A peer that still computes would then fail
         with an error that does not name the cause. The monitor goes on watching until the process is gone.
         """
+        self._exits = True
+        if self.alarm.is_raised:
+            return _exit_after(self.alarm)
         if self._error is not None:
             self._wait_for_looks(3)  # If a dead peer caused the error, the alarm says so, and the process ends there.
         error = self._error
@@ -220,14 +246,14 @@ class Monitor:
         ):  # The others end in the same way, so there is nobody to wait for.
             self._wait_for_looks(3)
             logging.shutdown()
-            return self._leave(_code_of(error), (), self.peers)
+            return self._leave(_code_of(error), self.peers)
         try:
             self._wait_for_ends()
             if disagrees(self.order, self._index, self.workers()) is not None:
                 self._wait_for_looks(_LOOKS_FOR_AN_ALARM)  # The thread raises it, and the process ends there.
-                self._leave(ExitCode.DIVERGED, (), ())
+                self._leave(ExitCode.DIVERGED, ())
         except KeyboardInterrupt:
-            self._leave(from_signal(signal.SIGINT), (), ())
+            self._leave(from_signal(signal.SIGINT), ())
 
     def _wait_for_ends(self) -> None:
         """Waits until all scripts that can be watched have ended. The thread ends a wait that takes too long."""
@@ -240,12 +266,23 @@ class Monitor:
                 _log.warning("%s has ended (%s) and waits for %s.", self._name, self._ended, ", ".join(running))
 
     def _wait_for_looks(self, count: int) -> None:
+        self.observer.asks_all = True
         with self._looked:
             goal = self._looks + count
             self._wake.set()
             self._wake.clear()
             seconds = count * (SECONDS_BETWEEN_LOOKS + SECONDS_FOR_A_LOOK)
-            self._looked.wait_for(lambda: self._looks >= goal, seconds)
+            self._looked.wait_for(lambda: self._looks >= goal or self.alarm.is_raised, seconds)
+
+
+def _exit_after(alarm: Alarm) -> None:
+    """Lets the monitor end the process, which knows the exit code and whether others still need this process."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    logging.shutdown()
+    alarm.end()
+    threading.Event().wait()
 
 
 def _divergence(order: Order, me: int, peer: Peer, workers: Sequence[WorkerObservation]) -> Diagnosis:
@@ -282,6 +319,9 @@ def install(monitor: Monitor) -> None:
 
     sys.excepthook = hook
     _running = monitor
+    now.check, now.explain = monitor.alarm.check, monitor.alarm.explain
+    explain_reads(monitor.alarm.explain)
+    check_while_waiting(monitor.alarm.check)
     monitor.start()
     atexit.register(_at_exit, monitor)
 

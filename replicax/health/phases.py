@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import monotonic
+from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 import jax
@@ -43,6 +44,10 @@ WAITING_PHASES = frozenset({STEP, WAIT})
 _NOTHING: tuple[str, tuple[int, ...]] = ("", ())
 
 
+def _accept(*_: object) -> None:
+    """Is called where nobody watches."""
+
+
 class Activity:
     """The activity of a process.
 
@@ -59,13 +64,17 @@ class Activity:
         seen_computing: When the devices were last seen to compute.
         thread: The thread that counts.
         wait: What it waits for in phase `WAIT`, and for which processes; for all others if none are named.
+        check: Raises the alarm where the process is about to wait for others, if there is one.
+        explain: Given an error of a computation of all processes, raises the alarm if that is its cause.
     """
 
     __slots__ = (
         "at",
         "called",
         "calls",
+        "check",
         "exchanging",
+        "explain",
         "fingerprint",
         "moved",
         "noted",
@@ -85,6 +94,8 @@ class Activity:
         self.result: weakref.ref[jax.Array] | None = None
         self.thread = threading.main_thread().ident
         self.wait: tuple[str, tuple[int, ...]] = _NOTHING
+        self.check: Callable[[], None] = _accept
+        self.explain: Callable[[BaseException], None] = _accept
 
     def computes(self) -> bool:
         """Returns whether the last program is still running: its devices compute, or wait for others' devices."""
@@ -133,10 +144,12 @@ class exchange:
         else:
             now.exchanging[get_ident()] = monotonic()
 
-    def __exit__(self, *exception: object) -> None:
-        if self._phase is not None:
-            self._phase.__exit__()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         now.exchanging.pop(get_ident(), None)
+        if self._phase is not None:
+            self._phase.__exit__(kind, error, traceback)
 
 
 class phase:
@@ -169,10 +182,16 @@ class phase:
             now.at = (self._name, monotonic())
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        if self._before is not None:
-            now.at = (self._before, monotonic())
-            now.wait = self._wait_before
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None and self._name == WAIT:
+                now.explain(error)
+        finally:
+            if self._before is not None:
+                now.at = (self._before, monotonic())
+                now.wait = self._wait_before
 
     def __call__(self, fn: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(fn)

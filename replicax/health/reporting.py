@@ -103,7 +103,7 @@ def _main_stack(stacks: str) -> str:
     return "\n".join([title, *lines[:1], *lines[1:][-_LINES_OF_STACK:]])
 
 
-def write(report: AlarmReport, name: str, code: int, culprits: Sequence[str]) -> None:
+def write(report: AlarmReport, name: str, code: int, culprits: Sequence[str], last: bool = True) -> None:
     """Writes a report to a file, if `REPLICAX_LOG_DIR` names a folder, and its summary to the launcher or stderr.
 
     The launcher shows the summary of only one worker. Writing gets only a moment: the main thread may hold the lock of
@@ -114,12 +114,13 @@ def write(report: AlarmReport, name: str, code: int, culprits: Sequence[str]) ->
         name: Name of this worker.
         code: How this process ends.
         culprits: The names of the workers to blame.
+        last: Whether the launcher hears no more of this process, such as the traceback of its script.
     """
 
     def write_all() -> None:
         path = _written(report, name)
         summary = f"{report.summary}The Python stacks of all: {path}\n"
-        if _tell_launcher(summary, code, culprits):
+        if _tell_launcher(summary, code, culprits, last):
             return
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stdout.flush()
@@ -146,7 +147,7 @@ def _written(report: AlarmReport, name: str) -> Path | None:
     return path
 
 
-def _tell_launcher(summary: str, code: int, culprits: Sequence[str]) -> bool:
+def _tell_launcher(summary: str, code: int, culprits: Sequence[str], last: bool) -> bool:
     """Tells the launcher how this process ends and who is to blame; returns whether a launcher listens."""
     blames = [culprit.replace(":", " ") for culprit in culprits]
-    return tell_launcher({"code": int(code), "time": time.monotonic(), "words": summary, "blames": blames}, last=True)
+    return tell_launcher({"code": int(code), "time": time.monotonic(), "words": summary, "blames": blames}, last)

@@ -17,15 +17,17 @@ from replicax.errors import ArgumentError
 from replicax.health import monitor
 from replicax.health.client import Client
 from replicax.health.diagnosis import Limits
-from replicax.health.launcher import tell_of_meeting
+from replicax.health.launcher import tell_of_meeting, tell_of_watching
 from replicax.health.peers import History, Peer
 from replicax.health.phases import START, now
+from replicax.health.raising import SECONDS_TO_END
 from replicax.health.server import HealthServer
 from replicax.health.traffic import Traffic
 
 _log = logging.getLogger(__name__)
 STALL_TIMEOUT = "REPLICAX_STALL_TIMEOUT"
 SLOW_TIMEOUT = "REPLICAX_SLOW_TIMEOUT"
+END_TIMEOUT = "REPLICAX_END_TIMEOUT"
 DEFAULT_STALL_TIMEOUT_S = 300.0
 _ADDRESS, _TOKEN = "health address", "health token"
 
@@ -69,6 +71,7 @@ def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) 
         return runtime.start(config, lambda ip: {}, timeout_s)
     slow = _seconds(os.environ.get(SLOW_TIMEOUT) or Limits.slow, SLOW_TIMEOUT)
     limits = Limits(stall_timeout, max(stall_timeout, slow))
+    seconds_to_end = _seconds(os.environ.get(END_TIMEOUT) or SECONDS_TO_END, END_TIMEOUT)
     server: HealthServer | None = None
 
     def introduction(ip: str) -> dict[str, object]:
@@ -87,11 +90,17 @@ def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) 
     if server is None:
         _log.info("JAX was connected before the strategy was made, so the workers are not watched.")
     else:
-        _watch(config, server, workers, limits)
+        _watch(config, server, workers, limits, seconds_to_end)
     return workers
 
 
-def _watch(config: ClusterConfig, server: HealthServer, workers: Sequence[runtime.Member], limits: Limits) -> None:
+def _watch(
+    config: ClusterConfig,
+    server: HealthServer,
+    workers: Sequence[runtime.Member],
+    limits: Limits,
+    seconds_to_end: float,
+) -> None:
     token = os.environ.get(TOKEN) or str(workers[0].info[_TOKEN])
     peers = []
     for i, worker in enumerate(workers):
@@ -102,10 +111,12 @@ def _watch(config: ClusterConfig, server: HealthServer, workers: Sequence[runtim
     name = workers[config.process_id].name
     traffic = Traffic(_busy_ports(config, workers))
     watching = monitor.Monitor(config.process_id, name, _address(config, name), peers, limits, traffic)
+    watching.alarm.seconds_to_end = seconds_to_end
     now.thread = threading.get_ident()
     now.at = (START, time.monotonic())
     server.answer(token, watching)
     monitor.install(watching)
+    tell_of_watching(len(workers))
 
 
 def _health_address(worker: runtime.Member) -> tuple[str, int]:

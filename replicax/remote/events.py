@@ -130,6 +130,7 @@ class ProcessLike(Protocol):
     last_words: str
     told: ScriptEnded | None
     meets: int
+    watched: bool
     has_left: bool
     is_guest: bool
 

@@ -104,6 +104,7 @@ class RemoteProcess:
         last_words: The end of its output, or its error.
         told: Its message that it has failed, if it has sent one.
         meets: The number of processes in the cluster that it has begun to join; 0 before.
+        watched: Whether it watches the others of its cluster, and ends by itself when one is lost.
         has_left: Whether it has left the cluster normally.
         result: What its call returned, pickled.
         is_lost: Whether its host is gone.
@@ -125,7 +126,7 @@ class RemoteProcess:
         self._host, self._outlets, self._events = host, outlets, events
         self.last_words = ""
         self.told: ScriptEnded | None = None
-        self.meets, self.has_left, self.is_lost = 0, False, False
+        self.meets, self.watched, self.has_left, self.is_lost = 0, False, False, False
         self.result: bytes | None = None
         self.ended_early, self._is_call = False, order.kind == "call"
         self._returncode: int = ExitCode.PEER_LOST
@@ -183,7 +184,7 @@ class RemoteProcess:
             self._outlets.log.write(news.chunk)
             self._outlets.streams[news.error].feed(news.chunk)
         elif isinstance(news, Meets):
-            self.meets = news.processes
+            self.meets, self.watched = news
             self._events.put(WaitingForOthers(self))
         elif isinstance(news, CallEnded):
             self._events.put(CallReturned(self, news.threads))

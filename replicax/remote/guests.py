@@ -58,7 +58,7 @@ class Guest:
     def __init__(self, connection: socket.socket, host: str, wanted: int | None, events: EventSink):
         self.task = PlannedTask(WORKER, -1, None, {})
         self.host, self.wanted = host, wanted
-        self.last_words, self.pid, self.meets, self.has_left = "", 0, 0, False
+        self.last_words, self.pid, self.meets, self.watched, self.has_left = "", 0, 0, False, False
         self.told: ScriptEnded | None = None
         self.log_path: Path | None = None
         self._connection, self._events = connection, events

@@ -119,9 +119,11 @@ class Meets(NamedTuple):
 
     Attributes:
         processes: How many there are.
+        watches: Whether it watches them.
     """
 
     processes: int
+    watches: bool = False
 
 
 class CallEnded(NamedTuple):

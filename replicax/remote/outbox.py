@@ -29,7 +29,7 @@ class Outbox:
         if isinstance(event, ScriptEnded):
             self._put(Failed(event.code, event.time, process.last_words, event.blames))
         elif isinstance(event, WaitingForOthers):
-            self._put(Meets(process.meets))
+            self._put(Meets(process.meets, process.watched))
         elif isinstance(event, CallReturned):
             self._put(CallEnded(event.threads))
         elif isinstance(event, ProcessEnded):

@@ -80,6 +80,7 @@ class Process:
         last_words: The end of its output, or its error.
         told: Its message that its script has failed, if it has sent one.
         meets: The number of processes in the cluster that it has begun to join; 0 before.
+        watched: Whether it watches the others of its cluster, and ends by itself when one is lost.
         has_left: Whether it has left the cluster normally, when Python exited.
     """
 
@@ -90,7 +91,7 @@ class Process:
         self._log, self._streams, self._events, self._guard = outlets.log, outlets.streams, events, guard
         self.last_words = ""
         self.told: ScriptEnded | None = None
-        self.meets, self.has_left = 0, False
+        self.meets, self.watched, self.has_left = 0, False, False
         self._ended = threading.Event()
         with contextlib.ExitStack() as ours:
             pipes = [_pty(outlets.size) if outlets.size else os.pipe(), os.pipe(), os.pipe()]
@@ -196,7 +197,7 @@ class Process:
     def _take_news(self, told: dict[str, Any]) -> None:
         """Reports a message of the task. Its error goes to the log, and is not shown yet."""
         if "meets" in told:
-            self.meets = told["meets"]
+            self.meets, self.watched = told["meets"], bool(told.get("watches"))
             self._events.put(WaitingForOthers(self))
             return
         if "returned" in told:

@@ -32,6 +32,10 @@ from replicax.remote.terminal import Terminal
 
 # Two tasks that end within this time are ordered by when they ended, not by when the launcher learned of it.
 _SECONDS_TO_SETTLE = 0.1
+# When one is lost, workers that watch each other notice it by themselves, so that their scripts learn of it.
+_SECONDS_TO_NOTICE = 3.0
+_SIGNALED = 128  # An exit code above it stands for a signal.
+_LOSSES = (ExitCode.STALLED, ExitCode.PEER_LOST)
 #: The signals that tell the launcher to end the job.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Preempted workers save one after the other. The first that is done must not disturb the others.
@@ -260,7 +264,9 @@ class Supervisor:
             return
         self._failures.append(failure)
         now = time.monotonic()
-        delay = _SECONDS_TO_SAVE if failure.code == ExitCode.RESUME else _SECONDS_TO_SETTLE
+        delay = (
+            _SECONDS_TO_SAVE if failure.code == ExitCode.RESUME else _seconds_to_settle(self._running, self._failures)
+        )
         if not self._signal:  # Otherwise they have got a signal already.
             self._ask_at = min(self._ask_at, now + delay)
 
@@ -353,6 +359,14 @@ def _culprit(tasks: Sequence[ProcessLike], event: ScriptEnded) -> ProcessLike:
     names = {process.task.name: process for process in tasks}
     blamed = [names[name] for name in event.blames if name in names]
     return event.process if not blamed or event.process in blamed else blamed[0]
+
+
+def _seconds_to_settle(running: Sequence[ProcessLike], failures: Sequence[Failure]) -> float:
+    """Returns how long to wait for those that notice the loss of a worker themselves, so that no signal ends them."""
+    is_loss = all(each.code > _SIGNALED or each.code in _LOSSES for each in failures)
+    known = [each for failure in failures for each in (failure.process, failure.culprit)]
+    notice = any(process.watched and process not in known for process in running)
+    return _SECONDS_TO_NOTICE if is_loss and notice else _SECONDS_TO_SETTLE
 
 
 def _any_trains(processes: Sequence[ProcessLike]) -> bool:

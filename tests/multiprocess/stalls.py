@@ -145,15 +145,21 @@ class Job:
 
 @contextmanager
 def job(
-    folder: Path, fault: str = "", seconds: float = _SLEEP, stall_timeout: float = 5.0, steps: int = 40, **extra: str
+    folder: Path,
+    fault: str = "",
+    seconds: float = _SLEEP,
+    stall_timeout: float = 5.0,
+    steps: int = 40,
+    module: str = __name__,
+    **extra: str,
 ) -> Iterator[Job]:
-    """Starts two workers; at the end none is left, whatever happens."""
+    """Starts two workers, which run the function `train` of a module; at the end none is left, whatever happens."""
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     processes = []
     for index in range(2):
         task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
         environment = {**os.environ, "TF_CONFIG": json.dumps(task), "REPLICAX_LOG_DIR": str(folder), **extra}
-        code = f"import replicax as rx; rx.config.set_virtual_devices(1); from {__name__} import train; "
+        code = f"import replicax as rx; rx.config.set_virtual_devices(1); from {module} import train; "
         code += f"train({fault!r}, {seconds}, {stall_timeout}, {steps})"
         with open(folder / f"{index}.log", "w") as log:
             processes.append(

@@ -1,0 +1,93 @@
+"""Interrupting computations of several processes that wait for another one, and telling why arrays cannot be read.
+
+JAX's collectives have no time limit, and nothing of JAX's ends one. Those between CPUs (Gloo) use plain sockets, which
+another thread can shut down: the program then fails with an error, as it does when the other process dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import socket
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+from jax._src import array as jax_array
+
+from replicax.compat.jax_cliques import _GLOO_KEYS, _listeners, _open_sockets
+from replicax.compat.jax_processes import _service, collectives_are_gloo
+
+# Gloo's and NCCL's words. Programs that need the results of one that has failed repeat its error.
+_OF_COLLECTIVES = re.compile(r"gloo|nccl|collective|connection (closed|reset)|socket closed", re.IGNORECASE)
+
+
+def collective_ports() -> set[int]:
+    """Returns the ports at which the processes' collectives listen, as far as they have been used; none on GPUs.
+
+    It asks the coordination service in process 0, and waits for it. Without the name: no collective is interrupted.
+
+    Raises:
+        jax.errors.JaxRuntimeError: The service is gone.
+    """
+    if not collectives_are_gloo():
+        return set()
+    return _listeners(dict(_service().key_value_dir_get_bytes(_GLOO_KEYS)).values())
+
+
+def shut_down_connections(ports: Collection[int]) -> int:
+    """Shuts down the connections of this process from or to some ports; returns how many there were.
+
+    Whoever waits for data of one gets an error. The listeners stay: Gloo aborts the process if it cannot listen.
+    """
+    count = 0
+    for number in _open_sockets():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            if {connection.getpeername()[1], connection.getsockname()[1]} & set(ports):
+                connection.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
+
+
+def is_of_lost_collective(error: BaseException | None) -> bool:
+    """Returns whether an error, or one that has caused it, says that a collective between processes has failed."""
+    while error is not None:
+        # JAX makes a ValueError of some errors of a program that it runs at once.
+        if isinstance(error, (jax.errors.JaxRuntimeError, ValueError)) and _OF_COLLECTIVES.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
+
+
+def explain_reads(explain: Callable[[BaseException], None]) -> None:
+    """Lets `explain` raise another error where reading an array fails, as `float(loss)` does after a lost collective.
+
+    Without the names: the error stays JAX's own.
+
+    Args:
+        explain: Is given JAX's error; if it returns, that is raised.
+    """
+    kind: Any = jax_array.ArrayImpl
+    read, wait = kind._value.fget, kind.block_until_ready
+
+    @functools.wraps(read)
+    def explained_value(self: jax.Array) -> Any:
+        try:
+            return read(self)
+        except Exception as error:
+            explain(error)
+            raise
+
+    def block_until_ready(self: jax.Array) -> jax.Array:
+        try:
+            wait(self)
+        except Exception as error:
+            explain(error)
+            raise
+        return self
+
+    kind._value, kind.block_until_ready = property(explained_value), block_until_ready

@@ -1,0 +1,140 @@
+"""An alarm in the script: the call that waits for the others raises it, so that `except` and `finally` blocks run.
+
+The monitor is another thread. It notes the alarm here and shuts down the connections between the collectives of the
+processes. The computation that waits for another worker then fails, and the thread that trains comes to `Alarm.explain`
+with JAX's error, which raises the alarm instead. If it waits for nothing, its next call comes to `Alarm.check`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from replicax.compat.jax_interrupts import collective_ports, is_of_lost_collective, shut_down_connections
+from replicax.errors import WorkerLostError
+
+_log = logging.getLogger(__name__)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
+_SECONDS_FOR_AN_ANSWER = 1.0
+#: Seconds until the script has raised the alarm. It cannot while it is stuck in something else than a collective.
+SECONDS_TO_COME = 5.0
+#: Seconds for its `except` and `finally` blocks, unless the environment says otherwise.
+SECONDS_TO_END = 30.0
+
+
+class Connections:
+    """The connections between the processes' collectives.
+
+    Process 0 knows where they listen, once they have begun to. Since that may be the one that is stopped, it is asked
+    before an alarm.
+
+    Args:
+        processes: Number of processes; each listens at one port.
+        ports: Returns the ports, and may wait for process 0.
+    """
+
+    def __init__(self, processes: int, ports: Callable[[], set[int]] = collective_ports):
+        self._list, self._processes = ports, processes
+        self._ports = set[int]()
+        self._ask_at, self._pause = 0.0, _FIRST_PAUSE_S
+        self._thread: threading.Thread | None = None
+
+    def look(self) -> None:
+        """Begins to ask where they listen, if that is not known and was not asked for a while; does not wait."""
+        if len(self._ports) < self._processes and time.monotonic() >= self._ask_at:
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
+            self._begin()
+
+    def shut_down(self) -> int:
+        """Shuts them down; returns how many there were."""
+        if len(self._ports) < self._processes:
+            self._begin().join(_SECONDS_FOR_AN_ANSWER)
+        return shut_down_connections(self._ports)
+
+    def _begin(self) -> threading.Thread:
+        self._ask_at = time.monotonic() + self._pause
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._ask, name="replicax-health-ports", daemon=True)
+            self._thread.start()
+        return self._thread
+
+    def _ask(self) -> None:
+        try:
+            self._ports = self._ports | self._list()
+        except Exception as error:  # Process 0 is gone: what is known must do.
+            _log.debug("The ports of the collectives are not known: %s", error)
+
+
+class Alarm:
+    """An alarm that the script raises.
+
+    Args:
+        connections: What the script may be waiting for.
+        wait: Waits for a while until the monitor has found out why a computation has failed.
+
+    Attributes:
+        seconds_to_end: How long the script's `except` and `finally` blocks may take.
+    """
+
+    def __init__(self, connections: Connections, wait: Callable[[], None]):
+        self._connections, self._wait = connections, wait
+        self.seconds_to_end = SECONDS_TO_END
+        self._raised: tuple[str, int, tuple[str, ...]] | None = None
+        self._came, self._over = threading.Event(), threading.Event()
+
+    @property
+    def is_raised(self) -> bool:
+        """Whether there is an alarm."""
+        return self._raised is not None
+
+    # The script.
+
+    def check(self) -> None:
+        """Raises the alarm, if there is one.
+
+        Raises:
+            WorkerLostError: A worker is gone, or makes no progress.
+        """
+        if self._raised is not None:
+            self._came.set()
+            raise WorkerLostError(*self._raised)
+
+    def explain(self, error: BaseException) -> None:
+        """Raises the alarm, if an error comes from a lost collective, and the monitor finds out why.
+
+        Raises:
+            WorkerLostError: A worker is gone, or makes no progress.
+        """
+        if isinstance(error, WorkerLostError) or not is_of_lost_collective(error):
+            return
+        if self._raised is None:
+            self._wait()
+        try:
+            self.check()
+        except WorkerLostError as alarm:
+            raise alarm from error
+
+    def end(self) -> None:
+        """Notes that the script has ended."""
+        self._came.set()
+        self._over.set()
+
+    # The monitor.
+
+    def ring(self, summary: str, code: int, culprits: Sequence[str]) -> None:
+        """Raises the alarm: what the script waits for, fails. It does not wait for the script.
+
+        Args:
+            summary: The report.
+            code: The exit code.
+            culprits: The names of the workers to blame.
+        """
+        self._raised = (summary, code, tuple(culprits))
+        _log.debug("%d connections were shut down.", self._connections.shut_down())
+
+    def wait_for_script(self) -> None:
+        """Returns when the script has ended, or does not come or end in time."""
+        if self._came.wait(SECONDS_TO_COME):
+            self._over.wait(self.seconds_to_end)
