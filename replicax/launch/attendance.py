@@ -1,4 +1,4 @@
-"""The members of a job whose workers come and go, as its launcher learns of them; and the membership log."""
+"""Who takes part in a job whose workers come and go, as its launcher learns of it; and the membership log."""
 
 from __future__ import annotations
 

@@ -33,6 +33,10 @@ _SLOWEST_BYTES_PER_S = 1e5
 _FAILURES_IN_A_ROW = 5
 
 
+class BegunError(Exception):
+    """A job has begun without this process, which was late, or has taken the place of a lost one."""
+
+
 class Patience(NamedTuple):
     """How long a process waits, in seconds.
 
@@ -107,17 +111,23 @@ class ElasticMeeting:
         self._sums = self._failures = 0
         board.enter(life)
 
-    def gather(self, what: str, note: bytes) -> Roll:
+    def gather(self, what: str, note: bytes, begins: bool = False) -> Roll:
         """Waits until all who are up have come; see `Meeting`.
 
+        Args:
+            what: As there.
+            note: As there.
+            begins: Whether this process can only be one of those with whom the job begins.
+
         Raises:
+            BegunError: The job has begun without this process, and `begins`.
             ClusterTimeoutError: Not all processes have come to the first roll in time.
             BarrierTimeoutError: All who were on the last roll are silent.
             MeetingError: All of them are gone.
         """
         with health.phase(health.WAIT, what):
             before = self._last
-            sheet = self._next(what, note)
+            sheet = self._next(what, note, begins)
         self._tell_of_silent(before, sheet)
         if before is None or before.clique != sheet.clique:
             self._clique = []
@@ -189,13 +199,13 @@ class ElasticMeeting:
 
     # The next roll.
 
-    def _next(self, what: str, note: bytes) -> Sheet:
+    def _next(self, what: str, note: bytes, begins: bool) -> Sheet:
         last = self._board.latest() or self._last
         if self._last is not None and last is not None and last.number < self._last.number:
             last = self._last
         if last is not None and last != self._last and self.life in last.lives:
             return last  # It was on the board when this process wrote its note, and it waited until then.
-        self._check_not_left_out(last)
+        self._check_not_left_out(last, begins)
         self._watch.begin()
         self._board.wait_with(self.life, last.number if last else 0, note)
         began = self._clock()
@@ -209,12 +219,14 @@ class ElasticMeeting:
             last = found
             if self.life in last.lives:
                 return last
-            self._check_not_left_out(last)
+            self._check_not_left_out(last, begins)
             began = self._clock()
 
-    def _check_not_left_out(self, last: Sheet | None) -> None:
+    def _check_not_left_out(self, last: Sheet | None, begins: bool) -> None:
         """Checks that the others have not gone on without this process, if they would not take it in again."""
         own = self._last
+        if begins and last is not None and own is None:
+            raise BegunError
         if self._rules.admits is None or own is None or last is None or last.number == own.number:
             return
         if self.life in own.holders_after(self._broken):

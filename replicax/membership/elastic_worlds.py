@@ -26,7 +26,7 @@ import replicax.cluster.exchange as exchange
 from replicax.compat.jax_worlds import WorldClique, install_alone, is_lost_connection
 from replicax.errors import MeetingError
 from replicax.membership.decisions import Life
-from replicax.membership.elastic import ElasticMeeting
+from replicax.membership.elastic import BegunError, ElasticMeeting
 from replicax.membership.meeting import MemberLostError, Roll
 from replicax.membership.packed import packed, unpacked
 from replicax.membership.preemption import Preemption
@@ -103,12 +103,15 @@ class ElasticWorlds:
 
     def begin(self, is_newcomer: bool) -> None:
         """Begins the first world: that of all workers, or, for a newcomer, one of its own."""
-        if is_newcomer:
-            install_alone()
-            exchange.begin_anew(self._sentry.wanted)
-            return
-        self._place = Place()
-        self._meet()
+        if not is_newcomer:
+            self._place = Place()
+            try:
+                self._meet(begins=True)
+                return
+            except BegunError:
+                self._place = Place(is_new=True)
+        install_alone()
+        exchange.begin_anew(self._sentry.wanted)
 
     @property
     def is_taken_in(self) -> bool:
@@ -242,15 +245,18 @@ class ElasticWorlds:
         self._place = Place(self._calls, executes)
         return self._meet()
 
-    def _meet(self) -> list[np.ndarray] | None:
+    def _meet(self, begins: bool = False) -> list[np.ndarray] | None:
         """Begins the next world.
+
+        Args:
+            begins: Whether it is the first one, for which this process must have come in time.
 
         Returns:
             The outcome of the call in whose middle this process was; None if nobody has completed it.
         """
         self._sentry.pause()
         while True:
-            roll = self._meeting.gather("a new world", self._place.written())
+            roll = self._meeting.gather("a new world", self._place.written(), begins)
             self._check_number(roll)
             places = [Place.of(note) for note in roll.notes]
             try:

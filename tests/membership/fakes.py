@@ -117,8 +117,11 @@ class _Clique:
 
             assert cliques.lock.wait_for(is_over, SECONDS)
             if len(found) < len(self.sheet.lives):
-                raise RuntimeError("Connection closed by peer")
+                raise RuntimeError("Gloo: Connection closed by peer")
         return [sum(each[i] for each in found.values()) for i in range(len(parts))]
+
+    def install(self):
+        """Does nothing: threads share JAX's client."""
 
     def interrupt(self):
         with self.cliques.lock:

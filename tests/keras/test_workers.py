@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import replicax.keras.together as together
+import replicax.keras.workers as workers
 from replicax.errors import WorkersDisagreeError
 from replicax.health.status import status_of
 
@@ -21,7 +21,7 @@ def hear(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             waits.append(status_of().waits_at)
             return [own, *messages]
 
-        monkeypatch.setattr(together, "exchanged", exchanged)
+        monkeypatch.setattr(workers, "exchanged", exchanged)
         return waits
 
     return others
@@ -32,15 +32,15 @@ def told(what: str, value: Any) -> bytes:
 
 
 def test_the_same_logs_are_the_same(hear: Callable[..., list[str]]):
-    waits = hear(told("the names of logs", ["worker:1", ["accuracy", "loss"]]))
-    together.check_same_names(["accuracy", "loss"], "worker:0")
+    waits = hear(told("the names of logs", ["accuracy", "loss"]))
+    workers.check_same_names(["accuracy", "loss"], ("worker:0", "worker:1"))
     assert waits == ["the names of logs"]
 
 
 def test_other_logs_are_named(hear: Callable[..., list[str]]):
-    hear(told("the names of logs", ["worker:1", ["loss", "mine"]]))
+    hear(told("the names of logs", ["loss", "mine"]))
     with pytest.raises(WorkersDisagreeError) as raised:
-        together.check_same_names(["loss"], "worker:0")
+        workers.check_same_names(["loss"], ("worker:0", "worker:1"))
     assert raised.value.found == {"worker:1": ["mine"]}
 
 
@@ -48,6 +48,6 @@ def test_other_logs_are_named(hear: Callable[..., list[str]]):
 def test_a_worker_that_is_elsewhere_is_an_error(hear: Callable[..., list[str]], message: bytes):
     hear(message)
     with pytest.raises(WorkersDisagreeError, match="things to do together") as raised:
-        together.check_same_names(["loss"], "worker:0")
+        workers.check_same_names(["loss"], ("worker:0", "worker:1"))
     assert raised.value.exit_code == 72
     assert raised.value.found["process 0"] == ["the names of logs"]
