@@ -395,4 +395,6 @@ def exchanged(message: bytes) -> list[bytes]:
         BarrierTimeoutError: Some process did not come within a day.
         ContextError: The coordination service, which runs in process 0, is gone.
     """
+    if jax.process_count() == 1:
+        return [message]
     return _of_this_process.get().all(message)

@@ -315,6 +315,31 @@ def stop_writing(backup: keras.callbacks.BackupAndRestore, takes_part: bool = Fa
     backup.on_train_end = lambda logs=None: None
 
 
+@contextlib.contextmanager
+def write_only_if(backup: keras.callbacks.BackupAndRestore, writes: Callable[[], bool]) -> Iterator[None]:
+    """Lets a `BackupAndRestore` write only while `writes()` is true, in a `with` block; see `stop_writing`."""
+    save, end = backup._save_model, backup.on_train_end
+
+    def on_train_end(logs: Mapping[str, Any] | None = None) -> None:
+        if writes():
+            end(logs)
+
+    backup._save_model = lambda: save() if writes() else None
+    backup.on_train_end = on_train_end
+    try:
+        yield
+    finally:
+        del backup._save_model, backup.on_train_end
+
+
+def is_default_hook(hook: Callable[..., object]) -> bool:
+    """Returns whether a hook of a callback is the one of `keras.callbacks.Callback`, which does nothing.
+
+    Without the mark: the functions are compared with those of `keras.callbacks.Callback`.
+    """
+    return bool(getattr(hook, "_is_default", False))
+
+
 def is_of_empty_generator(error: BaseException) -> bool:
     """Returns whether a loop was given a generator that yields nothing; Keras 3.15 has a `ValueError` for it.
 

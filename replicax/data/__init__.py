@@ -26,7 +26,11 @@ With several workers, step 4 needs the others. `step_agreement.py` lets all work
 coming steps, in messages through host memory (`worker_channel.py`). Where workers do not have rows in proportion to
 their replicas, they send each other rows (`row_exchange.py`).
 
-The rest: `input_context.py` and `dataset_creator.py` are for datasets that a function of the user's makes on each
+Where workers come and go, step 4 needs nobody: each worker reads all of each batch (`whole_batches.py`), splits it for
+the replicas of the present world (`receivers.py`), and does so again when the world changes (`replicax/renewal.py`).
+
+The rest: `begun_pass.py` is a pass on its way to the devices, `seen_batches.py` notes what the batches look like,
+`input_context.py` and `dataset_creator.py` are for datasets that a function of the user's makes on each
 worker, `first_batch.py` looks at the first batch ahead of a pass, for `element_spec`, and `shard_report.py` compares
 what the workers read.
 """

@@ -80,14 +80,14 @@ class SharedReading(DatasetReading):
             yield from maker.of_shared_batches(skip_rows(batches, rows))
 
     def whole(self, position: Position, replicas: int) -> Generator[WholeBatch]:
-        rows = _rows_of_one(position)
-        if isinstance(self._batches, ArrayBatches):
-            for batch in self._batches.after(rows):
-                yield WholeBatch(batch, [RowsRead(0, 0, count_rows(batch))], lasts=True)
-            return
-        with contextlib.closing(iter(self._batches)) as batches:
-            for batch in skip_rows(batches, rows):
-                yield WholeBatch(batch, [RowsRead(0, 0, count_rows(batch))], lasts=False)
+        rows, batches = _rows_of_one(position), self._batches
+        with contextlib.ExitStack() as stack:
+            if isinstance(batches, ArrayBatches):
+                found = batches.after(rows)
+            else:
+                found = skip_rows(stack.enter_context(contextlib.closing(iter(batches))), rows)
+            for batch in found:
+                yield WholeBatch(batch, [RowsRead(0, 0, count_rows(batch))], batches.lasts)
 
     def summarize(self, maker: InputStepMaker) -> tuple[ShardSummary, np.ndarray | None]:
         own, everything, steps = [], [], 0

@@ -1,4 +1,4 @@
-"""What a distributed dataset learns of its batches as they come: what their elements are like, and whether any come."""
+"""A distributed dataset learns of its batches as they come: of what their elements are like, and whether any come."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class SeenBatches:
-    """What is known of the batches that a dataset has given in any pass.
+    """The knowledge of the batches that a dataset has given in any pass.
 
     Args:
         advice: The subjects of the warnings that the strategy has given already; more are added.

@@ -25,6 +25,7 @@ class HostBatches(Iterable[PyTree]):
         name: What the source is, for messages.
         one_shot: Whether the source is an iterator, which allows only one pass.
         last_rows: Number of rows of the last batch; None if it is not known.
+        lasts: Whether the batches stay in memory as they are.
     """
 
     def __init__(
@@ -35,8 +36,9 @@ class HostBatches(Iterable[PyTree]):
         length: Callable[[], int] | None = None,
         one_shot: bool = False,
         last_rows: int | None = None,
+        lasts: bool = False,
     ):
-        self.name = name
+        self.name, self.lasts = name, lasts
         self.one_shot = one_shot
         self.last_rows = last_rows
         self._open_pass = open_source
@@ -94,7 +96,7 @@ class ArrayBatches(HostBatches):
         self.arrays, self.size = arrays, size
         rows = count_rows(arrays)
         last_rows = rows % size or size
-        super().__init__(self.after, "arrays", length=lambda: -(-rows // size), last_rows=last_rows)
+        super().__init__(self.after, "arrays", length=lambda: -(-rows // size), last_rows=last_rows, lasts=True)
 
     def after(self, rows: int = 0) -> Iterator[PyTree]:
         """Yields the batches that follow the first `rows` rows."""
@@ -130,7 +132,13 @@ def host_batches(source: PyTree, batch_size: int | None = None) -> HostBatches:
             "DataLoader, a tf.data.Dataset, a function that returns one of these, or arrays with `batch_size`."
         )
     length = (lambda: len(source)) if hasattr(type(source), "__len__") else None
-    return HostBatches(lambda: _open(source), name, length=length, one_shot=isinstance(source, Iterator))
+    return HostBatches(
+        lambda: _open(source),
+        name,
+        length=length,
+        one_shot=isinstance(source, Iterator),
+        lasts=isinstance(source, (list, tuple)),
+    )
 
 
 def check_batch_size(batch_size: SupportsIndex, name: str = "batch_size") -> int:

@@ -16,6 +16,7 @@ from replicax.data.batch_placement import owned_copy
 from replicax.errors import BatchError, StrategyMismatchError
 from replicax.host import Host
 from replicax.keras.host import KerasHost
+from replicax.keras.together import is_elastic
 from replicax.runtime.transfer import put, spans_processes
 from replicax.typing import Leaf, PyTree
 from replicax.values import PerReplica, is_per_replica
@@ -118,7 +119,7 @@ def as_keras_data(data: Any, strategy: KerasHost) -> Any:
         raise StrategyMismatchError(
             f"The dataset was distributed by another strategy than the model's, {strategy!r}. Use that one."
         )
-    return _adapter_class()(data)
+    return _adapter_class()(data, is_elastic(strategy))
 
 
 def _has_per_replica(data: Any) -> bool:
@@ -132,12 +133,14 @@ def _adapter_class() -> type:
     class DistributedDatasetAdapter(adapter_class):
         """Gives the batches of a distributed dataset to Keras's loops."""
 
-        def __init__(self, dataset: Any):
+        def __init__(self, dataset: Any, workers_change: bool):
             self._dataset = dataset
+            # Between processes nobody can put the parts of a batch together but the dataset, which can send rows. And
+            # only its global batches can be split anew for other workers.
+            self._is_global = dataset.num_workers > 1 or workers_change
 
         def get_jax_iterator(self) -> Iterator[Any]:
-            # Between processes nobody can put the parts of a batch together but the dataset, which can send rows.
-            with iter(self._dataset) if self._dataset.num_workers == 1 else self._dataset.global_batches() as steps:
+            with self._dataset.global_batches() if self._is_global else iter(self._dataset) as steps:
                 for batch in steps:
                     yield jax.tree_util.tree_map(_rows, batch, is_leaf=is_per_replica)
 

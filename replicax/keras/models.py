@@ -26,8 +26,9 @@ from replicax.keras.host import KerasHost
 from replicax.keras.parcel import ModelParcel, like_a_row
 from replicax.keras.saving import write_atomically, write_together
 from replicax.keras.steps import accept_state
+from replicax.keras.together import has_workers, is_elastic, written_by_chief
 from replicax.keras.trainer import StepFunctions
-from replicax.keras.workers import has_workers, loop_of_workers
+from replicax.keras.workers import loop_of_workers
 from replicax.program.keras_backend import check_keras_backend
 from replicax.runtime.once import once
 from replicax.tracebacks import entry_point
@@ -52,6 +53,7 @@ class _Membership:
         steps: Number of steps made in loops so far.
         loops: How many loops (`fit` and in it `evaluate`) are running.
         thread: The thread that runs them.
+        saves_together: Whether all workers save it just now, in a loop, where the chief may be lost meanwhile.
         batch: One row of zeros like a batch with targets; None before the first.
         compilation: On a client, what the model was compiled with when it came back from its first loop.
     """
@@ -59,6 +61,7 @@ class _Membership:
     def __init__(self, strategy: KerasHost):
         self.strategy = strategy
         self.steps = self.loops = self.thread = 0
+        self.saves_together = False
         self.batch: PyTree = None
         self.compilation: object = None
 
@@ -254,6 +257,10 @@ def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
         if not has_workers(strategy):
             return write()
+        if is_elastic(strategy):  # Every worker has all variables.
+            if not self._replicax.loops or self._replicax.saves_together:
+                return written_by_chief(f"saving the model to {filepath}", write, strategy)
+            return write() if strategy.placement.is_chief else None
         optimizer = getattr(self, "optimizer", None)  # of a model that was never compiled
         variables = [*self.variables, *(optimizer.variables if optimizer is not None else ())]
         is_spread = any(lies_in_several_processes(array_of(variable)) for variable in variables)

@@ -76,9 +76,17 @@ class KerasStep:
 
     def eager(self, data: PyTree) -> PyTree:
         """Makes a step operation by operation, outside of any program; returns the outputs."""
-        outputs, changed = self._made(tuple([array_of(variable) for variable in group] for group in self.groups), data)
+        outputs, changed = self.computed(data)
         store_values([variable for variable, _ in changed], [value for _, value in changed])
         return outputs
+
+    def computed(self, data: PyTree) -> tuple[PyTree, list[tuple[AssignableLike, jax.Array]]]:
+        """Computes a step operation by operation.
+
+        Returns:
+            The outputs, and the variables that it changes with the values that they are to have.
+        """
+        return self._made(tuple([array_of(variable) for variable in group] for group in self.groups), data)
 
     def _made(self, state: State, data: PyTree) -> tuple[PyTree, list[tuple[AssignableLike, jax.Array]]]:
         """Makes a step; returns its outputs, and the variables that it changes with their new values.

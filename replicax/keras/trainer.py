@@ -21,16 +21,20 @@ import numpy as np
 from jax.sharding import Sharding
 
 import replicax.health as health
+import replicax.membership.worlds as worlds
 from replicax.errors import ArgumentError
+from replicax.keras.eager_worlds import eager_in_world
 from replicax.keras.feeding import Feed
 from replicax.keras.host import KerasHost
 from replicax.keras.steps import KerasStep, KerasSteps, State
+from replicax.keras.together import has_workers
 from replicax.program.advice import advise_of_uncompressed
 from replicax.program.function import ProgramCache
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import store_values
 from replicax.program.keras_state import owner_of
 from replicax.program.split import DependentGradientError
+from replicax.renewal import renewed
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, name_of
 from replicax.variables import check_owner
@@ -132,7 +136,7 @@ class _LoopStep:
 
     def __init__(self, make: Callable[[], RunnableStep], count_step: Callable[[PyTree], None]):
         self._make, self._count_step = make, count_step
-        self._runnable = make()
+        self._runnable, self._world = make(), worlds.number()
         self._is_new = True
 
     def __call__(self, state: State, iterator: Iterator[PyTree]) -> tuple[PyTree, State]:
@@ -153,10 +157,19 @@ class _LoopStep:
         with health.phase(health.FIRST_BATCH if self._is_new else health.INPUT):
             data = next(iterator)
         self._is_new = False
-        step, feed, run = self._runnable
-        outputs = run(feed.placed(data))
+        running = worlds.running()
+        outputs = self._run(data) if running is None else running.attempt(lambda: self._run_in_world(data))
         self._count_step(data)
-        return outputs, tuple([] for _ in step.groups)
+        return outputs, tuple([] for _ in self._runnable.step.groups)
+
+    def _run(self, data: PyTree) -> PyTree:
+        return self._runnable.run(self._runnable.feed.placed(data))
+
+    def _run_in_world(self, data: PyTree) -> PyTree:
+        """Makes the step with the workers that there are now: each time the rows are split among these."""
+        if self._world != worlds.number():
+            self._runnable, self._world = self._make(), worlds.number()
+        return self._run(renewed(data))
 
 
 def _give_back(groups: Sequence[Sequence[VariableLike]], state: State) -> None:
@@ -207,11 +220,15 @@ class _EagerStep:
 
     def __call__(self, data: PyTree) -> PyTree:
         with self._calls.one() as call:
-            self._place()
+            if self._strategy.placement.worlds is None:
+                self._place()
             if call is not None:
                 kinds = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree_util.tree_leaves(data))
                 call.prepare(None, lambda: kinds)
-            return self._step.eager(data) if not self._strategy.counts_steps else self._counted(data)
+            if self._strategy.counts_steps:
+                return self._counted(data)
+            running = self._strategy.placement.worlds
+            return self._step.eager(data) if running is None else eager_in_world(running, self._step, data, self._place)
 
     def _counted(self, data: PyTree) -> PyTree:
         trains = self._step.optimizer is not None
@@ -233,7 +250,7 @@ def _shardings(step: KerasStep, strategy: KerasHost) -> Callable[[VariableLike],
     """Returns what tells where each variable of a step lives while steps are made."""
     of_optimizer = set(map(id, step.optimizer.variables)) if step.optimizer is not None else set[int]()
     # A callback of the chief may save the model, and no other worker is there then to send its shard.
-    is_whole = strategy.placement.spans_processes
+    is_whole = has_workers(strategy)
 
     def sharding_of(variable: VariableLike) -> Sharding | None:
         if id(variable) in of_optimizer and not is_whole:

@@ -8,9 +8,7 @@ end of each epoch.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import json
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -18,19 +16,13 @@ from typing import Any
 
 import numpy as np
 
-import replicax.health as health
-from replicax.cluster.exchange import exchanged
-from replicax.compat.keras import initial_epoch, set_initial_epoch, stop_writing
-from replicax.errors import ArgumentError, WorkersDisagreeError
+from replicax.compat.keras import stop_writing
+from replicax.errors import ArgumentError
 from replicax.host import Host
-
-# The chief does for all whatever these do besides writing.
-_WRITERS = ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
-
-
-def has_workers(strategy: Host) -> bool:
-    """Returns whether a strategy has devices in several processes."""
-    return strategy.placement.spans_processes
+from replicax.keras.alike import decides_alike
+from replicax.keras.elastic_loops import elastic_callbacks
+from replicax.keras.together import is_elastic, told_by_all
+from replicax.keras.writers import SAVERS, WRITERS, is_a
 
 
 @contextlib.contextmanager
@@ -40,12 +32,23 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: Host, trains: bool)
     Every worker reads the same global batches, so shuffling and random augmentation must be the same everywhere: the
     global generators of NumPy and Python are seeded alike inside the block, and restored.
     """
+    if is_elastic(strategy):
+        with elastic_callbacks(given, strategy, trains), _random_numbers_alike():
+            yield
+        return
     if not strategy.placement.is_chief:
         given.arguments["verbose"] = 0
     if "callbacks" in given.signature.parameters:
         given.arguments["callbacks"] = _callbacks(given.arguments.get("callbacks"), strategy, trains)
+    with _random_numbers_alike():
+        yield
+
+
+@contextlib.contextmanager
+def _random_numbers_alike() -> Iterator[None]:
+    """Seeds the generators of all workers alike for a `with` block."""
     numpys, pythons = np.random.get_state(), random.getstate()
-    seed = _told_by_all("the seed of a loop of Keras", int(np.random.randint(2**32, dtype=np.uint64)))[0]
+    seed = told_by_all("the seed of a loop of Keras", int(np.random.randint(2**32, dtype=np.uint64)))[0]
     np.random.seed(seed)
     random.seed(seed)
     try:
@@ -55,39 +58,10 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: Host, trains: bool)
         random.setstate(pythons)
 
 
-def _told_by_all(what: str, value: Any) -> list[Any]:
-    """Returns the values of all workers, in their order, after all have come here.
-
-    They are exchanged through host memory: a collective would mix with one that a worker has come to elsewhere.
-
-    Args:
-        what: What is exchanged.
-        value: This worker's, as JSON can hold it.
-
-    Raises:
-        WorkersDisagreeError: A worker has come to something else that all do together.
-    """
-    with health.phase(health.WAIT, what):
-        messages = exchanged(json.dumps({"what": what, "value": value}).encode())
-    found = [_read(message) for message in messages]
-    whats = {f"process {i}": [str(each.get("what", "something else"))] for i, each in enumerate(found)}
-    if len({told for (told,) in whats.values()}) > 1:
-        raise WorkersDisagreeError("things to do together", whats)
-    return [each["value"] for each in found]
-
-
-def _read(message: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(message)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _callbacks(callbacks: Any, strategy: Host, trains: bool) -> Any:
     """Returns the callbacks that this worker runs."""
     placement = strategy.placement
-    last = [_alike_class()(strategy)] if trains else []
+    last = [decides_alike(strategy)] if trains else []
     return callbacks_of_worker(callbacks, placement.is_chief, last, placement.shards_variables)
 
 
@@ -112,7 +86,7 @@ def callbacks_of_worker(callbacks: Any, is_chief: bool, last: Sequence[Any] = ()
         _check_reads_no_shards(callback)
     if not is_chief:
         saves = keras.callbacks.ModelCheckpoint if sends_shards else ()
-        given = [callback for callback in given if isinstance(callback, saves) or not _writes(callback)]
+        given = [callback for callback in given if isinstance(callback, saves) or not is_a(callback, WRITERS + SAVERS)]
         for callback in given:
             if isinstance(callback, keras.callbacks.BackupAndRestore):
                 stop_writing(callback, sends_shards)  # Every worker must restore what it restores.
@@ -137,55 +111,3 @@ def _check_reads_no_shards(callback: Any) -> None:
             "TensorBoard(histogram_freq=..., embeddings_freq=...) reads variables on the chief, which has its shards "
             "of them only. Leave these frequencies out."
         )
-
-
-def _writes(callback: Any) -> bool:
-    return any(base.__name__ in _WRITERS for base in type(callback).__mro__)
-
-
-@functools.cache
-def _alike_class() -> type:
-    import keras
-
-    class DecideAlike(keras.callbacks.Callback):
-        """Comes last, and makes what the callbacks before it have decided the same on all workers."""
-
-        def __init__(self, strategy: Host):
-            super().__init__()
-            self._strategy = strategy
-
-        def on_train_begin(self, logs: Any = None) -> None:
-            epoch = int(initial_epoch(self.model) or 0)
-            set_initial_epoch(self.model, _told_by_all("the first epoch of fit", epoch)[0])
-            self._make_variables_alike()
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            check_same_names(sorted(logs or {}), self._strategy.placement.workers)
-            self._make_variables_alike()
-            stop = bool(self.model.stop_training)
-            self.model.stop_training = _told_by_all("the end of an epoch of fit", stop)[0]
-
-        def on_train_end(self, logs: Any = None) -> None:
-            self._make_variables_alike()  # Early stopping may have restored the best ones.
-
-        def _make_variables_alike(self) -> None:
-            optimizer = self.model.optimizer
-            variables = [*self.model.variables, *(optimizer.variables if optimizer else ())]
-            with health.phase(health.WAIT, "what callbacks have changed"):
-                self._strategy.placement.make_alike(variables)
-
-    return DecideAlike
-
-
-def check_same_names(names: list[str], workers: tuple[str, ...]) -> None:
-    """Checks that all workers log the same values; all of them call this together.
-
-    Raises:
-        WorkersDisagreeError: They do not.
-    """
-    logged = _told_by_all("the names of logs", names)
-    if all(own == logged[0] for own in logged):
-        return
-    common = set(logged[0]).intersection(*logged[1:])
-    odd = {worker: sorted(set(own) - common) for worker, own in zip(workers, logged, strict=True)}
-    raise WorkersDisagreeError("logs", {worker: own for worker, own in odd.items() if own})

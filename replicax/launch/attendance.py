@@ -1,4 +1,4 @@
-"""Who takes part in a job whose workers come and go, as its launcher learns of it; and the membership log."""
+"""The members of a job whose workers come and go, as its launcher learns of them; and the membership log."""
 
 from __future__ import annotations
 

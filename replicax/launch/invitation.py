@@ -17,7 +17,7 @@ TOKEN = "REPLICAX_TOKEN"
 
 
 class Invitation(NamedTuple):
-    """What a worker needs to join a job.
+    """All that a worker needs to join a job.
 
     Attributes:
         address: Where the job's launcher listens.

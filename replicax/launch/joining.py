@@ -39,6 +39,8 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _SECONDS_OF_A_USEFUL_LIFE = 60.0
 _MOST_WORDS = 100_000
 _MOST_RESTARTS = 1000
+# Whoever starts several of these launchers numbers them; the numbers of the job are others.
+_RANKS = ("SLURM_PROCID", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def join(
@@ -67,6 +69,8 @@ def join(
     """
     check_script(options)
     inherited = dict(os.environ if environment is None else environment)
+    for name in _RANKS:
+        inherited.pop(name, None)
     invitation = invitation_to(where, inherited)
     terminal = terminal or Terminal(sys.stdout, sys.stderr)
     visitor = _Visitor(options, invitation, inherited, make_log_dir(options), terminal)
@@ -147,7 +151,9 @@ class _Visitor:
             told = decoded(_first_line(connection), LONGEST_LINE)
         except (OSError, ValueError) as error:
             connection.close()
-            raise LaunchError(f"What listens at {there} is no launcher of an elastic job: {error}.") from error
+            raise LaunchError(
+                f"The program that listens at {there} is no launcher of an elastic job: {error}."
+            ) from error
         index, environment = told.get("index"), told.get("environment")
         if not isinstance(index, int) or not isinstance(environment, dict):
             connection.close()
@@ -186,7 +192,7 @@ class _Visitor:
 class _Wire:
     """The connection with the job's launcher while the worker runs.
 
-    What the worker tells of the others goes to that launcher, and its other events go to the supervisor here.
+    News of the others goes to that launcher, and all other events go to the supervisor here.
 
     Args:
         connection: The connection.
@@ -270,7 +276,7 @@ def _connected(host: str, port: int, patience_s: float) -> socket.socket:
 def _first_line(connection: socket.socket) -> bytes:
     heard = b""
     while not heard.endswith(b"\n"):
-        chunk = connection.recv(1)  # What follows belongs to the next messages.
+        chunk = connection.recv(1)  # The rest belongs to the next messages.
         if not chunk or len(heard) > LONGEST_LINE:
             raise ValueError("it closes the connection" if not chunk else "it sends too much")
         heard += chunk

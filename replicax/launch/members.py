@@ -39,7 +39,7 @@ class Members:
         host: The host of their meeting.
         start: Starts a task once more.
         terminal: Where it says what has happened.
-        attendance: Notes who takes part.
+        attendance: Keeps the members.
         clock: Returns the time in seconds.
 
     Attributes:

@@ -6,7 +6,7 @@
 | `start` | `worker`, `life`, `pid`: a process has been started; `host`, if another launcher did it |
 | `world` | `number`, `members` (indices of workers), `lives`, `why`: these go on together from here |
 | `leave` | `worker`, `life`, `reason`: it will leave after its call |
-| `end` | `worker`, `life`, `pid`, `code` (null where nobody knows it), `reason` |
+| `end` | `worker`, `life`, `pid`, `code` (null if it is unknown), `reason` |
 | `finish` | `code`, `why`: the attempt is over |
 """
 

@@ -1,0 +1,65 @@
+"""Steps that run operation by operation where workers come and go: each counts on all workers, or on none."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicax.keras.steps import KerasStep
+from replicax.placement_like import WorldsLike
+from replicax.program.handover import store_values
+from replicax.runtime.transfer import host_copy, put
+from replicax.typing import PyTree
+from replicax.variable_access import array_of
+
+
+def eager_in_world(worlds: WorldsLike, step: KerasStep, data: PyTree, place: Callable[[], None]) -> PyTree:
+    """Makes a step and stores what it has computed when it has ended, or the values of a worker that has ended it.
+
+    Args:
+        worlds: The worlds of this process.
+        step: The step.
+        data: The batch, on the devices of all workers.
+        place: Puts the variables there.
+
+    Returns:
+        The outputs, whole on each worker.
+    """
+
+    def run() -> tuple[PyTree, list[jax.Array]]:
+        place()
+        outputs, changed = step.computed(data)
+        new = {id(variable): value for variable, value in changed}
+        values = [new.get(id(variable), array_of(variable)) for variable in step.variables]
+        whole = jax.tree.map(_whole, outputs)
+        jax.block_until_ready(values)
+        return whole, values
+
+    def outcome(result: tuple[PyTree, list[jax.Array]]) -> list[np.ndarray]:
+        outputs, values = result
+        told = pickle.dumps(jax.tree.map(np.asarray, outputs))
+        return [np.frombuffer(told, np.uint8), *map(host_copy, values)]
+
+    def adopted(arrays: list[np.ndarray]) -> tuple[PyTree, list[jax.Array]]:
+        place()
+        homes = [array_of(variable).sharding for variable in step.variables]
+        values = [put(value, home) for value, home in zip(arrays[1:], homes, strict=True)]
+        return jax.tree.map(jax.numpy.asarray, pickle.loads(arrays[0].tobytes())), values
+
+    outputs, values = worlds.executed(run, outcome, adopted)
+    store_values(step.variables, values)
+    return outputs
+
+
+def _whole(leaf: PyTree) -> PyTree:
+    """Returns all rows of an output as an array of this process."""
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return leaf
+    if isinstance(leaf.sharding, NamedSharding) and not leaf.is_fully_replicated:
+        everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+        leaf = put(leaf, everywhere)
+    return jax.numpy.asarray(host_copy(leaf))

@@ -1,0 +1,159 @@
+"""What all workers do together outside of programs: they tell each other values, and wait for what the chief writes.
+
+Where workers may be lost meanwhile, each of these is a call of all of them, made again by those who are left.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import replicax.health as health
+from replicax.cluster.exchange import exchanged
+from replicax.errors import CheckpointError, WorkersDisagreeError
+from replicax.host import Host
+from replicax.membership.worlds import Worlds, running
+from replicax.runtime.transfer import host_copy, put
+from replicax.variable_access import VariableLike, array_of, set_array
+
+
+def is_elastic(strategy: Host) -> bool:
+    """Returns whether workers of a strategy may come and go."""
+    return strategy.placement.worlds is not None
+
+
+def has_workers(strategy: Host) -> bool:
+    """Returns whether a strategy has devices in several processes, or may have them later."""
+    return strategy.placement.spans_processes or is_elastic(strategy)
+
+
+def told_by_all(what: str, value: Any, before: Callable[[], None] | None = None) -> list[Any]:
+    """Returns the values of all workers, in their order, after all have come here.
+
+    They are exchanged through host memory: a collective would mix with one that a worker has come to elsewhere.
+
+    Args:
+        what: What is exchanged.
+        value: This worker's, as JSON can hold it.
+        before: Called before, also when workers are lost and the others come here again.
+
+    Raises:
+        WorkersDisagreeError: A worker has come to something else that all do together.
+    """
+    message = json.dumps({"what": what, "value": value}).encode()
+
+    def exchange() -> list[bytes]:
+        if before is not None:
+            before()
+        with health.phase(health.WAIT, what):
+            return exchanged(message)
+
+    worlds = running()
+    messages = exchange() if worlds is None else _survived(worlds, exchange)
+    found = [_read(each) for each in messages]
+    whats = {f"process {i}": [str(each.get("what", "something else"))] for i, each in enumerate(found)}
+    if len({told for (told,) in whats.values()}) > 1:
+        raise WorkersDisagreeError("things to do together", whats)
+    return [each["value"] for each in found]
+
+
+def _survived(worlds: Worlds, exchange: Callable[[], list[bytes]]) -> list[bytes]:
+    """Returns the messages of an exchange of all workers, which some may not live to see the end of."""
+
+    def outcome(messages: list[bytes]) -> list[np.ndarray]:
+        return [np.frombuffer(message, np.uint8) for message in messages]
+
+    def adopted(arrays: list[np.ndarray]) -> list[bytes]:
+        return [array.tobytes() for array in arrays]
+
+    return worlds.attempt(lambda: worlds.executed(exchange, outcome, adopted))
+
+
+def _read(message: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(message)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def check_same_names(names: list[str], worker: str) -> None:
+    """Checks that all workers log the same values; all of them call this together.
+
+    Args:
+        names: The names of what this worker logs.
+        worker: What it is called.
+
+    Raises:
+        WorkersDisagreeError: They do not.
+    """
+    told = told_by_all("the names of logs", [worker, names])
+    logged = [own for _, own in told]
+    if all(own == logged[0] for own in logged):
+        return
+    common = set(logged[0]).intersection(*logged[1:])
+    odd = {other: sorted(set(own) - common) for other, own in told}
+    raise WorkersDisagreeError("logs", {other: own for other, own in odd.items() if own})
+
+
+def make_alike(strategy: Host, variables: Sequence[VariableLike]) -> None:
+    """Gives variables that some worker has assigned a value of its own the chief's; all call this together.
+
+    Raises:
+        ValuesMismatchError: The workers have other variables.
+    """
+    worlds = running()
+    if worlds is None:
+        strategy.placement.make_alike(variables)
+        return
+
+    def run() -> list[Any]:
+        if strategy.placement.spans_processes:  # Else nobody else has them.
+            strategy.placement.make_alike(variables)
+        return [array_of(variable) for variable in variables]
+
+    def outcome(arrays: list[Any]) -> list[np.ndarray]:
+        return [host_copy(array) for array in arrays]
+
+    def adopted(arrays: list[np.ndarray]) -> list[Any]:
+        for variable, value in zip(variables, arrays, strict=True):
+            sharding = strategy.placement.variable_sharding(variable)
+            assert sharding is not None  # Only placements over a mesh have worlds.
+            set_array(variable, put(value, sharding))
+        return [array_of(variable) for variable in variables]
+
+    worlds.attempt(lambda: worlds.executed(run, outcome, adopted))
+
+
+def written_by_chief(what: str, write: Callable[[], object], strategy: Host) -> None:
+    """Lets the chief write; all workers go on when it is done. If the chief is lost meanwhile, the next one writes.
+
+    Args:
+        what: What is written, for messages.
+        write: Writes it.
+        strategy: The strategy, whose workers may come and go.
+
+    Raises:
+        CheckpointError: The chief could not write it.
+        Exception: What `write` has raised here.
+    """
+    problems: list[Exception] = []
+
+    def as_chief() -> None:
+        if strategy.placement.is_chief and not problems:
+            try:
+                write()
+            except Exception as error:
+                problems.append(error)
+
+    # Asked only when `as_chief` has been called: the message is made before.
+    told_by_all(what, None, as_chief)
+    told = told_by_all(f"the end of {what}", [repr(error) for error in problems])
+    if problems:
+        raise problems[0]
+    elsewhere = [problem for each in told for problem in each]
+    if elsewhere:
+        raise CheckpointError(f"{what}: the chief could not write it: {elsewhere[0]}")

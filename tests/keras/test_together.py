@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import replicax.keras.together as together
+from replicax.errors import WorkersDisagreeError
+from replicax.health.status import status_of
+
+
+@pytest.fixture
+def hear(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Has the other workers say something where this one exchanges; returns what this one waits at meanwhile."""
+    waits: list[str] = []
+
+    def others(*messages: bytes) -> list[str]:
+        def exchanged(own: bytes) -> list[bytes]:
+            waits.append(status_of().waits_at)
+            return [own, *messages]
+
+        monkeypatch.setattr(together, "exchanged", exchanged)
+        return waits
+
+    return others
+
+
+def told(what: str, value: Any) -> bytes:
+    return json.dumps({"what": what, "value": value}).encode()
+
+
+def test_the_same_logs_are_the_same(hear: Callable[..., list[str]]):
+    waits = hear(told("the names of logs", ["worker:1", ["accuracy", "loss"]]))
+    together.check_same_names(["accuracy", "loss"], "worker:0")
+    assert waits == ["the names of logs"]
+
+
+def test_other_logs_are_named(hear: Callable[..., list[str]]):
+    hear(told("the names of logs", ["worker:1", ["loss", "mine"]]))
+    with pytest.raises(WorkersDisagreeError) as raised:
+        together.check_same_names(["loss"], "worker:0")
+    assert raised.value.found == {"worker:1": ["mine"]}
+
+
+@pytest.mark.parametrize("message", [told("the seed of a loop of Keras", 1), b"", b"\xff\x00", b"[]", b"7"])
+def test_a_worker_that_is_elsewhere_is_an_error(hear: Callable[..., list[str]], message: bytes):
+    hear(message)
+    with pytest.raises(WorkersDisagreeError, match="things to do together") as raised:
+        together.check_same_names(["loss"], "worker:0")
+    assert raised.value.exit_code == 72
+    assert raised.value.found["process 0"] == ["the names of logs"]
