@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
+import replicax.membership.worlds as worlds
 from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.elastic_stop import ElasticStop
 from replicax.checkpoint.manager import CheckpointManager
 from replicax.checkpoint.metadata import read_metadata
 from replicax.checkpoint.stop_agreement import StopAgreement
@@ -72,8 +74,9 @@ class PreemptionWatch:
 
     def __init__(self, config: TerminationConfig):
         self._config = config
-        self._agreement = agreement = StopAgreement(config.termination_watcher_fn)
-        self._last = not config.grace_period
+        self._agreement = agreement = _agreement(config)
+        # In an elastic job a worker leaves alone, and all stop only when all of them are ended: then there is no time.
+        self._last = not config.grace_period or isinstance(agreement, ElasticStop)
         self._closed = False
         self._before: signal.Handlers | int | Callable[[int, FrameType | None], object] | None = None
         self._handler: Callable[[int, FrameType | None], object] | None = None
@@ -244,6 +247,13 @@ class PreemptionCheckpointHandler:
         if todo == "exit":
             self._watch.close()
             (self._config.exit_fn or resume_exit)()
+
+
+def _agreement(config: TerminationConfig) -> StopAgreement | ElasticStop:
+    running = worlds.running()
+    if running is None or running.preemption is None:
+        return StopAgreement(config.termination_watcher_fn)
+    return ElasticStop(running, running.preemption, config.termination_watcher_fn)
 
 
 def _manager(given: object, directory: Directory | None) -> CheckpointManager:

@@ -117,5 +117,5 @@ def _reason(process: ProcessLike, code: int) -> str:
         return "finished"
     if code > _SIGNALS:
         return f"killed by signal {code - _SIGNALS}"
-    line = error_line(process.last_words)
+    line = error_line(process.last_words) if code in (ExitCode.FAILED, ExitCode.PEER_LOST) else ""
     return f"{describe(code)}; {line}" if line else describe(code)

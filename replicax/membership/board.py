@@ -6,7 +6,8 @@
 | `beat/<index>` | over and over | the life, a count, and what it is doing: a sign of life |
 | `gone/<index>/<life>` | once | a life is over |
 | `note/<index>` | over and over | the life waits for a roll after one that it has seen, with its note |
-| `ending` | once | the launcher ends all lives |
+| `ending` | once | the whole job is to end |
+| `passed/<index>` | once | after how many calls a life has last gone on, when all are to end |
 | `at` | over and over | the number of a late roll, from which a newcomer reads on |
 | `roll/<number>` | once | the lives that a roll names, with their notes |
 | `service/<number>` | once | where the clique of a roll meets |
@@ -95,9 +96,17 @@ class Board:
         """Tells everybody that the whole job is to end."""
         self.store.put("ending", b"")
 
-    def is_ending(self) -> bool:
-        """Returns whether the whole job is to end."""
-        return self.store.get("ending", _AT_ONCE_S) is not None
+    def is_ending(self, timeout_s: float) -> bool:
+        """Waits until the whole job is to end; returns False if it is not in time."""
+        return self.store.get("ending", timeout_s) is not None
+
+    def tell_passed(self, life: Life, calls: int) -> None:
+        """Tells after how many calls a life, of which all are to end, has last gone on."""
+        self.store.put(f"passed/{life.index}", f"{life.number}:{calls}".encode())
+
+    def passed(self) -> dict[Life, int]:
+        """Returns what lives have told of that."""
+        return {life: int(value) for life, value in _by_life(self.store, "passed").items()}
 
     def tell_done(self, number: int, index: int) -> None:
         """Tells those on a roll that a member's script has ended."""

@@ -141,6 +141,16 @@ class ElasticWorlds:
         return self._calls
 
     @property
+    def lives(self) -> tuple[Life, ...]:
+        """The present members, each with the run of it that takes part; this process's own is `life`."""
+        return self._lives()
+
+    @property
+    def life(self) -> Life:
+        """This run of this process."""
+        return self._meeting.life
+
+    @property
     def may_leave(self) -> bool:
         """Returns whether enough others go on if this process leaves."""
         return self.is_taken_in and len(self.world.members) > self._fewest

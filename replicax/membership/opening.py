@@ -151,7 +151,7 @@ def open_worlds(
     worlds = ElasticWorlds(opened.meeting, sentry, fewest)
     install(worlds)
     atexit.register(_close_worlds, worlds, opened.pulse, opened.lookout)
-    preemption = Preemption(opened.connect(), worlds.leave_soon)
+    preemption = Preemption(opened.connect(), worlds)
     atexit.register(preemption.stop)
     watch_sigterm(preemption)
     worlds.preemption = preemption

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from types import FrameType
+from typing import Protocol
 
 import jax
 
@@ -22,6 +23,7 @@ from replicax.membership.board import Board
 # The launcher tells the board that all are to end before it sends signals, but the news may be slower than they are.
 _SECONDS_TO_HEAR = 0.5
 _SECONDS_BETWEEN_LOOKS = 0.1
+_AT_ONCE_S = 0.05
 
 _UNHANDLED = (signal.SIG_DFL, None)  # None: a handler that Python did not install, such as JAX's own
 
@@ -42,20 +44,35 @@ def _end_by_signal() -> None:
     os.kill(os.getpid(), signal.SIGTERM)  # Its handler has put the default back.
 
 
+class MemberLike(Protocol):
+    """This worker as its preemption sees it; `elastic_worlds.ElasticWorlds` is one."""
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether enough others go on if this process leaves."""
+
+    def leave_soon(self, reason: str) -> None:
+        """Lets this process leave between two calls, and end."""
+
+
 class Preemption:
     """Decides what a notice means: this worker leaves, or all of them end.
 
     Args:
-        board: What the launcher writes for the workers; a connection of its own.
-        leave: Lets this worker leave between two calls; it gets the reason.
+        board: What the launcher and the workers write for each other; a connection of its own.
+        member: This worker.
 
     Attributes:
-        end: What is to be done if all workers end.
+        board: The same.
+        end: What is to be done here if all workers end.
+        saves: Whether all workers save at the same point before they end. Then they all do so if this one must go and
+            too few would be left.
     """
 
-    def __init__(self, board: Board, leave: Callable[[str], object]):
+    def __init__(self, board: Board, member: MemberLike):
+        self.board, self.saves = board, False
         self.end: Callable[[], object] = lambda: None
-        self._board, self._leave = board, leave
+        self._member = member
         self._notices: SimpleQueue[str] = SimpleQueue()  # Unlike a Queue it may be used in a signal handler.
         self._thread = threading.Thread(target=self._run, name="replicax-preemption-notice", daemon=True)
         self._thread.start()
@@ -71,16 +88,22 @@ class Preemption:
 
     def _run(self) -> None:
         while reason := self._notices.get():
-            if self._all_end():
+            try:
+                self._take(reason)
+            except (MeetingError, jax.errors.JaxRuntimeError):  # The board is gone, and with it the launcher.
                 self.end()
-            else:
-                self._leave(reason)
 
-    def _all_end(self) -> bool:
+    def _take(self, reason: str) -> None:
         deadline = time.monotonic() + _SECONDS_TO_HEAR
-        try:
-            while not (found := self._board.is_ending()) and time.monotonic() < deadline:
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
-            return found
-        except (MeetingError, jax.errors.JaxRuntimeError):  # The board is gone, and with it the launcher.
-            return True
+        while not self.board.is_ending(_AT_ONCE_S):
+            if time.monotonic() >= deadline:
+                self._leave(reason)
+                return
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        self.end()
+
+    def _leave(self, reason: str) -> None:
+        if self.saves and not self._member.may_leave:
+            self.board.tell_ending()
+        else:
+            self._member.leave_soon(reason)

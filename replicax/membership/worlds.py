@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from replicax.membership.decisions import Life
     from replicax.membership.preemption import Preemption
 
 _T = TypeVar("_T")
@@ -63,6 +64,14 @@ class Worlds(Protocol):
     @property
     def calls(self) -> int:
         """How many calls have been completed: in all members the same at the same point of the script."""
+
+    @property
+    def lives(self) -> tuple[Life, ...]:
+        """The present members, each with the run of it that takes part; this process's own is `life`."""
+
+    @property
+    def life(self) -> Life:
+        """This run of this process."""
 
     @property
     def may_leave(self) -> bool:

@@ -32,11 +32,24 @@ def board():
     return Board(MemoryStore())
 
 
+class Member:
+    """A worker."""
+
+    may_leave = True
+
+    def __init__(self):
+        self.leave_soon = Told()
+
+
 @pytest.fixture
-def preemption(board):
-    leave = Told()
-    made = Preemption(board, leave)
-    made.left = leave
+def member():
+    return Member()
+
+
+@pytest.fixture
+def preemption(board, member):
+    made = Preemption(board, member)
+    made.left = member.leave_soon
     yield made
     made.stop()
 
@@ -55,6 +68,20 @@ def test_nobody_leaves_alone_when_all_of_them_end(preemption, board):
     board.tell_ending()  # A little late.
     assert preemption.end.wait() == [()]
     assert preemption.left.told == []
+
+
+def test_where_all_save_the_job_ends_if_too_few_would_be_left(preemption, board, member):
+    preemption.saves, member.may_leave = True, False
+    preemption.notice("preempted")
+    assert board.is_ending(10)
+    assert preemption.left.told == []
+
+
+def test_where_nobody_saves_a_worker_waits_until_it_may_leave(preemption, board, member):
+    member.may_leave = False
+    preemption.notice("preempted")
+    assert preemption.left.wait() == [("preempted",)]
+    assert not board.is_ending(0.01)
 
 
 def test_sigterm_is_a_notice_once(preemption):

@@ -1,0 +1,122 @@
+"""How the workers of an elastic job agree where to stop: one of them leaves alone, or all stop after the same call.
+
+A worker that is preempted leaves, and the others go on; nothing is agreed on then. If all of them are to end, which the
+board of their meeting says, each tells after how many calls its program has last passed a check, and passes no further
+one before all have told. All stop at the first check after more calls than any of them has told.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+
+import replicax.health as health
+from replicax.errors import CheckpointError, MeetingError
+from replicax.membership.preemption import Preemption
+from replicax.membership.worlds import Worlds
+
+_WAIT_S = 1.0
+_LOOK_S = 0.1
+
+
+class ElasticStop:
+    """Tells when to stop, like `StopAgreement`; all workers make one, and check it at the same points of programs.
+
+    Args:
+        worlds: Those of this process.
+        preemption: What decides whether it leaves alone.
+        is_preempted: Asked every second whether this process is preempted; None if only `preempt` says so.
+        timeout_s: How long to wait for the other processes when all are to stop, in seconds.
+
+    Attributes:
+        preempted_at: When this process was preempted (`time.monotonic`), or None if it was another one or none.
+    """
+
+    def __init__(
+        self,
+        worlds: Worlds,
+        preemption: Preemption,
+        is_preempted: Callable[[], bool] | None = None,
+        timeout_s: float = 60.0,
+    ):
+        self.preempted_at: float | None = None
+        self._worlds, self._preemption = worlds, preemption
+        self._is_preempted, self._timeout_s = is_preempted, timeout_s
+        self._lock = threading.Lock()
+        self._closed, self._agreed = threading.Event(), threading.Event()
+        self._passed, self._halted = -1, False
+        self._stop_after = 0
+        self._failure: Exception | None = None
+        preemption.saves, preemption.end = True, lambda: None  # The thread below sees that all are to end.
+        self._thread = threading.Thread(target=self._follow, name="replicax-elastic-stop", daemon=True)
+        self._thread.start()
+
+    def preempt(self) -> None:
+        """Says that this process is preempted. It takes no lock, so a signal handler may call it."""
+        if self.preempted_at is None:
+            self.preempted_at = time.monotonic()
+            self._preemption.notice("preempted")
+
+    def check(self) -> bool:
+        """Returns whether to stop here: the same in all processes.
+
+        Raises:
+            CheckpointError: All are to stop, and some process did not tell how far it is.
+        """
+        with self._lock:
+            if not self._halted:
+                self._passed = self._worlds.calls
+                return False
+        with health.phase(health.WAIT, "agreeing where to stop"):
+            agreed = self._agreed.wait(self._timeout_s + 2 * _WAIT_S)
+        if not agreed or self._failure is not None:
+            raise CheckpointError(f"The workers could not agree where to stop: {self._failure}") from self._failure
+        return self._worlds.calls > self._stop_after
+
+    def renew(self) -> None:
+        """Does nothing: a job ends once."""
+
+    def close(self) -> None:
+        """Ends the thread. May be called twice."""
+        self._closed.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        """Waits until all are to end, tells how far this process is, and hears how far the others are."""
+        board, asked = self._preemption.board, False
+        try:
+            while not board.is_ending(_WAIT_S):
+                if self._closed.is_set():
+                    return
+                if not asked and self._is_preempted is not None and self._is_preempted():
+                    asked = True
+                    self.preempt()
+            with self._lock:
+                self._halted = True
+                board.tell_passed(self._worlds.life, self._passed)
+            self._stop_after = self._heard()
+        except (MeetingError, CheckpointError, jax.errors.JaxRuntimeError) as error:
+            self._failure = error
+            with self._lock:
+                self._halted = True
+        self._agreed.set()
+
+    def _heard(self) -> int:
+        """Returns the largest number of calls that a member has told; those that are lost meanwhile do not count.
+
+        Raises:
+            CheckpointError: A member has not told in time.
+        """
+        board, deadline = self._preemption.board, time.monotonic() + self._timeout_s
+        while True:
+            passed, gone = board.passed(), board.gone()
+            members = [life for life in self._worlds.lives if life not in gone]
+            missing = [f"worker {life.index}" for life in members if life not in passed]
+            if not missing:
+                return max(passed[life] for life in members)
+            if time.monotonic() >= deadline or self._closed.is_set():
+                raise CheckpointError(f"after {self._timeout_s:g} s nothing was heard of {', '.join(missing)}")
+            time.sleep(_LOOK_S)
