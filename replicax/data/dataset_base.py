@@ -27,6 +27,9 @@ from replicax.typing import PyTree, PyTreeFunction
 class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
     """The base of both kinds of distributed datasets: passes, placement, prefetching, position, `element_spec`."""
 
+    #: A loop that asks for a batch of this begins a step, as with its iterators.
+    begins_steps = True
+
     _keeps_peeked_pass: bool
     _reading: DatasetReading
 
@@ -85,7 +88,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         check_outside_of_programs("A distributed dataset was iterated over")
         self._passes += 1
         kind = ElasticIterator if worlds.number() else PassIterator
-        return kind(open_pass, self._opened(form), is_first=self._passes == 1, spec=lambda: self._seen.spec)
+        return kind(open_pass, self._opened(form), self._passes == 1, lambda: self._seen.spec, source=self)
 
     def _opened(self, form: Form) -> OpenedPass:
         """Opens the next pass, or continues the one that was begun to look at its first step."""

@@ -129,7 +129,11 @@ class PassIterator(DistributedIterator):
         opened: The pass.
         is_first: Whether it is the dataset's first one, whose first batch may take long.
         spec: Returns the dataset's `element_spec`; None as long as no batch has been seen.
+        source: The dataset.
     """
+
+    #: A loop that asks this for a batch begins a step: there others may join (`checkpoint/joining.py`).
+    begins_steps = True
 
     def __init__(
         self,
@@ -137,8 +141,9 @@ class PassIterator(DistributedIterator):
         opened: OpenedPass,
         is_first: bool,
         spec: Callable[[], PyTree],
+        source: object = None,
     ):
-        self._open_pass, self._spec = open_pass, spec
+        self._open_pass, self._spec, self._source = open_pass, spec, source
         self._begin(opened, is_first)
 
     def _begin(self, opened: OpenedPass, is_first: bool = True) -> None:
@@ -196,7 +201,7 @@ class ElasticIterator(PassIterator):
         check_outside_of_programs("next() of a distributed iterator was called")
         running = worlds.running()
         if running is not None:
-            running.boundary()
+            running.boundary(self, self._source)
         given: Given = super().__next__()
         return given.value()
 

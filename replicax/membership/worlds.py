@@ -45,18 +45,28 @@ class State(Protocol):
     def take(self, arrays: Sequence[Any], meta: bytes) -> None:
         """Takes the state that another process has given, in the new world."""
 
+    def is_boundary(self, places: Sequence[object]) -> bool:
+        """Returns whether a newcomer that takes this state now goes on as this process does.
+
+        Args:
+            places: The objects at which the script is, such as the iterator whose next batch it asks for; empty where
+                the script says itself that newcomers may come in.
+        """
+
 
 class Worlds(Protocol):
     """The worlds of this process, one after the other; `elastic_worlds.ElasticWorlds` says what the methods do.
 
     Attributes:
         world: The present one.
-        state: What is given to newcomers; None as long as the script has not said what.
+        always: What is given to newcomers in any case: the strategy's variables.
+        state: What is given to them besides; None as long as the script has not said what: then none is taken in.
         changes: Called when a world has begun, in this order.
         preemption: Decides what SIGTERM means.
     """
 
     world: World
+    always: list[State]
     state: State | None
     changes: list[Callable[[], None]]
     preemption: Preemption | None
@@ -89,7 +99,7 @@ class Worlds(Protocol):
     ) -> _T:
         """Returns what `run`, which runs a program of all members, returns, or the outcome of another member."""
 
-    def boundary(self) -> None:
+    def boundary(self, *places: object) -> None:
         """Takes newcomers in between two calls: then the present world is another."""
 
     def join(self) -> None:
