@@ -382,6 +382,24 @@ class ElasticError(ReplicaxError, RuntimeError):
     """Something cannot go on, or does not fit, where workers come and go during the training."""
 
 
+class NotJoinedError(ElasticError):
+    """A worker that has come to a running elastic job uses the strategy before it has joined the others.
+
+    Attributes:
+        exit_code: The exit code of a process that does not catch it: 2, `rx.exit_codes.ExitCode.USAGE`.
+    """
+
+    exit_code = 2
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The other workers train already, and this one has come later: it must get their state before its first "
+            "step. Make the model, the optimizer and the dataset, and then call "
+            "strategy.join(rx.Checkpoint(model=model, optimizer=optimizer, data=dataset)) before the training loop, in "
+            "all workers; or CheckpointManager.restore_or_initialize(), which does so, too."
+        )
+
+
 class EstimatorError(ReplicaxError, ValueError):
     """An estimator was used in a way that has no meaning, or a model function returned what does not fit its mode."""
 

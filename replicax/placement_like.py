@@ -115,6 +115,7 @@ class WorldsLike(Protocol):
         run: Callable[[], _T],
         outcome_of: Callable[[_T], list[np.ndarray]],
         adopted: Callable[[list[np.ndarray]], _T],
+        nbytes: int = 0,
     ) -> _T:
         """Returns what `run`, which runs a program of all workers, returns; or the outcome of another worker."""
 

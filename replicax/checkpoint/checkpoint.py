@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.checkpoint.contents import Contents, ObjectParts, is_value, parts_of, with_values
+from replicax.checkpoint.contents import Contents, ObjectParts, is_value, parts_of, replace_values
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.deferred import DeferredRestore, deferred_restores, drop_replaced, values_to_write
 from replicax.checkpoint.encoding import (
@@ -27,6 +27,7 @@ from replicax.checkpoint.encoding import (
     wanted_value,
 )
 from replicax.checkpoint.in_turn import large_variables, restore_in_turn
+from replicax.checkpoint.keepers import Keepers
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.metadata import FILE, Metadata
 from replicax.checkpoint.name_matching import check_kinds, check_names, differences, warn_of_left_out
@@ -119,6 +120,7 @@ class Checkpoint(Advised):
     Attributes:
         objects: The objects by name. Values cannot change: put new ones here, or pass them to `write`. Each object is
             also an attribute of the checkpoint, which can be read and set: `checkpoint.model`.
+        keepers: The managers that save it.
 
     Raises:
         CheckpointError: There is nothing to save in an object, or a keyword is also an attribute of `root`.
@@ -138,6 +140,7 @@ class Checkpoint(Advised):
             raise CheckpointError(f"{clashes} are attributes of `root` as well as keywords: rename the keywords.")
         self._notes: dict[str, Callable[[], object]] = {}
         self._saves: Variable | None = None
+        self.keepers = Keepers()
         self._folders: set[Path] = set()  # the folders that it was restored from, or saved to
         self.objects: dict[str, PyTree] = {**({} if root is None else root if is_dict else {"": root}), **objects}
         self._parts(allow_unbuilt=True)
@@ -375,6 +378,10 @@ class Checkpoint(Advised):
         """Adds to the metadata of each checkpoint what `note()` returns then: something small that JSON can hold."""
         self._notes[name] = note
 
+    def current_parts(self) -> ObjectParts:
+        """Returns the parts of the objects; of those that are not built what they have by now."""
+        return self._parts(allow_unbuilt=True)
+
     def _parts(self, allow_unbuilt: bool = False) -> ObjectParts:
         return parts_of(self.objects, allow_unbuilt)
 
@@ -392,9 +399,4 @@ class Checkpoint(Advised):
             name: restored_array(values[name], old) for name, old in parts.arrays.items() if name in values
         }
         new |= {name: states[name] for name, old in parts.states.items() if name in states and is_value(old)}
-        names = [*parts.arrays, *(name for name, part in parts.states.items() if is_value(part))]
-        restored = {}
-        for name, value in self.objects.items():
-            if any(path == name or path.startswith(f"{name}/") for path in names):
-                restored[name] = self.objects[name] = with_values(value, name, new)
-        return restored
+        return replace_values(self.objects, parts, new)

@@ -131,6 +131,22 @@ def with_values(value: PyTree, path: str, restored: Mapping[str, Leaf]) -> PyTre
     return jax.tree_util.tree_unflatten(treedef, new)
 
 
+def replace_values(objects: dict[str, PyTree], parts: ObjectParts, new: Mapping[str, Leaf]) -> dict[str, PyTree]:
+    """Puts new values in the places of arrays and numbers in objects; returns the objects that have such, by name.
+
+    Args:
+        objects: The objects by name; it is changed.
+        parts: Their parts.
+        new: The new values, by the names of the parts.
+    """
+    names = [*parts.arrays, *(name for name, part in parts.states.items() if is_value(part))]
+    replaced = {}
+    for name, value in objects.items():
+        if any(path == name or path.startswith(f"{name}/") for path in names):
+            replaced[name] = objects[name] = with_values(value, name, new)
+    return replaced
+
+
 def is_value(leaf: Leaf) -> bool:
     """Returns whether a part is a value, which a restored value replaces, rather than an object."""
     return isinstance(leaf, (*VALUES, *_ARRAYS))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
 
@@ -10,6 +12,8 @@ def global_seed_state() -> np.ndarray | None:
 
     Without the names: whoever draws without a seed goes on with other numbers in the other process.
     """
+    if "keras" not in sys.modules:
+        return None
     from keras.src.backend.common.global_state import get_global_attribute
 
     generator = get_global_attribute("global_seed_generator")

@@ -24,10 +24,13 @@ import numpy as np
 
 import replicax.cluster.exchange as exchange
 from replicax.compat.jax_worlds import WorldClique, install_alone, is_lost_connection
-from replicax.errors import MeetingError
+from replicax.errors import MeetingError, NotJoinedError
 from replicax.membership.decisions import Life
 from replicax.membership.elastic import BegunError, ElasticMeeting
+from replicax.membership.giving import given, take
+from replicax.membership.knocking import Knocking
 from replicax.membership.meeting import MemberLostError, Roll
+from replicax.membership.outcomes import Outcomes
 from replicax.membership.packed import packed, unpacked
 from replicax.membership.preemption import Preemption
 from replicax.membership.sentry import Sentry
@@ -49,6 +52,7 @@ class Place(NamedTuple):
         gives: Whether it is at a boundary, and can give its state to newcomers.
         is_new: Whether it is a newcomer.
         is_done: Whether its script has ended.
+        kept: The number of the first call whose outcome it still has, counted from 1.
     """
 
     calls: int = 0
@@ -56,16 +60,32 @@ class Place(NamedTuple):
     gives: bool = False
     is_new: bool = False
     is_done: bool = False
+    kept: int = 1
 
     def written(self) -> bytes:
         """Returns it as a note."""
-        return json.dumps([int(each) for each in self]).encode()
+        return json.dumps([*map(int, self[:-1]), self.kept]).encode()
 
     @classmethod
     def of(cls, note: bytes) -> Place:
         """Returns the place that a note tells."""
-        calls, *flags = json.loads(note)
-        return cls(calls, *map(bool, flags))
+        calls, *flags, kept = json.loads(note)
+        executes, gives, is_new, is_done = map(bool, flags)
+        return cls(calls, executes, gives, is_new, is_done, kept)
+
+
+class _Given(NamedTuple):
+    """What others have given this process in a meeting.
+
+    Attributes:
+        outcome: The outcome of the call in whose middle it was; None if nobody has completed it.
+        state: For a newcomer the state; else None.
+        calls: The number of calls that are in that state.
+    """
+
+    outcome: list[np.ndarray] | None = None
+    state: tuple[list[np.ndarray], bytes] | None = None
+    calls: int = 0
 
 
 class WorldChangedError(Exception):
@@ -82,22 +102,24 @@ class ElasticWorlds:
 
     Attributes:
         world: The present one.
-        state: What is given to newcomers; None if nothing is, as long as the script has not said what.
+        always: What is given to newcomers in any case: the strategy's variables.
+        state: What is given to them besides; None as long as the script has not said what: then none is taken in.
         changes: Called when a world has begun, in this order.
         preemption: Decides what SIGTERM means.
     """
 
     def __init__(self, meeting: ElasticMeeting, sentry: Sentry, fewest: int):
         self.world = World(ALONE, 0, (meeting.index,), (meeting.names[meeting.index],))
+        self.always: list[State] = []
         self.state: State | None = None
         self.changes: list[Callable[[], None]] = []
         self.preemption: Preemption | None = None
         self._meeting, self._sentry, self._fewest = meeting, sentry, fewest
-        self._calls = 0
+        self._outcomes = Outcomes()
         self._place = Place(is_new=True)
         self._is_busy = False
         self._leaving, self._has_left = "", False
-        self._outcome_of: Callable[[], list[np.ndarray]] | None = None
+        self._knocking = Knocking()
 
     # The beginning and the end.
 
@@ -131,14 +153,14 @@ class ElasticWorlds:
         self._sentry.tell_done()
         while self._sentry.others_run():
             if self._sentry.wanted.wait(_SECONDS_BETWEEN_LOOKS):
-                self._place = Place(self._calls, is_done=True)
+                self._place = self._here(is_done=True)
                 self._meet()
                 return  # Those who lag have the outcome now. They go on without this process.
 
     @property
     def calls(self) -> int:
         """How many calls have been completed: in all members the same at the same point of the script."""
-        return self._calls
+        return self._outcomes.last
 
     @property
     def lives(self) -> tuple[Life, ...]:
@@ -178,6 +200,8 @@ class ElasticWorlds:
         """
         if self._is_busy:
             return call()
+        if self._sentry.somebody_knocks():
+            self._knocking.refused(self.state is not None)
         self._is_busy = True
         try:
             while True:
@@ -201,6 +225,7 @@ class ElasticWorlds:
         run: Callable[[], _T],
         outcome_of: Callable[[_T], list[np.ndarray]],
         adopted: Callable[[list[np.ndarray]], _T],
+        nbytes: int = 0,
     ) -> _T:
         """Returns what `run` returns, or the outcome of another member.
 
@@ -208,10 +233,14 @@ class ElasticWorlds:
             run: Runs a program of all members, and returns when it has ended. It changes nothing if it raises.
             outcome_of: Returns what `run` has made as arrays on the host: called if another member needs it.
             adopted: Makes of such arrays what `run` would have returned.
+            nbytes: Their size.
 
         Raises:
             WorldChangedError: A member was lost, and nobody has completed it: it must be made again.
+            NotJoinedError: This process is a newcomer that has not joined the others.
         """
+        if not self.is_taken_in:
+            raise NotJoinedError
         found: list[np.ndarray] | None = None
         try:
             result = run()
@@ -222,16 +251,25 @@ class ElasticWorlds:
             if found is None:
                 raise WorldChangedError from None
             result = adopted(found)
-        self._calls += 1
-        self._outcome_of = lambda: outcome_of(result)
+        self._outcomes.add(lambda: outcome_of(result), nbytes)
         return result
 
-    def boundary(self) -> None:
-        """Takes newcomers in, if any wait, between two calls: this process can give its state here."""
-        if self._is_busy or not self.is_taken_in or self.state is None or not self._sentry.somebody_knocks():
+    def boundary(self, *places: object) -> None:
+        """Takes newcomers in, if any wait, between two calls: this process can give its state here.
+
+        Args:
+            places: See `State.is_boundary`.
+        """
+        if self._is_busy or not self.is_taken_in:
+            return
+        if not self._sentry.somebody_knocks():
+            self._knocking.answered()
+            return
+        if self.state is None or not self.state.is_boundary(places):
+            self._knocking.refused(self.state is not None)
             return
         self._sentry.call("a worker joins")
-        self._place = Place(self._calls, gives=True)
+        self._place = self._here(gives=True)
         self._meet()
 
     def _leave_if_told(self) -> None:
@@ -252,8 +290,11 @@ class ElasticWorlds:
 
     def _change(self, executes: bool) -> list[np.ndarray] | None:
         self._sentry.call("a worker is lost")
-        self._place = Place(self._calls, executes)
+        self._place = self._here(executes=executes)
         return self._meet()
+
+    def _here(self, executes: bool = False, gives: bool = False, is_done: bool = False) -> Place:
+        return Place(self._outcomes.last, executes, gives, False, is_done, self._outcomes.first)
 
     def _meet(self, begins: bool = False) -> list[np.ndarray] | None:
         """Begins the next world.
@@ -265,21 +306,22 @@ class ElasticWorlds:
             The outcome of the call in whose middle this process was; None if nobody has completed it.
         """
         self._sentry.pause()
+        is_new = self._place.is_new
         while True:
             roll = self._meeting.gather("a new world", self._place.written(), begins)
             self._check_number(roll)
             places = [Place.of(note) for note in roll.notes]
             try:
-                outcome, state = self._agreed(roll, places)
+                found = self._agreed(roll, places)
                 break
             except MemberLostError:
                 continue
-        self._install(roll)
-        if state is not None and self._place.is_new:
-            self._calls = max(place.calls for place in places)
-            assert self.state is not None
-            self.state.take(*state)
-        return outcome
+        if is_new:
+            self._outcomes.begin_at(found.calls)
+        self._install(roll, places)
+        if found.state is not None:
+            take(self._states(), *found.state)
+        return found.outcome
 
     def _check_number(self, roll: Roll) -> None:
         if len(roll.present) < self._fewest:
@@ -288,31 +330,39 @@ class ElasticWorlds:
                 f"with at least {self._fewest}. Start the job again; it goes on from its newest checkpoint."
             )
 
-    def _agreed(
-        self, roll: Roll, places: Sequence[Place]
-    ) -> tuple[list[np.ndarray] | None, tuple[list[np.ndarray], bytes] | None]:
+    def _agreed(self, roll: Roll, places: Sequence[Place]) -> _Given:
         """Connects the members, and hands on what some of them lack: the outcome of a call, or all the state."""
         own = roll.present.index(self._meeting.index)
         if len(roll.present) == 1:
-            return None, None
+            return _Given()
         self._meeting.total_of_vectors(roll, [np.zeros(1, np.uint32)], "connected")
         latest = max(place.calls for place in places)
-        outcome = state = None
-        if any(place.executes and place.calls == latest - 1 for place in places):
-            giver = next(i for i, place in enumerate(places) if place.calls == latest)
-            sent = packed(self._own_outcome()) if giver == own else None
-            found, _ = unpacked(self._sent(roll, sent))
-            outcome = found if self._place.executes and self._calls == latest - 1 else None
-        if any(place.is_new for place in places):
-            giver = next(i for i, place in enumerate(places) if place.gives)
-            assert self.state is not None or giver != own
-            sent = packed(*self.state.give()) if giver == own and self.state is not None else None
-            state = unpacked(self._sent(roll, sent))
-        return outcome, state
+        outcome = None
+        for number in sorted({place.calls + 1 for place in places if place.executes and place.calls < latest}):
+            giver = self._owner(number, places, roll)
+            found, _ = unpacked(self._sent(roll, packed(self._outcomes.of(number)) if giver == own else None))
+            if self._place.executes and self._outcomes.last == number - 1:
+                outcome = found
+        if not any(place.is_new for place in places):
+            return _Given(outcome)
+        giver = next(i for i, place in enumerate(places) if place.gives)
+        state = unpacked(self._sent(roll, packed(*given(self._states())) if giver == own else None))
+        return _Given(outcome, state if self._place.is_new else None, places[giver].calls)
 
-    def _own_outcome(self) -> list[np.ndarray]:
-        assert self._outcome_of is not None
-        return self._outcome_of()
+    def _owner(self, number: int, places: Sequence[Place], roll: Roll) -> int:
+        """Returns the place on the roll of a member that has the outcome of a call."""
+        for i, place in enumerate(places):
+            if place.kept <= number <= place.calls:
+                return i
+        raise MeetingError(
+            f"A worker was interrupted in call {number}, which others have completed, and none of "
+            f"{', '.join(self._names(roll))} has its outcome any more. Start the job again; it goes on from its newest "
+            "checkpoint."
+        )
+
+    def _states(self) -> list[State]:
+        assert self.state is not None  # Only those give or take it who have said what.
+        return [*self.always, self.state]
 
     def _sent(self, roll: Roll, vector: np.ndarray | None) -> np.ndarray:
         """Returns in every member the bytes that one of them sends."""
@@ -322,14 +372,16 @@ class ElasticWorlds:
         (found,) = self._meeting.total_of_vectors(roll, [own], f"{own.size} bytes")
         return found
 
-    def _install(self, roll: Roll) -> None:
+    def _install(self, roll: Roll, places: Sequence[Place]) -> None:
         if len(roll.present) == 1:
             install_alone()
         else:
             cast(WorldClique, self._meeting.clique).install()
         tell_of_world(roll.number, self._lives(), roll.present.index(self._meeting.index))
-        self.world = World(roll.number, roll.present.index(self._meeting.index), roll.present, self._names(roll))
-        self._place = Place(self._calls)
+        newcomers = tuple(index for index, place in zip(roll.present, places, strict=True) if place.is_new)
+        index = roll.present.index(self._meeting.index)
+        self.world = World(roll.number, index, roll.present, self._names(roll), newcomers)
+        self._place = self._here()
         self._sentry.resume()
         exchange.begin_anew(self._sentry.wanted)
         for change in self.changes:

@@ -28,12 +28,14 @@ class World:
         index: The place of this process among them: JAX's process index.
         members: The indices of the workers in the cluster, ascending.
         names: What they are called.
+        newcomers: Those of the members who were not in the world before.
     """
 
     number: int
     index: int
     members: tuple[int, ...]
     names: tuple[str, ...]
+    newcomers: tuple[int, ...] = ()
 
 
 class State(Protocol):
@@ -95,7 +97,11 @@ class Worlds(Protocol):
         """Returns what `call` returns; makes it again, in a new world, whenever a member is lost meanwhile."""
 
     def executed(
-        self, run: Callable[[], _T], outcome_of: Callable[[_T], list[Any]], adopted: Callable[[list[Any]], _T]
+        self,
+        run: Callable[[], _T],
+        outcome_of: Callable[[_T], list[Any]],
+        adopted: Callable[[list[Any]], _T],
+        nbytes: int = 0,
     ) -> _T:
         """Returns what `run`, which runs a program of all members, returns, or the outcome of another member."""
 

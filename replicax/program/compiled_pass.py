@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
 
 import replicax.health as health
 from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
@@ -29,15 +29,16 @@ from replicax.program.global_view import GlobalView
 from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.host_calls import HostCalls
 from replicax.program.keras_state import owner_of
+from replicax.program.outcome import heard_outcome, told_outcome
 from replicax.program.pytrees import Structure
 from replicax.program.results import mark, marked_with
 from replicax.program.row_sums import RowSums
 from replicax.program.sharded_replicas import split_over_replicas
 from replicax.program.tracing import Pass
 from replicax.runtime import REPLICA_AXIS, turns
-from replicax.runtime.transfer import host_copy, put
+from replicax.runtime.transfer import host_copy, with_kind_of
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, array_of, is_trained, shape_of
+from replicax.variable_access import array_of, is_trained, shape_of
 
 Arrays: TypeAlias = Sequence[jax.Array]
 #: Values of the updated variables, values of the others, donated arguments, other arguments.
@@ -232,48 +233,49 @@ class CompiledPass:
     def _call_in_world(self, worlds: WorldsLike, arrays: Arrays) -> PyTree:
         """Runs the program where workers may be lost: it counts when it has ended, and until then changes nothing."""
 
-        def run() -> Outputs:
-            with self._calls.one() as call, turns.of_thread():
-                with turns.DISPATCH: inputs = self._inputs(arrays, self.variables.fetched())  # noqa: E701  # fmt: skip
-                with self._host_calls.watched() if self._host_calls else contextlib.nullcontext():
-                    if not self._takes_part:
-                        outputs = self._placeholders(inputs)
-                    else:
-                        with turns.DISPATCH: outputs = self.compiled(*inputs)  # noqa: E701  # fmt: skip
-                        if call is not None:
-                            call.sent(next(iter([*outputs[0][:1], *outputs[1][:1]]), None))
-                        if self._host_calls:
-                            self._host_calls.wait(outputs)
-                        jax.block_until_ready(outputs)
-                    return self._everywhere(*outputs)
-
         written, constant = self.variables.written, self.variables.constant
-        before = [(variable, array_of(variable)) for variable in (*written, *constant)]
+        read: list[jax.Array] = []  # The workers may have agreed on them in this call.
+
+        def run() -> Outputs:
+            before = [array_of(variable) for variable in (*written, *constant)]
+            try:
+                outputs = self._ran(arrays)
+            except BaseException:
+                # Some workers may have agreed on first values in this call, and some not: all do it again.
+                store_values([*written, *constant], before)
+                raise
+            read[:] = map(array_of, constant)
+            return outputs
 
         def outcome(outputs: Outputs) -> list[np.ndarray]:
-            values = map(array_of, constant)  # The workers may have agreed on them in this call.
-            return [host_copy(array) for array in (*outputs[0], *values, *outputs[1])]
+            return told_outcome([*outputs[0], *read], outputs[1])
 
-        def adopted(arrays: list[np.ndarray]) -> Outputs:
-            values = [put(value, sharding_now(variable)) for (variable, _), value in zip(before, arrays, strict=False)]
+        def adopted(told: list[np.ndarray]) -> Outputs:
+            values, leaves = heard_outcome(told, [*written, *constant], self._host.placement)
             store_values(constant, values[len(written) :])
-            return values[: len(written)], list(map(jnp.asarray, arrays[len(before) :]))
+            return values[: len(written)], leaves
 
-        def sharding_now(variable: VariableLike) -> Sharding:
-            sharding = self._host.placement.variable_sharding(variable)
-            assert sharding is not None  # Only placements over a mesh have worlds.
-            return sharding
-
-        try:
-            new_values, leaves = worlds.executed(run, outcome, adopted)
-        except BaseException:
-            # Some workers may have agreed on first values in this call, and some not: all do it again.
-            store_values(*zip(*before, strict=True)) if before else None
-            raise
+        new_values, leaves = worlds.executed(run, outcome, adopted, self._nbytes)
         store_values(self.variables.written, new_values)
         apply_changes(self.returned.changes)
         self._mark(leaves, arrays)
         return self.returned.structure.rebuild(leaves)
+
+    def _ran(self, arrays: Arrays) -> Outputs:
+        """Runs the program and returns its outcome when it has ended."""
+        with self._calls.one() as call, turns.of_thread():
+            with turns.DISPATCH: inputs = self._inputs(arrays, self.variables.fetched())  # noqa: E701  # fmt: skip
+            with self._host_calls.watched() if self._host_calls else contextlib.nullcontext():
+                if not self._takes_part:
+                    outputs = self._placeholders(inputs)
+                else:
+                    with turns.DISPATCH: outputs = self.compiled(*inputs)  # noqa: E701  # fmt: skip
+                    if call is not None:
+                        call.sent(next(iter([*outputs[0][:1], *outputs[1][:1]]), None))
+                    if self._host_calls:
+                        self._host_calls.wait(outputs)
+                    jax.block_until_ready(outputs)
+                return self._everywhere(*outputs)
 
     def _everywhere(self, new_values: list[jax.Array], leaves: list[jax.Array]) -> Outputs:
         """Returns new values where variables live, and the results as arrays of this process alone.
@@ -284,7 +286,11 @@ class CompiledPass:
             placement = self._host.placement
             new_values = list(placement.stored(self.variables.written, new_values))
             leaves = list(placement.spread(leaves))
-        return new_values, [jnp.asarray(host_copy(leaf)) for leaf in leaves]
+        return new_values, [jnp.asarray(with_kind_of(leaf, host_copy(leaf))) for leaf in leaves]
+
+    @functools.cached_property
+    def _nbytes(self) -> int:
+        return sum(array_of(variable).nbytes for variable in self.variables.written)
 
     def _inputs(self, arrays: Arrays, fetched: Mapping[int, jax.Array]) -> Inputs:
         if self._is_partial:

@@ -159,13 +159,23 @@ def _renumbered(descriptions: Sequence[Described]) -> list[tuple[str, str, int]]
         >>> _renumbered([Described("dense_7/kernel", "() int32"), Described("dense_3/kernel", "() int32")])
         [('dense/kernel', '() int32', 1), ('dense/kernel', '() int32', 0)]
     """
-    bases = [_WORD.sub(r"\1", each.name) for each in descriptions]
+    bases = [unnumbered(each.name) for each in descriptions]
     numbers = [tuple(_numbers(match[2]) for match in _WORD.finditer(each.name)) for each in descriptions]
     found: dict[str, set[tuple[tuple[int, ...], ...]]] = {}
     for base, own in zip(bases, numbers, strict=True):
         found.setdefault(base, set()).add(own)
     ranks = {base: {own: rank for rank, own in enumerate(sorted(each))} for base, each in found.items()}
     return [(base, each.kind, ranks[base][own]) for base, each, own in zip(bases, descriptions, numbers, strict=True)]
+
+
+def unnumbered(name: str) -> str:
+    """Returns a name without the numbers that Keras gives.
+
+    Example:
+        >>> unnumbered("dense_7/kernel")
+        'dense/kernel'
+    """
+    return _WORD.sub(r"\1", name)
 
 
 def _numbers(appended: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -18,6 +19,11 @@ from replicax.runtime.memory import keep_freed_memory
 from replicax.strategies.followers import Followers
 from replicax.strategies.placement import Placement
 from replicax.strategies.workers import SpansWorkers
+from replicax.typing import PyTree
+from replicax.variable_access import VariableLike
+
+if TYPE_CHECKING:  # Loaded where something is saved or joined only.
+    from replicax.checkpoint import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +79,7 @@ class RunsInWorlds(SpansWorkers):
         self, elastic: Elastic, resolver: ClusterResolver | None, start_timeout: float, stall_timeout: float | None
     ) -> Placement:
         """Waits for the other workers, or for nobody if they train already, and returns the first placement."""
+        from replicax.strategies.joining import StrategyState
 
         self.cluster_resolver, self.cluster = cluster_of(resolver)
         keep_freed_memory()
@@ -84,6 +91,7 @@ class RunsInWorlds(SpansWorkers):
             stall_timeout_from(stall_timeout),
         )
         self._followers = Followers(worlds)
+        worlds.always.append(StrategyState(self._followers, lambda: self.placement))
         worlds.changes.append(self._change_world)
         return self._placement_in(self._followers)
 
@@ -94,10 +102,57 @@ class RunsInWorlds(SpansWorkers):
 
     def _change_world(self) -> None:
         assert self._followers is not None
-        before = len(self.devices)
+        before = self.placement
         self._set_placement(self._placement_in(self._followers))
         self.__dict__.pop("_input_workers", None)
-        self._followers.move(before, self.placement.variable_sharding)
+        self._followers.move(before.variable_sharding, self.placement.variable_sharding)
+
+    def adopt(self, variable: VariableLike) -> None:
+        """Lets a Keras variable that is made in the scope follow from world to world."""
+        super().adopt(variable)
+        if self._followers is not None:
+            self._followers.add([variable])
+
+    def join(self, checkpoint: Checkpoint | None = None, **objects: PyTree) -> bool:
+        """Names the state of the training that a worker gets which joins while the others train; and lets it join.
+
+        All workers call this before the training loop, when they have made (and restored) what the state consists of.
+        In a worker that has come while the others train, it waits until they come to a boundary, and gives the objects
+        the state that they have there: from their memory, not from disk. Without elasticity nothing happens.
+
+        Boundaries are where the loop asks for the next batch of the first distributed dataset, or iterator, among the
+        objects: the newcomer gets this batch, too. Without one they are where it asks any dataset for a batch. A later
+        call of this method in the loop is a boundary, too.
+
+        All variables of this strategy are given in any case, also those that the newcomer makes in its first step, and
+        the states of the global random generators of Python, NumPy and Keras.
+
+        Args:
+            checkpoint: What else the state consists of, as an `rx.Checkpoint`. Numbers in it are given as they stand
+                there: count in an `rx.Variable`, or set them anew in each step (`checkpoint.step = step`). None for
+                what an earlier call has named.
+            **objects: The same without an `rx.Checkpoint`.
+
+        Returns:
+            Whether this worker has got the state of others: nothing is to be restored or initialized then.
+
+        Raises:
+            ArgumentError: Nothing is named, neither here nor before; or `checkpoint` is no `rx.Checkpoint`.
+            ElasticError: The state of the others does not fit this worker's objects.
+            MeetingError: Nobody is left who has the state.
+
+        Example:
+            >>> from replicax import MultiWorkerMirroredStrategy, Variable
+            >>> strategy = MultiWorkerMirroredStrategy()
+            >>> with strategy.scope():
+            ...     steps = Variable(0)
+            >>> strategy.join(steps=steps)  # not elastic here
+            False
+        """
+        from replicax.checkpoint.joining import join, state_named
+
+        named = state_named(checkpoint, objects)
+        return False if self._followers is None else join(named)
 
     @property
     def worker_index(self) -> int:

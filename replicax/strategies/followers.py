@@ -3,51 +3,240 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from jax.sharding import Sharding
+import jax
+import numpy as np
+from jax.sharding import Sharding, SingleDeviceSharding
 
+from replicax.compat.jax_tracing import beside_traces
 from replicax.compat.jax_worlds import is_of_present_client
+from replicax.errors import ElasticError
 from replicax.membership.worlds import Worlds
 from replicax.program.handover import store_values
-from replicax.runtime.transfer import host_copy, put
-from replicax.variable_access import VariableLike, array_of
+from replicax.program.refitting import refitted
+from replicax.runtime.transfer import host_copy, put, with_kind_of
+from replicax.strategies.agreement import described, unnumbered
+from replicax.variable_access import (
+    VariableLike,
+    array_of,
+    has_array,
+    has_split_rows,
+    is_per_replica_variable,
+    name_of,
+    shape_of,
+)
+
+
+class Given(NamedTuple):
+    """A variable of another worker.
+
+    Attributes:
+        name: What it is called.
+        kind: Its shape and dtype.
+        tracked: Its name in the checkpoint that the script has named; empty if it is not in there.
+        is_placed: Whether it is on all devices; else it is a first value that the workers have yet to agree on.
+        components: For a variable with a component for each replica the number of these; else 0.
+    """
+
+    name: str
+    kind: str
+    tracked: str
+    is_placed: bool
+    components: int
 
 
 class Followers:
-    """The variables of a strategy that were used by programs of all workers, in the order of their first use.
+    """The variables of a strategy, in the order in which they were made.
 
     Args:
         worlds: The worlds of this process.
 
     Attributes:
         worlds: The worlds of this process.
+        tracked: Returns the variables of the checkpoint that the script has named, by their names there.
+        waiting: Variables of another worker that this one has not made yet, with their values.
     """
 
     def __init__(self, worlds: Worlds):
         self.worlds = worlds
+        self.tracked: Callable[[], Mapping[str, VariableLike]] = dict
+        self.waiting: list[tuple[Given, np.ndarray]] = []
         self._variables: weakref.WeakValueDictionary[int, VariableLike] = weakref.WeakValueDictionary()
+        self._settled: weakref.WeakValueDictionary[int, VariableLike] = weakref.WeakValueDictionary()
 
     def add(self, variables: Iterable[VariableLike]) -> None:
-        """Lets variables follow from now on."""
-        self._variables.update((id(variable), variable) for variable in variables)
+        """Lets variables follow from now on.
+
+        Raises:
+            ElasticError: The rows of one are split over the replicas: those of a lost worker would be lost with it.
+        """
+        for variable in variables:
+            if has_split_rows(variable):
+                raise ElasticError(
+                    f"Each worker has some of the rows of {name_of(variable)!r}, and they would be lost with the "
+                    "worker. Where workers come and go, use layers whose variables every worker has, such as "
+                    "keras.layers.Embedding."
+                )
+            self._variables.setdefault(id(variable), variable)
 
     def alive(self) -> list[VariableLike]:
-        """Returns the variables that there still are."""
-        return list(self._variables.values())
+        """Returns the variables that there still are, and have a value."""
+        return [variable for variable in self._variables.values() if has_array(variable)]
 
-    def move(self, devices: int, sharding_of: Callable[[VariableLike], Sharding]) -> None:
-        """Moves values that are on the devices of the last world to where they live in the present one.
+    def has(self, variable: object) -> bool:
+        """Returns whether a variable follows."""
+        return self._variables.get(id(variable)) is variable
 
-        One that is on a device of this process alone stays: it is a first value, and the workers have yet to agree.
+    def move(self, was_at: Callable[[VariableLike], Sharding], home: Callable[[VariableLike], Sharding]) -> None:
+        """Moves values that were on all devices of the last world to those of the present one.
+
+        One that was not is a first value: the workers have yet to agree. It stays with this process.
 
         Args:
-            devices: The number of devices of the last world.
-            sharding_of: Returns where a variable lives.
+            was_at: Returns where a variable lived in the last world.
+            home: Returns where it lives now.
         """
-        moved = [
-            variable
-            for variable in self.alive()
-            if len(array_of(variable).sharding.device_set) == devices and not is_of_present_client(array_of(variable))
+        alive = [each for each in self.alive() if not is_of_present_client(array_of(each))]
+        placed = [is_at(each, was_at(each)) for each in alive]
+        components = [len(array_of(each)) if is_per_replica_variable(each) else 0 for each in alive]
+        values = [_fitted(each, host_copy(array_of(each)), n, home) for each, n in zip(alive, components, strict=True)]
+        store_values(alive, [_at(*each, home) for each in zip(alive, values, placed, strict=True)])
+
+    # Giving and taking.
+
+    def given(self, home: Callable[[VariableLike], Sharding]) -> tuple[list[Given], list[np.ndarray]]:
+        """Returns all variables with their values, those included that this worker has been given and not made yet.
+
+        Args:
+            home: Returns where a variable lives.
+        """
+        tracked, alive = self._tracked(), self.alive()
+        own = [
+            Given(
+                *described_variable(each),
+                tracked.get(id(each), ""),
+                is_at(each, home(each)),
+                len(array_of(each)) if is_per_replica_variable(each) else 0,
+            )
+            for each in alive
         ]
-        store_values(moved, [put(host_copy(array_of(variable)), sharding_of(variable)) for variable in moved])
+        values = [host_copy(array_of(each)) for each in alive]
+        return [*own, *(each for each, _ in self.waiting)], [*values, *(value for _, value in self.waiting)]
+
+    def take(
+        self, given: Sequence[Given], values: Sequence[np.ndarray], home: Callable[[VariableLike], Sharding]
+    ) -> None:
+        """Gives the variables of this worker the values of another one's. What it has not made yet waits.
+
+        Args:
+            given: The other one's variables.
+            values: Their values.
+            home: Returns where a variable lives now.
+
+        Raises:
+            ElasticError: A variable has another shape or dtype here.
+        """
+        self.waiting = list(zip(given, values, strict=True))
+        self._settled.clear()
+        self.settle(home)
+
+    def settle(self, home: Callable[[VariableLike], Sharding]) -> None:
+        """Gives variables that were made since `take` the values that wait for them.
+
+        Raises:
+            ElasticError: A variable has another shape or dtype here.
+        """
+        if not self.waiting:
+            return
+        with beside_traces():
+            own = [each for each in self.alive() if id(each) not in self._settled]
+            tracked = self._tracked()
+            names = [(tracked.get(id(each), ""), *described_variable(each)) for each in own]
+            pairs = matched(names, [each for each, _ in self.waiting])
+            found = [(own[i], *self.waiting[j]) for i, j in pairs]
+            taken = {j for _, j in pairs}
+            new = [
+                _at(variable, _fitted(variable, value, given.components, home), given.is_placed, home)
+                for variable, given, value in found
+            ]
+            store_values([variable for variable, _, _ in found], new)
+            self._settled.update((id(variable), variable) for variable, _, _ in found)
+            self.waiting = [each for j, each in enumerate(self.waiting) if j not in taken]
+
+    def _tracked(self) -> dict[int, str]:
+        return {id(variable): name for name, variable in self.tracked().items()}
+
+
+def matched(own: Sequence[tuple[str, str, str]], given: Sequence[Given]) -> list[tuple[int, int]]:
+    """Returns which variable here is which of another worker's, as pairs of positions.
+
+    First by their names in the checkpoint, then by their own names, then by these without the numbers that Keras gives;
+    equal ones in their order.
+
+    Args:
+        own: For each variable here its name in the checkpoint, or `""`; its name; and its shape and dtype.
+        given: Those of the other worker.
+
+    Raises:
+        ElasticError: A variable has another shape or dtype here.
+    """
+    pairs: list[tuple[int, int]] = []
+    here, there = dict(enumerate(own)), dict(enumerate(given))
+    keys: list[Callable[[str, str, str], tuple[str, ...] | None]] = [
+        lambda tracked, name, kind: (tracked,) if tracked else None,
+        lambda tracked, name, kind: (name,),
+        lambda tracked, name, kind: (unnumbered(name), kind),
+    ]
+    for key in keys:
+        places: dict[tuple[str, ...], list[int]] = {}
+        for i, each in here.items():
+            found = key(*each)
+            if found is not None:
+                places.setdefault(found, []).append(i)
+        for j, other in list(there.items()):
+            wanted = key(other.tracked, other.name, other.kind)
+            if wanted is not None and places.get(wanted):
+                i = places[wanted].pop(0)
+                _check_same_kind(own[i], other)
+                pairs.append((i, j))
+                del here[i], there[j]
+    return pairs
+
+
+def _check_same_kind(own: tuple[str, str, str], other: Given) -> None:
+    _, name, kind = own
+    if kind != other.kind:
+        raise ElasticError(
+            f"Variable {name!r} is {kind} in this worker, and {other.name!r} is {other.kind} in those that train. All "
+            "workers must run the same script, with the same settings."
+        )
+
+
+def described_variable(variable: VariableLike) -> tuple[str, str]:
+    """Returns the name of a variable, and the shape and dtype of one copy."""
+    name, kind = described(name_of(variable), array_of(variable))
+    if is_per_replica_variable(variable):
+        kind = f"{shape_of(variable)} {array_of(variable).dtype}"
+    return name, kind
+
+
+def is_at(variable: VariableLike, sharding: Sharding) -> bool:
+    """Returns whether a variable lives there; else it is to be placed before the next program, as a first value."""
+    value = array_of(variable)
+    return value.sharding == sharding and bool(value.committed)
+
+
+def _fitted(
+    variable: VariableLike, value: np.ndarray, components: int, home: Callable[[VariableLike], Sharding]
+) -> np.ndarray:
+    """Returns a value as the variable has it with the replicas that there are now."""
+    return refitted(variable, value, components, home(variable).num_devices)
+
+
+def _at(
+    variable: VariableLike, value: np.ndarray, is_placed: bool, home: Callable[[VariableLike], Sharding]
+) -> jax.Array:
+    sharding = home(variable) if is_placed else SingleDeviceSharding(jax.local_devices()[0])
+    return put(with_kind_of(array_of(variable), value), sharding)

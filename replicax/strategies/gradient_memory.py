@@ -15,6 +15,7 @@ from replicax.collectives.compression import MemoryKind
 from replicax.compat.jax_tracing import outside_traces
 from replicax.errors import ArgumentError
 from replicax.host import Host, host_of
+from replicax.strategies.replica_devices import placed_copy
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, dtype_of, is_variable, name_of, set_array, shape_of
 from replicax.variables import Variable
@@ -33,7 +34,9 @@ class _KnownVariable(Variable):
             host, first = host_of(self.strategy), np.asarray(value)
             if self.per_replica:
                 first = np.broadcast_to(first, (host.num_replicas_in_sync, *first.shape))
-            set_array(self, host.placement.place(first, stacked=self.per_replica))
+            sharding = host.placement.variable_sharding(self)
+            assert sharding is not None  # Gradients are compressed on their way over a mesh only.
+            set_array(self, placed_copy(first, sharding))
 
 
 class GradientMemory(Mapping[str, Record]):

@@ -78,6 +78,7 @@ class Placement(ReplicaDevices):
         """Lets variables follow to the devices of the next world."""
         if self._followers is not None:
             self._followers.add(variables)
+            self._followers.settle(self.variable_sharding)
 
     @functools.cached_property
     def _agreement(self) -> Agreement:
@@ -96,7 +97,8 @@ class Placement(ReplicaDevices):
     def variable_sharding(self, variable: VariableLike) -> Sharding:
         """Returns where a variable's value lives between steps."""
         if is_per_replica_variable(variable) or has_split_rows(variable):
-            return self.sharding(stacked=True)
+            # Where workers come and go, every one has all components: those of a lost worker still count.
+            return self.sharding(stacked=self._followers is None)
         sharding = NamedSharding(self.mesh_for(self.replicas), self._layout(variable))
         is_beside = self._lives_on_host is not None and self._lives_on_host(variable)
         return sharding.with_memory_kind(HOST_MEMORY) if is_beside else sharding
@@ -125,6 +127,8 @@ class Placement(ReplicaDevices):
             replicas: How many replicas the program runs on.
             homes: Where a program on all replicas wants the values; by default where variables live between steps.
         """
+        if self._followers is not None:
+            self._followers.settle(self.variable_sharding)
         if homes is None:
             homes = [self.variable_sharding(variable) for variable in variables]
         values = [array_of(variable) for variable in variables]
@@ -198,7 +202,9 @@ class Placement(ReplicaDevices):
 
     def initialize(self, variable: VariableLike, value: jax.typing.ArrayLike) -> None:
         """Gives a variable a copy of `value`, which may be anybody's; of process 0's if there are several."""
-        if self.worlds is not None:  # A newcomer makes its variables by itself. They are made alike in the first call.
+        if self._followers is not None:
+            # A newcomer makes its variables by itself. They are made alike in the first call.
+            self._followers.add([variable])
             set_array(variable, placed_copy(value, SingleDeviceSharding(jax.local_devices()[0])))
             return
         (agreed,) = self.agreed([value], [name_of(variable)])

@@ -1,0 +1,173 @@
+"""The state that a worker gets which joins while the others train: what an `rx.Checkpoint` has, from their memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, cast
+
+import jax
+import numpy as np
+
+import replicax.membership.worlds as worlds
+from replicax.checkpoint.checkpoint import Checkpoint
+from replicax.checkpoint.contents import is_value, replace_values
+from replicax.checkpoint.deferred import values_to_write
+from replicax.checkpoint.encoding import (
+    SavedArray,
+    restored_array,
+    restored_state,
+    restored_value,
+    saved_array,
+    saved_state,
+    saved_value,
+    set_states,
+)
+from replicax.errors import ArgumentError, ElasticError
+from replicax.runtime.transfer import host_copy
+from replicax.typing import PyTree
+from replicax.variable_access import AssignableLike, VariableLike
+
+_MOST_NAMED = 10
+
+
+class _OfStrategy(Protocol):
+    """What is given in any case; `strategies.joining.StrategyState` says what the methods do."""
+
+    def follows(self, variable: object) -> bool: ...
+
+    def track(self, variables: Callable[[], Mapping[str, VariableLike]]) -> None: ...
+
+
+class CheckpointState:
+    """What newcomers get besides the variables of the strategy; `membership.State` says what the methods do.
+
+    Args:
+        checkpoint: The objects.
+        strategies: What is given in any case.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, strategies: Sequence[_OfStrategy]):
+        self.checkpoint = checkpoint
+        self._strategies = strategies
+        for each in strategies:
+            each.track(lambda: checkpoint.current_parts().variables)
+
+    def give(self) -> tuple[Sequence[np.ndarray], bytes]:
+        """Returns arrays and variables that no strategy gives, and the states of objects."""
+        parts = self.checkpoint.current_parts()
+        own = self._own_variables(parts.variables)
+        arrays = [_host(saved_value(variable)) for variable in own.values()]
+        arrays += [_host(saved_array(array)) for array in parts.arrays.values()]
+        states = {name: saved_state(name, part) for name, part in parts.states.items()}
+        saves, kept = int(self.checkpoint.save_counter.numpy()), self.checkpoint.keepers.get_states()
+        meta = [list(own), list(parts.arrays), states, saves, kept]
+        return arrays, json.dumps(meta).encode()
+
+    def take(self, arrays: Sequence[np.ndarray], meta: bytes) -> None:
+        """Gives the objects the state of another worker's.
+
+        Raises:
+            ElasticError: They are others there.
+        """
+        variables, names, states, saves, kept = json.loads(meta)
+        parts = self.checkpoint.current_parts()
+        own = self._own_variables(parts.variables)
+        _check_same_names([*variables, *names, *states], [*own, *parts.arrays, *parts.states])
+        found = {name: restored_state(name, [states], 0, 1) for name in parts.states}
+        objects = {name: part for name, part in parts.states.items() if not is_value(part)}
+        set_states(objects, found)
+        for name, array in zip(variables, arrays, strict=False):
+            own[name].assign(restored_value(array, own[name]))
+        values = dict(zip(names, arrays[len(variables) :], strict=True))
+        new: dict[str, PyTree] = {name: restored_array(values[name], old) for name, old in parts.arrays.items()}
+        new |= {name: value for name, value in found.items() if name not in objects}
+        replace_values(self.checkpoint.objects, parts, new)
+        self.checkpoint.save_counter.assign(saves)
+        self.checkpoint.keepers.set_states(kept)
+
+    def is_boundary(self, places: Sequence[object]) -> bool:
+        """Returns whether this is where the loop asks for the next batch of the first dataset in the checkpoint."""
+        if values_to_write(self.checkpoint.objects)[0]:
+            return False  # Values that were restored from disk wait for objects which the next step builds.
+        if not places:
+            return True
+        feeding = [each for each in self.checkpoint.current_parts().states.values() if getattr(each, "begins_steps", False)]
+        return not feeding or any(place is feeding[0] for place in places)
+
+    def _own_variables(self, variables: Mapping[str, AssignableLike]) -> dict[str, AssignableLike]:
+        return {
+            name: variable
+            for name, variable in variables.items()
+            if not any(each.follows(variable) for each in self._strategies)
+        }
+
+
+def is_newcomer() -> bool:
+    """Returns whether this process has come to a running elastic job and has not joined the others yet."""
+    running = worlds.running()
+    return running is not None and not running.is_taken_in
+
+
+def name_state(checkpoint: Checkpoint) -> None:
+    """Names the state that newcomers get, if the job is elastic."""
+    running = worlds.running()
+    if running is not None:
+        running.state = CheckpointState(checkpoint, cast("list[_OfStrategy]", running.always))
+
+
+def join(checkpoint: Checkpoint | None) -> bool:
+    """Names the state that newcomers get, and lets them join; returns whether this process was one of them.
+
+    Args:
+        checkpoint: The state; None for that which was named before.
+
+    Raises:
+        ArgumentError: None was named before.
+        ElasticError: The others' state does not fit.
+    """
+    running = worlds.running()
+    if running is None:
+        return False
+    if checkpoint is not None:
+        name_state(checkpoint)
+    elif running.state is None:
+        raise ArgumentError(
+            "strategy.join was called without a state, and no earlier call has named one. Pass what newcomers are to "
+            "get: strategy.join(rx.Checkpoint(model=model, optimizer=optimizer, data=dataset))."
+        )
+    if running.is_taken_in:
+        running.boundary()
+        return False
+    running.join()
+    return True
+
+
+def state_named(checkpoint: object, objects: Mapping[str, PyTree]) -> Checkpoint | None:
+    """Returns the checkpoint that a user has named by itself or by its objects; None for neither.
+
+    Raises:
+        ArgumentError: It is none, or both are given.
+    """
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        raise ArgumentError(f"strategy.join takes an rx.Checkpoint, or objects by name, got {checkpoint!r:.100}.")
+    if checkpoint is not None and objects:
+        raise ArgumentError(
+            f"strategy.join takes an rx.Checkpoint, or objects by name ({', '.join(objects)}), not both."
+        )
+    return Checkpoint(**objects) if objects else checkpoint
+
+
+def _host(value: SavedArray) -> np.ndarray:
+    return host_copy(value) if isinstance(value, jax.Array) else np.asarray(value)
+
+
+def _check_same_names(given: Sequence[str], own: Sequence[str]) -> None:
+    if sorted(given) == sorted(own):
+        return
+    there, here = sorted(set(given) - set(own)), sorted(set(own) - set(given))
+    raise ElasticError(
+        "The checkpoint that strategy.join was given has other parts here than in the workers that train. Only there: "
+        f"{', '.join(there[:_MOST_NAMED]) or 'nothing'}; only here: {', '.join(here[:_MOST_NAMED]) or 'nothing'}. All "
+        "workers must run the same script; build models and optimizers before they join."
+    )
