@@ -391,14 +391,6 @@ class NotJoinedError(ElasticError):
 
     exit_code = 2
 
-    def __init__(self) -> None:
-        super().__init__(
-            "The other workers train already, and this one has come later: it must get their state before its first "
-            "step. Make the model, the optimizer and the dataset, and then call "
-            "strategy.join(rx.Checkpoint(model=model, optimizer=optimizer, data=dataset)) before the training loop, in "
-            "all workers; or CheckpointManager.restore_or_initialize(), which does so, too."
-        )
-
 
 class EstimatorError(ReplicaxError, ValueError):
     """An estimator was used in a way that has no meaning, or a model function returned what does not fit its mode."""

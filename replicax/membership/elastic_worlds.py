@@ -41,6 +41,12 @@ _T = TypeVar("_T")
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _ENDED_EARLY = 75  # exit code: it was told to
+_NOT_JOINED = (
+    "The other workers train already, and this one has come later: it must get their state before its first step. Make "
+    "the model, the optimizer and the dataset, and then call strategy.join(rx.Checkpoint(model=model, "
+    "optimizer=optimizer, data=dataset)) before the training loop, in all workers; or "
+    "CheckpointManager.restore_or_initialize(), which does so, too."
+)
 
 
 class Place(NamedTuple):
@@ -240,7 +246,7 @@ class ElasticWorlds:
             NotJoinedError: This process is a newcomer that has not joined the others.
         """
         if not self.is_taken_in:
-            raise NotJoinedError
+            raise NotJoinedError(_NOT_JOINED)
         found: list[np.ndarray] | None = None
         try:
             result = run()

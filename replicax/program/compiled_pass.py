@@ -29,7 +29,6 @@ from replicax.program.global_view import GlobalView
 from replicax.program.handover import explain_devices, explain_loss, run_and_keep, shown_names, staged, store_values
 from replicax.program.host_calls import HostCalls
 from replicax.program.keras_state import owner_of
-from replicax.program.outcome import heard_outcome, told_outcome
 from replicax.program.pytrees import Structure
 from replicax.program.results import mark, marked_with
 from replicax.program.row_sums import RowSums
@@ -232,6 +231,8 @@ class CompiledPass:
 
     def _call_in_world(self, worlds: WorldsLike, arrays: Arrays) -> PyTree:
         """Runs the program where workers may be lost: it counts when it has ended, and until then changes nothing."""
+
+        from replicax.program.outcome import heard_outcome, told_outcome
 
         written, constant = self.variables.written, self.variables.constant
         read: list[jax.Array] = []  # The workers may have agreed on them in this call.

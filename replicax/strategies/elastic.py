@@ -13,17 +13,16 @@ from replicax.checks import is_int
 from replicax.cluster import ClusterResolver, cluster_of
 from replicax.errors import ArgumentError
 from replicax.health import stall_timeout_from
-from replicax.membership.opening import open_worlds
 from replicax.membership.telling import elastic_range
 from replicax.runtime.memory import keep_freed_memory
-from replicax.strategies.followers import Followers
 from replicax.strategies.placement import Placement
 from replicax.strategies.workers import SpansWorkers
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike
 
-if TYPE_CHECKING:  # Loaded where something is saved or joined only.
+if TYPE_CHECKING:  # Loaded where they are needed only.
     from replicax.checkpoint import Checkpoint
+    from replicax.strategies.followers import Followers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +78,8 @@ class RunsInWorlds(SpansWorkers):
         self, elastic: Elastic, resolver: ClusterResolver | None, start_timeout: float, stall_timeout: float | None
     ) -> Placement:
         """Waits for the other workers, or for nobody if they train already, and returns the first placement."""
+        from replicax.membership.opening import open_worlds
+        from replicax.strategies.followers import Followers
         from replicax.strategies.joining import StrategyState
 
         self.cluster_resolver, self.cluster = cluster_of(resolver)

@@ -20,7 +20,6 @@ from replicax.program.handover import store_values
 from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible
 from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
-from replicax.strategies.followers import Followers
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
 from replicax.variable_access import (
     VariableLike,
@@ -32,9 +31,10 @@ from replicax.variable_access import (
     shape_of,
 )
 
-if TYPE_CHECKING:  # Loaded where variables are cut only.
+if TYPE_CHECKING:  # Loaded where variables are cut, or workers come and go, only.
     from replicax.program.first_values import FirstValue
     from replicax.strategies.first_values import FirstValues
+    from replicax.strategies.followers import Followers
 
 _MOST_NAMED = 10  # variables that an error names
 
