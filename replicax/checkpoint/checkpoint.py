@@ -143,7 +143,7 @@ class Checkpoint(Advised):
         self.keepers = Keepers()
         self._folders: set[Path] = set()  # the folders that it was restored from, or saved to
         self.objects: dict[str, PyTree] = {**({} if root is None else root if is_dict else {"": root}), **objects}
-        self._parts(allow_unbuilt=True)
+        self.current_parts()
 
     def __getattr__(self, name: str) -> PyTree:
         try:
@@ -163,7 +163,7 @@ class Checkpoint(Advised):
         Raises:
             CheckpointError: There is nothing to save in an object.
         """
-        return self._parts().variables
+        return self.current_parts(allow_unbuilt=False).variables
 
     @called_as("tf.train.Checkpoint.write")
     def write(self, directory: Directory, *, step: int | None = None, **objects: PyTree) -> Path:
@@ -242,7 +242,7 @@ class Checkpoint(Advised):
     def _prepared(self, step: int | None = None, objects: Mapping[str, PyTree] | None = None) -> _Prepared:
         self._update(step, objects or {})
         waiting, missing = values_to_write(self.objects)
-        parts = self._parts(allow_unbuilt=not missing)
+        parts = self.current_parts(allow_unbuilt=not missing)
         if missing:
             raise CheckpointError(" ".join(missing))
         state = {name: saved_state(name, part) for name, part in parts.states.items()}
@@ -323,7 +323,7 @@ class Checkpoint(Advised):
         restore_in_turn(path, found.large, parts.variables, found.metadata)
         drop_replaced(self.objects, [*found.values, *found.large], found.waiting)
         for each in found.waiting:
-            each.wait(lambda: self._parts(allow_unbuilt=True).variables, partial)
+            each.wait(lambda: self.current_parts().variables, partial)
         unused, unmatched = differences(found.names, found.expected)
         if partial and jax.process_index() == 0:
             warn_of_left_out(path, found.names, found.expected)
@@ -341,7 +341,7 @@ class Checkpoint(Advised):
 
     def _read(self, path: Path, partial: bool, verify: bool) -> _ReadCheckpoint:
         """Reads what a checkpoint has for the objects, in this process."""
-        parts, metadata = self._parts(allow_unbuilt=True), checked_metadata(path)
+        parts, metadata = self.current_parts(), checked_metadata(path)
         written = read_state(path, metadata, verify)
         names = [*metadata.arrays, *written[0]]
         waiting = deferred_restores(path, self.objects, parts, metadata.arrays, partial)
@@ -378,11 +378,8 @@ class Checkpoint(Advised):
         """Adds to the metadata of each checkpoint what `note()` returns then: something small that JSON can hold."""
         self._notes[name] = note
 
-    def current_parts(self) -> ObjectParts:
-        """Returns the parts of the objects; of those that are not built what they have by now."""
-        return self._parts(allow_unbuilt=True)
-
-    def _parts(self, allow_unbuilt: bool = False) -> ObjectParts:
+    def current_parts(self, allow_unbuilt: bool = True) -> ObjectParts:
+        """Returns the parts of the objects; of those that are not built what they have by now, if that is allowed."""
         return parts_of(self.objects, allow_unbuilt)
 
     def _update(self, step: int | None, objects: Mapping[str, PyTree]) -> None:

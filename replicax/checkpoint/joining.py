@@ -92,9 +92,8 @@ class CheckpointState:
             return False  # Values that were restored from disk wait for objects which the next step builds.
         if not places:
             return True
-        feeding = [
-            each for each in self.checkpoint.current_parts().states.values() if getattr(each, "begins_steps", False)
-        ]
+        states = self.checkpoint.current_parts().states.values()
+        feeding = [each for each in states if getattr(each, "begins_steps", False)]
         return not feeding or any(place is feeding[0] for place in places)
 
     def _own_variables(self, variables: Mapping[str, AssignableLike]) -> dict[str, AssignableLike]:
