@@ -51,8 +51,8 @@ class Checkpoint(_Checkpoint):
         self.mesh = Mesh.of(mesh)
         super().__init__(root, **objects)
 
-    def _parts(self, allow_unbuilt: bool = False) -> Any:
-        parts, devices = super()._parts(allow_unbuilt), self.mesh.global_devices()
+    def current_parts(self, allow_unbuilt: bool = True) -> Any:
+        parts, devices = super().current_parts(allow_unbuilt), self.mesh.global_devices()
         for name, variable in parts.variables.items():
             if isinstance(variable, DVariable) and variable.layout.mesh.global_devices() != devices:
                 raise LayoutError(
