@@ -8,6 +8,7 @@ then on nobody is started again, and the job has succeeded if the chief of that 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 
@@ -27,6 +28,8 @@ from replicax.remote.terminal import Terminal
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # before a newcomer that could not join is started again
 _SECONDS_OF_A_USEFUL_LIFE = 5.0
+# Errors that may be over when the network is there again.
+_OF_THE_NETWORK = re.compile("^[^ ]*(Timeout|Connection|OSError)")
 _IN_THE_MIDDLE = "ended with exit code 0 in the middle of the job, by os._exit or the like."
 
 
@@ -66,6 +69,7 @@ class Members:
         self._waiting: list[tuple[float, PlannedTask]] = []  # tasks to start, and when
         self._pauses: dict[int, float] = {}  # how long each index has paused last
         self._began: dict[Life, float] = {}
+        self._refusals: dict[int, str] = {}  # the error with which a newcomer of this index has ended last
         self._chief_lost: Failure | None = None
 
     # Losses.
@@ -89,7 +93,7 @@ class Members:
             return not self._attendance.is_chief(life) or failure.process.has_left
         why = self._hindrance(failure, life, left)
         if why and self._options.elastic is not None:
-            self._terminal.say(f"{task.name} ended with {failure.how}. The others cannot go on: {why}.")
+            self._terminal.say(f"{task.name} ended with {failure.how}. The job cannot go on: {why.rstrip('.')}.")
         return not why
 
     def _hindrance(self, failure: Failure, life: Life, left: Sequence[Life]) -> str:
@@ -100,17 +104,19 @@ class Members:
         is_newcomer = bool(elastic and members) and not self._attendance.was_member(life)
         error = error_line(failure.process.last_words) if code == ExitCode.FAILED and not is_newcomer else ""
         same_again, self._error = bool(error) and error == self._error, error or ""
+        if is_newcomer:  # The others have not noticed it.
+            return ""
         if not is_restartable(code):
             return f"a restart would only repeat {describe(code)}"
         if same_again:
             return f"the error is that of the worker before it ({error})"
-        if code == ExitCode.PEER_LOST and not is_newcomer:
-            return "the state of the training is lost"
+        if code == ExitCode.PEER_LOST:
+            return error_line(failure.process.last_words) or "the state of the training is lost"
         if elastic and code == ExitCode.RESUME and not leaves:
             return "all of them are to end and to be resumed"
         if not left or (elastic and self._attendance.world and not members):
             return "nobody is left who holds the state of the training" if left else "none is left"
-        if self.revived < self._restarts or len(left) >= self._options.fewest_left or leaves or is_newcomer:
+        if self.revived < self._restarts or len(left) >= self._options.fewest_left or leaves:
             return ""
         return f"{len(left)} of at least {self._options.fewest_left} workers are left, and no restart"
 
@@ -123,12 +129,14 @@ class Members:
             self._terminal.say(f"{task.name}, which had joined, ended with {failure.how}. The others go on.")
             return
         leaves, useless = self._attendance.is_leaving(life), self._age(life) < _SECONDS_OF_A_USEFUL_LIFE
-        counts = (not leaves or useless) and not self._is_failed_newcomer(life)
-        if self._is_done or (counts and self.revived >= self._restarts):
-            self._tell_of_loss(failure)
+        could_not_join = self._is_failed_newcomer(life)
+        counts = (not leaves or useless) and not could_not_join
+        hopeless = could_not_join and self._would_repeat(failure)
+        if self._is_done or hopeless or (counts and self.revived >= self._restarts):
+            self._tell_of_loss(failure, hopeless)
             return
         self.revived += counts
-        pause = self._pause(life) if self._is_failed_newcomer(life) else 0.0
+        pause = self._pause(life) if could_not_join else 0.0
         again = f"It starts again in {pause:g} s" if pause else "It starts again"
         limited = counts and self._options.restarts is not None
         number = f" (restart {self.revived} of {self._restarts})" if limited else ""
@@ -141,6 +149,14 @@ class Members:
         """Returns whether a process has ended before it joined the others, who are at work."""
         return bool(self._attendance.world) and not self._attendance.was_member(life)
 
+    def _would_repeat(self, failure: Failure) -> bool:
+        """Returns whether a newcomer has failed for a reason that another start would not change."""
+        error = error_line(failure.process.last_words) if failure.code == ExitCode.FAILED else ""
+        index = failure.process.task.index
+        again = bool(error) and self._refusals.get(index) == error and not _OF_THE_NETWORK.search(error)
+        self._refusals[index] = error
+        return again or not is_restartable(failure.code)
+
     def _pause(self, life: Life) -> float:
         pause = min(2 * self._pauses.get(life.index, _SHORTEST_PAUSE / 2), _LONGEST_PAUSE)
         self._pauses[life.index] = pause
@@ -149,13 +165,14 @@ class Members:
     def _age(self, life: Life) -> float:
         return self._clock() - self._began.get(life, -math.inf)
 
-    def _tell_of_loss(self, failure: Failure) -> None:
+    def _tell_of_loss(self, failure: Failure, hopeless: bool) -> None:
         came_too_late = self._is_done and failure.code == ExitCode.PEER_LOST
-        why = "the training is done" if self._is_done else "no restart is left"
+        why = "another start would only repeat it" if hopeless else "no restart is left"
+        why = "the training is done" if self._is_done else why
         how = "it came when the training was done" if came_too_late else failure.how
         goes_on = "The others go on without it" if self._left else "It does not start again"
         self._terminal.say(f"{failure.process.task.name} ended with {how}. {goes_on}: {why}.")
-        if failure.code == ExitCode.FAILED:
+        if failure.code == ExitCode.FAILED or hopeless:
             words = shortened(failure.process.last_words) or "It printed nothing."
             self._terminal.show(f"Its log: {failure.process.log_path}\n\n{words}")
 

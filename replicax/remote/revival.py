@@ -29,7 +29,7 @@ class Failure:
     @property
     def how(self) -> str:
         """How it ended, in a few words."""
-        if self.code == ExitCode.PEER_LOST and self.process is self.culprit:
+        if self.code == ExitCode.PEER_LOST and self.process is self.culprit and self.process.told is None:
             return f"exit code {self.code}: it was gone, and others needed it"
         return describe(self.code)
 

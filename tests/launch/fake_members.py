@@ -27,7 +27,7 @@ class Host:
 class Process(types.SimpleNamespace):
     """A worker's process."""
 
-    pid, is_guest, log_path = 4, False, None
+    pid, is_guest, log_path, told = 4, False, None, None
 
     def kill(self):
         self.killed = True

@@ -1,6 +1,7 @@
 """The launcher's decisions about the workers of an elastic job, with fakes."""
 
 import json
+import math
 import types
 
 import pytest
@@ -47,7 +48,7 @@ def test_without_restarts_the_others_go_on_while_they_are_enough():
     assert job.members.start_due() == []
     tells(job, 2, (1, 0), (2, 0))
     assert not job.members.bears(failure(others[0]), others[1:])
-    assert "cannot go on: 1 of at least 2 workers are left, and no restart" in job.out.getvalue()
+    assert "The job cannot go on: 1 of at least 2 workers are left, and no restart" in job.out.getvalue()
 
 
 def test_with_restarts_fewer_than_the_least_wait_for_the_others():
@@ -102,6 +103,37 @@ def test_a_newcomer_that_cannot_join_is_tried_again_after_growing_pauses():
         (again,) = job.members.start_due()
         assert again.task.environment["REPLICAX_LIFE"] == str(life + 1)
     assert job.members.revived == 0
+
+
+@pytest.mark.parametrize("code", [2, 72])
+def test_a_newcomer_with_another_script_is_left_alone(code):
+    job, workers = began()
+    newcomer = process(3, words="NotJoinedError: strategy.join was not called")
+    job.members.started(newcomer)
+    assert job.members.bears(failure(newcomer, code), workers)
+    job.members.succeed(failure(newcomer, code))
+    assert job.members.start_due() == []
+    assert job.members.due == math.inf
+    assert "another start would only repeat it" in job.out.getvalue()
+    assert "strategy.join was not called" in job.out.getvalue()
+
+
+def test_a_newcomer_with_one_error_twice_is_left_alone():
+    job, workers = began()
+    for life in (0, 1):
+        newcomer = process(3, life, words="ValueError: mine")
+        job.members.started(newcomer)
+        assert job.members.bears(failure(newcomer, 1), workers)
+        job.members.succeed(failure(newcomer, 1))
+        job.now += 60
+        assert len(job.members.start_due()) == 1 - life
+
+
+def test_a_member_that_says_why_nobody_can_go_on():
+    job, (first, *others) = began()
+    first.last_words = "replicax.errors.MeetingError: Only 1 workers are left."
+    assert not job.members.bears(failure(first, 71), others)
+    assert "The job cannot go on: replicax.errors.MeetingError: Only 1 workers are left.\n" in job.out.getvalue()
 
 
 def test_who_leaves_uses_no_restart(tmp_path):
