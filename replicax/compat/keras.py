@@ -332,6 +332,34 @@ def write_only_if(backup: keras.callbacks.BackupAndRestore, writes: Callable[[],
         del backup._save_model, backup.on_train_end
 
 
+@contextlib.contextmanager
+def epoch_iterator_noted(model: keras.Model, note: Callable[[object], None]) -> Iterator[None]:
+    """Calls `note` with what counts the batches of the loops of a model that begin in a `with` block.
+
+    Without the method it is not called; see `set_steps_seen`.
+    """
+    build = model._symbolic_build
+
+    def noting(iterator: Any = None, **given: Any) -> None:
+        if iterator is not None:
+            note(iterator)
+        build(iterator=iterator, **given)
+
+    vars(model)["_symbolic_build"] = noting  # Keras tracks what is set otherwise.
+    try:
+        yield
+    finally:
+        del vars(model)["_symbolic_build"]
+
+
+def set_steps_seen(epoch_iterator: Any, earlier: int) -> None:
+    """Counts the batches of earlier epochs: Keras begins anew with data of known length when it has seen all of it.
+
+    Without the attribute: a worker that joins a `fit(steps_per_epoch=...)` on arrays begins anew with them too late.
+    """
+    epoch_iterator._steps_seen += earlier
+
+
 def is_default_hook(hook: Callable[..., object]) -> bool:
     """Returns whether a hook of a callback is the one of `keras.callbacks.Callback`, which does nothing.
 

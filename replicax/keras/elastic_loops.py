@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from replicax.host import Host
+from replicax.compat.keras import epoch_iterator_noted
 from replicax.keras.alike import decides_alike
+from replicax.keras.feeding import dataset_of
+from replicax.keras.host import KerasHost
+from replicax.keras.progress import Progress
 from replicax.keras.writers import Writers
+from replicax.membership.worlds import Worlds, running
+
+if TYPE_CHECKING:
+    import keras
 
 
 @contextlib.contextmanager
-def elastic_callbacks(given: inspect.BoundArguments, strategy: Host, trains: bool) -> Iterator[None]:
+def elastic_callbacks(given: inspect.BoundArguments, strategy: KerasHost, trains: bool) -> Iterator[None]:
     """Prepares the callbacks of a loop, for a `with` block.
 
     Args:
@@ -34,13 +42,69 @@ def elastic_callbacks(given: inspect.BoundArguments, strategy: Host, trains: boo
     if given.arguments.get("verbose", "auto") != 0 and not has_bar:
         own.append(keras.callbacks.ProgbarLogger())  # Keras would add it, for all workers.
     writers = Writers(own, strategy)
-    added: list[Any] = [decides_alike(strategy, writers)] if trains else []
-    if callbacks is None or held is None:
-        given.arguments["callbacks"] = [*own, *added]
-    else:
-        for callback in added:
-            callback.set_model(model)
-            callback.set_params(callbacks.params)
-        callbacks.callbacks = [*own, *added]
-    with writers.installed():
+    worlds = running()
+    assert worlds is not None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(writers.installed())
+        first, last = [], []
+        if trains:
+            progress = _progress(given, strategy, worlds, writers, own)
+            stack.enter_context(_given_to_newcomers(progress, model, worlds))
+            first, last = [_first_class()(progress)], [decides_alike(strategy, writers)]
+        if callbacks is None or held is None:
+            given.arguments["callbacks"] = [*first, *own, *last]
+        else:
+            for callback in (*first, *last):
+                callback.set_model(model)
+                callback.set_params(callbacks.params)
+            callbacks.callbacks = [*first, *own, *last]
         yield
+
+
+def _progress(
+    given: inspect.BoundArguments, strategy: KerasHost, worlds: Worlds, writers: Writers, callbacks: Sequence[Any]
+) -> Progress:
+    model = given.arguments["self"]
+    model._replicax.fits += 1
+    takes_in = model._replicax.fits == 1 and not isinstance(worlds.state, Progress)
+    dataset = dataset_of(given.arguments.get("x"))
+    return Progress(model, strategy, worlds, writers, callbacks, dataset, takes_in)
+
+
+@contextlib.contextmanager
+def _given_to_newcomers(progress: Progress, model: keras.Model, worlds: Worlds) -> Iterator[None]:
+    """Lets workers that come in a `with` block join a `fit`."""
+    membership: Any = model._replicax
+    before, membership.progress = membership.progress, progress
+    state = worlds.state
+    if not isinstance(state, Progress):  # A `fit` in a callback of another one lets nobody in.
+        worlds.state = progress
+
+    def note(epoch_iterator: object) -> None:
+        progress.epoch_iterator = progress.epoch_iterator or epoch_iterator  # The first is that of the training data.
+
+    try:
+        with epoch_iterator_noted(model, note):
+            yield
+    finally:
+        membership.progress, worlds.state = before, state
+
+
+@functools.cache
+def _first_class() -> type:
+    import keras
+
+    class FollowProgress(keras.callbacks.Callback):
+        """Comes first, and lets a newcomer in before the callbacks after it begin."""
+
+        def __init__(self, progress: Progress):
+            super().__init__()
+            self._progress = progress
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self._progress.begin()
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self._progress.begin_epoch(epoch)
+
+    return FollowProgress

@@ -122,6 +122,11 @@ def as_keras_data(data: Any, strategy: KerasHost) -> Any:
     return _adapter_class()(data, is_elastic(strategy))
 
 
+def dataset_of(data: Any) -> Any:
+    """Returns the distributed dataset in the data of a loop, as `as_keras_data` has returned them; None for others."""
+    return getattr(data, "dataset", None) if isinstance(data, _adapter_class()) else None
+
+
 def _has_per_replica(data: Any) -> bool:
     return any(is_per_replica(leaf) for leaf in jax.tree_util.tree_leaves(data, is_leaf=is_per_replica))
 
@@ -134,13 +139,13 @@ def _adapter_class() -> type:
         """Gives the batches of a distributed dataset to Keras's loops."""
 
         def __init__(self, dataset: Any, workers_change: bool):
-            self._dataset = dataset
+            self.dataset = dataset
             # Between processes nobody can put the parts of a batch together but the dataset, which can send rows. And
             # only its global batches can be split anew for other workers.
             self._is_global = dataset.num_workers > 1 or workers_change
 
         def get_jax_iterator(self) -> Iterator[Any]:
-            with self._dataset.global_batches() if self._is_global else iter(self._dataset) as steps:
+            with self.dataset.global_batches() if self._is_global else iter(self.dataset) as steps:
                 for batch in steps:
                     yield jax.tree_util.tree_map(_rows, batch, is_leaf=is_per_replica)
 
@@ -149,7 +154,7 @@ def _adapter_class() -> type:
         @property
         def num_batches(self) -> int | None:
             try:
-                return len(self._dataset)
+                return len(self.dataset)
             except TypeError:  # an iterable of unknown length
                 return None
 

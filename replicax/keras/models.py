@@ -24,6 +24,7 @@ from replicax.keras.custom_objects import remembering_arguments
 from replicax.keras.feeding import as_keras_data
 from replicax.keras.host import KerasHost
 from replicax.keras.parcel import ModelParcel, like_a_row
+from replicax.keras.progress import Progress
 from replicax.keras.saving import write_atomically, write_together
 from replicax.keras.steps import accept_state
 from replicax.keras.together import has_workers, is_elastic, written_by_chief
@@ -54,6 +55,8 @@ class _Membership:
         loops: How many loops (`fit` and in it `evaluate`) are running.
         thread: The thread that runs them.
         saves_together: Whether all workers save it just now, in a loop, where the chief may be lost meanwhile.
+        fits: How many `fit` have begun where workers may come and go.
+        progress: Where the running one is; None without one.
         batch: One row of zeros like a batch with targets; None before the first.
         compilation: On a client, what the model was compiled with when it came back from its first loop.
     """
@@ -61,7 +64,8 @@ class _Membership:
     def __init__(self, strategy: KerasHost):
         self.strategy = strategy
         self.steps = self.loops = self.thread = 0
-        self.saves_together = False
+        self.saves_together, self.fits = False, 0
+        self.progress: Progress | None = None
         self.batch: PyTree = None
         self.compilation: object = None
 
@@ -236,7 +240,9 @@ def _with_strategy_steps(original: Callable[..., Any], kind: str) -> Callable[..
         if getattr(self, attribute) is None or force:
             loops = strategy.keras_loops(self)
             if loops is None:
-                functions: object = StepFunctions(self, strategy, self._replicax.count_step)
+                functions: object = StepFunctions(
+                    self, strategy, self._replicax.count_step, lambda: self._replicax.progress
+                )
             else:
                 functions = loops.steps
             setattr(self, attribute, getattr(functions, kind)())

@@ -101,6 +101,10 @@ class _TensorBoard:
         self._steps = 0
         self._files.open("train")
 
+    def continue_from(self, steps: int) -> None:
+        """Counts on from `steps`: another worker has written about those before."""
+        self._steps = steps
+
     def on_train_end(self, logs: Any = None) -> None:
         del logs
         self._training = False

@@ -52,7 +52,8 @@ def told_by_all(what: str, value: Any, before: Callable[[], None] | None = None)
             return exchanged(message)
 
     worlds = running()
-    messages = exchange() if worlds is None else _survived(worlds, exchange)
+    # A newcomer that the others have not taken in is alone.
+    messages = exchange() if worlds is None or not worlds.is_taken_in else _survived(worlds, exchange)
     found = [_read(each) for each in messages]
     whats = {f"process {i}": [str(each.get("what", "something else"))] for i, each in enumerate(found)}
     if len({told for (told,) in whats.values()}) > 1:
@@ -106,7 +107,7 @@ def make_alike(strategy: Host, variables: Sequence[VariableLike]) -> None:
         ValuesMismatchError: The workers have other variables.
     """
     worlds = running()
-    if worlds is None:
+    if worlds is None or not worlds.is_taken_in:
         strategy.placement.make_alike(variables)
         return
 

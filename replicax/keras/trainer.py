@@ -26,6 +26,7 @@ from replicax.errors import ArgumentError
 from replicax.keras.eager_worlds import eager_in_world
 from replicax.keras.feeding import Feed
 from replicax.keras.host import KerasHost
+from replicax.keras.progress import Progress
 from replicax.keras.steps import KerasStep, KerasSteps, State
 from replicax.keras.together import has_workers
 from replicax.program.advice import advise_of_uncompressed
@@ -67,10 +68,17 @@ class StepFunctions:
         model: The model.
         strategy: Its strategy.
         count_step: Called when a step has been made, with the batch, or None for a prediction.
+        progress: Returns where the model's `fit` is, if workers may join it; else None.
     """
 
-    def __init__(self, model: keras.Model, strategy: KerasHost, count_step: Callable[[PyTree], None]):
-        self._model, self._strategy, self._count_step = model, strategy, count_step
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: KerasHost,
+        count_step: Callable[[PyTree], None],
+        progress: Callable[[], Progress | None] = lambda: None,
+    ):
+        self._model, self._strategy, self._count_step, self._progress = model, strategy, count_step, progress
         self._steps = KerasSteps(model)
 
     def train(self) -> LoopStep:
@@ -78,7 +86,7 @@ class StepFunctions:
         options = getattr(self._strategy, "communication_options", None)  # Strategies without a mesh have none.
         if options is not None and options.compression is not None:
             advise_of_uncompressed(self._strategy, options.compression)
-        return self._made(self._steps.train, joins_outputs=False)
+        return self._made(self._steps.train, joins_outputs=False, progress=self._progress)
 
     def lowered_training(self, batch: PyTree) -> jax.stages.Lowered:
         """Returns the program of a training step with a batch as JAX lowers it.
@@ -102,9 +110,14 @@ class StepFunctions:
         """Returns the function that makes `steps_per_execution` prediction steps."""
         return self._made(self._steps.predict, joins_outputs=True)  # Its batches have no targets.
 
-    def _made(self, make: Callable[[], KerasStep], joins_outputs: bool) -> LoopStep:
+    def _made(
+        self,
+        make: Callable[[], KerasStep],
+        joins_outputs: bool,
+        progress: Callable[[], Progress | None] = lambda: None,
+    ) -> LoopStep:
         count = (lambda _: self._count_step(None)) if joins_outputs else self._count_step
-        one_step = _LoopStep(lambda: self._compiled(make()), count)
+        one_step = _LoopStep(lambda: self._compiled(make()), count, progress)
         # Keras knows how to repeat a step `steps_per_execution` times and to join what predictions return.
         return _repeated(one_step, self._model.steps_per_execution, joins_outputs)
 
@@ -132,10 +145,16 @@ class _LoopStep:
     Args:
         make: Makes the step for the model's variables as they are now.
         count_step: Called with the batch when a step has been made.
+        progress: Returns where the `fit` is that makes the steps, if workers may join it; else None.
     """
 
-    def __init__(self, make: Callable[[], RunnableStep], count_step: Callable[[PyTree], None]):
-        self._make, self._count_step = make, count_step
+    def __init__(
+        self,
+        make: Callable[[], RunnableStep],
+        count_step: Callable[[PyTree], None],
+        progress: Callable[[], Progress | None],
+    ):
+        self._make, self._count_step, self._progress = make, count_step, progress
         self._runnable, self._world = make(), worlds.number()
         self._is_new = True
 
@@ -154,12 +173,17 @@ class _LoopStep:
             if not self._runnable.step.is_current():
                 self._runnable = self._make()
             _give_back(self._runnable.step.groups, state)
+        progress = self._progress()
+        if progress is not None and progress.passes(iterator):
+            return progress.logs, tuple([] for _ in self._runnable.step.groups)
         with health.phase(health.FIRST_BATCH if self._is_new else health.INPUT):
             data = next(iterator)
         self._is_new = False
         running = worlds.running()
         outputs = self._run(data) if running is None else running.attempt(lambda: self._run_in_world(data))
         self._count_step(data)
+        if progress is not None:
+            progress.count()
         return outputs, tuple([] for _ in self._runnable.step.groups)
 
     def _run(self, data: PyTree) -> PyTree:

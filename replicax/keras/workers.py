@@ -21,12 +21,13 @@ from replicax.errors import ArgumentError
 from replicax.host import Host
 from replicax.keras.alike import decides_alike
 from replicax.keras.elastic_loops import elastic_callbacks
+from replicax.keras.host import KerasHost
 from replicax.keras.together import is_elastic, told_by_all
 from replicax.keras.writers import SAVERS, WRITERS, is_a
 
 
 @contextlib.contextmanager
-def loop_of_workers(given: inspect.BoundArguments, strategy: Host, trains: bool) -> Iterator[None]:
+def loop_of_workers(given: inspect.BoundArguments, strategy: KerasHost, trains: bool) -> Iterator[None]:
     """Prepares the arguments of a loop for this worker, and lets all workers draw the same random numbers in it.
 
     Every worker reads the same global batches, so shuffling and random augmentation must be the same everywhere: the

@@ -49,6 +49,16 @@ class Writers:
         """Whether they write in this process now."""
         return self._strategy.placement.is_chief and not self.is_muted
 
+    @property
+    def steps(self) -> list[tuple[int, int]]:
+        """How many training steps each has counted, and how many of them before this epoch."""
+        return [gate.steps for gate in self._gates]
+
+    @steps.setter
+    def steps(self, steps: Sequence[tuple[int, int]]) -> None:
+        for gate, counted in zip(self._gates, steps, strict=False):
+            gate.steps = counted
+
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Makes Keras call them on the chief only, in a `with` block."""
@@ -104,6 +114,7 @@ class _Gate:
 
     Attributes:
         missed: The ends of epochs that were not let through, for which the chief may not have lived.
+        steps: How many training steps were made, and how many of them before this epoch.
     """
 
     def __init__(self, writers: Writers, callback: Any):
@@ -112,7 +123,7 @@ class _Gate:
         self._begun: dict[str, tuple[Any, ...]] = {}  # hooks whose end has not come, with their arguments
         self._hooks: dict[str, Callable[..., None]] = {}
         self._acts = False
-        self._steps = self._steps_before_epoch = 0
+        self.steps = (0, 0)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -135,10 +146,10 @@ class _Gate:
     def _note(self, name: str, given: tuple[Any, ...]) -> None:
         """Counts training steps, and notes what has begun."""
         if name == "on_epoch_begin":
-            self._steps_before_epoch = self._steps
+            self.steps = (self.steps[0], self.steps[0])
         if name == "on_train_batch_end":
             done, steps = int(given[0]) + 1, (self._callback.params or {}).get("steps")
-            self._steps = self._steps_before_epoch + min(done, steps or done)
+            self.steps = (self.steps[1] + min(done, steps or done), self.steps[1])
         if name.endswith("_begin"):
             self._begun[name] = given
         elif name.endswith("_end"):
@@ -155,7 +166,7 @@ class _Gate:
             if begun == name or begun not in self._hooks:
                 continue
             if begun == "on_epoch_begin" and hasattr(self._callback, "continue_from"):
-                self._callback.continue_from(self._steps_before_epoch)
+                self._callback.continue_from(self.steps[1])
             self._hooks[begun](*given)
 
     def _give_up(self) -> None:

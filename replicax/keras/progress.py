@@ -1,0 +1,227 @@
+"""Where a `fit` is, so that a worker that comes later can go on with the others in the middle of it.
+
+Between two batches of training the others give a newcomer their variables (`strategies/joining.py`), and here what else
+there is: the epoch, how many batches were taken, the random generators from which the order of the data was drawn, the
+history, and the state of Keras's callbacks. The newcomer draws the same order, passes over the batches that were taken,
+and makes the next step with the others.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from replicax.compat.keras import set_initial_epoch, set_steps_seen
+from replicax.errors import ElasticError
+from replicax.keras.callback_states import set_callback_states, states_of_callbacks
+from replicax.keras.host import KerasHost
+from replicax.keras.writers import Writers
+from replicax.membership.worlds import Worlds
+from replicax.typing import PyTree
+from replicax.variable_access import array_of, set_array
+
+if TYPE_CHECKING:
+    import keras
+
+_KIND = b"fit:"
+
+
+class Generators(NamedTuple):
+    """The states of the global random generators of NumPy and Python."""
+
+    numpys: Any
+    pythons: Any
+
+    @classmethod
+    def here(cls) -> Generators:
+        """Returns those of this process."""
+        return cls(np.random.get_state(legacy=False), random.getstate())
+
+    def set(self) -> None:
+        """Makes this process go on from there."""
+        np.random.set_state(self.numpys)
+        random.setstate(self.pythons)
+
+
+class Position(NamedTuple):
+    """The place of a `fit` between two batches.
+
+    Attributes:
+        epoch: The epoch.
+        steps: How many steps were made in it.
+        taken: How many batches were taken from the iterator of the data, which may serve several epochs.
+        drawn: The random generators when the first of them was taken; None before.
+        now: The random generators now.
+        history: What `History` has noted: its `history` and `epoch`.
+        callbacks: The states of the callbacks.
+        writers: How many steps those that write have counted.
+        dataset: The state of the distributed dataset; None for other data.
+    """
+
+    epoch: int
+    steps: int
+    taken: int
+    drawn: Generators | None
+    now: Generators
+    history: tuple[dict[str, list[Any]], list[int]]
+    callbacks: list[Any]
+    writers: list[tuple[int, int]]
+    dataset: dict[str, object] | None
+
+
+class Progress:
+    """The progress of a `fit` where workers come and go; `membership.State` says what `give` and `take` are for.
+
+    Args:
+        model: The model.
+        strategy: Its strategy.
+        worlds: The worlds of this process.
+        writers: The callbacks that write.
+        callbacks: The callbacks that the user has given.
+        dataset: The distributed dataset that is trained on; None for other data.
+        takes_in: Whether newcomers can come in: not in a second `fit`, since they come to the first one.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: KerasHost,
+        worlds: Worlds,
+        writers: Writers,
+        callbacks: Sequence[Any],
+        dataset: Any,
+        takes_in: bool,
+    ):
+        self._model, self._strategy, self._worlds, self._writers = model, strategy, worlds, writers
+        self._callbacks, self._dataset, self._takes_in = callbacks, dataset, takes_in
+        self.epoch_iterator: Any = None
+        self._epoch = self._steps = self._taken = self._left = 0
+        self._iterator: Iterator[PyTree] | None = None
+        self._drawn: Generators | None = None
+        self._given: Position | None = None
+        self._logs: PyTree = None
+        self._metrics: list[Any] = []
+
+    # The state of a fit.
+
+    def is_boundary(self, places: Sequence[object]) -> bool:
+        """Returns whether `fit` itself asks whether a newcomer may come in; a dataset that it reads must not."""
+        return self._takes_in and not places
+
+    def give(self) -> tuple[Sequence[np.ndarray], bytes]:
+        """Returns the place of this fit."""
+        history = self._model.history
+        position = Position(
+            self._epoch,
+            self._steps,
+            self._taken,
+            self._drawn,
+            Generators.here(),
+            (dict(history.history), list(history.epoch)),
+            states_of_callbacks(self._callbacks),
+            self._writers.steps,
+            None if self._dataset is None else self._dataset.get_state(),
+        )
+        return [], _KIND + pickle.dumps(position)
+
+    def take(self, arrays: Sequence[np.ndarray], meta: bytes) -> None:
+        """Takes the place of the others' fit.
+
+        Raises:
+            ElasticError: They are not in a `fit`.
+        """
+        del arrays
+        if not meta.startswith(_KIND):
+            raise ElasticError(
+                "This worker waits in Model.fit to join the others, and they have come to a strategy.join(checkpoint). "
+                "All workers must run the same script."
+            )
+        self._given = pickle.loads(meta[len(_KIND) :])
+
+    # What the callbacks tell.
+
+    def begin(self) -> None:
+        """Waits until the others take this process in, if it is a newcomer. All variables exist now."""
+        if self._worlds.is_taken_in:
+            return
+        self._worlds.join()
+        if self._given is None:
+            return
+        optimizer = self._model.optimizer
+        metrics = list(self._model.metrics_variables)
+        self._strategy.placement.follow([*self._model.variables, *(optimizer.variables if optimizer else ()), *metrics])
+        self._metrics = [(variable, array_of(variable)) for variable in metrics]
+        self._writers.goes_on = True
+        set_initial_epoch(self._model, self._given.epoch)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Is called when an epoch begins, before all callbacks; a newcomer takes their states."""
+        self._epoch, self._steps = epoch, 0
+        given = self._given
+        if given is None:
+            return
+        set_initial_epoch(self._model, None)  # Another `fit` begins where it is told to.
+        history = self._model.history
+        history.history, history.epoch = given.history
+        set_callback_states(self._callbacks, given.callbacks)
+        self._writers.steps = given.writers
+        for variable, value in self._metrics:  # Keras has reset them.
+            set_array(variable, value)
+        self._left = given.steps
+        if self._left:
+            self._writers.is_muted = True
+            self._logs = self._model.get_metrics_result()
+
+    # What a step asks.
+
+    def passes(self, iterator: Iterator[PyTree]) -> bool:
+        """Returns whether the next step is one that the others have made before this process has come."""
+        if self._given is not None:
+            if self._iterator is None:
+                self._find_place(iterator, self._given)
+            if self._left:
+                self._left -= 1
+                self._count()
+                if self._dataset is None:
+                    next(iterator)
+                return True
+            self._given.now.set()
+            self._given, self._writers.is_muted = None, False
+            return False
+        if iterator is not self._iterator:
+            self._iterator, self._taken, self._drawn = iterator, 0, None
+        if self._takes_in:
+            self._worlds.boundary()
+        if self._drawn is None:
+            self._drawn = Generators.here()
+        return False
+
+    @property
+    def logs(self) -> PyTree:
+        """The logs of steps that this process passes over."""
+        return self._logs
+
+    def count(self) -> None:
+        """Counts a step that was made."""
+        self._count()
+        self._taken += 1
+
+    def _count(self) -> None:
+        self._steps += 1
+
+    def _find_place(self, iterator: Iterator[PyTree], given: Position) -> None:
+        """Passes over the batches that an iterator has given in earlier epochs."""
+        self._iterator, self._taken, self._drawn = iterator, given.taken, given.drawn
+        earlier = given.taken - given.steps
+        if self._dataset is not None and given.dataset is not None:
+            self._dataset.set_state(given.dataset)
+        elif given.drawn is not None:
+            given.drawn.set()
+            for _ in range(earlier):
+                next(iterator)
+        if earlier > 0 and self.epoch_iterator is not None:
+            set_steps_seen(self.epoch_iterator, earlier)
