@@ -37,15 +37,17 @@ def opened(tree: PyTree) -> PyTree:
     return _opened(tree, ()) if _any_container(leaves) else tree
 
 
-def flattened(tree: PyTree) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
+def flattened(
+    tree: PyTree, is_leaf: Callable[[Leaf], bool] | None = None
+) -> tuple[list[Leaf], jax.tree_util.PyTreeDef]:
     """Returns the leaves of a tree, also of containers that JAX does not know and that hold arrays, and its structure.
 
     Raises:
         ArgumentError: As for `opened`; or the keys of a dict cannot be sorted.
     """
-    leaves, structure = flattened_by_jax(tree)
+    leaves, structure = flattened_by_jax(tree, is_leaf)
     if _any_container(leaves):
-        return flattened_by_jax(_opened(tree, ()))
+        return flattened_by_jax(_opened(tree, ()), is_leaf)
     return leaves, structure
 
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import jax
+from jax.sharding import SingleDeviceSharding
 
 import replicax.membership.worlds as worlds
 from replicax.cluster.key_value_store import ServiceStore, Store
-from replicax.containers import opened
+from replicax.containers import flattened
 from replicax.errors import BatchError, ElasticError
 from replicax.typing import Leaf, PyTree
-from replicax.values import PerReplica, is_per_replica
+from replicax.values import PerReplica
 
 _SOURCE = "_replicax_source"  # an attribute of an array: of what it was made, and which leaf of that it is
 # Workers that read other data than the others differ in nearly every batch: some calls are enough to find them.
@@ -58,29 +59,42 @@ def renewed(tree: PyTree) -> PyTree:
         BatchError: Another member's batch in the same call has other rows.
         ElasticError: A value of an earlier world is neither a batch nor whole on this worker.
     """
-    leaves, treedef = jax.tree.flatten(opened(tree), is_leaf=is_per_replica)
-    _comparison.make(leaves)
+    leaves, treedef = flattened(tree, _is_stacked)
     number = worlds.number()
-    present = [_present(leaf, number) for leaf in leaves]
+    sources: dict[int, Source] = {}
+    present = [_present(leaf, number, sources) for leaf in leaves]
+    if sources:
+        _comparison.make(list(sources.values()))
     return tree if all(map(operator.is_, leaves, present)) else jax.tree.unflatten(treedef, present)
 
 
-def _source(leaf: Leaf) -> tuple[Source, int] | None:
-    array = leaf.stacked if isinstance(leaf, PerReplica) else leaf
-    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
-        return None
-    found: tuple[Source, int] | None = getattr(array, _SOURCE, None)
-    return found
+def _is_stacked(value: Leaf) -> bool:
+    return type(value) is PerReplica
 
 
-def _present(leaf: Leaf, number: int) -> Leaf:
-    found = _source(leaf)
-    if found is not None:
-        source, index = found
+def _present(leaf: Leaf, number: int, sources: dict[int, Source]) -> Leaf:
+    """Returns a leaf for the present world, and adds its source to the others, by their ids."""
+    array = leaf.stacked if type(leaf) is PerReplica else leaf
+    noted: tuple[Source, int] | None = getattr(array, _SOURCE, None)
+    if noted is not None:
+        source, index = noted
+        sources[id(source)] = source
         return leaf if source.number == number else source.leaves()[index]
-    array = leaf.stacked if isinstance(leaf, PerReplica) else leaf
-    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or _is_whole(array) or _is_present(array):
-        return leaf
+    if isinstance(array, jax.Array):
+        _check_readable(array)
+    return leaf
+
+
+def _check_readable(array: jax.Array) -> None:
+    """Checks that a value that is no batch is of the present world, or whole on this worker.
+
+    Raises:
+        ElasticError: It is neither.
+    """
+    if isinstance(array, jax.core.Tracer) or isinstance(array.sharding, SingleDeviceSharding):
+        return  # At first the cheap questions: there may be thousands of arrays.
+    if _is_whole(array) or _is_present(array):
+        return
     raise ElasticError(
         f"A value of shape {array.shape} was made when other workers took part. Parts of it are on workers that may be "
         "lost, and it is no batch of a distributed dataset, which could be given again. Take batches from "
@@ -109,7 +123,7 @@ class Comparison:
         self._store = store
         self._world, self._first = 0, 0
 
-    def make(self, leaves: Sequence[Leaf]) -> None:
+    def make(self, sources: Sequence[Source]) -> None:
         """Compares the batches in the arguments of this process's next call, if that is one to compare.
 
         Raises:
@@ -123,10 +137,7 @@ class Comparison:
             self._world, self._first = world.number, calls
         if calls - self._first >= _FIRST_CALLS_OF_A_WORLD and calls % _CALLS_BETWEEN_COMPARISONS:
             return
-        sources = {id(found[0]): found[0] for found in map(_source, leaves) if found is not None}
-        if not sources:
-            return
-        key, own = f"replicax/batch/{world.number}/{calls}", " ".join(each.digest() for each in sources.values())
+        key, own = f"replicax/batch/{world.number}/{calls}", " ".join(each.digest() for each in sources)
         name = world.names[world.index]
         first, found = self._first_note(key, name, own)
         if found != own:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from replicax import renewal
 from replicax.errors import BatchError, ElasticError
 from replicax.membership.worlds import World
 from replicax.renewal import Comparison, note_source, renewed
+from replicax.runtime import replica_mesh, stacked_sharding
 from replicax.values import PerReplica
 from tests.cluster.fake_store import FakeStore
 
@@ -30,10 +32,8 @@ class Rows:
         return self._text
 
 
-def batch(text: str) -> list[PerReplica]:
-    value = PerReplica(jnp.ones((2, 3)))
-    note_source([value], Rows(text))
-    return [value]
+def batch(text: str) -> list[Rows]:
+    return [Rows(text)]
 
 
 @pytest.fixture
@@ -78,13 +78,18 @@ def test_few_calls_are_compared(member):
     assert sorted(int(key.rpartition("/")[2]) for key in store.values) == [10, 11, 12, 64, 128, 192]
 
 
-def test_nothing_is_compared_alone_or_without_batches(member):
+def test_nothing_is_compared_alone_or_without_batches(member, monkeypatch):
     store = FakeStore()
     member(0, 0, count=1)
     Comparison(store).make(batch("rows"))
+    monkeypatch.setattr(renewal, "_comparison", Comparison(store))
     member(0, 0)
-    Comparison(store).make([jnp.ones(3), 4, np.ones(2)])
+    renewed([jnp.ones(3), 4, np.ones(2)])
     assert store.values == {}
+    value = PerReplica(jnp.ones((2, 3)))
+    note_source([value, np.ones(3)], Rows("rows"))
+    assert renewed({"x": [value]})["x"][0] is value
+    assert [*store.values.values()] == [b"worker:0\nrows"]
 
 
 def test_a_store_that_is_gone_is_left_to_the_call(member):
@@ -99,7 +104,8 @@ def test_a_store_that_is_gone_is_left_to_the_call(member):
 def test_a_torn_value_of_an_earlier_world_is_refused(member, monkeypatch):
     member(0, 0, count=1)
     monkeypatch.setattr(renewal, "_is_present", lambda array: False)
-    value = PerReplica(jnp.ones((2, 3)))
+    sharding = stacked_sharding(replica_mesh(jax.devices()[:2]))
+    value = PerReplica(jax.device_put(jnp.ones((2, 3)), sharding))
     assert renewed([value])[0] is value  # Whole on this worker.
     monkeypatch.setattr(renewal, "_is_whole", lambda array: False)
     with pytest.raises(ElasticError, match=r"\(2, 3\) was made when other workers"):
