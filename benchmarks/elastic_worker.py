@@ -112,7 +112,7 @@ def main(folder: Path, name: str, steps: int) -> None:
     strategy = rx.MultiWorkerMirroredStrategy(**({} if whole is None else {"elastic": whole}))
     training = Training(strategy)
     if whole is not None:
-        strategy.join(training.checkpoint) if hasattr(strategy, "join") else None
+        strategy.join(training.checkpoint)
     if steps:
         in_turns(training, folder, name, steps, strategy.worker_index == 0)
     else:

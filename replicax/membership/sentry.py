@@ -161,10 +161,14 @@ class Sentry:
         return View(self._board.newest(), self._board.gone(), silent, notes)
 
     def _late(self, sheet: Sheet, beats: dict[Life, bytes]) -> set[Life]:
-        """Returns the members for which this one waits in vain: they are alive, and do not come to the call."""
-        waits = now.at[0] in WAITING_PHASES
-        late = {life for life in sheet.lives if life != self._life and not _is_in_call(beats.get(life, b""))}
-        return late if waits else set()
+        """Returns the members for which this one waits in vain: alive, they do nothing, and do not come to it.
+
+        One that compiles or saves does something, and so does one that comes from call to call.
+        """
+        if now.at[0] not in WAITING_PHASES:
+            return set()
+        away = {life for life in sheet.lives if life != self._life and not _is_in_call(beats.get(life, b""))}
+        return self._watch.silent(away, beats, self._patience.stall, self._patience.pulse)
 
     def _seconds_in_call(self) -> float:
         since = self._works_since

@@ -21,7 +21,7 @@ import numpy as np
 import replicax as rx
 from replicax.membership.telling import ElasticRange, elastic_range
 from tests.soak import elastic_training
-from tests.soak.elastic_training import BATCH, ROWS, STEPS_PER_PASS, RowLog, last_step
+from tests.soak.elastic_training import BATCH, ROWS, STEPS_PER_PASS, RowLog, last_step, rows_of
 
 
 class Training:
@@ -94,12 +94,17 @@ def main(folder: Path, pause_s: float) -> None:
     strategy = make_strategy(elastic)
     training = Training(strategy)
     if elastic is not None:
-        strategy.join(training.checkpoint) if hasattr(strategy, "join") else None
+        strategy.join(training.checkpoint)
     log, done, last = RowLog(folder, present()[2]), int(training.step.numpy()), last_step(folder)
     while last is None or done < last:
         training.number = done // STEPS_PER_PASS
         for batch in training.dataset:
-            own, rows = (strategy.experimental_local_results(each)[0] for each in training.call(batch))
+            ids, rows = training.call(batch)
+            own = strategy.experimental_local_results(ids)[0]
+            rows = strategy.experimental_local_results(rows)[0]
+            total = strategy.reduce("sum", ids, axis=0)  # A call of its own, of a value that may be of an old world.
+            if int(np.asarray(total)) != int(np.sum(rows_of(done))):
+                raise AssertionError(f"The ids of step {done} sum up to {total} in {present()}, not {rows_of(done)}.")
             number, members, _ = present()
             done = int(training.step.numpy())
             log.write(done - 1, number, members, np.asarray(own).tolist(), np.asarray(rows).tolist())
