@@ -16,9 +16,8 @@ The methods here are called by the thread that trains. `lookout.Lookout` watches
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -27,11 +26,12 @@ from replicax.compat.jax_worlds import WorldClique, install_alone, is_lost_conne
 from replicax.errors import MeetingError, NotJoinedError
 from replicax.membership.decisions import Life
 from replicax.membership.elastic import BegunError, ElasticMeeting
-from replicax.membership.giving import given, take
+from replicax.membership.giving import Pending, given, take, take_pending
 from replicax.membership.knocking import Knocking
 from replicax.membership.meeting import MemberLostError, Roll
 from replicax.membership.outcomes import Outcomes
 from replicax.membership.packed import packed, unpacked
+from replicax.membership.places import ELSEWHERE, NOT_JOINED, Given, Place
 from replicax.membership.preemption import Preemption
 from replicax.membership.sentry import Sentry
 from replicax.membership.telling import tell_of_leaving, tell_of_world
@@ -41,57 +41,6 @@ _T = TypeVar("_T")
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _ENDED_EARLY = 75  # exit code: it was told to
-_NOT_JOINED = (
-    "The other workers train already, and this one has come later: it must get their state before its first step. Make "
-    "the model, the optimizer and the dataset, and then call strategy.join(rx.Checkpoint(model=model, "
-    "optimizer=optimizer, data=dataset)) before the training loop, in all workers; or "
-    "CheckpointManager.restore_or_initialize(), which does so, too."
-)
-
-
-class Place(NamedTuple):
-    """Where a member is in its script, as the others learn it when they meet.
-
-    Attributes:
-        calls: How many calls it has completed.
-        executes: Whether it was in the middle of the next one, which the others may have completed.
-        gives: Whether it is at a boundary, and can give its state to newcomers.
-        is_new: Whether it is a newcomer.
-        is_done: Whether its script has ended.
-        kept: The number of the first call whose outcome it still has, counted from 1.
-    """
-
-    calls: int = 0
-    executes: bool = False
-    gives: bool = False
-    is_new: bool = False
-    is_done: bool = False
-    kept: int = 1
-
-    def written(self) -> bytes:
-        """Returns it as a note."""
-        return json.dumps([*map(int, self[:-1]), self.kept]).encode()
-
-    @classmethod
-    def of(cls, note: bytes) -> Place:
-        """Returns the place that a note tells."""
-        calls, *flags, kept = json.loads(note)
-        executes, gives, is_new, is_done = map(bool, flags)
-        return cls(calls, executes, gives, is_new, is_done, kept)
-
-
-class _Given(NamedTuple):
-    """What others have given this process in a meeting.
-
-    Attributes:
-        outcome: The outcome of the call in whose middle it was; None if nobody has completed it.
-        state: For a newcomer the state; else None.
-        calls: The number of calls that are in that state.
-    """
-
-    outcome: list[np.ndarray] | None = None
-    state: tuple[list[np.ndarray], bytes] | None = None
-    calls: int = 0
 
 
 class WorldChangedError(Exception):
@@ -126,6 +75,7 @@ class ElasticWorlds:
         self._is_busy = False
         self._leaving, self._has_left = "", False
         self._knocking = Knocking()
+        self._pending: list[Pending] = []
 
     # The beginning and the end.
 
@@ -147,10 +97,22 @@ class ElasticWorlds:
         return self.world.number != ALONE
 
     def join(self) -> None:
-        """Waits until the others take this newcomer in, and takes their state. Does nothing in a member."""
+        """Waits until the others take this newcomer in, and takes their state.
+
+        If the others are in the middle of something else than what this process has named with `state`, such as
+        `Model.fit`, that part of their state waits here until this process comes there and calls this again. In any
+        other member nothing happens.
+        """
         if not self.is_taken_in:
             self._place = Place(is_new=True)
             self._meet()
+        elif self._pending and self.state is not None:
+            self._pending = take_pending(self.state, self._pending)
+
+    @property
+    def awaits(self) -> str:
+        """The class of the state that waits for this process to come where the others are; empty if none does."""
+        return self._pending[0].kind if self._pending else ""
 
     def finish(self) -> None:
         """Waits until all members' scripts have ended, since one that lags may need an outcome of this one's."""
@@ -246,7 +208,9 @@ class ElasticWorlds:
             NotJoinedError: This process is a newcomer that has not joined the others.
         """
         if not self.is_taken_in:
-            raise NotJoinedError(_NOT_JOINED)
+            raise NotJoinedError(NOT_JOINED)
+        if self._pending:
+            raise NotJoinedError(ELSEWHERE.format(kind=self._pending[0].kind, own=type(self.state).__name__))
         found: list[np.ndarray] | None = None
         try:
             result = run()
@@ -326,7 +290,7 @@ class ElasticWorlds:
             self._outcomes.begin_at(found.calls)
         self._install(roll, places)
         if found.state is not None:
-            take(self._states(), *found.state)
+            self._pending = take(self._states(), *found.state)
         return found.outcome
 
     def _check_number(self, roll: Roll) -> None:
@@ -336,11 +300,11 @@ class ElasticWorlds:
                 f"with at least {self._fewest}. Start the job again; it goes on from its newest checkpoint."
             )
 
-    def _agreed(self, roll: Roll, places: Sequence[Place]) -> _Given:
+    def _agreed(self, roll: Roll, places: Sequence[Place]) -> Given:
         """Connects the members, and hands on what some of them lack: the outcome of a call, or all the state."""
         own = roll.present.index(self._meeting.index)
         if len(roll.present) == 1:
-            return _Given()
+            return Given()
         self._meeting.total_of_vectors(roll, [np.zeros(1, np.uint32)], "connected")
         latest = max(place.calls for place in places)
         outcome = None
@@ -350,10 +314,10 @@ class ElasticWorlds:
             if self._place.executes and self._outcomes.last == number - 1:
                 outcome = found
         if not any(place.is_new for place in places):
-            return _Given(outcome)
+            return Given(outcome)
         giver = next(i for i, place in enumerate(places) if place.gives)
         state = unpacked(self._sent(roll, packed(*given(self._states())) if giver == own else None))
-        return _Given(outcome, state if self._place.is_new else None, places[giver].calls)
+        return Given(outcome, state if self._place.is_new else None, places[giver].calls)
 
     def _owner(self, number: int, places: Sequence[Place], roll: Roll) -> int:
         """Returns the place on the roll of a member that has the outcome of a call."""

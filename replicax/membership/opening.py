@@ -20,10 +20,11 @@ from replicax.membership.attempts import CliqueLike
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life, Sheet
 from replicax.membership.elastic import ElasticMeeting, Patience, Rules
-from replicax.membership.elastic_worlds import ElasticWorlds, Place
+from replicax.membership.elastic_worlds import ElasticWorlds
 from replicax.membership.hosting import Host
 from replicax.membership.lookout import Lookout
 from replicax.membership.meeting import Meeting
+from replicax.membership.places import Place
 from replicax.membership.preemption import Preemption, watch_sigterm
 from replicax.membership.sentry import Sentry
 from replicax.membership.solo import SoloMeeting

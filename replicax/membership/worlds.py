@@ -108,6 +108,10 @@ class Worlds(Protocol):
     def boundary(self, *places: object) -> None:
         """Takes newcomers in between two calls: then the present world is another."""
 
+    @property
+    def awaits(self) -> str:
+        """The class of the state that waits for this process to come where the others are; empty if none does."""
+
     def join(self) -> None:
         """Waits until the others take this newcomer in, and takes their state. Does nothing in a member."""
 
