@@ -82,6 +82,14 @@ def test_recovery_ends_with_the_first_step_without_the_struck_run():
     assert history.recovery_s(newcomer, lines, [newcomer]) is None
 
 
+def test_the_time_out_of_a_stop_is_no_part_of_a_recovery():
+    kill, stop = Fault("kill", "two", RUNS[0], 10.0), Fault("stop", "two", RUNS[1], 10.0)
+    assert history.waited_s(stop, 8.5, [stop], 7.0) == history.waited_s(kill, 8.5, [kill, stop], 7.0) == 7.0
+    assert history.waited_s(kill, 1.5, [kill], 7.0) == 0.0
+    assert history.waited_s(kill, 1.5, [dataclasses.replace(stop, time=2.0)], 7.0) == 0.0
+    assert history.waited_s(kill, 5.0, [dataclasses.replace(stop, time=6.0)], 7.0) == 3.0
+
+
 def test_a_survivor_that_has_ended_is_found():
     ended: dict[Run, int | None] = {RUNS[1]: 137, RUNS[0]: 71, Run(1, 1, 12): 0}
     membership = Membership({}, ended, (), ())

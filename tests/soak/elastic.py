@@ -124,10 +124,10 @@ def report(folder: Path, script: Path, striker: Striker, ended_well: bool, args:
     seconds = []
     for number, fault in enumerate(striker.faults, 1):
         found = history.recovery_s(fault, lines, striker.faults)
-        waited = STALL_S if fault.kind in ("stop", "cut") else 0.0
-        shown = "in no world" if found is None else f"{found:.2f} s"
+        waited = history.waited_s(fault, found or 0.0, striker.faults, STALL_S)
+        shown = "in no world" if found is None else f"{found:.2f} s, {waited:.2f} s of them the stall time-out"
         print(f"{number}: {fault.kind} ({fault.moment}) of worker {fault.run.worker}, life {fault.run.life}: {shown}")
-        seconds += [] if found is None else [max(0.0, found - waited)]
+        seconds += [] if found is None else [found - waited]
     for each in [*wrong[:20], *split[:20], *(f"{run} was lost without a fault" for run in lost)]:
         print(f"WRONG {each}")
     survived = min(striker.survived, args.faults) if ended_well else striker.survived

@@ -14,10 +14,11 @@ from replicax.testing.members import Run
 from tests.soak.elastic_history import Fault, Line, read_last
 
 WORKERS, FEWEST = 4, 2
-STALL_S = 8.0
+STALL_S = 7.0
 LONGEST_WAIT_S = 120.0  # for the job to have all its members again: then it is a hang
-_MOMENTS = ("steady", "steady", "steady", "two", "recovery", "join")
-_LONGEST_STEADY_S, _LONGEST_RECOVERY_S, _LONGEST_JOIN_S = 1.0, 1.5, 6.0
+_MOMENTS = ("steady", "two", "two", "recovery", "join")
+_WEIGHTS = {"kill": 8, "preempt": 4, "stop": 4, "cut": 4}
+_LONGEST_STEADY_S, _LONGEST_RECOVERY_S, _LONGEST_JOIN_S = 0.5, 1.5, 6.0
 _LOOK_S = 0.05
 
 
@@ -130,7 +131,7 @@ class Striker:
             chosen.pop()
         now = time.time()
         for worker in chosen:
-            kind = self._chance.choice(kinds)
+            (kind,) = self._chance.choices(kinds, [_WEIGHTS[kind] for kind in kinds])
             try:
                 run = self._one(kind, worker)
             except ArgumentError:  # It has ended by itself: it was a start behind a cable that is cut.
@@ -142,7 +143,7 @@ class Striker:
             print(f"{len(self.faults)}: {kind} of worker {worker} ({moment}), members {present}", flush=True)
 
     def _one(self, kind: str, worker: int) -> Run:
-        job, longer = self._job, STALL_S + self._chance.uniform(1.0, 6.0)
+        job, longer = self._job, STALL_S + self._chance.uniform(0.5, 3.0)
         if kind == "stop":
             run = job.stop(worker)
             self._in(longer, lambda: job.resume(run))

@@ -159,6 +159,21 @@ def recovery_s(fault: Fault, lines: Sequence[Line], faults: Sequence[Fault]) -> 
     return None
 
 
+def waited_s(fault: Fault, seconds: float, faults: Sequence[Fault], stall_s: float) -> float:
+    """Returns how many of the seconds after a fault the others had to wait for one that was stopped or cut off.
+
+    Args:
+        fault: The fault.
+        seconds: How long the recovery took.
+        faults: All faults: another one at the same time may be one of these, or one shortly before or after.
+        stall_s: After how many seconds without a sign of life a worker counts as lost.
+    """
+    begun = [each.time for each in faults if each.kind in ("stop", "cut") and each.time < fault.time + seconds]
+    ended = [min(time + stall_s, fault.time + seconds) for time in begun]
+    waits = [end - max(time, fault.time) for time, end in zip(begun, ended, strict=True)]
+    return max(0.0, min(stall_s, max(waits, default=0.0)))
+
+
 def strangers_lost(membership: Membership, faults: Sequence[Fault], lines: Sequence[Line]) -> list[Run]:
     """Returns the runs of members that have ended although no fault had struck them: none, if survivors survive."""
     unharmed = {line.run for line in lines} - {fault.run for fault in faults}
