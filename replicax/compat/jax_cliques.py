@@ -148,7 +148,7 @@ class Clique:
 
     def __init__(self, address: str, rank: int, size: int, ip: str, timeout_s: float, num_devices: int | None = 1):
         self._store = StoreClient(address, timeout_s)
-        self._sockets_before = _open_sockets()
+        self._sockets_before = frozenset(_open_sockets().values())
         make_client: Any = xla_client.make_cpu_client
         self._client = make_client(
             asynchronous=True,
@@ -206,7 +206,9 @@ class Clique:
         """
         ports = _listeners(self._store.listing(_GLOO_KEYS).values())
         found = False
-        for number in _open_sockets() - self._sockets_before:
+        for number, name in _open_sockets().items():
+            if name in self._sockets_before:
+                continue
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
                 # The listener itself has no peer. It must stay: Gloo aborts the process if it cannot listen.
                 if {connection.getpeername()[1], connection.getsockname()[1]} & ports:
@@ -221,12 +223,16 @@ def _listeners(addresses: Iterable[bytes]) -> set[int]:
     return {int.from_bytes(match[1], "big") for match in found if match is not None}
 
 
-def _open_sockets() -> set[int]:
-    """Returns the file descriptors of this process's sockets; none if the system does not show them."""
-    found = set()
+def _open_sockets() -> dict[int, str]:
+    """Returns this process's sockets, by file descriptor; none if the system does not show them.
+
+    Each has a name of its own. A descriptor may be that of another socket when one was closed.
+    """
+    found = {}
     with contextlib.suppress(FileNotFoundError):
         for number in os.listdir(_OPEN_FILES):
             with contextlib.suppress(OSError):
-                if re.match("socket:", os.readlink(f"{_OPEN_FILES}/{number}")):
-                    found.add(int(number))
+                name = os.readlink(f"{_OPEN_FILES}/{number}")
+                if name.startswith("socket:"):
+                    found[int(number)] = name
     return found

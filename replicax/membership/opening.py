@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -166,8 +167,9 @@ def _is_given_state(holders: Mapping[Life, bytes], newcomer: bytes) -> bool:
 
 def _close_worlds(worlds: ElasticWorlds, pulse: Pulse, lookout: Lookout) -> None:
     lookout.stop()
-    with contextlib.suppress(MeetingError):  # Without the board there is nobody to wait for.
-        worlds.finish()
+    if getattr(sys, "last_value", None) is None:  # Otherwise the script has failed: the others cannot wait for it.
+        with contextlib.suppress(MeetingError):  # Without the board there is nobody to wait for.
+            worlds.finish()
     with contextlib.suppress(MeetingError):
         worlds.leave()
     pulse.stop()
