@@ -119,6 +119,9 @@ class WorldsLike(Protocol):
     ) -> _T:
         """Returns what `run`, which runs a program of all workers, returns; or the outcome of another worker."""
 
+    def wait(self, values: object) -> None:
+        """Waits until arrays are computed; raises a RuntimeError if a worker is lost meanwhile."""
+
 
 class PlacementLike(ReplicaDevicesLike, Protocol):
     """Where the values of variables live: between steps, in a program, and on replicas. It also moves them."""

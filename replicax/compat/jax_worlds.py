@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax._src import distributed as jax_distributed, xla_bridge
+from jax._src import distributed as jax_distributed, mesh as jax_mesh, named_sharding, sharding_impls, xla_bridge
 from jaxlib import xla_client
 
 from replicax.compat.jax_cliques import Clique
@@ -65,8 +65,12 @@ def _install(client: Any) -> None:
         xla_bridge._default_backend = client
     for name in _CACHED:
         getattr(xla_bridge, name).cache_clear()
-    # Programs are compiled for a client, and keep it.
+    # Programs are compiled for a client, and keep it; so do meshes, which `clear_caches` leaves where they are.
     jax.clear_caches()
+    for module in (jax_mesh, named_sharding, sharding_impls):
+        for function in list(vars(module).values()):
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
 
 
 def is_lost_connection(error: BaseException) -> bool:

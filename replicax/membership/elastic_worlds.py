@@ -16,6 +16,7 @@ The methods here are called by the thread that trains. `lookout.Lookout` watches
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
@@ -24,6 +25,7 @@ import numpy as np
 import replicax.cluster.exchange as exchange
 from replicax.compat.jax_worlds import WorldClique, install_alone, is_lost_connection
 from replicax.errors import MeetingError, NotJoinedError
+from replicax.membership.breaking import BrokenOffError
 from replicax.membership.decisions import Life
 from replicax.membership.elastic import BegunError, ElasticMeeting
 from replicax.membership.giving import Pending, given, take, take_pending
@@ -74,6 +76,7 @@ class ElasticWorlds:
         self._place = Place(is_new=True)
         self._is_busy = False
         self._leaving, self._has_left = "", False
+        self._left_behind: list[object] = []
         self._knocking = Knocking()
         self._pending: list[Pending] = []
 
@@ -224,6 +227,19 @@ class ElasticWorlds:
         self._outcomes.add(lambda: outcome_of(result), nbytes)
         return result
 
+    def wait(self, values: object) -> None:
+        """Waits until arrays are computed.
+
+        Raises:
+            RuntimeError: A member was lost meanwhile.
+        """
+        try:
+            self._sentry.breaker.wait(values)
+        except BrokenOffError:
+            # The client would wait for the thread that is left behind, when it is freed.
+            self._left_behind.append(self._meeting.clique)
+            raise
+
     def boundary(self, *places: object) -> None:
         """Takes newcomers in, if any wait, between two calls: this process can give its state here.
 
@@ -356,6 +372,7 @@ class ElasticWorlds:
         exchange.begin_anew(self._sentry.wanted)
         for change in self.changes:
             change()
+        gc.collect()  # Programs and devices of the last world refer to each other, and its threads live with them.
 
     def _lives(self) -> tuple[Life, ...]:
         sheet = self._meeting.sheet

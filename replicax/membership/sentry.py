@@ -14,6 +14,7 @@ import jax
 from replicax.errors import MeetingError
 from replicax.health.phases import WAITING_PHASES, now
 from replicax.membership.board import Board
+from replicax.membership.breaking import Breaker
 from replicax.membership.decisions import Life, Sheet, View
 from replicax.membership.elastic import Patience
 from replicax.membership.watch import Watch
@@ -22,6 +23,7 @@ _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LOOKS = 0.25
 _SECONDS_BETWEEN_INTERRUPTS = 0.05
 _SECONDS_TO_STOP = 10.0
+_SECONDS_TO_FAIL = 1.0  # that a collective has when its connections are shut down
 _SECONDS_IN_A_CALL = 1800.0  # after which nobody is to blame, and the members meet anew
 
 
@@ -47,11 +49,13 @@ class Sentry:
         patience: How long it waits.
 
     Attributes:
+        breaker: Breaks off a wait that cannot be interrupted.
         wanted: Set when the members must meet: somebody is lost, or has called.
     """
 
     def __init__(self, board: Board, life: Life, meeting: Meets, patience: Patience):
         self.wanted = threading.Event()
+        self.breaker = Breaker()
         self._board, self._life, self._meeting, self._patience = board, life, meeting, patience
         self._watch = Watch()
         self._awake, self._stopped = threading.Event(), threading.Event()
@@ -125,7 +129,8 @@ class Sentry:
 
     def _look(self) -> None:
         sheet = self._meeting.sheet
-        if sheet is None or self._stopped.is_set():
+        if sheet is None:
+            self._stopped.wait(_SECONDS_BETWEEN_LOOKS)
             return
         called = self._board.called(sheet.number, _SECONDS_BETWEEN_LOOKS)
         view = self._view(sheet)
@@ -146,10 +151,13 @@ class Sentry:
 
     def _interrupt(self, sheet: Sheet) -> None:
         """Interrupts collectives of the thread that trains until the members meet: it may begin another one."""
+        began = time.monotonic()
         while self._awake.is_set() and not self._stopped.is_set() and self._meeting.sheet is sheet:
             interrupt: Callable[[], bool] | None = getattr(self._meeting.clique, "interrupt", None)
             if interrupt is not None and self._works_since is not None:
                 interrupt()
+            if time.monotonic() - began > _SECONDS_TO_FAIL:
+                self.breaker.break_off()
             self._stopped.wait(_SECONDS_BETWEEN_INTERRUPTS)
 
     def _view(self, sheet: Sheet) -> View:

@@ -105,6 +105,9 @@ class Worlds(Protocol):
     ) -> _T:
         """Returns what `run`, which runs a program of all members, returns, or the outcome of another member."""
 
+    def wait(self, values: object) -> None:
+        """Waits until arrays are computed; raises a RuntimeError if a member is lost meanwhile."""
+
     def boundary(self, *places: object) -> None:
         """Takes newcomers in between two calls: then the present world is another."""
 

@@ -275,7 +275,8 @@ class CompiledPass:
                         call.sent(next(iter([*outputs[0][:1], *outputs[1][:1]]), None))
                     if self._host_calls:
                         self._host_calls.wait(outputs)
-                    jax.block_until_ready(outputs)
+                    if self._worlds is not None:
+                        self._worlds.wait(outputs)
                 return self._everywhere(*outputs)
 
     def _everywhere(self, new_values: list[jax.Array], leaves: list[jax.Array]) -> Outputs:

@@ -32,6 +32,12 @@ def stacked_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
 
 
+def forget_meshes() -> None:
+    """Lets go of the meshes that `mirrored_sharding` and `stacked_sharding` remember, and so of their devices."""
+    mirrored_sharding.cache_clear()
+    stacked_sharding.cache_clear()
+
+
 def longest_divisible(shape: Sequence[int], parts: int, taken: Iterable[int] = ()) -> int | None:
     """Returns the longest dimension that `parts` divides, the first of several; None if there is none.
 

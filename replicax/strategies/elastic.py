@@ -15,6 +15,7 @@ from replicax.errors import ArgumentError
 from replicax.health import stall_timeout_from
 from replicax.membership.telling import elastic_range
 from replicax.runtime.memory import keep_freed_memory
+from replicax.runtime.mesh import forget_meshes
 from replicax.strategies.placement import Placement
 from replicax.strategies.workers import SpansWorkers
 from replicax.typing import PyTree
@@ -104,6 +105,7 @@ class RunsInWorlds(SpansWorkers):
     def _change_world(self) -> None:
         assert self._followers is not None
         before = self.placement
+        forget_meshes()
         self._set_placement(self._placement_in(self._followers))
         self.__dict__.pop("_input_workers", None)
         self._followers.move(before.variable_sharding, self.placement.variable_sharding)
