@@ -201,6 +201,16 @@ def run_eagerly(enable: bool = True) -> None:
     _eager.set(bool(enable))
 
 
+@contextlib.contextmanager
+def traced() -> Iterator[None]:
+    """Lets what runs in a `with` block be traced, also where `run_eagerly` is on."""
+    token = _eager.set(False)
+    try:
+        yield
+    finally:
+        _eager.reset(token)
+
+
 def runs_eagerly() -> bool:
     """Returns whether `run_eagerly` is on."""
     return _eager.get()

@@ -31,7 +31,7 @@ from replicax.compat.jax import is_random_key
 from replicax.errors import ProgramError
 from replicax.program.accesses import Accesses
 from replicax.program.flax_changes import ModuleChange, made_in
-from replicax.program.shares import made_equal, share_of_replica
+from replicax.program.shares import made_equal, replicas_draw_apart, share_of_replica
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import Leaf, PyTree
 
@@ -277,7 +277,7 @@ def _read(variable: FlaxVariable, current: context.Context) -> jax.Array:
     value = current.frame.read(variable)
     current.frame.note_read(variable, value)
     if variable.is_key and current.replica is not None and (current.manual_replicas or 1) > 1:
-        return _key_of_replica(value)
+        return _key_of_replica(value) if replicas_draw_apart(current) else value
     return share_of_replica(variable, value, current)
 
 

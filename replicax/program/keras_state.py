@@ -22,7 +22,7 @@ import replicax.context as context
 from replicax.aggregation import VariableAggregation
 from replicax.compat.jax import vary
 from replicax.errors import ContextError, ProgramError
-from replicax.host import PER_REPLICA, Host, host_of
+from replicax.host import Host
 from replicax.program.frames import VariablesCreatedError
 from replicax.program.keras_backend import check_keras_backend, keras_is_loaded
 from replicax.program.keras_hooks import (
@@ -30,7 +30,7 @@ from replicax.program.keras_hooks import (
     explain_variables_to_jax,
     install_keras_hooks,
 )
-from replicax.program.shares import made_equal, share_of_replica
+from replicax.program.shares import made_equal, replicas_draw_apart, share_of_replica
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, array_of, dtype_of
@@ -114,7 +114,7 @@ def _read(variable: keras.Variable, current: context.Context) -> jax.Array:
     if variable.name == _RECURRENT_STATE:
         return _recurrent_state(variable, value, current.manual_replicas)
     if current.manual_replicas > 1 and _is_seed(variable):
-        return _fold_replica_id(value) if _has_own_seeds(current) else value
+        return _fold_replica_id(value) if replicas_draw_apart(current) else value
     return share_of_replica(variable, value, current)
 
 
@@ -159,14 +159,9 @@ def _is_seed(variable: keras.Variable) -> bool:
 
 def _as_of_first_replica(variable: VariableLike, value: jax.Array) -> jax.Array:
     """Returns what a replica makes of its state of a seed generator as the first replica would have it."""
-    if not _is_seed(variable) or not _has_own_seeds(context.current()):
+    if not _is_seed(variable) or not replicas_draw_apart(context.current()):
         return value
     return seed_of_replica(value, -jax.lax.axis_index(REPLICA_AXIS))
-
-
-def _has_own_seeds(current: context.Context) -> bool:
-    """Returns whether each replica draws random numbers of its own; otherwise all draw those of one device together."""
-    return host_of(current.strategy).random_numbers == PER_REPLICA
 
 
 def _fold_replica_id(state: jax.Array) -> jax.Array:

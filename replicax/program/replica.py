@@ -43,7 +43,7 @@ from replicax.program.row_draws import RowDraws, with_rows_together
 from replicax.program.row_random import drawing
 from replicax.program.scales import Search, find_local_mean, scope_of
 from replicax.program.settlements import BY_HAND
-from replicax.program.sharded_replicas import ReplicaShard, ReplicaSplit, sharded_in
+from replicax.program.sharded_replicas import ReplicaShard, sharded_in, spec_of_shard
 from replicax.program.summed_means import find_summed_mean
 from replicax.program.tracing import explained_op_by_op
 from replicax.program.unequal_types import types_explained
@@ -150,6 +150,8 @@ class ReplicaCall:
             for thrown_away in passes:
                 thrown_away.lose()
             passes.append(frame.accesses)
+            if draws is not None:
+                draws.begin()
             with traced_apart(), drawing(draws):
                 leaves = self._call(frame, arrays)
             written[:] = frame.written.values()
@@ -168,6 +170,8 @@ class ReplicaCall:
         ]
         with explained_op_by_op():
             outputs, new_values = repeat_while_variables_are_created(lambda: mapped(placed))
+            while draws is not None and not draws.are_right(has_built=False):
+                outputs, new_values = repeat_while_variables_are_created(lambda: mapped(placed))
         for i, (variable, value) in enumerate(zip(written, new_values, strict=True)):
             if has_split_rows(variable):
                 new_values[i] = value.reshape(-1, *value.shape[2:])[: shape_of(variable)[0]]
@@ -209,7 +213,8 @@ class ReplicaCall:
             for array, stacked in zip(self._arrays, self._stacked, strict=True)
         ]
         shard_map = lambda body: alone._shard_map(body, (alone._specs,), _STACKED)  # noqa: E731
-        trace_as_one_device(alone._call, alone._arrays, shard_map, draws)
+        with context.traced():
+            trace_as_one_device(alone._call, alone._arrays, shard_map, draws)
 
     def _look_at(self, site: ReplicaProgram) -> None:
         """Looks for what the traced function computes, but is hardly meant."""
@@ -251,8 +256,8 @@ class ReplicaCall:
         sharded = sharded_in(self.strategy, site.inputs, site.outputs, needed, self.replicas)
         if (program := enclosing_program()) is not None:
             program.note_replicas([site.inputs[number] for number in needed], sharded.in_update)
-        given_specs = [_spec_of_shard(sharded.variables[number], in_specs[1][number]) for number in needed]
-        sent_specs = [_spec_of_shard(split, _SHARED) for split in parts.sent_splits(sharded.shapes)]
+        given_specs = [spec_of_shard(sharded.variables[number], in_specs[1][number]) for number in needed]
+        sent_specs = [spec_of_shard(split, _SHARED) for split in parts.sent_splits(sharded.shapes)]
 
         def body(arrays: Sequence[jax.Array], given: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             local: list[Any] = [None] * len(values)  # what is not needed stays None
@@ -380,11 +385,6 @@ class ReplicaCall:
                     noted(out, self.replicas)
         assert self._result is not None
         return self._result.rebuild(wrapped)
-
-
-def _spec_of_shard(split: ReplicaSplit | None, spec: PartitionSpec) -> PartitionSpec:
-    """Returns the spec of a value that is sharded over the replicas; `spec` if it is not."""
-    return spec if split is None else PartitionSpec(*[None] * split.dimension, REPLICA_AXIS)
 
 
 def _spec(variable: VariableLike) -> PartitionSpec:

@@ -26,6 +26,7 @@ from replicax.errors import ProgramError
 _FEW_KEYS = 4  # as many as `jax.random.split` is often asked for, whatever the number of rows
 _OURS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (jax.__file__, replicax_errors.__file__))
 _NO_PART = -1
+_MAX_CORRECTIONS = 6
 
 
 class _Group(NamedTuple):
@@ -70,6 +71,7 @@ class RowDraws:
         self.replicas = replicas
         self._name, self._rows, self._as_one_device = name, rows, as_one_device
         self._by_place = False
+        self._corrections = 0
         self._taken: dict[_Group, list[_Draw]] = {}
         self._right: dict[_Group, list[_Draw]] = {}
         self._of_one: dict[_Group, list[_Draw]] | None = None
@@ -127,14 +129,24 @@ class RowDraws:
                 raise ProgramError(self._mixing(group))
         if known != self._taken:  # Other keys may be those of rows then, and other draws are to be looked for.
             self._right = known
-            return False
+            return self._not_yet()
         unknown = [(group, i) for group, all_found in right.items() for i, each in enumerate(all_found) if each is None]
         if unknown and not self._by_place:
             self._by_place, self._of_one, self._right = True, None, {}
-            return False
+            return self._not_yet()
         for group, i in unknown:
             raise ProgramError(self._refusal(group, self._taken[group][i].shape))
         return True
+
+    def _not_yet(self) -> bool:
+        self._corrections += 1
+        if self._corrections > _MAX_CORRECTIONS:
+            raise ProgramError(
+                f"{self._name} draws other random numbers each time that it is traced ({self._corrections} times by "
+                "now), or other ones for each number of rows: with random_numbers='per_row' it is not clear which of "
+                "them belong to rows. Let the function draw the same whenever it is called."
+            )
+        return False
 
     def _drawn_by_one(self) -> dict[_Group, list[_Draw]]:
         assert self._as_one_device is not None

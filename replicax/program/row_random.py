@@ -20,7 +20,7 @@ import numpy as np
 
 from replicax.compat.jax import vary, varying_axes
 from replicax.compat.jax_draws import intercept_draws, intercept_samplers
-from replicax.compat.jax_tracing import is_kept_by_jax, is_on_devices, trace_anew_from_here
+from replicax.compat.jax_tracing import is_kept_by_jax, is_on_devices, trace_anew_from_here, tracing_anew
 from replicax.program.row_bits import bits_of_rows, own_rows
 from replicax.program.row_draws import RowDraws
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -28,6 +28,7 @@ from replicax.runtime.once import once
 
 #: Generators of which `jax.vmap` over keys draws all numbers with the first key, whichever row that belongs to.
 _OF_FIRST_KEY = ("rbg", "unsafe_rbg")
+_OF_NUMBERS = "permutation of row numbers"
 _active: ContextVar[RowDraws | None] = ContextVar("replicax_row_draws", default=None)
 
 
@@ -38,7 +39,8 @@ def drawing(draws: RowDraws | None) -> Iterator[None]:
         _intercept()
     token = _active.set(draws)
     try:
-        yield
+        with tracing_anew() if draws is not None else contextlib.nullcontext():
+            yield
     finally:
         _active.reset(token)
 
@@ -110,7 +112,12 @@ def _permuted(sampler: Callable[..., jax.Array], given: inspect.BoundArguments) 
     """Permutes an array along an axis, which may be that of the rows."""
     x, axis = jnp.asarray(given.arguments["x"]), given.arguments["axis"]
     draws = _draws_of(given.arguments["key"])
-    if draws is None or draws.dimension(f"permutation along dimension {axis}", x.shape) != axis:
+    if draws is None:
+        return sampler(*given.args, **given.kwargs)
+    if REPLICA_AXIS not in varying_axes(x):  # Such as the numbers of the rows, which each replica counts from 0.
+        draws.dimension(_OF_NUMBERS, x.shape, refused=(axis,))
+        return sampler(*given.args, **given.kwargs)
+    if draws.dimension(f"permutation along dimension {axis}", x.shape) != axis:
         return sampler(*given.args, **given.kwargs)
     given.arguments["x"] = _of_all(x, x.shape, axis, draws.replicas)
     return _of_rows(draws, axis, functools.partial(sampler, *given.args, **given.kwargs))

@@ -258,3 +258,8 @@ def _sums_inside(program: Any) -> bool:
         if name in SUMS_OVER_AXES or (name in CALLS and _sums_inside(equation.params[CALLS[name]])):
             return True
     return False
+
+
+def spec_of_shard(split: ReplicaSplit | None, spec: PartitionSpec) -> PartitionSpec:
+    """Returns the spec of a value that is sharded over the replicas; `spec` if it is not."""
+    return spec if split is None else PartitionSpec(*[None] * split.dimension, REPLICA_AXIS)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import replicax.context as context
 from replicax.aggregation import VariableAggregation, check_aggregation, combine
 from replicax.equality import difference
+from replicax.host import PER_REPLICA, host_of
 from replicax.program.accumulators import marked_as_share, marked_as_total
 from replicax.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -111,3 +112,8 @@ def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Ar
         return value if why is None else mean_over(REPLICA_AXIS, value)
     summed: jax.Array = jax.lax.psum(value, REPLICA_AXIS)
     return summed
+
+
+def replicas_draw_apart(current: context.Context) -> bool:
+    """Returns whether each replica draws random numbers of its own; else they draw those of one device together."""
+    return host_of(current.strategy).random_numbers == PER_REPLICA

@@ -6,7 +6,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 
@@ -242,49 +241,16 @@ def test_rows_that_were_put_together_are_drawn_for_together(strategies):
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.usefixtures("eagerly")
+@pytest.mark.parametrize("name", ["normal", "split", "permutation", "fori_loop"])
+def test_op_by_op_they_are_the_same(strategies, name):
+    expected = DRAWS[name](KEY, X)
+    np.testing.assert_array_equal(on_replicas(strategies[8], DRAWS[name]), expected)
+    weights = on_replicas(strategies[8], lambda key, x: jax.random.normal(key, (3, 3)))
+    np.testing.assert_array_equal(weights, jax.random.normal(KEY, (3, 3)))
+
+
 def test_the_choice_is_checked():
     with pytest.raises(ArgumentError, match="per_sample"):
         rx.MirroredStrategy(["cpu:0"], random_numbers="per_sample")
     assert rx.MirroredStrategy(["cpu:0"]).random_numbers == "per_replica"
-
-
-def noisy_model():
-    return keras.Sequential([
-        keras.layers.GaussianNoise(0.1, seed=3),
-        keras.layers.Dense(16, "relu", kernel_initializer=keras.initializers.GlorotUniform(0)),
-        keras.layers.Dropout(0.3, seed=1),
-        keras.layers.Reshape((4, 4)),
-        keras.layers.SpatialDropout1D(0.4, seed=5),
-        keras.layers.Flatten(),
-        keras.layers.Dropout(0.3, noise_shape=(1, 16), seed=2),
-        keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(1)),
-    ])  # fmt: skip
-
-
-def trained(strategy, steps=5):
-    """Trains with dropout in a custom loop; returns the weights and seeds, of an uneven last batch too."""
-    with strategy.scope():
-        model = noisy_model()
-        model.build((None, 3))
-        optimizer = keras.optimizers.Adam(0.01)
-        optimizer.build(model.trainable_variables)
-
-    def step(x):
-        def loss():
-            return rx.compute_average_loss((model(x, training=True)[:, 0] - x.sum(axis=1)) ** 2, global_batch_size=ROWS)
-
-        value, gradients = rx.value_and_grad(loss, model.trainable_variables)()
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return value
-
-    train = rx.function(lambda x: strategy.run(step, args=(x,)))
-    for batch in strategy.distribute_dataset([*[X] * steps, X[:14]]):
-        train(batch)
-    return [np.asarray(variable.value) for variable in model.variables]
-
-
-def test_training_with_dropout_does_not_depend_on_the_number_of_replicas(strategies):
-    expected = trained(rx.OneDeviceStrategy("cpu:0"))
-    for number in (3, 8):
-        for found, wanted in zip(trained(strategies[number]), expected, strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6, err_msg=f"{number} replicas")
