@@ -65,6 +65,10 @@ class Attendance:
         """Returns whether a process has said that it leaves the others."""
         return self._reasons.get(life, _SILENT) not in (_SILENT, TOO_LATE)
 
+    def reason(self, life: Life) -> str:
+        """Returns why a process leaves or was ended; "" if it is not known."""
+        return self._reasons.get(life, "")
+
     def is_silent(self, life: Life) -> None:
         """Notes that a process gives no sign of life."""
         self._reasons.setdefault(life, _SILENT)

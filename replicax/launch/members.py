@@ -140,7 +140,7 @@ class Members:
         again = f"It starts again in {pause:g} s" if pause else "It starts again"
         limited = counts and self._options.restarts is not None
         number = f" (restart {self.revived} of {self._restarts})" if limited else ""
-        how = f"left the others ({describe(failure.code)})" if leaves else f"ended with {failure.how}"
+        how = f"has left ({self._attendance.reason(life)})" if leaves else f"ended with {failure.how}"
         self._terminal.say(f"{task.name} {how}. {again}{number}; the others go on.")
         successor = task.with_environment({**task.environment, LIFE: str(life.number + 1)})
         self._waiting.append((self._clock() + pause, successor))
