@@ -11,6 +11,7 @@ aborted by JAX; so services live where nobody dies before the others.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import socket
@@ -215,6 +216,10 @@ class Clique:
                     connection.shutdown(socket.SHUT_RDWR)
                     found = True
         return found
+
+    def leave_behind(self) -> None:
+        """Keeps the client for ever: it waits for its threads when it is freed, and one of them may never end."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._client))
 
 
 def _listeners(addresses: Iterable[bytes]) -> set[int]:

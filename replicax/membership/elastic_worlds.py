@@ -76,7 +76,6 @@ class ElasticWorlds:
         self._place = Place(is_new=True)
         self._is_busy = False
         self._leaving, self._has_left = "", False
-        self._left_behind: list[object] = []
         self._knocking = Knocking()
         self._pending: list[Pending] = []
 
@@ -236,8 +235,7 @@ class ElasticWorlds:
         try:
             self._sentry.breaker.wait(values)
         except BrokenOffError:
-            # The client would wait for the thread that is left behind, when it is freed.
-            self._left_behind.append(self._meeting.clique)
+            cast(WorldClique, self._meeting.clique).leave_behind()
             raise
 
     def boundary(self, *places: object) -> None:
