@@ -13,9 +13,10 @@ import jax
 import numpy as np
 
 import replicax.context as context
+import replicax.membership.worlds as worlds
 from replicax.checkpoint.contents import Contents, ObjectParts, is_value, parts_of, replace_values
 from replicax.checkpoint.coordination import Coordination
-from replicax.checkpoint.deferred import DeferredRestore, deferred_restores, drop_replaced, values_to_write
+from replicax.checkpoint.deferred import deferred_restores, drop_replaced, values_to_write
 from replicax.checkpoint.encoding import (
     restored_array,
     restored_state,
@@ -27,10 +28,12 @@ from replicax.checkpoint.encoding import (
     wanted_value,
 )
 from replicax.checkpoint.in_turn import large_variables, restore_in_turn
+from replicax.checkpoint.in_worlds import coordinated
 from replicax.checkpoint.keepers import Keepers
 from replicax.checkpoint.load_status import LoadStatus
-from replicax.checkpoint.metadata import FILE, Metadata
+from replicax.checkpoint.metadata import FILE
 from replicax.checkpoint.name_matching import check_kinds, check_names, differences, warn_of_left_out
+from replicax.checkpoint.read_checkpoint import Prepared, ReadCheckpoint
 from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
 from replicax.checkpoint.snapshot import values_of
 from replicax.checkpoint.tensorflow.locating import is_tensorflow
@@ -59,50 +62,6 @@ _OVERWRITES = (
     "replaced. Save each training to a folder of its own. If this one goes on from there, first call "
     "restore(rx.latest_checkpoint(folder))."
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Prepared:
-    """The contents of a checkpoint that is to be written, as known before any variable's value is read.
-
-    Attributes:
-        parts: The parts of the objects.
-        waiting: Restored values that wait for objects to be built.
-        state: The encoded states, by name.
-        step: The training step.
-    """
-
-    parts: ObjectParts
-    waiting: dict[str, np.ndarray]
-    state: dict[str, dict[str, object]]
-    step: int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class _ReadCheckpoint:
-    """The values, states and metadata that were read of a checkpoint, for some objects.
-
-    Attributes:
-        path: The checkpoint.
-        names: The names in it.
-        expected: The names in the objects.
-        parts: The parts of the objects.
-        values: The values of variables and arrays, by name.
-        large: How those of large variables are to be read, when all is known to be there.
-        states: The states, by name.
-        waiting: The values that wait for objects to be built.
-        metadata: The metadata of the checkpoint.
-    """
-
-    path: Path
-    names: list[str]
-    expected: list[str]
-    parts: ObjectParts
-    values: dict[str, jax.Array | np.ndarray]
-    large: dict[str, jax.ShapeDtypeStruct]
-    states: dict[str, PyTree]
-    waiting: list[DeferredRestore]
-    metadata: Metadata
 
 
 class Checkpoint(Advised):
@@ -182,6 +141,8 @@ class Checkpoint(Advised):
             CheckpointError: The directory exists already, or cannot be written; or a model or optimizer is not built,
                 and no restored values wait for it; or the processes save different objects.
         """
+        if worlds.running() is not None:
+            return self._written(directory, lambda: new_directory(directory), step, objects)
         coordination = Coordination(f"Writing the checkpoint {directory}", TIMEOUT_S)
         path, prepared = coordination.run(
             PREPARED,
@@ -215,6 +176,10 @@ class Checkpoint(Advised):
             True
         """
         name = f"{file_prefix}-{int(self.save_counter.numpy()) + 1}"
+        if worlds.running() is not None:
+            absolute(file_prefix)
+            self.save_counter.assign_add(1)
+            return str(self._written(name, lambda: absolute(name)))
         coordination = Coordination(f"Writing the checkpoint {name}", TIMEOUT_S)
         _, prepared = coordination.run(
             PREPARED, lambda: (absolute(file_prefix), self._prepared()), could_not_write(name)
@@ -225,6 +190,21 @@ class Checkpoint(Advised):
             warnings.warn(_OVERWRITES.format(path=path), stacklevel=2)
         self._folders.add(path.parent)
         return str(write_in_place(path, self._contents(prepared), coordination))
+
+    def _written(
+        self,
+        name: Directory,
+        path_of: Callable[[], Path],
+        step: int | None = None,
+        objects: Mapping[str, PyTree] | None = None,
+    ) -> Path:
+        """Writes the objects where workers come and go."""
+        from replicax.checkpoint.world_save import begun_save
+
+        title = f"Writing the checkpoint {name}"
+        save = begun_save(title, TIMEOUT_S, path_of, lambda: self.contents(step, objects))
+        save.wait()
+        return save.path
 
     @property
     def save_counter(self) -> Variable:
@@ -239,16 +219,16 @@ class Checkpoint(Advised):
         """Returns what `write` with the same arguments would write now."""
         return self._contents(self._prepared(step, objects))
 
-    def _prepared(self, step: int | None = None, objects: Mapping[str, PyTree] | None = None) -> _Prepared:
+    def _prepared(self, step: int | None = None, objects: Mapping[str, PyTree] | None = None) -> Prepared:
         self._update(step, objects or {})
         waiting, missing = values_to_write(self.objects)
         parts = self.current_parts(allow_unbuilt=not missing)
         if missing:
             raise CheckpointError(" ".join(missing))
         state = {name: saved_state(name, part) for name, part in parts.states.items()}
-        return _Prepared(parts, waiting, state, step)
+        return Prepared(parts, waiting, state, step)
 
-    def _contents(self, prepared: _Prepared) -> Contents:
+    def _contents(self, prepared: Prepared) -> Contents:
         parts = prepared.parts
         arrays = values_of(parts.variables, parts.states.values()) | prepared.waiting
         arrays |= {name: saved_array(array) for name, array in parts.arrays.items()}
@@ -300,10 +280,10 @@ class Checkpoint(Advised):
         if save_path is None:
             return LoadStatus({}, None)
         path = absolute(save_path)
-        coordination = Coordination(f"Restoring the checkpoint {path}", TIMEOUT_S)
-        failed = f"The checkpoint {path} could not be restored"
-        coordination.check_same("directory", str(path))
+        name = f"Restoring the checkpoint {path}"
         if not (path / FILE).is_file() and is_tensorflow(path):
+            coordination = Coordination(name, TIMEOUT_S)
+            coordination.check_same("directory", str(path))
             status, saves = restore_tensorflow(
                 path, self.objects, coordination, mapping, strict and not partial, verify
             )
@@ -313,8 +293,17 @@ class Checkpoint(Advised):
         if mapping is not None:
             raise ArgumentError(f"`mapping` is for checkpoints of TensorFlow's; {path} is none.")
         partial = partial or not strict
-        found = coordination.run("read", lambda: self._read(path, partial, verify), failed)
-        coordination.end()
+
+        def read() -> ReadCheckpoint:
+            return self._read(path, partial, verify)
+
+        def read_together(coordination: Coordination) -> ReadCheckpoint:
+            coordination.check_same("directory", str(path))
+            found = coordination.run("read", read, f"The checkpoint {path} could not be restored")
+            coordination.end()
+            return found
+
+        found = coordinated(name, TIMEOUT_S, read_together, alone=read)
         parts, states = found.parts, found.states
         set_states({name: parts.states[name] for name in states if not is_value(parts.states[name])}, states)
         for name, variable in parts.variables.items():
@@ -339,7 +328,7 @@ class Checkpoint(Advised):
         self.save_counter.assign(counter)
         return status
 
-    def _read(self, path: Path, partial: bool, verify: bool) -> _ReadCheckpoint:
+    def _read(self, path: Path, partial: bool, verify: bool) -> ReadCheckpoint:
         """Reads what a checkpoint has for the objects, in this process."""
         parts, metadata = self.current_parts(), checked_metadata(path)
         written = read_state(path, metadata, verify)
@@ -365,9 +354,9 @@ class Checkpoint(Advised):
         values = read_arrays(path, small | later, metadata, verify)
         for each in waiting:
             each.values = {name: np.asarray(values.pop(name)) for name in each.wanted}
-        return _ReadCheckpoint(path, names, expected, parts, values, large, states, waiting, metadata)
+        return ReadCheckpoint(path, names, expected, parts, values, large, states, waiting, metadata)
 
-    def _restored(self, found: _ReadCheckpoint) -> None:
+    def _restored(self, found: ReadCheckpoint) -> None:
         """Notes the folder and the counter of a checkpoint that was restored."""
         count = found.metadata.noted_number(_SAVES)
         if count is not None:
@@ -390,7 +379,7 @@ class Checkpoint(Advised):
         if step is not None and type(self.objects.get("step")) is int:
             self.objects["step"] = int(step)
 
-    def _take_values(self, found: _ReadCheckpoint) -> dict[str, PyTree]:
+    def _take_values(self, found: ReadCheckpoint) -> dict[str, PyTree]:
         parts, values, states = found.parts, found.values, found.states
         new: dict[str, PyTree] = {
             name: restored_array(values[name], old) for name, old in parts.arrays.items() if name in values

@@ -30,6 +30,7 @@ class CheckpointFolder:
 
     Attributes:
         known: The steps that belong to this training: it has written them, or they were there when it restored.
+        is_clean: Whether nothing unfinished of an earlier run is left in it.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class CheckpointFolder:
         self._directory, self._prefix = directory, prefix
         self._max_to_keep, self._permanent = max_to_keep, permanent
         self.known: set[int] = set()
+        self.is_clean = False
 
     def path(self, step: int) -> Path:
         """Returns the path of the checkpoint of a step, which need not exist."""
@@ -71,8 +73,11 @@ class CheckpointFolder:
             so = ". It stays there, and whoever restores next gets it as the newest"
         warnings.warn(_STRANGERS.format(what=what, so=so), stacklevel=4)
 
-    def delete_unfinished(self) -> None:
-        """Deletes what an earlier run has left that was killed while it wrote."""
+    def clean(self) -> None:
+        """Deletes, once, what an earlier run has left that was killed while it wrote."""
+        if self.is_clean:
+            return
+        self.is_clean = True
         for path in self._directory.glob(f".*{UNFINISHED}"):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -15,19 +15,36 @@ from typing import TypeVar
 import jax
 
 import replicax.health as health
+import replicax.membership.worlds as worlds
 from replicax.cluster.exchange import (
     AbsentError,
+    ClosedError,
     DifferentValuesError,
     Exchange,
     FailedElsewhereError,
     by_value,
+    closing,
     listed,
 )
 from replicax.cluster.key_value_store import Store
 from replicax.errors import CheckpointError, ReplicaxError
 
 _T = TypeVar("_T")
-_numbers = itertools.count()
+
+
+class _Numbers:
+    """Numbers the coordinations, anew where JAX connects this process with others."""
+
+    def __init__(self) -> None:
+        self._world, self._next = worlds.number(), itertools.count()
+
+    def next(self) -> int:
+        if self._world != worlds.number():
+            self._world, self._next = worlds.number(), itertools.count()
+        return next(self._next)
+
+
+_numbers = _Numbers()
 
 
 class Coordination:
@@ -51,7 +68,7 @@ class Coordination:
         store: Store | None = None,
     ):
         self._name, self._timeout_s = name, timeout_s
-        self._number = next(_numbers)
+        self._number = _numbers.next()
         self._place = health.place_in_program()  # Now: a thread may go on with it while the script trains.
         self._count = jax.process_count() if count is None else count
         self._exchange = Exchange(
@@ -60,6 +77,7 @@ class Coordination:
             range(self._count),
             store=store,
             timeout_s=timeout_s,
+            closed=closing(),
             waiting=self._waiting,
         )
 
@@ -146,7 +164,7 @@ class Coordination:
                 return action() if self._count == 1 else self._exchange.run(self._stage(stage), action)
         except FailedElsewhereError as error:
             raise CheckpointError(f"{failed} by process {error.process}: {error.problem}") from None
-        except ReplicaxError:
+        except (ReplicaxError, ClosedError):
             raise
         except Exception as error:
             raise CheckpointError(f"{failed}: {error}") from error

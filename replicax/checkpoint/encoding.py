@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import replicax.membership.worlds as worlds
 from replicax.compat.jax import is_random_key
 from replicax.errors import CheckpointError
 from replicax.typing import Leaf, PyTree
@@ -49,7 +50,8 @@ def wanted_value(variable: VariableLike) -> jax.ShapeDtypeStruct:
     if form is not None:
         return jax.ShapeDtypeStruct(form.shape, array.dtype)
     # Of a large variable whose parameter server was lost, no more than shape and dtype may be known.
-    committed = isinstance(array, jax.Array) and array.committed
+    # Where workers come and go, each reads the whole: it may be the only one left when it has.
+    committed = isinstance(array, jax.Array) and array.committed and worlds.running() is None
     return _wanted(array, shape_of(variable), committed and not is_per_replica_variable(variable))
 
 

@@ -7,17 +7,20 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import jax
 
 import replicax.checkpoint.background as background
 import replicax.health as health
+import replicax.membership.worlds as worlds
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.checkpoint_folder import CheckpointFolder
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.copies import copied
+from replicax.checkpoint.in_worlds import agreed_latest
+from replicax.checkpoint.joining import is_newcomer, join, name_state
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.manager_arguments import (
     checked_name,
@@ -27,6 +30,7 @@ from replicax.checkpoint.manager_arguments import (
     whole_number,
 )
 from replicax.checkpoint.numbered import latest_checkpoint
+from replicax.checkpoint.progress import Progress
 from replicax.checkpoint.save_interval import SaveInterval
 from replicax.checkpoint.tensorflow.reader import open_checkpoint
 from replicax.checkpoint.writing import PREPARED, TIMEOUT_S, Directory, absolute, could_not_write, write_in_place
@@ -35,6 +39,9 @@ from replicax.errors import ArgumentError, CheckpointError
 from replicax.migration import Advised, called_as
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike
+
+if TYPE_CHECKING:  # Loaded in elastic jobs only.
+    from replicax.checkpoint.world_save import WorldSave
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +133,9 @@ class CheckpointManager(Advised):
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._saved: set[int] = set()  # by this manager
-        self._has_cleaned = False
+        self._world_save: WorldSave | None = None
+        self._progress = Progress(self.checkpoint, step_counter)
+        self.checkpoint.keepers.add(self)
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -184,9 +193,32 @@ class CheckpointManager(Advised):
         self.checkpoint.save_counter.assign_add(1)
         self._interval.restart()
         at = int(self.checkpoint.save_counter.numpy()) if number is None else number
+        self._progress.note(at)
+        if worlds.running() is not None:
+            self._begin_in_world(number, at, objects)
+            return str(self.path(at))
         coordination = Coordination(f"Saving step {at} to {self.directory}", self._timeout)
         self._begin(at, self._contents(number, at, objects, coordination), coordination)
         return str(self.path(at))
+
+    def _begin_in_world(self, number: int | None, step: int, objects: Mapping[str, PyTree]) -> None:
+        """Writes a checkpoint, or lets a thread write it, where workers come and go."""
+        from replicax.checkpoint.world_save import begun_save
+
+        if jax.process_index() == 0:
+            self._folder.clean()
+            self._folder.warn_of_strangers(step)
+        self._world_save = begun_save(
+            f"Saving step {step} to {self.directory}",
+            self._timeout,
+            lambda: self.path(step),
+            lambda: self.checkpoint.contents(number, objects),
+            committed=lambda: self._folder.delete_old(step),
+        )
+        self._folder.known.add(step)
+        self._saved.add(step)
+        if not self._async:
+            self.wait_until_finished()
 
     def _contents(
         self, number: int | None, step: int, objects: Mapping[str, PyTree], coordination: Coordination
@@ -222,6 +254,9 @@ class CheckpointManager(Advised):
             CheckpointError: The background save failed.
         """
         background.wait_for(self.directory)
+        save, self._world_save = self._world_save, None
+        if save is not None:
+            save.wait()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -256,7 +291,7 @@ class CheckpointManager(Advised):
         """
         self.wait_until_finished()
         if step is None:
-            step = _agreed_latest(self, self._timeout)
+            step = agreed_latest(self.directory, self.latest_step, self._timeout)
         if step is None:
             raise CheckpointError(f"There is no complete checkpoint in {self.directory}.")
         return self._restore(step, partial, verify)
@@ -268,10 +303,24 @@ class CheckpointManager(Advised):
         of these.
 
         Returns:
-            The step that was restored, or None. (`latest_checkpoint` is its path, which TensorFlow returns here.)
+            The step that was restored, or None. (`latest_checkpoint` is its path, which TensorFlow returns here.) In a
+            worker that joins an elastic job the step at which the others are: it takes their state, and reads nothing.
+
+        Raises:
+            ElasticError: This worker joins others, and nothing in the checkpoint says at which step they are.
         """
+        if is_newcomer():
+            join(self.checkpoint)
+            return self._progress.step_of_others(self.directory)
+        step = self._restored_or_initialized()
+        if step is not None:
+            self._progress.note(step)
+        name_state(self.checkpoint)
+        return step
+
+    def _restored_or_initialized(self) -> int | None:
         self.wait_until_finished()
-        step = _agreed_latest(self, self._timeout)
+        step = agreed_latest(self.directory, self.latest_step, self._timeout)
         of_tensorflow = latest_checkpoint(self.directory) if step is None else None
         if step is not None:
             self._restore(step)
@@ -288,6 +337,19 @@ class CheckpointManager(Advised):
         self._folder.known.update([step] if self._saved else self.all_steps())
         self._interval.restart()
         return status
+
+    def get_state(self) -> dict[str, PyTree]:
+        """Returns what a manager in a worker that joins an elastic job has to know."""
+        known, saved = sorted(self._folder.known), sorted(self._saved)
+        return {"known": known, "saved": saved, "interval": self._interval.last, **self._progress.get_state()}
+
+    def set_state(self, state: Mapping[str, PyTree]) -> None:
+        """Goes on where a manager in another worker is, which has returned `state`."""
+        self._folder.known.update(state["known"])
+        self._saved.update(state["saved"])
+        self._interval.last = state["interval"]
+        self._folder.is_clean = True
+        self._progress.set_state(state)
 
     def close(self) -> None:
         """Waits until nothing is being written any more; see `wait_until_finished`. May be called twice."""
@@ -322,9 +384,8 @@ class CheckpointManager(Advised):
 
     def _save(self, step: int, contents: Contents, coordination: Coordination) -> None:
         try:
-            if coordination.is_chief and not self._has_cleaned:
-                self._folder.delete_unfinished()
-            self._has_cleaned = True
+            if coordination.is_chief:
+                self._folder.clean()
             coordination.run(PREPARED, lambda: None, could_not_write(self.path(step)))
             write_in_place(self.path(step), contents, coordination, committed=lambda: self._folder.delete_old(step))
         except BaseException as error:
@@ -336,12 +397,3 @@ class CheckpointManager(Advised):
 
 def _raise(error: Exception) -> NoReturn:
     raise error
-
-
-def _agreed_latest(manager: CheckpointManager, timeout: float) -> int | None:
-    """Returns the newest step of the folder as the chief sees it; all processes call this together."""
-    coordination = Coordination(f"Looking for the newest checkpoint in {manager.directory}", timeout)
-    coordination.check_same("directory", str(manager.directory))
-    latest = manager.latest_step() if coordination.is_chief else None
-    said = coordination.from_chief("latest step", "" if latest is None else str(latest))
-    return int(said) if said else None

@@ -15,6 +15,10 @@ class SaveInterval:
         counter: An integer variable that counts the training's steps, or None.
         growth: Save when `counter` has grown by this since the last save or restore; None to look at steps only.
 
+    Attributes:
+        growth: As given.
+        last: The counter at the last save or restore; None before.
+
     Raises:
         ArgumentError: There is a `growth` without a counter, or beside other `steps` than 1.
     """
@@ -27,16 +31,16 @@ class SaveInterval:
             )
         self.growth = growth
         self._steps, self._counter = steps, counter
-        self._last_count: int | None = None
+        self.last: int | None = None
 
     def is_over(self, step: int | None) -> bool:
         """Returns whether it is time to save at a step; None is a step without a number."""
         if self.growth is not None:
             count = whole_number(self._counter, "step_counter")
-            return self._last_count is None or count >= self._last_count + self.growth
+            return self.last is None or count >= self.last + self.growth
         return step is None or step % self._steps == 0
 
     def restart(self) -> None:
         """Begins the next interval, after a save or restore."""
         if self.growth is not None:
-            self._last_count = whole_number(self._counter, "step_counter")
+            self.last = whole_number(self._counter, "step_counter")

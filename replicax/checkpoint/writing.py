@@ -108,9 +108,9 @@ def write_in_place(
         if coordination.is_chief:
             staging.mkdir(parents=True)
 
-    def commit() -> None:
+    def commit_here() -> None:
         if coordination.is_chief:
-            _commit(staging, path, contents)
+            commit(staging, path, contents, jax.process_count())
             if committed is not None:
                 committed()
 
@@ -122,7 +122,7 @@ def write_in_place(
     try:
         coordination.run("directory made", make_directory, failed)
         coordination.run("parts written", lambda: _write_parts(_seen(staging), contents), failed)
-        coordination.run("committed", commit, failed)
+        coordination.run("committed", commit_here, failed)
     except BaseException:
         if coordination.is_chief:
             shutil.rmtree(staging, ignore_errors=True)
@@ -146,19 +146,27 @@ def _seen(staging: Path) -> Path:
 
 def _write_parts(staging: Path, contents: Contents) -> None:
     write_durably(staging / STATE.format(jax.process_index()), json.dumps(dict(contents.state)))
-    folders = _folders(contents.arrays)
+    folders = folders_of(contents.arrays)
     arrays = {folders[name]: _storable(array) for name, array in contents.arrays.items() if folders[name]}
     if arrays:
         save_files(staging, arrays)
 
 
-def _commit(staging: Path, path: Path, contents: Contents) -> None:
-    folders = _folders(contents.arrays)
+def commit(staging: Path, path: Path, contents: Contents, processes: int) -> None:
+    """Gives a directory its name when all is written; one that has the name already is replaced.
+
+    Args:
+        staging: The directory.
+        path: What it is to be called.
+        contents: What is in it.
+        processes: How many processes have written it.
+    """
+    folders = folders_of(contents.arrays)
     arrays = {
         name: Entry(tuple(np.shape(array)), np.dtype(array.dtype), folders[name])
         for name, array in contents.arrays.items()
     }
-    complete(staging, arrays, contents.step, contents.notes, jax.process_count())
+    complete(staging, arrays, contents.step, contents.notes, processes)
     if path.exists():
         delete(path)
     staging.rename(path)
@@ -172,7 +180,7 @@ def delete(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _folders(arrays: Mapping[str, SavedArray]) -> dict[str, str]:
+def folders_of(arrays: Mapping[str, SavedArray]) -> dict[str, str]:
     """Returns a folder for each array, `""` for empty ones. Not any string that names an array can name a folder.
 
     They are numbered in the order of the names: so all processes have the same, whatever the order of their objects.

@@ -370,6 +370,10 @@ class _OfThisProcess:
     def begin_anew(self, closed: threading.Event) -> None:
         self._exchanges, self._closed = None, closed
 
+    @property
+    def closed(self) -> threading.Event | None:
+        return self._closed
+
 
 _of_this_process = _OfThisProcess()
 
@@ -386,6 +390,11 @@ def begin_anew(closed: threading.Event) -> None:
 def check_while_waiting(check: Callable[[], None]) -> None:
     """Lets all exchanges of this process call `check` while they wait: it raises an error if they should not."""
     _of_this_process.check = check
+
+
+def closing() -> threading.Event | None:
+    """Returns what is set when the processes are about to be others; None where they stay the same."""
+    return _of_this_process.closed
 
 
 def exchanged(message: bytes) -> list[bytes]:

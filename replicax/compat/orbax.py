@@ -8,6 +8,7 @@ leaves the others waiting. So only its handler is used, for the arrays' files; t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
+
+_TREE = "_METADATA"  # the file that names the arrays
+_KEY_OF_DICT = 2
 
 
 def save_files(path: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> None:
@@ -29,6 +33,31 @@ def save_files(path: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> None
         handler.save(epath.Path(path), args=ocp.args.PyTreeSave(dict(arrays)))
     finally:
         handler.close()
+
+
+def save_files_alone(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes the same files, in one of several processes: Orbax writes NumPy arrays in JAX's process 0 only.
+
+    Guard: tests/compat/test_orbax.py compares the files.
+    """
+    import tensorstore
+
+    written = []
+    for folder, array in arrays.items():
+        chunks = [max(1, size) for size in array.shape]
+        compressed = {"compressor": {"id": "zstd", "level": 1}, "shape": list(array.shape), "chunks": chunks}
+        store = {"driver": "file", "path": f"{path / folder}/"}
+        spec = {"driver": "zarr", "kvstore": store, "metadata": compressed, "dtype": array.dtype.name, "create": True}
+        written.append(tensorstore.open(spec).result().write(array))
+    for each in written:
+        each.result()
+    value = {"value_type": "np.ndarray", "skip_deserialize": False}
+    tree = {
+        f"('{folder}',)": {"key_metadata": [{"key": folder, "key_type": _KEY_OF_DICT}], "value_metadata": value}
+        for folder in arrays
+    }
+    kinds = {"use_ocdbt": False, "use_zarr3": False, "store_array_data_equal_to_fill_value": True}
+    (path / _TREE).write_text(json.dumps({"tree_metadata": tree, **kinds, "custom_metadata": None}))
 
 
 def restore_files(

@@ -141,7 +141,7 @@ def test_processes_that_save_different_things_are_told_who_has_what(processes, t
 
 def test_the_order_of_names_does_not_change_their_folders():
     one, other = np.ones(1), np.ones(2)
-    assert writing._folders({"b": one, "a": other}) == writing._folders({"a": other, "b": one})
+    assert writing.folders_of({"b": one, "a": other}) == writing.folders_of({"a": other, "b": one})
 
 
 class Failing:

@@ -1,0 +1,75 @@
+"""What workers do together with checkpoints where they come and go: each is a call, like a step of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+import replicax.membership.worlds as worlds
+from replicax.checkpoint.coordination import Coordination
+
+_T = TypeVar("_T")
+
+
+def coordinated(name: str, timeout_s: float, call: Callable[[Coordination], _T], alone: Callable[[], _T]) -> _T:
+    """Returns what `call` returns, which all workers make together.
+
+    Where workers come and go, it is made again in the next world if one is lost meanwhile. It must change nothing then.
+
+    Args:
+        name: What they do, for messages.
+        timeout_s: How long they wait for each other at each stage, in seconds.
+        call: Gets what they coordinate with, anew for each attempt.
+        alone: Returns what `call` has returned in others which have gone on already.
+    """
+    running = worlds.running()
+    if running is None or not running.is_taken_in:  # A newcomer's world is its own.
+        return call(Coordination(name, timeout_s))
+
+    def executed() -> _T:
+        return running.executed(lambda: call(Coordination(name, timeout_s)), lambda _: [], lambda _: alone())
+
+    return running.attempt(executed)
+
+
+def coordinated_text(name: str, timeout_s: float, call: Callable[[Coordination], str]) -> tuple[str, bool]:
+    """Does the same for a text that is the same in all workers.
+
+    Returns:
+        The text, and whether this worker took part: else the others had gone on, and told it.
+    """
+    running = worlds.running()
+    assert running is not None
+
+    def told(value: tuple[str, bool]) -> list[np.ndarray]:
+        return [np.frombuffer(value[0].encode(), np.uint8)]
+
+    def executed() -> tuple[str, bool]:
+        return running.executed(
+            lambda: (call(Coordination(name, timeout_s)), True),
+            told,
+            lambda heard: (heard[0].tobytes().decode(), False),
+        )
+
+    return running.attempt(executed)
+
+
+def agreed_latest(directory: Path, latest_step: Callable[[], int | None], timeout_s: float) -> int | None:
+    """Returns the newest step of a folder as the chief sees it; all processes call this together.
+
+    Args:
+        directory: The folder.
+        latest_step: Returns the newest step that this process sees.
+        timeout_s: How long they wait for each other at each stage, in seconds.
+    """
+
+    def look(coordination: Coordination) -> int | None:
+        coordination.check_same("directory", str(directory))
+        latest = latest_step() if coordination.is_chief else None
+        said = coordination.from_chief("latest step", "" if latest is None else str(latest))
+        return int(said) if said else None
+
+    return coordinated(f"Looking for the newest checkpoint in {directory}", timeout_s, look, latest_step)

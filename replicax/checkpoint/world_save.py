@@ -1,0 +1,224 @@
+"""A save where workers come and go: each has the whole contents, and one of them writes, in a thread.
+
+The writer is the first of those who have the contents and are still there. If it is lost, the next one begins anew, in
+a directory of its own. A checkpoint appears under its name only when it is complete, and notes which save it is: by
+that the others know, without a word from the writer, that it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import replicax.health as health
+from replicax.checkpoint.contents import Contents
+from replicax.checkpoint.coordination import Coordination
+from replicax.checkpoint.encoding import SavedArray
+from replicax.checkpoint.in_worlds import coordinated_text
+from replicax.checkpoint.integrity import write_durably
+from replicax.checkpoint.metadata import STATE, read_metadata
+from replicax.checkpoint.same_contents import check_same_contents
+from replicax.checkpoint.writing import PREPARED, UNFINISHED, commit, could_not_write, folders_of
+from replicax.cluster.exchange import ClosedError, Exchange, closing
+from replicax.compat.orbax import save_files_alone
+from replicax.errors import CheckpointError, ContextError
+from replicax.membership.worlds import Worlds, running
+from replicax.runtime.transfer import host_copy
+
+_log = logging.getLogger(__name__)
+_NOTE = "save"  # the name in the metadata of the number that tells saves of one path apart
+_SECONDS_BETWEEN_LOOKS = 0.05
+
+
+def begun_save(
+    name: str,
+    timeout_s: float,
+    path_of: Callable[[], Path],
+    contents_of: Callable[[], Contents],
+    committed: Callable[[], object] = lambda: None,
+) -> WorldSave:
+    """Begins a save, which all workers begin together.
+
+    Args:
+        name: What they do, for messages.
+        timeout_s: How long they wait for each other, and for the writer, in seconds.
+        path_of: Returns the new directory, after checks.
+        contents_of: Returns what is to be saved.
+        committed: Called by the writer when the checkpoint is complete.
+
+    Raises:
+        CheckpointError: There is nothing to save, here or in another worker, or the workers save different things.
+    """
+    known = running()
+    assert known is not None
+    found: list[tuple[Path, Contents]] = []
+
+    def begin(coordination: Coordination) -> str:
+        found[:] = [coordination.run(PREPARED, lambda: (path_of(), _on_host(contents_of())), could_not_write(name))]
+        path, contents = found[0]
+        coordination.check_same("directory", str(path))
+        coordination.check_same("number of the calls before it", str(known.calls))
+        check_same_contents(coordination, contents)
+        token = coordination.from_chief("name", secrets.token_hex(8))
+        coordination.end()
+        return token
+
+    token, took_part = coordinated_text(name, timeout_s, begin)
+    path, contents = found[0] if found else (path_of(), _on_host(contents_of()))
+    owners = [index for index in known.world.members if took_part or index not in known.world.newcomers]
+    return WorldSave(known, path, contents, token, owners, timeout_s, committed)
+
+
+class WorldSave:
+    """A save that has begun; `begun_save` makes it.
+
+    Args:
+        worlds: Those of this process.
+        path: The new directory.
+        contents: What is to be saved, on the host.
+        token: Tells this save from others to the same path.
+        owners: The indices of the workers that have the contents, in the order in which they are to write.
+        timeout_s: How long to wait for the writer, in seconds.
+        committed: Called by the writer when the checkpoint is complete.
+
+    Attributes:
+        path: The new directory.
+    """
+
+    def __init__(
+        self,
+        worlds: Worlds,
+        path: Path,
+        contents: Contents,
+        token: str,
+        owners: list[int],
+        timeout_s: float,
+        committed: Callable[[], object],
+    ):
+        self.path = path
+        self._worlds, self._contents, self._token, self._owners = worlds, contents, token, owners
+        self._timeout_s, self._committed = timeout_s, committed
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        worlds.changes.append(self._renew)
+        self._begin_if_writer()
+
+    def wait(self) -> None:
+        """Returns when the checkpoint is complete.
+
+        Raises:
+            CheckpointError: It could not be written, here or by another worker, or nothing was heard of the writer.
+        """
+        try:
+            with health.phase(health.CHECKPOINT):
+                self._worlds.attempt(self._await)
+        finally:
+            with contextlib.suppress(ValueError):
+                self._worlds.changes.remove(self._renew)
+
+    def _await(self) -> None:
+        deadline, closed = time.monotonic() + self._timeout_s, closing()
+        while not self._is_ended():
+            if closed is not None and closed.is_set():
+                raise ClosedError  # The next world has another writer, perhaps.
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"{could_not_write(self.path)}: after {self._timeout_s:g} s nothing was heard of "
+                    f"worker:{self._owners[0]}, which writes it."
+                )
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def _is_ended(self) -> bool:
+        if self._thread is not None:
+            self._thread.join(_SECONDS_BETWEEN_LOOKS)
+            if self._failure is not None:
+                raise self._explained(self._failure) from self._failure
+            return not self._thread.is_alive()
+        if self._is_complete():
+            return True
+        problem = self._exchange().decided(self._token) if len(self._worlds.world.members) > 1 else None
+        if problem is not None:
+            raise CheckpointError(f"{could_not_write(self.path)} by another worker: {problem.decode()}")
+        return False
+
+    def _explained(self, failure: BaseException) -> BaseException:
+        if isinstance(failure, CheckpointError) or not isinstance(failure, Exception):
+            return failure
+        return CheckpointError(f"{could_not_write(self.path)}: {failure}")
+
+    # The writer.
+
+    def _renew(self) -> None:
+        """Finds out who writes now; called when a world has begun."""
+        world = self._worlds.world
+        self._owners = [index for index in self._owners if index in world.members and index not in world.newcomers]
+        self._begin_if_writer()
+        if self._failure is not None:
+            self._tell_failure()
+
+    def _begin_if_writer(self) -> None:
+        world = self._worlds.world
+        if self._thread is None and self._owners[:1] == [world.members[world.index]]:
+            self._thread = threading.Thread(target=self._write, name="replicax-checkpoint")
+            self._thread.start()
+
+    def _write(self) -> None:
+        try:
+            if not self._is_complete():
+                self._write_to(self.path.parent / f".{self.path.name}.{secrets.token_hex(4)}{UNFINISHED}")
+            self._committed()
+        except BaseException as error:
+            if self._is_complete():
+                return  # Another worker, which took this one for lost, has been faster.
+            self._failure = error
+            _log.error("%s", self._explained(error))
+            self._tell_failure()
+
+    def _write_to(self, staging: Path) -> None:
+        staging.mkdir(parents=True)
+        try:
+            contents = self._contents
+            write_durably(staging / STATE.format(0), json.dumps(dict(contents.state)))
+            folders = folders_of(contents.arrays)
+            arrays = {folders[name]: np.asarray(array) for name, array in contents.arrays.items() if folders[name]}
+            save_files_alone(staging, arrays)
+            notes = {**contents.notes, _NOTE: self._token}
+            commit(staging, self.path, Contents(contents.arrays, {}, contents.step, notes), processes=1)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+
+    def _is_complete(self) -> bool:
+        try:
+            return read_metadata(self.path).notes.get(_NOTE) == self._token
+        except CheckpointError:
+            return False  # There is none, or another one, which is just being replaced.
+
+    def _tell_failure(self) -> None:
+        world = self._worlds.world
+        if len(world.members) > 1:
+            with contextlib.suppress(ContextError):  # The world has just ended: it is told in the next one.
+                self._exchange().decide(self._token, repr(self._failure)[:1000].encode())
+
+    def _exchange(self) -> Exchange:
+        world = self._worlds.world
+        return Exchange("replicax/failed-saves", world.index, range(len(world.members)))
+
+
+def _on_host(contents: Contents) -> Contents:
+    """Returns contents whose arrays are on the host: in elastic training every worker has all of each."""
+    arrays: Mapping[str, SavedArray] = {
+        name: host_copy(array) if isinstance(array, jax.Array) else np.array(array)
+        for name, array in contents.arrays.items()
+    }
+    return Contents(arrays, contents.state, contents.step, contents.notes)
