@@ -43,7 +43,7 @@ class FakeWorlds:
         """Returns the outcome as if this process had taken it over from another one."""
         return adopted(outcome_of(run()))
 
-    def boundary(self) -> None:
+    def boundary(self, *places: object) -> None:
         self.boundaries += 1
         self.at_boundary()
 

@@ -76,7 +76,7 @@ class Job:
     def world(self) -> worlds.World:
         return worlds.World(self.number, 0, (0,), ("worker:0",))
 
-    def boundary(self) -> None:
+    def boundary(self, *places: object) -> None:
         pass
 
     def join(self, replicas: int) -> Member:
