@@ -35,6 +35,18 @@ def advise_of_zeros(strategy: Host | None, name: str, variables: Iterable[Variab
     )
 
 
+def advise_of_masks(strategy: Host | None) -> None:
+    """Says that the random numbers of micro-batches are not those of one device."""
+    advise(
+        strategy,
+        "random numbers in micro-batches",
+        "A loss under rx.accumulate_gradients draws random numbers for its rows. Each replica makes micro-batches of "
+        "its own rows, so a micro-batch has other rows where there are more or fewer replicas: in spite of "
+        "random_numbers='per_row' the numbers that a row gets (a dropout mask, say) depend on the number of replicas. "
+        "They are as random as others.",
+    )
+
+
 def advise_of_uncompressed(strategy: Host | None, compression: object) -> None:
     """Says that `Model.fit` sends gradients as they are."""
     advise(

@@ -31,7 +31,7 @@ from replicax.compat.jax import is_random_key
 from replicax.errors import ProgramError
 from replicax.program.accesses import Accesses
 from replicax.program.flax_changes import ModuleChange, made_in
-from replicax.program.shares import made_equal, replicas_draw_apart, share_of_replica
+from replicax.program.shares import made_equal, replicas_draw_apart, share_of_replica, state_of_random_numbers
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import Leaf, PyTree
 
@@ -66,7 +66,7 @@ class FlaxVariable:
         elif isinstance(variable, nnx.BatchStat) and jnp.issubdtype(self._dtype, jnp.inexact):
             self.aggregation = "mean"
         self.aggregation = variable.get_metadata("aggregation", self.aggregation)  # type: ignore[attr-defined]
-        self.is_key = isinstance(variable, nnx.RngKey)
+        self.is_random, self.is_key = isinstance(variable, nnx.RngState), isinstance(variable, nnx.RngKey)
 
     @property
     def path(self) -> str:
@@ -276,8 +276,11 @@ def _read(variable: FlaxVariable, current: context.Context) -> jax.Array:
     assert current.frame is not None
     value = current.frame.read(variable)
     current.frame.note_read(variable, value)
-    if variable.is_key and current.replica is not None and (current.manual_replicas or 1) > 1:
-        return _key_of_replica(value) if replicas_draw_apart(current) else value
+    if variable.is_random and current.replica is not None and (current.manual_replicas or 1) > 1:
+        if not replicas_draw_apart(current):
+            return state_of_random_numbers(value, current)
+        if variable.is_key:
+            return _key_of_replica(value)
     return share_of_replica(variable, value, current)
 
 

@@ -30,7 +30,7 @@ from replicax.program.keras_hooks import (
     explain_variables_to_jax,
     install_keras_hooks,
 )
-from replicax.program.shares import made_equal, replicas_draw_apart, share_of_replica
+from replicax.program.shares import made_equal, replicas_draw_apart, share_of_replica, state_of_random_numbers
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, array_of, dtype_of
@@ -114,7 +114,7 @@ def _read(variable: keras.Variable, current: context.Context) -> jax.Array:
     if variable.name == _RECURRENT_STATE:
         return _recurrent_state(variable, value, current.manual_replicas)
     if current.manual_replicas > 1 and _is_seed(variable):
-        return _fold_replica_id(value) if replicas_draw_apart(current) else value
+        return _fold_replica_id(value) if replicas_draw_apart(current) else state_of_random_numbers(value, current)
     return share_of_replica(variable, value, current)
 
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from types import FrameType
 from typing import NamedTuple, cast
 
 import jax
 
+import replicax.context as context
 import replicax.errors as replicax_errors
 from replicax.compat.jax_tracing import trace_anew_from_here
 from replicax.errors import ProgramError
@@ -35,11 +36,13 @@ class _Group(NamedTuple):
     Attributes:
         kind: `"bits"`, `"keys"`, or the sampler that draws.
         refused: The dimensions that cannot have rows.
+        is_in_part: Whether they are made in a micro-batch: those of one device may have another part of the rows.
         place: Where in the user's code they are made, if that matters.
     """
 
     kind: str
     refused: tuple[int, ...] = ()
+    is_in_part: bool = False
     place: Hashable = None
 
 
@@ -89,21 +92,22 @@ class RowDraws:
             refused: The dimensions along which what a replica draws depends on the rows of others. If one of them turns
                 out to be that of the rows, `are_right` refuses the draw.
         """
-        group = _Group(kind, refused, _place() if self._by_place else None)
+        part = context.current().part_of_rows
+        group = _Group(kind, refused, part != 1, _place() if self._by_place else None)
         if self._by_place:
             trace_anew_from_here()  # Or JAX would not come by here again for a draw of this shape.
         taken = self._taken.setdefault(group, [])
         known = self._right.get(group, [])
         known = [*known[len(taken) : len(taken) + 1], *known]
-        guess = self._guess(kind, shape)
+        guess = self._guess(kind, shape, {round(rows * part) for rows in self._rows})
         dimension = next((draw.dimension for draw in known if draw.shape == shape), guess)
         taken.append(_Draw(shape, dimension))
         return dimension
 
-    def _guess(self, kind: str, shape: tuple[int, ...]) -> int | None:
+    def _guess(self, kind: str, shape: tuple[int, ...], rows: Collection[int]) -> int | None:
         if kind == "keys" and shape[0] <= _FEW_KEYS:
             return None
-        return next((i for i, size in enumerate(shape) if size in self._rows), None)
+        return next((i for i, size in enumerate(shape) if size in rows), None)
 
     def are_right(self, has_built: bool) -> bool:
         """Returns whether all draws of the last trace were made as one device makes them; if not, trace again.
@@ -130,7 +134,12 @@ class RowDraws:
         if known != self._taken:  # Other keys may be those of rows then, and other draws are to be looked for.
             self._right = known
             return self._not_yet()
-        unknown = [(group, i) for group, all_found in right.items() for i, each in enumerate(all_found) if each is None]
+        unknown = [
+            (group, i)
+            for group, all_found in right.items()
+            for i, each in enumerate(all_found)
+            if each is None and not group.is_in_part
+        ]
         if unknown and not self._by_place:
             self._by_place, self._of_one, self._right = True, None, {}
             return self._not_yet()

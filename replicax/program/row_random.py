@@ -18,9 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import replicax.context as context
 from replicax.compat.jax import vary, varying_axes
 from replicax.compat.jax_draws import intercept_draws, intercept_samplers
 from replicax.compat.jax_tracing import is_kept_by_jax, is_on_devices, trace_anew_from_here, tracing_anew
+from replicax.program.advice import advise_of_masks
 from replicax.program.row_bits import bits_of_rows, own_rows
 from replicax.program.row_draws import RowDraws
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -84,6 +86,8 @@ def _drawn(
         dimension = draws.dimension("keys", shape)
     if dimension is None:
         return draw(shape)
+    if context.current().part_of_rows != 1:
+        advise_of_masks(context.current().strategy)
     if draws.replicas == 1:  # Typed as in the other trace, so that loops are traced alike.
         return vary(draw(shape), REPLICA_AXIS)
     return bits_of_rows(key, bit_width, shape, dimension, draws.replicas, draw)

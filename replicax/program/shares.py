@@ -15,6 +15,8 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.aggregation import VariableAggregation, check_aggregation, combine
+from replicax.compat.jax import varying_axes
+from replicax.compat.jax_primitives import taken_as_equal_over_axis
 from replicax.equality import difference
 from replicax.host import PER_REPLICA, host_of
 from replicax.program.accumulators import marked_as_share, marked_as_total
@@ -117,3 +119,14 @@ def _aggregate_accumulator(how: VariableAggregation, value: jax.Array) -> jax.Ar
 def replicas_draw_apart(current: context.Context) -> bool:
     """Returns whether each replica draws random numbers of its own; else they draw those of one device together."""
     return host_of(current.strategy).random_numbers == PER_REPLICA
+
+
+def state_of_random_numbers(value: jax.Array, current: context.Context) -> jax.Array:
+    """Returns the state of a generator that all replicas share, typed as equal: in a micro-batch it is typed otherwise.
+
+    Args:
+        value: The state, as the frame has it.
+        current: The context, inside a replica of a strategy whose replicas do not draw apart.
+    """
+    varies = (current.manual_replicas or 1) > 1 and REPLICA_AXIS in varying_axes(value)
+    return taken_as_equal_over_axis(value, REPLICA_AXIS) if varies else value

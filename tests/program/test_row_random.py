@@ -152,3 +152,50 @@ def test_seeds_go_on_alike_with_rematerialization(strategies):
 
     for found, wanted in zip(gradient(strategies[3]), gradient(strategies[1]), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_micro_batches_draw_for_their_rows_and_say_what_that_means(strategies, steps, caplog):
+    """12 rows a replica in 5 parts are 3, 3, 2, 2 and 2, and 24 are 5, 5, 5, 5 and 4: no part of these."""
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"], random_numbers="per_row")
+    with strategy.scope():
+        w, seeds = rx.Variable(jnp.ones(3)), keras.random.SeedGenerator(3)
+
+    def step(x):
+        def loss_fn(x):
+            masked = keras.random.dropout(x * w, 0.5, seed=seeds)
+            return masked.sum() / ROWS, masked
+
+        (_, masked), _ = rx.accumulate_gradients(rx.value_and_grad(loss_fn, [w], has_aux=True), steps)(x)
+        return masked
+
+    [batch] = strategy.distribute_dataset([np.ones_like(X)])
+    first, second = strategy.run(step, args=(batch,)).values
+    assert not np.array_equal(first, second)
+    assert set(np.unique(first)) == {0.0, 2.0}
+    assert "depend on the number of replicas" in caplog.text
+
+
+def in_scan(x, dropped):
+    return rx.scan(lambda h, _: (dropped(h), None), x, None, 3)[0]
+
+
+def in_branch(x, dropped):
+    return rx.cond(True, dropped, lambda x: 2 * x, x)
+
+
+@pytest.mark.parametrize("around", [in_scan, in_branch])
+def test_seed_generators_go_on_alike_in_loops_and_branches(strategies, around):
+    def masks(strategy):
+        with strategy.scope():
+            seeds = keras.random.SeedGenerator(3)
+
+        def step(x):
+            return around(jnp.ones_like(x), lambda h: keras.random.dropout(h, 0.3, seed=seeds)) + 0 * x
+
+        [batch] = strategy.distribute_dataset([X])
+        found = [strategy.gather(strategy.run(step, args=(batch,)), axis=0) for _ in range(2)]
+        return [*map(np.asarray, found), np.asarray(seeds.state.value)]
+
+    for found, wanted in zip(masks(strategies[3]), masks(strategies[1]), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
