@@ -189,8 +189,10 @@ class ElasticMeeting:
 
     def _tell_of_silent(self, before: Sheet | None, sheet: Sheet) -> None:
         """Lets the launcher end those who were left out because they show no sign of life."""
-        left_out = set(before.lives if before else ()) - set(sheet.lives)
-        if not left_out or self.life != sheet.lives[0]:
+        known = before.lives if before else ()
+        left_out = set(known) - set(sheet.lives)
+        # Newcomers do not know who was there.
+        if not left_out or self.life != next((life for life in sheet.lives if life in known), None):
             return
         view = View(self._board.newest(), self._board.gone())
         for life in left_out:

@@ -132,6 +132,8 @@ def report(folder: Path, script: Path, striker: Striker, ended_well: bool, args:
         print(f"WRONG {each}")
     survived = min(striker.survived, args.faults) if ended_well else striker.survived
     longest, median = (max(seconds), statistics.median(seconds)) if seconds else (math.nan, math.nan)
+    threads, memory = history.grown(lines)
+    print(f"RESULT elastic_threads_grown {threads:.2f}\nRESULT elastic_mib_grown {memory:.2f}")
     print(f"RESULT elastic_steps {steps}\nRESULT elastic_faults_survived {survived}")
     print(f"RESULT elastic_hangs {striker.hangs}\nRESULT elastic_split_brains {len(split)}")
     print(f"RESULT elastic_rows_lost_or_repeated {len(wrong)}\nRESULT elastic_parameter_difference {largest:.1e}")

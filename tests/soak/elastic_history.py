@@ -28,6 +28,8 @@ class Line:
         members: The workers of the world.
         own: The ids of the rows that the worker has computed.
         rows: The ids of the rows that all have computed together.
+        threads: The number of threads of the process.
+        memory_mib: Its memory.
     """
 
     time: float
@@ -37,6 +39,8 @@ class Line:
     members: tuple[int, ...]
     own: tuple[int, ...]
     rows: tuple[int, ...]
+    threads: int = 0
+    memory_mib: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +86,17 @@ def _is_whole(text: str) -> bool:
 def _line(text: str) -> Line:
     told = json.loads(text)
     members, own, rows = (tuple(told[name]) for name in ("members", "own", "rows"))
-    return Line(told["time"], Run(*told["run"]), told["step"], told["world"], members, own, rows)
+    return Line(
+        told["time"],
+        Run(*told["run"]),
+        told["step"],
+        told["world"],
+        members,
+        own,
+        rows,
+        told["threads"],
+        told["memory_mib"],
+    )
 
 
 def wrong_rows(lines: Iterable[Line], counts: Sequence[Iterable[int]], steps: int, fit: bool = False) -> list[str]:
@@ -157,6 +171,19 @@ def recovery_s(fault: Fault, lines: Sequence[Line], faults: Sequence[Fault]) -> 
         if own.worker not in line.members or seen.get((line.world, own.worker), own) != own:
             return line.time - fault.time
     return None
+
+
+def grown(lines: Iterable[Line]) -> tuple[float, float]:
+    """Returns how many threads and MiB the run that was in most worlds has more with each world, after its third."""
+    by_run: dict[Run, dict[int, Line]] = defaultdict(dict)
+    for line in lines:
+        by_run[line.run][line.world] = line  # the last one of each world
+    worlds = max(by_run.values(), key=len, default={})
+    if len(worlds) < 4:
+        return 0.0, 0.0
+    *_, last = worlds.values()
+    third, more = [*worlds.values()][2], len(worlds) - 3
+    return (last.threads - third.threads) / more, (last.memory_mib - third.memory_mib) / more
 
 
 def waited_s(fault: Fault, seconds: float, faults: Sequence[Fault], stall_s: float) -> float:

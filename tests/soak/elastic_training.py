@@ -86,6 +86,13 @@ def make_model() -> Any:
     )
 
 
+def own_size() -> dict[str, int]:
+    """Returns the number of threads of this process, and its memory in MiB."""
+    status = Path("/proc/self/status").read_text()
+    found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    return {"threads": int(found["Threads"]), "memory_mib": int(found["VmRSS"].split()[0]) // 1024}
+
+
 class RowLog:
     """What a worker tells of the steps that it has completed, a line each, in a file of its own.
 
@@ -110,6 +117,7 @@ class RowLog:
             rows: The ids of the rows that all have computed together.
         """
         line = {"time": time.time(), "run": self._run, "step": step, "world": world}
+        line |= own_size()
         text = json.dumps({**line, "members": [*members], "own": [*own], "rows": [*rows]})
         with self._path.open("a") as file:
             file.write(f"{text}\n")
