@@ -116,8 +116,13 @@ class Striker:
         )
 
     def _is_back(self, run: Run) -> bool:
-        """Returns whether a run that was struck takes part again: it was stopped, or cut off, for a while."""
+        """Returns whether a run that was struck takes part again: it was stopped, or cut off, for a while.
+
+        One that was preempted goes on until it leaves.
+        """
         fault = next(fault for fault in self._open if fault.run == run)
+        if fault.kind not in ("stop", "cut"):
+            return False
         line = self.last_lines().get(run.worker)
         return line is not None and line.run == run and line.time > fault.time
 

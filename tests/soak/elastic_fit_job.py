@@ -18,7 +18,7 @@ import numpy as np
 from replicax.membership.telling import elastic_range
 from tests.soak import elastic_training
 from tests.soak.elastic_job import make_strategy, present
-from tests.soak.elastic_training import ROWS, RowLog, last_step
+from tests.soak.elastic_training import ROWS, STEPS_PER_PASS, RowLog, last_step
 
 _EPOCHS = 10_000  # The file `target` ends it before.
 
@@ -53,16 +53,16 @@ class Log(keras.callbacks.Callback):
         super().__init__()
         self._folder, self._rows, self._pause_s = folder, rows, pause_s
         self._log = RowLog(folder, present()[2])
-        self._before = np.zeros(ROWS)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._before = np.asarray(self._rows.counts) if batch else np.zeros(ROWS)
+        self._before: np.ndarray | None = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        done = int(np.asarray(self.model.optimizer.iterations))
-        seen = np.asarray(self._rows.counts) - self._before
-        number, members, _ = present()
-        self._log.write(done - 1, number, members, [], np.repeat(np.arange(ROWS), seen.astype(int)).tolist())
+        done, counts = int(np.asarray(self.model.optimizer.iterations)), np.asarray(self._rows.counts)
+        before = np.zeros(ROWS) if (done - 1) % STEPS_PER_PASS == 0 else self._before
+        self._before = counts
+        if before is not None:  # A newcomer does not know what had been counted before its first step.
+            number, members, _ = present()
+            rows = np.repeat(np.arange(ROWS), (counts - before).astype(int))
+            self._log.write(done - 1, number, members, [], rows.tolist())
         last = last_step(self._folder)
         if last is not None and done >= last:
             self.model.stop_training = True
