@@ -9,15 +9,29 @@ Without the names: workers that come or go end the job, and it starts again (`re
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import jax
-from jax._src import distributed as jax_distributed, mesh as jax_mesh, named_sharding, sharding_impls, xla_bridge
+from jax._src import (
+    config as jax_config,
+    distributed as jax_distributed,
+    hardware_utils,
+    mesh as jax_mesh,
+    named_sharding,
+    sharding_impls,
+    xla_bridge,
+)
 from jaxlib import xla_client
 
 from replicax.compat.jax_cliques import Clique
 
-_CPU = "cpu"
+_CPU, _CUDA = "cpu", "cuda"
+_GPU_FLAGS = (
+    "--xla_gpu_nccl_terminate_on_error=false",
+    "--xla_gpu_nccl_async_execution=true",
+    "--xla_gpu_nccl_blocking_communicators=false",
+)
 _CACHED = ("get_backend", "local_devices", "process_count")
 
 
@@ -58,11 +72,36 @@ def install_alone() -> None:
     _install(make_client(asynchronous=asynchronous, num_devices=num_local_devices()))
 
 
+def prepare_gpus() -> None:
+    """Lets NCCL's collectives fail where another process is lost, and clients share the memory of a GPU.
+
+    Called before JAX looks for devices. The flags are those of JAX's page on fault tolerance. Untested: no machine with
+    several GPUs was at hand.
+    """
+    if not _gpus_are_wanted():
+        return
+    given = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = " ".join(
+        [given, *(flag for flag in _GPU_FLAGS if flag.split("=")[0] not in given)]
+    ).strip()
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def _gpus_are_wanted() -> bool:
+    told = str(jax_config.jax_platforms.value or "").split(",")
+    xla_bridge._discover_and_register_pjrt_plugins()
+    registered = _CUDA in xla_bridge._backend_factories and hardware_utils.has_visible_nvidia_gpu()
+    return bool(registered and (told == [""] or {"cuda", "gpu"} & set(told)))
+
+
 def _install(client: Any) -> None:
+    backends, default = {_CPU: client}, client
+    if _gpus_are_wanted():  # JAX's own way to make a client knows who its processes are from its state.
+        backends[_CUDA] = default = xla_bridge._init_backend(_CUDA)
     with xla_bridge._backend_lock:
-        xla_bridge._backends = {_CPU: client}
+        xla_bridge._backends = backends
         xla_bridge._backend_errors = {}
-        xla_bridge._default_backend = client
+        xla_bridge._default_backend = default
     for name in _CACHED:
         getattr(xla_bridge, name).cache_clear()
     # Programs are compiled for a client, and keep it; so do meshes, which `clear_caches` leaves where they are.
@@ -78,7 +117,8 @@ def is_lost_connection(error: BaseException) -> bool:
 
     Without the words: such an error ends the process, and the job goes on without it.
     """
-    return isinstance(error, (RuntimeError, ValueError)) and "gloo" in str(error).lower()
+    said = str(error).lower()
+    return isinstance(error, (RuntimeError, ValueError)) and ("gloo" in said or "nccl" in said)
 
 
 def is_of_present_client(array: jax.Array) -> bool:

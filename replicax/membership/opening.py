@@ -15,7 +15,7 @@ from typing import NamedTuple
 from replicax.cluster import ClusterConfig, parse_address
 from replicax.cluster.own_address import own_ip, own_ip_of
 from replicax.compat.jax_cliques import Clique, StoreClient
-from replicax.compat.jax_worlds import WorldClique
+from replicax.compat.jax_worlds import WorldClique, prepare_gpus
 from replicax.errors import ClusterTimeoutError, MeetingError
 from replicax.membership.attempts import CliqueLike
 from replicax.membership.board import Board
@@ -142,6 +142,7 @@ def open_worlds(
         ClusterTimeoutError: The others did not come in time.
         MeetingError: The meeting cannot be opened.
     """
+    prepare_gpus()
     stall_s = stall_timeout or _DEFAULT_STALL_S
     rules = Rules(config.num_processes, fewest, renews=True, admits=_is_given_state)
     size = max(most, config.num_processes)

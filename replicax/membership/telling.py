@@ -13,9 +13,7 @@ from replicax.errors import ClusterError
 from replicax.health.launcher import tell_launcher
 from replicax.membership.decisions import Life
 from replicax.membership.log import LOG_DIR, MembershipLog
-
-#: With how few workers an elastic job goes on, and how many it may have (`"2:8"`); set in all of its workers.
-ELASTIC = "REPLICAX_ELASTIC"
+from replicax.membership.worlds import ELASTIC as ELASTIC
 
 
 class ElasticRange(NamedTuple):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+#: With how few workers an elastic job goes on, and how many it may have (`"2:8"`); set in all of its workers.
+ELASTIC = "REPLICAX_ELASTIC"
 #: The number of the world of a newcomer that has not been taken in.
 ALONE = -1
 

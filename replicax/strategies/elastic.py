@@ -13,7 +13,7 @@ from replicax.checks import is_int
 from replicax.cluster import ClusterResolver, cluster_of
 from replicax.errors import ArgumentError
 from replicax.health import stall_timeout_from
-from replicax.membership.telling import elastic_range
+from replicax.membership.worlds import ELASTIC
 from replicax.runtime.memory import keep_freed_memory
 from replicax.runtime.mesh import forget_meshes
 from replicax.strategies.placement import Placement
@@ -66,6 +66,10 @@ def elastic_from(given: Elastic | None, environ: Mapping[str, str] = os.environ)
         if not isinstance(given, Elastic):
             raise ArgumentError(f"`elastic` must be an rx.Elastic, got {given!r:.100}.")
         return given
+    if not environ.get(ELASTIC, "").strip():
+        return None
+    from replicax.membership.telling import elastic_range
+
     told = elastic_range(environ)
     return None if told is None else Elastic(told.fewest, told.most)
 
