@@ -124,7 +124,7 @@ class Striker:
         if fault.kind not in ("stop", "cut"):
             return False
         line = self.last_lines().get(run.worker)
-        return line is not None and line.run == run and line.time > fault.time
+        return line is not None and line.run == run and line.time > fault.time + STALL_S
 
     def _strike(self, count: int, moment: str, kinds: tuple[str, ...]) -> None:
         """Strikes some of the workers that run, so that at least `FEWEST` others go on."""
