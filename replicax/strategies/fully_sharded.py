@@ -14,6 +14,7 @@ from replicax.errors import ArgumentError
 from replicax.health import DEFAULT_STALL_TIMEOUT_S
 from replicax.layouts import MIN_SIZE, Decision, over_data
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.strategies.mesh_strategy import checked_random_numbers
 from replicax.strategies.offloading import offloaded
 from replicax.strategies.placement import Placement
 from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers
@@ -48,6 +49,8 @@ class FullyShardedStrategy(SpansWorkers):
         offload_optimizer: Whether large optimizer state lives in the memory of the host between steps (JAX's memory
             kind `pinned_host`), and comes to the devices while a step updates it. The moving averages of `use_ema=True`
             stay on the devices. Numbers stay the same. Not tested on GPUs yet.
+        random_numbers: Where random numbers in `run` come from, `"per_replica"` (the default) or `"per_row"`; see
+            `MirroredStrategy`.
 
     Raises:
         ArgumentError: `min_size` is not an int of at least 0; or the devices are those of some workers only.
@@ -66,6 +69,7 @@ class FullyShardedStrategy(SpansWorkers):
         start_timeout: float = START_TIMEOUT_S,
         stall_timeout: float | None = DEFAULT_STALL_TIMEOUT_S,
         offload_optimizer: bool = False,
+        random_numbers: str | None = None,
     ):
         if not is_int(min_size) or min_size < 0:
             raise ArgumentError(f"`min_size` is a number of elements, an int of at least 0, got {min_size!r}.")
@@ -76,6 +80,7 @@ class FullyShardedStrategy(SpansWorkers):
         beside = offloaded(offload_optimizer, found, min_size)
         placement = Placement(found, layout=self._layout, workers=self.workers, lives_on_host=beside)
         super().__init__(placement, cross_device_ops, communication_options)
+        self.random_numbers = checked_random_numbers(random_numbers)
 
     def _decision(self, variable: VariableLike) -> Decision:
         return over_data(shape_of(variable), REPLICA_AXIS, self.num_replicas_in_sync, self.min_size)

@@ -64,6 +64,12 @@ def test_training_with_dropout_does_not_depend_on_the_number_of_replicas(strateg
             np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6, err_msg=f"{number} replicas")
 
 
+def test_so_does_training_on_shards():
+    sharded = rx.FullyShardedStrategy([f"cpu:{i}" for i in range(3)], min_size=8, random_numbers="per_row")
+    for found, wanted in zip(trained(sharded), trained(rx.OneDeviceStrategy("cpu:0")), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+
+
 def nnx_trained(strategy, steps=3):
     nnx = pytest.importorskip("flax.nnx")
     with strategy.scope():
