@@ -61,6 +61,14 @@ class Marks:
         return min(sum(n == attempt and what == "step" for n, _, what, _ in marks) for marks in self.read())
 
 
+def own_weight() -> str:
+    """Returns the scheduling weight of this session, which the workers give the sessions of their own (Linux)."""
+    try:
+        return Path("/proc/self/autogroup").read_text().split()[-1]
+    except OSError:
+        return ""
+
+
 def wait_for(condition, process) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not condition():
@@ -98,7 +106,8 @@ def main() -> None:
         command = [sys.executable, "-m", "replicax", "run", "--workers", str(WORKERS), "--restarts", "99"]
         command += ["--log-dir", str(folder / "logs"), str(JOB), args.kind, str(folder), "1000000"]
         output = None if args.output else stack.enter_context(open(folder / "output.txt", "w"))
-        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        environment = {**os.environ, "BENCHMARK_WEIGHT": own_weight()}
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
             marks = Marks(folder)
             for attempt in range(args.kills):

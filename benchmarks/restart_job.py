@@ -10,6 +10,9 @@ import sys
 import time
 
 BEGAN = time.monotonic()
+if os.environ.get("BENCHMARK_WEIGHT"):
+    with open("/proc/self/autogroup", "w") as weight:
+        weight.write(os.environ["BENCHMARK_WEIGHT"])
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import keras  # noqa: E402

@@ -6,8 +6,8 @@ has a name and a deadline; an error says which processes did not come, or which 
 
 from __future__ import annotations
 
+import collections
 import contextlib
-import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -33,15 +33,16 @@ _T = TypeVar("_T")
 
 
 class _Numbers:
-    """Numbers the coordinations, anew where JAX connects this process with others."""
+    """Numbers the coordinations of each kind, anew where JAX connects this process with others."""
 
     def __init__(self) -> None:
-        self._world, self._next = worlds.number(), itertools.count()
+        self._world, self._next = worlds.number(), collections.Counter[str]()
 
-    def next(self) -> int:
+    def next(self, kind: str) -> int:
         if self._world != worlds.number():
-            self._world, self._next = worlds.number(), itertools.count()
-        return next(self._next)
+            self._world, self._next = worlds.number(), collections.Counter()
+        self._next[kind] += 1
+        return self._next[kind] - 1
 
 
 _numbers = _Numbers()
@@ -56,6 +57,7 @@ class Coordination:
         process: The index of this process; by default as JAX counts.
         count: Number of processes; by default as JAX counts.
         store: Where the processes leave messages for each other; by default JAX's coordination service.
+        kind: What is counted: the processes may differ in how often they have done something of another kind.
     """
 
     def __init__(
@@ -66,13 +68,14 @@ class Coordination:
         process: int | None = None,
         count: int | None = None,
         store: Store | None = None,
+        kind: str = "checkpoint",
     ):
         self._name, self._timeout_s = name, timeout_s
-        self._number = _numbers.next()
+        self._number = _numbers.next(kind)
         self._place = health.place_in_program()  # Now: a thread may go on with it while the script trains.
         self._count = jax.process_count() if count is None else count
         self._exchange = Exchange(
-            "replicax/checkpoint",
+            f"replicax/{kind}",
             jax.process_index() if process is None else process,
             range(self._count),
             store=store,
@@ -168,6 +171,23 @@ class Coordination:
             raise
         except Exception as error:
             raise CheckpointError(f"{failed}: {error}") from error
+
+    def tried(self, stage: str, action: Callable[[], _T], failed: str) -> _T:
+        """Returns what `action` returns, without waiting. If it fails, the others learn it when they come to `stage`.
+
+        Raises:
+            CheckpointError: It failed.
+            ReplicaxError: `action` has raised it.
+        """
+        try:
+            return action()
+        except Exception as error:
+            raised = error
+
+        def fail() -> _T:
+            raise raised
+
+        return self.run(stage, fail, failed)
 
     def end(self) -> None:
         """Lets the chief remove the messages of the coordination before this one, which all have left."""

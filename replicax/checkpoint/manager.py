@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -19,10 +20,13 @@ from replicax.checkpoint.checkpoint_folder import CheckpointFolder
 from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.copies import copied
+from replicax.checkpoint.in_memory import MemorySnapshots, RestoredSnapshot
 from replicax.checkpoint.in_worlds import agreed_latest
 from replicax.checkpoint.joining import is_newcomer, join, name_state
 from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.manager_arguments import (
+    check_counts,
+    checked_init,
     checked_name,
     checkpoint_of,
     permanent_checkpoints,
@@ -34,8 +38,7 @@ from replicax.checkpoint.progress import Progress
 from replicax.checkpoint.save_interval import SaveInterval
 from replicax.checkpoint.tensorflow.reader import open_checkpoint
 from replicax.checkpoint.writing import PREPARED, TIMEOUT_S, Directory, absolute, could_not_write, write_in_place
-from replicax.checks import checked_int
-from replicax.errors import ArgumentError, CheckpointError
+from replicax.errors import CheckpointError
 from replicax.migration import Advised, called_as
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike
@@ -52,7 +55,8 @@ class CheckpointManager(Advised):
     Each checkpoint is a directory named by its step. It appears under its name only when it is complete: after a kill
     at any moment, `latest_step` names a complete one. An old one is deleted only when the new one is durable.
     With several processes, all of them make a manager of the same directory, which all must see, and call the same
-    methods in the same order; each writes the parts that its devices hold, and the chief commits.
+    methods in the same order; each writes the parts that its devices hold, and the chief commits. Under `replicax run
+    --restarts`, a `save` when it is not time yet may take a snapshot in memory; `restore_or_initialize` goes on from it.
 
     A directory belongs to one training. Steps that a manager has neither written nor found there when it restored may
     be another training's: a first `save` below such a step, and one that replaces it, give a `UserWarning`. They count
@@ -82,6 +86,7 @@ class CheckpointManager(Advised):
     Attributes:
         directory: The folder of the checkpoints.
         checkpoint: The `rx.Checkpoint` that is saved.
+        snapshots: Those in memory.
 
     Raises:
         ArgumentError: An argument has the wrong type or value.
@@ -114,26 +119,21 @@ class CheckpointManager(Advised):
         init_fn: Callable[[], object] | None = None,
     ):
         checkpoint, directory, max_to_keep = positional(positional_arguments, checkpoint, directory, max_to_keep)
-        for name, number in (
-            ("max_to_keep", max_to_keep),
-            ("save_interval_steps", save_interval_steps),
-            ("checkpoint_interval", checkpoint_interval),
-        ):
-            if number is not None:
-                checked_int(name, number, least=1)
+        check_counts(
+            max_to_keep=max_to_keep, save_interval_steps=save_interval_steps, checkpoint_interval=checkpoint_interval
+        )
         self.directory = absolute(directory)
         self.checkpoint = checkpoint_of(checkpoint, objects)
         permanent = permanent_checkpoints(self.directory, keep_checkpoint_every_n_hours)
         self._folder = CheckpointFolder(self.directory, checked_name(checkpoint_name), max_to_keep, permanent)
         self._interval = SaveInterval(save_interval_steps, step_counter, checkpoint_interval)
         self._async, self._timeout = async_, timeout
-        if init_fn is not None and not callable(init_fn):
-            raise ArgumentError(f"`init_fn` is a function or None, got {init_fn!r:.100}.")
-        self._init_fn = init_fn
+        self._init_fn = checked_init(init_fn)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._saved: set[int] = set()  # by this manager
         self._world_save: WorldSave | None = None
+        self.snapshots = MemorySnapshots.of(self.directory)
         self._progress = Progress(self.checkpoint, step_counter)
         self.checkpoint.keepers.add(self)
 
@@ -188,6 +188,8 @@ class CheckpointManager(Advised):
         number = None if step is None else whole_number(step, "step")
         self._raise_failure()
         if number in self._saved or not (force or not check_interval or self._interval.is_over(number)):
+            if number is not None and number not in self._saved and self.snapshots.is_due():
+                self.snapshots.take(number, lambda: self.checkpoint.contents(number, objects))
             return None
         self.wait_until_finished()
         self.checkpoint.save_counter.assign_add(1)
@@ -198,7 +200,8 @@ class CheckpointManager(Advised):
             self._begin_in_world(number, at, objects)
             return str(self.path(at))
         coordination = Coordination(f"Saving step {at} to {self.directory}", self._timeout)
-        self._begin(at, self._contents(number, at, objects, coordination), coordination)
+        contents = functools.partial(self.checkpoint.contents, number, objects)
+        self._begin(at, coordination.tried(PREPARED, contents, could_not_write(self.path(at))), coordination)
         return str(self.path(at))
 
     def _begin_in_world(self, number: int | None, step: int, objects: Mapping[str, PyTree]) -> None:
@@ -219,16 +222,6 @@ class CheckpointManager(Advised):
         self._saved.add(step)
         if not self._async:
             self.wait_until_finished()
-
-    def _contents(
-        self, number: int | None, step: int, objects: Mapping[str, PyTree], coordination: Coordination
-    ) -> Contents:
-        """Returns what is to be saved. If there is no such thing here, the other processes are told."""
-        try:
-            return self.checkpoint.contents(number, objects)
-        except Exception as error:
-            raised = error
-        return coordination.run(PREPARED, lambda: _raise(raised), could_not_write(self.path(step)))
 
     def _begin(self, step: int, contents: Contents, coordination: Coordination) -> None:
         """Writes a checkpoint, or starts a thread that writes it."""
@@ -290,6 +283,8 @@ class CheckpointManager(Advised):
             CheckpointError: There is no checkpoint, it is damaged, or it does not match the objects.
         """
         self.wait_until_finished()
+        if step is None and (found := self._restored_snapshot()) is not None:
+            return found.status
         if step is None:
             step = agreed_latest(self.directory, self.latest_step, self._timeout)
         if step is None:
@@ -320,6 +315,8 @@ class CheckpointManager(Advised):
 
     def _restored_or_initialized(self) -> int | None:
         self.wait_until_finished()
+        if (found := self._restored_snapshot()) is not None:
+            return found.step
         step = agreed_latest(self.directory, self.latest_step, self._timeout)
         of_tensorflow = latest_checkpoint(self.directory) if step is None else None
         if step is not None:
@@ -333,10 +330,17 @@ class CheckpointManager(Advised):
 
     def _restore(self, step: int, partial: bool = False, verify: bool = True) -> LoadStatus:
         status = self.checkpoint.restore(self.path(step), partial=partial, verify=verify)
+        self.snapshots.clear()  # It is of a step that is now made again.
+        self._go_on_from(step)
+        return status
+
+    def _restored_snapshot(self) -> RestoredSnapshot | None:
+        return self.snapshots.restore(self.checkpoint, self.latest_step, self._go_on_from, self._timeout)
+
+    def _go_on_from(self, step: int) -> None:
         # A training that has begun on its own is still the same when it goes back to one of its steps.
         self._folder.known.update([step] if self._saved else self.all_steps())
         self._interval.restart()
-        return status
 
     def get_state(self) -> dict[str, PyTree]:
         """Returns what a manager in a worker that joins an elastic job has to know."""
@@ -354,6 +358,7 @@ class CheckpointManager(Advised):
     def close(self) -> None:
         """Waits until nothing is being written any more; see `wait_until_finished`. May be called twice."""
         self.wait_until_finished()
+        self.snapshots.wait()
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -393,7 +398,3 @@ class CheckpointManager(Advised):
             if isinstance(error, CheckpointError) or not isinstance(error, Exception):
                 raise
             raise CheckpointError(f"Step {step} could not be saved to {self.directory}: {error!r}") from error
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error

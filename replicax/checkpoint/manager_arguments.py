@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -11,10 +11,32 @@ import numpy as np
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.retention import PermanentCheckpoints
 from replicax.checkpoint.writing import Directory
-from replicax.checks import is_real
+from replicax.checks import checked_int, is_real
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike
+
+
+def check_counts(**counts: int | None) -> None:
+    """Checks that each argument is None or a whole number of at least 1.
+
+    Raises:
+        ArgumentError: One is something else; it is named.
+    """
+    for name, number in counts.items():
+        if number is not None:
+            checked_int(name, number, least=1)
+
+
+def checked_init(init_fn: Callable[[], object] | None) -> Callable[[], object] | None:
+    """Returns `init_fn`.
+
+    Raises:
+        ArgumentError: It is neither a function nor None.
+    """
+    if init_fn is not None and not callable(init_fn):
+        raise ArgumentError(f"`init_fn` is a function or None, got {init_fn!r:.100}.")
+    return init_fn
 
 
 def positional(

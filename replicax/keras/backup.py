@@ -113,11 +113,12 @@ class _BackupAndRestore:
         return objects
 
     def _continue_from(self, step: int) -> None:
-        metadata = read_metadata(self._manager.path(step))
+        path = self._manager.snapshots.restored_path or self._manager.path(step)
+        metadata = read_metadata(path)
         epoch, saved_at = metadata.noted_number("epoch"), metadata.noted_number("step")
         self._restored = True
         if epoch is None or saved_at is None:
-            raise CheckpointError(f"{self._manager.path(step)} is no checkpoint of rx.keras.BackupAndRestore.")
+            raise CheckpointError(f"{path} is no checkpoint of rx.keras.BackupAndRestore.")
         self._count, self._epoch = step, epoch
         self._saved_at = saved_at
         set_initial_epoch(self.model, self._epoch)
@@ -148,6 +149,9 @@ class _BackupAndRestore:
         elif isinstance(self.save_freq, int) and self._step // self.save_freq > self._saved_at // self.save_freq:
             self._save(self._epoch, self._step)
             self._saved_at = self._step
+        elif self._manager.snapshots.is_due():
+            number = self._next(self._epoch, self._step)
+            self._manager.snapshots.take(number, lambda: self._manager.checkpoint.contents(number))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         del logs
@@ -168,12 +172,16 @@ class _BackupAndRestore:
         return bool(self._open) and self._open[0].check() == "exit"
 
     def _save(self, epoch: int, step: int) -> None:
+        self._manager.save(self._next(epoch, step))
+
+    def _next(self, epoch: int, step: int) -> int:
+        """Prepares the model to be saved; returns the number of the save."""
         # Asking for the model has Keras give it its state back.
         assert self.model is not None
         self._manager.checkpoint.add_note("epoch", lambda: epoch)
         self._manager.checkpoint.add_note("step", lambda: step)
         self._count += 1
-        self._manager.save(self._count)
+        return self._count
 
     def _save_and_exit(self, epoch: int, step: int) -> None:
         self._save(epoch, step)

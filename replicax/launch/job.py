@@ -22,6 +22,7 @@ from replicax.launch.members import Members
 from replicax.launch.options import Options, check_script, make_log_dir
 from replicax.launch.plan import HOST, Job, count_ports, make_plan, meeting_address, meeting_host
 from replicax.launch.restart import AttemptResult, Finish, decide
+from replicax.launch.snapshots import SNAPSHOTS, memory_for_snapshots
 from replicax.launch.starting import supervisor_of
 from replicax.membership.hosting import Host
 from replicax.membership.log import MembershipLog
@@ -87,7 +88,8 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
                 return outcome
 
     try:
-        with signals_as(events):
+        with signals_as(events), memory_for_snapshots(options, inherited, guard) as memory:
+            inherited[SNAPSHOTS] = memory  # The environment of the tasks.
             return run_attempts(options, terminal, run)
     finally:
         if door is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,13 @@ class Stop(keras.callbacks.Callback):
 
 
 def fit(
-    directory: Path | None, strategy: Any, stop: Stop | None = None, shuffle: bool = True, seed: int = 1, **options: Any
+    directory: Path | None,
+    strategy: Any,
+    stop: Stop | None = None,
+    shuffle: bool = True,
+    seed: int = 1,
+    wait: Any = None,
+    **options: Any,
 ) -> tuple[list[np.ndarray], dict[str, list[float]]]:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(ROWS, 4)).astype("f4"), rng.normal(size=(ROWS, 2)).astype("f4")
@@ -56,7 +63,7 @@ def fit(
             [keras.Input((4,)), keras.layers.Dense(6, "tanh"), keras.layers.Dropout(0.3), keras.layers.Dense(2)]
         )
         model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
-    callbacks: list[Any] = [] if stop is None else [stop]
+    callbacks: list[Any] = [each for each in (stop, wait) if each is not None]
     if directory is not None:
         callbacks.append(rx.keras.BackupAndRestore(directory, **options))
     history = model.fit(
@@ -135,3 +142,29 @@ def test_the_backup_can_be_kept(tmp_path: Path, strategy):
 def test_bad_arguments(arguments: tuple[Any, Any]):
     with pytest.raises(ArgumentError):
         rx.keras.BackupAndRestore(*arguments)
+
+
+class Wait(keras.callbacks.Callback):
+    """Waits in a step until there is a file."""
+
+    def __init__(self, at: int, folder: Path, pattern: str):
+        super().__init__()
+        self.at, self.folder, self.pattern, self.steps = at, folder, pattern, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.steps += 1
+        deadline = time.monotonic() + 60
+        while self.steps == self.at and not [*self.folder.glob(self.pattern)]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_between_two_backups_it_goes_on_from_a_snapshot_in_memory(tmp_path, strategy, undisturbed, monkeypatch):
+    monkeypatch.setenv("REPLICAX_SNAPSHOTS", str(tmp_path))
+    monkeypatch.setattr("replicax.checkpoint.in_memory._FIRST_CALLS", 7)  # the second step of the second epoch
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "b", strategy, Stop(9, "error"), wait=Wait(8, tmp_path, "*/00000002"))
+    again = Stop(None, "")
+    check_equal(fit(tmp_path / "b", strategy, again, seed=2), undisturbed, EPOCHS - 1)
+    assert (again.epochs, again.batches[:5]) == ([1, 2], [0, 1, 2, 3, 4])
+    assert len([*tmp_path.glob("*/tried")]) == 1
