@@ -56,7 +56,7 @@ class CheckpointManager(Advised):
     at any moment, `latest_step` names a complete one. An old one is deleted only when the new one is durable.
     With several processes, all of them make a manager of the same directory, which all must see, and call the same
     methods in the same order; each writes the parts that its devices hold, and the chief commits. Under `replicax run
-    --restarts`, a `save` when it is not time yet may take a snapshot in memory; `restore_or_initialize` goes on from it.
+    --restarts`, a `save` before it is time may take a snapshot in memory; `restore_or_initialize` goes on from it.
 
     A directory belongs to one training. Steps that a manager has neither written nor found there when it restored may
     be another training's: a first `save` below such a step, and one that replaces it, give a `UserWarning`. They count
