@@ -54,9 +54,13 @@ class Log(keras.callbacks.Callback):
         self._folder, self._rows, self._pause_s = folder, rows, pause_s
         self._log = RowLog(folder, present()[2])
         self._before: np.ndarray | None = None
+        self._done = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         done, counts = int(np.asarray(self.model.optimizer.iterations)), np.asarray(self._rows.counts)
+        if done == self._done:  # In a newcomer `fit` passes over the steps of the epoch that the others have made.
+            return
+        self._done = done
         before = np.zeros(ROWS) if (done - 1) % STEPS_PER_PASS == 0 else self._before
         self._before = counts
         if before is not None:  # A newcomer does not know what had been counted before its first step.
@@ -76,8 +80,8 @@ def loss(y_true: Any, y_pred: Any) -> Any:
 
 def main(folder: Path, pause_s: float) -> None:
     strategy = make_strategy(elastic_range())
-    rows = RowCounts()
     with strategy.scope():
+        rows = RowCounts()
         model = elastic_training.make_model()
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=[rows])
     dataset = strategy.distribute_dataset(elastic_training.batches_for_fit)
