@@ -18,7 +18,7 @@ print(flush=True)
 while True:
     server.accept()
 """
-CLIENT = "import socket, sys; print(socket.create_connection((sys.argv[1], 5000), 1.0).getsockname()[0])"
+CLIENT = "import socket, sys; print(socket.create_connection((sys.argv[1], 5000), 3.0).getsockname()[0])"
 
 
 @pytest.fixture
