@@ -32,8 +32,10 @@ def eager_in_world(worlds: WorldsLike, step: KerasStep, data: PyTree, place: Cal
 
     def run() -> tuple[PyTree, list[jax.Array]]:
         place()
+        homes = {id(variable): array_of(variable).sharding for variable in step.variables}
         outputs, changed = step.computed(data)
-        new = {id(variable): value for variable, value in changed}
+        # Operations leave results where they like, and a value elsewhere would count as one to be agreed on.
+        new = {id(variable): put(value, homes[id(variable)]) for variable, value in changed}
         values = [new.get(id(variable), array_of(variable)) for variable in step.variables]
         whole = jax.tree.map(_whole, outputs)
         jax.block_until_ready(values)
