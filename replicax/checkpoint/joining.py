@@ -29,6 +29,8 @@ from replicax.typing import PyTree
 from replicax.variable_access import AssignableLike, VariableLike
 
 _MOST_NAMED = 10
+#: The beginning of what `Model.fit` tells a newcomer, which is no state of a checkpoint.
+OF_FIT = b"fit:"
 
 
 class _OfStrategy(Protocol):
@@ -70,6 +72,12 @@ class CheckpointState:
         Raises:
             ElasticError: They are others there.
         """
+        if meta.startswith(OF_FIT):
+            raise ElasticError(
+                "This worker waits in strategy.join, or in CheckpointManager.restore_or_initialize, and the others are "
+                "in Model.fit, which lets newcomers join by itself. Leave out the call before fit, and pass fit the "
+                "callback rx.keras.BackupAndRestore for backups on disk."
+            )
         variables, names, states, saves, kept = json.loads(meta)
         parts = self.checkpoint.current_parts()
         own = self._own_variables(parts.variables)

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+import replicax.membership.worlds as worlds
 from replicax.checkpoint import CheckpointManager, read_metadata
 from replicax.checkpoint.preemption import PreemptionWatch, TerminationConfig, resume_exit
 from replicax.checks import is_int
@@ -96,11 +97,49 @@ class _BackupAndRestore:
         self._restored = False
         if isinstance(self.model.train_function, _Skipping):  # left by a `fit` that an error ended
             self.model.train_function = self.model.train_function.train
-        step = self._manager.restore_or_initialize()
-        if step is not None:
-            self._continue_from(step)
+        self._given: dict[str, Any] | None = None
+        self._passed = 0
+        if not self._has_joined():
+            step = self._restored()
+            if step is not None:
+                self._continue_from(step)
         if self._saves_before_exit:
             self._open.append(PreemptionWatch(TerminationConfig()))
+
+    def _has_joined(self) -> bool:
+        """Returns whether this worker has come to a `fit` that others have begun: it has their state already."""
+        membership = getattr(self.model, "_replicax", None)  # of a model of a strategy
+        return membership is not None and membership.progress is not None and membership.progress.has_joined
+
+    def _restored(self) -> int | None:
+        """Restores the newest backup, if there is one, and returns its number."""
+        running = worlds.running()
+        if running is None:
+            return self._manager.restore_or_initialize()
+        state = running.state
+        try:
+            return self._manager.restore_or_initialize()
+        finally:
+            running.state = state  # A newcomer joins the `fit`, and not the manager.
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns what the callback of a worker has to know that joins a running `fit`."""
+        return {
+            "count": self._count,
+            "step": self._step,
+            "saved_at": self._saved_at,
+            "generators": self._generators.get_state(),
+            "manager": self._manager.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on, from the beginning of the epoch, where the callback of another worker is."""
+        self._given = state
+
+    def _take(self, given: dict[str, Any]) -> None:
+        self._count, self._saved_at, self._passed = given["count"], given["saved_at"], given["step"]
+        self._generators.set_state(given["generators"])
+        self._manager.set_state(given["manager"])
 
     def _objects(self) -> dict[str, Any]:
         model = self.model
@@ -135,6 +174,10 @@ class _BackupAndRestore:
         else:
             self._saved_at = 0
             self._generators.remember()
+        self._passed = 0
+        if self._given is not None:
+            self._take(self._given)
+            self._given = None
         if self._resume is not None:
             self._resume.begin()
             self._resume = None
@@ -142,7 +185,7 @@ class _BackupAndRestore:
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         del logs
         self._step = min(batch + 1, self.params.get("steps") or batch + 1)
-        if self._step <= self._saved_at:
+        if self._step <= max(self._saved_at, self._passed):
             return  # skipped
         if self._is_told_to_go():
             self._save_and_exit(self._epoch, self._step)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from replicax.checkpoint.joining import OF_FIT
 from replicax.compat.keras import set_initial_epoch, set_steps_seen
 from replicax.errors import ElasticError
 from replicax.keras.callback_states import set_callback_states, states_of_callbacks
@@ -26,8 +27,6 @@ from replicax.variable_access import array_of, set_array
 
 if TYPE_CHECKING:
     import keras
-
-_KIND = b"fit:"
 
 
 class Generators(NamedTuple):
@@ -126,7 +125,7 @@ class Progress:
             self._writers.steps,
             None if self._dataset is None else self._dataset.get_state(),
         )
-        return [], _KIND + pickle.dumps(position)
+        return [], OF_FIT + pickle.dumps(position)
 
     def take(self, arrays: Sequence[np.ndarray], meta: bytes) -> None:
         """Takes the place of the others' fit.
@@ -135,14 +134,19 @@ class Progress:
             ElasticError: They are not in a `fit`.
         """
         del arrays
-        if not meta.startswith(_KIND):
+        if not meta.startswith(OF_FIT):
             raise ElasticError(
                 "This worker waits in Model.fit to join the others, and they have come to a strategy.join(checkpoint). "
                 "All workers must run the same script."
             )
-        self._given = pickle.loads(meta[len(_KIND) :])
+        self._given = pickle.loads(meta[len(OF_FIT) :])
 
     # What the callbacks tell.
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether this process has come to a `fit` that others have begun."""
+        return self._writers.goes_on
 
     def begin(self) -> None:
         """Waits until the others take this process in, if it is a newcomer. All variables exist now."""

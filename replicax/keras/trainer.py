@@ -266,6 +266,7 @@ class _EagerStep:
     def _place(self) -> None:
         """Puts the variables where the strategy wants them: new ones, and those that Python has assigned."""
         placement, variables = self._strategy.placement, self._step.variables
+        placement.follow(variables)
         homes = list(map(self._sharding_of, variables))
         store_values(variables, placement.load(variables, placement.replicas, homes))
 
