@@ -100,7 +100,7 @@ class _BackupAndRestore:
         self._given: dict[str, Any] | None = None
         self._passed = 0
         if not self._has_joined():
-            step = self._restored()
+            step = self._newest_restored()
             if step is not None:
                 self._continue_from(step)
         if self._saves_before_exit:
@@ -111,7 +111,7 @@ class _BackupAndRestore:
         membership = getattr(self.model, "_replicax", None)  # of a model of a strategy
         return membership is not None and membership.progress is not None and membership.progress.has_joined
 
-    def _restored(self) -> int | None:
+    def _newest_restored(self) -> int | None:
         """Restores the newest backup, if there is one, and returns its number."""
         running = worlds.running()
         if running is None:

@@ -1,7 +1,7 @@
 """The states of callbacks, so that those of a worker that comes later go on like the others'.
 
 A callback that has methods `get_state()` and `set_state(state)` is asked by these. Of Keras's own, and of classes that
-inherit from them, the attributes are known. What others remember stays as it is in a new process.
+inherit from them, the attributes are known. Others begin anew in a new process.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-# By the names of classes. What is not there in a version of Keras is left out.
+# By the names of classes. A version of Keras may lack some of the attributes.
 _ATTRIBUTES = {
     "EarlyStopping": ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
     "ReduceLROnPlateau": ("best", "cooldown_counter", "wait"),

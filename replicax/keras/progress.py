@@ -141,7 +141,7 @@ class Progress:
             )
         self._given = pickle.loads(meta[len(OF_FIT) :])
 
-    # What the callbacks tell.
+    # For callbacks.
 
     @property
     def has_joined(self) -> bool:
@@ -180,7 +180,7 @@ class Progress:
             self._writers.is_muted = True
             self._logs = self._model.get_metrics_result()
 
-    # What a step asks.
+    # For steps.
 
     def passes(self, iterator: Iterator[PyTree]) -> bool:
         """Returns whether the next step is one that the others have made before this process has come."""

@@ -1,6 +1,7 @@
 """Callbacks that write, where the chief may be another worker tomorrow: they are called on whichever is the chief.
 
-Every worker has all callbacks. What only writes (`CSVLogger`, `TensorBoard`, the progress bar) is called on the chief.
+Every worker has all callbacks. Those that only write (`CSVLogger`, `TensorBoard`, the progress bar) are called on the
+chief.
 A new chief first calls the beginnings that it has missed (`on_train_begin`, `on_epoch_begin`), and what the last chief
 may have been lost in: the end of the epoch. `ModelCheckpoint` is called on all, since it compares logs with earlier
 ones, and all wait for the file. A `BackupAndRestore` of Keras restores on all and writes on the chief.
