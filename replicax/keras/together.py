@@ -1,4 +1,4 @@
-"""The things that all workers do together outside of programs: they tell each other values, and wait for what the chief writes.
+"""The things that all workers do together outside of programs: telling values, and waiting for what the chief writes.
 
 Where workers may be lost meanwhile, each of these is a call of all of them, made again by those who are left.
 """
