@@ -123,9 +123,14 @@ class Progress:
             (dict(history.history), list(history.epoch)),
             states_of_callbacks(self._callbacks),
             self._writers.steps,
-            None if self._dataset is None else self._dataset.get_state(),
+            None if self._dataset is None else self._state_of(self._dataset),
         )
         return [], OF_FIT + pickle.dumps(position)
+
+    def _state_of(self, dataset: Any) -> dict[str, object]:
+        """Returns where a distributed dataset is; at the beginning of an epoch that is the next pass."""
+        state: dict[str, Any] = dataset.get_state()
+        return state if self._taken else {"format": state["format"], "pass": state["pass"] + 1, "rows": 0, "batches": 0}
 
     def take(self, arrays: Sequence[np.ndarray], meta: bytes) -> None:
         """Takes the place of the others' fit.
