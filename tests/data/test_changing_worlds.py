@@ -105,6 +105,7 @@ class Job:
     def next(self, member: Member) -> None:
         self.current = member
         member.batch = next(member.iterator, None)
+        assert renewed(member.batch) is member.batch  # It is of the present world, whenever it was read.
 
     def rows(self) -> list[int]:
         """Returns the rows of a call of all members, in the order of the replicas."""
@@ -112,11 +113,11 @@ class Job:
         counts = set()
         for member in self.members:
             self.current = member
-            member.batch = renewed(member.batch)
-            assert renewed(member.batch) is member.batch
-            first, replicas = member.batch["place"].tolist()
+            batch = renewed(member.batch)  # The loop keeps the batch as it got it, through all worlds.
+            assert renewed(batch) is batch
+            first, replicas = batch["place"].tolist()
             counts.add(replicas)
-            for i, part in enumerate(np.asarray(member.batch["parts"].stacked)):
+            for i, part in enumerate(np.asarray(batch["parts"].stacked)):
                 assert first + i not in found
                 found[first + i] = part.tolist()
         assert counts == {len(found)}
