@@ -8,7 +8,7 @@
 | 70 | `STALLED` | all workers, when one made no progress for too long | yes |
 | 71 | `PEER_LOST` | a worker that cannot go on because another one has gone | yes |
 | 72 | `DIVERGED` | workers that were about to run different programs | no: the script is wrong |
-| 75 | `RESUME` | a worker that was preempted (SIGTERM), saved, and wants to be resumed | yes; it is not a failure |
+| 75 | `RESUME` | a worker that was preempted (SIGTERM) and saved, or left an elastic job | yes; it is not a failure |
 | 128 + n | | a process that signal n ended: 130 Ctrl-C, 134 abort, 137 kill, 139 segfault, 143 SIGTERM | yes |
 
 75 is `EX_TEMPFAIL` of BSD, which schedulers know as "try again later". The other numbers are in the same range, which

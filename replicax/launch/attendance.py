@@ -12,6 +12,7 @@ from replicax.remote.output import error_line
 
 _SIGNALS = 128
 _SILENT = "gave no sign of life"
+_FINISHED, _AT_ITS_END = "finished", "is at its end"
 #: How newcomers end for whom nobody is left.
 TOO_LATE = "it came when the training was done"
 
@@ -69,6 +70,10 @@ class Attendance:
         """Returns why a process leaves or was ended; "" if it is not known."""
         return self._reasons.get(life, "")
 
+    def is_at_its_end(self, life: Life) -> None:
+        """Notes that the script of a process has come to its end, though the process has not."""
+        self._ends.setdefault(life, _AT_ITS_END)
+
     def is_silent(self, life: Life) -> None:
         """Notes that a process gives no sign of life."""
         self._reasons.setdefault(life, _SILENT)
@@ -112,13 +117,15 @@ class Attendance:
         if self.is_leaving(life):
             return f"has left ({self._reasons[life]})"
         ended = self._ends.get(life)
+        if ended in (_AT_ITS_END, _FINISHED):
+            return "has come to the end of its script"
         return f"was lost ({ended})" if ended and ended != _SILENT else _SILENT
 
 
 def _reason(process: ProcessLike, code: int) -> str:
     """Returns how a process has ended."""
     if code == ExitCode.OK:
-        return "finished"
+        return _FINISHED
     if code > _SIGNALS:
         return f"killed by signal {code - _SIGNALS}"
     line = error_line(process.last_words) if code in (ExitCode.FAILED, ExitCode.PEER_LOST) else ""

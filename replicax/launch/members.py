@@ -126,7 +126,8 @@ class Members:
         if self._attendance.is_dismissed(life):
             return
         if failure.process.is_guest:  # Whoever has started it may start it again.
-            self._terminal.say(f"{task.name}, which had joined, ended with {failure.how}. The others go on.")
+            how = f"has left ({reason})" if (reason := self._attendance.reason(life)) else f"ended with {failure.how}"
+            self._terminal.say(f"{task.name}, which had joined, {how}. The others go on.")
             return
         leaves, useless = self._attendance.is_leaving(life), self._age(life) < _SECONDS_OF_A_USEFUL_LIFE
         could_not_join = self._is_failed_newcomer(life)
@@ -248,6 +249,9 @@ class Members:
         else:
             began = not self._attendance.world
             lives = [Life(index, number) for index, number in news.lives]
+            for process in running:
+                if process.has_left and process.task.type == WORKER:
+                    self._attendance.is_at_its_end(life_of(process.task))
             why = self._attendance.enter(news.world, lives)
             if why:
                 self._chief_lost = None

@@ -194,6 +194,13 @@ def test_the_log_says_who_was_lost_is_back_and_has_joined(tmp_path):
     ]
 
 
+def test_the_log_says_who_was_at_the_end_of_its_script(tmp_path):
+    job, (first, second, third) = began(log_dir=tmp_path)
+    second.has_left = True
+    job.members.hears(MemberNews(first, 2, ((0, 0), (2, 0))), [first, second, third])
+    assert lines(tmp_path)[-1]["why"] == "worker 1 has come to the end of its script"
+
+
 # The end.
 
 
