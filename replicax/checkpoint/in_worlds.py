@@ -1,4 +1,4 @@
-"""What workers do together with checkpoints where they come and go: each is a call, like a step of the training."""
+"""Calls of checkpoints where workers come and go: all make them together, like a step of the training."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ OF_FIT = b"fit:"
 
 
 class _OfStrategy(Protocol):
-    """What is given in any case; `strategies.joining.StrategyState` says what the methods do."""
+    """The state that is given in any case; `strategies.joining.StrategyState` says what the methods do."""
 
     def follows(self, variable: object) -> bool: ...
 
@@ -42,7 +42,7 @@ class _OfStrategy(Protocol):
 
 
 class CheckpointState:
-    """What newcomers get besides the variables of the strategy; `membership.State` says what the methods do.
+    """The state that newcomers get besides the variables of the strategy; `membership.State` says what the methods do.
 
     Args:
         checkpoint: The objects.

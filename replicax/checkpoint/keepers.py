@@ -1,4 +1,4 @@
-"""What saves a checkpoint knows what it has saved; so does its counterpart in a worker that joins later."""
+"""Managers know what they have saved; so do their counterparts in a worker that joins later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replicax.typing import PyTree
 
 
 class Keeper(Protocol):
-    """What saves a checkpoint."""
+    """An object that saves a checkpoint, such as a manager."""
 
     def get_state(self) -> dict[str, PyTree]:
         """Returns what it knows, in a form that JSON can hold."""

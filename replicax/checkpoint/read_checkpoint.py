@@ -1,4 +1,4 @@
-"""What is known of a checkpoint before it is written, and when it was read."""
+"""The parts of a checkpoint as they are known before it is written, and when it was read."""
 
 from __future__ import annotations
 

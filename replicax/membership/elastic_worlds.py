@@ -246,11 +246,14 @@ class ElasticWorlds:
         """
         if self._is_busy or not self.is_taken_in:
             return
-        if not self._sentry.somebody_knocks():
+        knocks = self._sentry.somebody_knocks()
+        if not knocks:
             self._knocking.answered()
+        if not knocks and not self._sentry.wanted.is_set():
             return
         if self.state is None or not self.state.is_boundary(places):
-            self._knocking.refused(self.state is not None)
+            if knocks:
+                self._knocking.refused(self.state is not None)
             return
         self._sentry.call("a worker joins")
         self._place = self._here(gives=True)

@@ -1,4 +1,4 @@
-"""What a member gives to newcomers, of several owners: the strategy's variables, and what the script has named."""
+"""The state that a member gives to newcomers, of several owners: the strategy, and what the script has named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replicax.membership.worlds import State
 
 
 class Pending(NamedTuple):
-    """What another process has given, and nothing here has taken yet.
+    """A part of another process's state that nothing here has taken yet.
 
     Attributes:
         kind: The name of the class that takes it.

@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What others have given this process in a meeting.
+    """The things that others have given this process in a meeting.
 
     Attributes:
         outcome: The outcome of the call in whose middle it was; None if nobody has completed it.

@@ -41,7 +41,7 @@ class World:
 
 
 class State(Protocol):
-    """What a member gives to newcomers."""
+    """A state that members give to newcomers."""
 
     def give(self) -> tuple[Sequence[Any], bytes]:
         """Returns the state of this process as NumPy arrays, and what else there is to know of it."""

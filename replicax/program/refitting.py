@@ -13,7 +13,7 @@ from replicax.variables import Variable
 def refitted(variable: VariableLike, value: np.ndarray, components: int, replicas: int) -> np.ndarray:
     """Returns the value of a variable for another number of replicas; the variable counts with that number then.
 
-    What is read outside of replicas stays as it is: the first component of a sum gets all of it; each component of a
+    Its value outside of replicas stays as it is: the first component of a sum gets all of it; each component of a
     mean is the mean; of others each is the first one. With one replica there is no component.
 
     Args:

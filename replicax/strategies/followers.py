@@ -128,7 +128,7 @@ class Followers:
     def take(
         self, given: Sequence[Given], values: Sequence[np.ndarray], home: Callable[[VariableLike], Sharding]
     ) -> None:
-        """Gives the variables of this worker the values of another one's. What it has not made yet waits.
+        """Gives the variables of this worker the values of another one's. Those that it has not made yet wait.
 
         Args:
             given: The other one's variables.

@@ -15,7 +15,7 @@ from replicax.variable_access import VariableLike
 
 
 class StrategyState:
-    """What a worker gets of a strategy in any case; `membership.State` says what the methods do.
+    """The state that a worker gets of a strategy in any case; `membership.State` says what the methods do.
 
     Args:
         followers: The variables of the strategy.
