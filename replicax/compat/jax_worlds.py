@@ -32,7 +32,6 @@ _GPU_FLAGS = (
     "--xla_gpu_nccl_async_execution=true",
     "--xla_gpu_nccl_blocking_communicators=false",
 )
-_CACHED = ("get_backend", "local_devices", "process_count")
 
 
 def num_local_devices() -> int | None:
@@ -102,11 +101,9 @@ def _install(client: Any) -> None:
         xla_bridge._backends = backends
         xla_bridge._backend_errors = {}
         xla_bridge._default_backend = default
-    for name in _CACHED:
-        getattr(xla_bridge, name).cache_clear()
     # Programs are compiled for a client, and keep it; so do meshes, which `clear_caches` leaves where they are.
     jax.clear_caches()
-    for module in (jax_mesh, named_sharding, sharding_impls):
+    for module in (xla_bridge, jax_mesh, named_sharding, sharding_impls):
         for function in list(vars(module).values()):
             if hasattr(function, "cache_clear"):
                 function.cache_clear()

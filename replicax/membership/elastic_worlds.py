@@ -368,6 +368,8 @@ class ElasticWorlds:
         newcomers = tuple(index for index, place in zip(roll.present, places, strict=True) if place.is_new)
         index = roll.present.index(self._meeting.index)
         self.world = World(roll.number, index, roll.present, self._names(roll), newcomers)
+        if _are_level(places):  # Arrays of earlier worlds keep their devices, and these their threads.
+            self._outcomes.forget()
         self._place = self._here()
         self._sentry.resume()
         exchange.begin_anew(self._sentry.wanted)
@@ -381,3 +383,9 @@ class ElasticWorlds:
 
     def _names(self, roll: Roll) -> tuple[str, ...]:
         return tuple(self._meeting.names[index] for index in roll.present)
+
+
+def _are_level(places: Sequence[Place]) -> bool:
+    """Returns whether all members have completed the same calls, when they have taken the outcomes that they lacked."""
+    latest = max(place.calls for place in places)
+    return all(place.is_new or place.calls + (place.executes and place.calls < latest) == latest for place in places)

@@ -41,7 +41,12 @@ class Outcomes:
 
     def begin_at(self, last: int) -> None:
         """Goes on after call `last`, which another process has made."""
-        self.last, self._bytes = last, 0
+        self.last = last
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets all outcomes: every member has completed the last call."""
+        self._bytes = 0
         self._kept.clear()
 
     @property
