@@ -20,7 +20,8 @@ from replicax.membership.elastic import Patience
 from replicax.membership.watch import Watch
 
 _log = logging.getLogger(__name__)
-_SECONDS_BETWEEN_LOOKS = 0.25
+# A call of another member is heard at once; all else may take a second. Each look costs all workers, and the board.
+_SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_INTERRUPTS = 0.05
 _SECONDS_TO_STOP = 10.0
 _SECONDS_TO_FAIL = 1.0  # that a collective has when its connections are shut down
