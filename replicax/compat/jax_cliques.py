@@ -218,7 +218,7 @@ class Clique:
         return found
 
     def leave_behind(self) -> None:
-        """Keeps the client for ever: it waits for its threads when it is freed, and one of them may never end."""
+        """Keeps the client: it waits for its threads when it is freed, and one of them may never end."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._client))
 
 

@@ -14,8 +14,8 @@
 | `here/<roll>/<sum>/<index>` | once | a member has come to a sum, with shapes and dtypes |
 | `ended/<roll>/<sum>/<index>` | once | a member has the result (empty), or the error |
 | `outcome/<roll>/<sum>` | once | whether the sum counts |
-| `call/<roll>` | once | somebody on a roll asks for the next one; why |
-| `silent/<roll>/<index>` | once | somebody on a roll has heard nothing of a member for too long |
+| `call/<roll>` | once | a member of a roll asks for the next one; why |
+| `silent/<roll>/<index>` | once | a member of a roll has heard nothing of a member for too long |
 | `done/<roll>/<index>` | once | a member's script has ended |
 """
 
@@ -74,21 +74,21 @@ class Board:
         self.store.put(f"gone/{life.index}/{life.number}", b"")
 
     def call(self, number: int, why: str) -> None:
-        """Asks everybody on a roll for the next one; the first reason stays."""
+        """Asks all members of a roll for the next one; the first reason stays."""
         self.store.put_if_absent(f"call/{number}", why.encode(errors="replace"))
 
     def called(self, number: int, timeout_s: float) -> str | None:
-        """Waits until somebody on a roll asks for the next one, and returns why; None if nobody does in time."""
+        """Waits until a member of a roll asks for the next one, and returns why; None if nobody does in time."""
         why = self.store.get(f"call/{number}", timeout_s)
         return None if why is None else why.decode()
 
     def suspect(self, number: int, lives: Iterable[Life]) -> None:
-        """Tells those on a roll that nothing was heard of some of them for too long."""
+        """Tells the members of a roll that nothing was heard of some of them for too long."""
         for life in lives:
             self.store.put(f"silent/{number}/{life.index}", str(life.number).encode())
 
     def suspects(self, number: int) -> frozenset[Life]:
-        """Returns those on a roll of whom somebody on it has heard nothing for too long."""
+        """Returns the members of a roll of whom another one has heard nothing for too long."""
         found = _by_index(self.store, f"silent/{number}")
         return frozenset(Life(index, int(value)) for index, value in found.items())
 
@@ -109,7 +109,7 @@ class Board:
         return {life: int(value) for life, value in _by_life(self.store, "passed").items()}
 
     def tell_done(self, number: int, index: int) -> None:
-        """Tells those on a roll that a member's script has ended."""
+        """Tells the members of a roll that a member's script has ended."""
         self.store.put(f"done/{number}/{index}", b"")
 
     def done(self, number: int) -> frozenset[int]:

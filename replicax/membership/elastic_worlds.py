@@ -4,7 +4,7 @@ Each set of members is a *world*. It has an XLA client of its own, which takes t
 `jax.process_index()` are those of the present world. When a member is lost, or a newcomer waits, the members meet, and
 a new world begins; their processes go on.
 
-What the members do together are *calls*: a step of training, a sum, a checkpoint. All of them make the same calls in
+The members make *calls* together: a step of training, a sum, a checkpoint. All of them make the same calls in
 the same order. A call that a loss breaks off has changed nothing, and is made again in the next world. If another
 member has completed it, its outcome is taken over from there.
 

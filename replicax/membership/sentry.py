@@ -29,7 +29,7 @@ _SECONDS_IN_A_CALL = 1800.0  # after which nobody is to blame, and the members m
 
 
 class Meets(Protocol):
-    """What the sentry asks of a meeting."""
+    """A meeting, as the sentry asks it."""
 
     @property
     def sheet(self) -> Sheet | None:
