@@ -78,6 +78,10 @@ class Attendance:
         """Notes that a process gives no sign of life."""
         self._reasons.setdefault(life, _SILENT)
 
+    def is_left_out(self, life: Life) -> bool:
+        """Returns whether the others have gone on without a process, or are about to."""
+        return self._reasons.get(life) == _SILENT or (self.world > 0 and life not in self.members)
+
     def dismiss(self, life: Life) -> None:
         """Notes that a process is ended since it came when the training was done."""
         self._reasons[life] = TOO_LATE

@@ -110,7 +110,7 @@ class Members:
             return f"a restart would only repeat {describe(code)}"
         if same_again:
             return f"the error is that of the worker before it ({error})"
-        if code == ExitCode.PEER_LOST:
+        if code == ExitCode.PEER_LOST and not (elastic and members and self._attendance.is_left_out(life)):
             return error_line(failure.process.last_words) or "the state of the training is lost"
         if elastic and code == ExitCode.RESUME and not leaves:
             return "all of them are to end and to be resumed"

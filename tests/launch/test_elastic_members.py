@@ -314,3 +314,12 @@ def test_a_job_of_guests_waits_for_the_first():
     assert job.members.awaits
     assert job.members.admits(Guest(wanted=None), [])
     assert not job.members.awaits
+
+
+def test_a_stopped_worker_that_wakes_after_the_others_left_it_out_ends_alone():
+    job, (first, *others) = began()
+    job.members.hears(FoundSilent("worker 1", 0), [first, *others])
+    assert job.members.bears(failure(others[0], 71), [first, others[1]])
+    job, (first, *others) = began()
+    tells(job, 2, (0, 0), (2, 0))
+    assert job.members.bears(failure(others[0], 71), [first, others[1]])
