@@ -7,7 +7,6 @@ its time is up. It is left behind then. The main thread waits in `jax.block_unti
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import signal
 import threading
@@ -42,8 +41,9 @@ class Breaker:
 
     def break_off(self) -> None:
         """Breaks off a wait of the main thread, from another thread; does nothing if it does not wait."""
-        if self._signal is not None and self._waits:
-            _thread.interrupt_main(self._signal)
+        main = threading.main_thread().ident
+        if self._signal is not None and main is not None and self._waits:
+            signal.pthread_kill(main, self._signal)
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
