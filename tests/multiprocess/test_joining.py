@@ -29,6 +29,9 @@ def survived(folder: Path, *faults: str) -> None:
         with np.load(folder / f"worker-{index}.npz") as own:
             assert sorted(own.files) == sorted(expected)
             for name, value in expected.items():
+                if name == "last losses":  # One that has come late has seen fewer of them.
+                    assert own[name].size
+                    value = value[-own[name].size :]
                 scale = max(1.0, float(np.abs(value).max()))
                 np.testing.assert_allclose(own[name], value, rtol=0, atol=1e-6 * scale, err_msg=f"{index}: {name}")
     checkpoints = folder / "checkpoints"
