@@ -99,10 +99,12 @@ class Options:
         if self.ps or self.islands:
             other, why = ("--ps", "they come and go anyway") if self.ps else ("--islands", "islands train alone")
             raise LaunchError(f"--elastic and {other} exclude each other: --elastic is for workers in step, {why}.")
-        if self.fewest_workers != self.workers or self.workers > self.elastic.most:
+        least = 0 if self.address else self.elastic.fewest  # Others may join where there is an address.
+        if self.fewest_workers != self.workers or not least <= self.workers <= self.elastic.most:
+            told = f"{self.workers}" if self.fewest_workers == self.workers else f"{self.fewest_workers}:{self.workers}"
             raise LaunchError(
-                f"With --elastic {self.elastic} --workers is the number to start with, at most "
-                f"{self.elastic.most}, got {self.fewest_workers}:{self.workers}."
+                f"With --elastic {self.elastic} --workers is the number to start with, from {least} to "
+                f"{self.elastic.most}, got {told}."
             )
 
     @property

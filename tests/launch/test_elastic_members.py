@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from replicax.errors import LaunchError
 from replicax.membership.decisions import Life
 from replicax.remote.events import FoundSilent, MemberNews
 from tests.launch.fake_members import Process, elastic, failure, process
@@ -323,3 +324,9 @@ def test_a_stopped_worker_that_wakes_after_the_others_left_it_out_ends_alone():
     job, (first, *others) = began()
     tells(job, 2, (0, 0), (2, 0))
     assert job.members.bears(failure(others[0], 71), [first, others[1]])
+
+
+@pytest.mark.parametrize("workers", [1, 5])
+def test_a_job_begins_with_a_number_of_workers_in_its_range(workers):
+    with pytest.raises(LaunchError, match=f"from 2 to 4, got {workers}[.]"):
+        elastic(fewest=2, workers=workers)
