@@ -11,7 +11,7 @@ member has completed it, its outcome is taken over from there.
 A newcomer is in a world of its own until it is taken in: at a boundary between calls, where a member knows what its
 script does next, and gives all its state.
 
-The methods here are called by the thread that trains. `lookout.Lookout` watches meanwhile in a thread of its own.
+The methods here are called by the thread that trains. `sentry.Sentry` watches meanwhile in a thread of its own.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ class ElasticWorlds:
     @property
     def lives(self) -> tuple[Life, ...]:
         """The present members, each with the run of it that takes part; this process's own is `life`."""
-        return self._lives()
+        sheet = self._meeting.sheet
+        return () if sheet is None else sheet.lives
 
     @property
     def life(self) -> Life:
@@ -364,7 +365,7 @@ class ElasticWorlds:
             install_alone()
         else:
             cast(WorldClique, self._meeting.clique).install()
-        tell_of_world(roll.number, self._lives(), roll.present.index(self._meeting.index))
+        tell_of_world(roll.number, self.lives, roll.present.index(self._meeting.index))
         newcomers = tuple(index for index, place in zip(roll.present, places, strict=True) if place.is_new)
         index = roll.present.index(self._meeting.index)
         self.world = World(roll.number, index, roll.present, self._names(roll), newcomers)
@@ -376,10 +377,6 @@ class ElasticWorlds:
         for change in self.changes:
             change()
         gc.collect()  # Programs and devices of the last world refer to each other, and its threads live with them.
-
-    def _lives(self) -> tuple[Life, ...]:
-        sheet = self._meeting.sheet
-        return () if sheet is None else sheet.lives
 
     def _names(self, roll: Roll) -> tuple[str, ...]:
         return tuple(self._meeting.names[index] for index in roll.present)

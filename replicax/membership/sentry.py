@@ -62,7 +62,6 @@ class Sentry:
         self._awake, self._stopped = threading.Event(), threading.Event()
         self._works_since: float | None = None
         self._waiting: frozenset[Life] = frozenset()
-        self._gone: frozenset[Life] = frozenset()
         self._thread = threading.Thread(target=self._run, name="replicax-sentry", daemon=True)
         self._thread.start()
 
@@ -95,7 +94,8 @@ class Sentry:
 
     def somebody_knocks(self) -> bool:
         """Returns whether a newcomer waits."""
-        return bool(self._waiting)
+        sheet = self._meeting.sheet  # It may be newer than the last look, and name those who waited then.
+        return sheet is not None and not self._waiting.issubset(sheet.lives)
 
     def tell_done(self) -> None:
         """Tells the others that this process's script has ended."""

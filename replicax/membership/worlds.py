@@ -1,6 +1,6 @@
 """The present world of this process: the workers that train together now, while workers come and go.
 
-It is asked in every step, so nothing is imported here: `elastic_worlds` makes the worlds.
+It is asked in every step, so next to nothing is imported here: `elastic_worlds` makes the worlds.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from replicax.placement_like import WorldsLike
 
 if TYPE_CHECKING:
     from replicax.membership.decisions import Life
@@ -58,7 +60,7 @@ class State(Protocol):
         """
 
 
-class Worlds(Protocol):
+class Worlds(WorldsLike, Protocol):
     """The worlds of this process, one after the other; `elastic_worlds.ElasticWorlds` says what the methods do.
 
     Attributes:
@@ -97,18 +99,6 @@ class Worlds(Protocol):
 
     def attempt(self, call: Callable[[], _T]) -> _T:
         """Returns what `call` returns; makes it again, in a new world, whenever a member is lost meanwhile."""
-
-    def executed(
-        self,
-        run: Callable[[], _T],
-        outcome_of: Callable[[_T], list[Any]],
-        adopted: Callable[[list[Any]], _T],
-        nbytes: int = 0,
-    ) -> _T:
-        """Returns what `run`, which runs a program of all members, returns, or the outcome of another member."""
-
-    def wait(self, values: object) -> None:
-        """Waits until arrays are computed; raises a RuntimeError if a member is lost meanwhile."""
 
     def boundary(self, *places: object) -> None:
         """Takes newcomers in between two calls: then the present world is another."""

@@ -76,6 +76,8 @@ class Cables:
     def mend(self, worker: int) -> None:
         """Connects a worker again."""
         self._set(worker, "up")
+        for name in (self.hub, self._name(worker)):  # Whoever asked in vain meanwhile for an address asks again.
+            _run("ip", "-n", name, "neighbour", "flush", "all")
 
     def _set(self, worker: int, state: str) -> None:
         # At the bridge: the worker's own card keeps its address and routes.

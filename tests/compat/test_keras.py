@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+from keras.src.trainers.epoch_iterator import EpochIterator
 
 import replicax.compat.keras as keras_door
 from tests.compat.guards import compat_file, needs
@@ -49,7 +50,9 @@ def objects(model):
         "_initialize_layout": variable,
         "_direct_assign": variable,
         "_dtype": variable,
+        "_is_default": keras.callbacks.Callback.on_epoch_end,
         "_save_model": backup,
+        "_steps_seen": EpochIterator(np.zeros((2, 1)), shuffle=False),
         "_weights_path": backup,
     }
 
