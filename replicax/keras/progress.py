@@ -200,12 +200,12 @@ class Progress:
                 return True
             self._given.now.set()
             self._given, self._writers.is_muted = None, False
-            return False
-        if iterator is not self._iterator:
-            self._iterator, self._taken, self._drawn = iterator, 0, None
-        if self._takes_in:
-            self._worlds.boundary()
-        if self._drawn is None:
+        else:
+            if iterator is not self._iterator:
+                self._iterator, self._taken, self._drawn = iterator, 0, None
+            if self._takes_in:
+                self._worlds.boundary()
+        if self._drawn is None:  # The first batch is drawn next: one that comes later must draw the same.
             self._drawn = Generators.here()
         return False
 
