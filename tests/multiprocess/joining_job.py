@@ -2,7 +2,7 @@
 
     python joining_job.py FOLDER [INDEX:FAULT:NUMBER ...]
 
-A worker of this index has a fault once, when it has come to a place for that time:
+A worker of this index (`any`: the first one of all) has a fault once, when it has come to a place for that time:
 
 - `step`: it is killed after so many steps.
 - `fails`: its program fails when those of the others have completed it.
@@ -137,17 +137,20 @@ class Faults:
 
     def __init__(self, folder: Path, faults: Sequence[str], index: int):
         own = [fault.split(":") for fault in faults]
-        self._times = {kind: int(number) for who, kind, number in own if int(who) == index}
-        self._marks, self._index = folder, index
+        self._times = {kind: (who, int(number)) for who, kind, number in own if who in ("any", str(index))}
+        self._marks = folder
         self._counts: dict[str, int] = {}
 
     def is_due(self, kind: str) -> bool:
         """Returns whether a fault strikes now, the first time that it has come to its place so often."""
         self._counts[kind] = self._counts.get(kind, 0) + 1
-        mark = self._marks / f"{self._index}-{kind}"
-        if self._times.get(kind) != self._counts[kind] or mark.exists():
+        who, time_of_it = self._times.get(kind, ("", 0))
+        if time_of_it != self._counts[kind]:
             return False
-        mark.touch()
+        try:
+            (self._marks / f"{who}-{kind}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
         return True
 
     def strike(self, kind: str) -> None:

@@ -52,7 +52,7 @@ def test_two_join_at_once_the_chief_among_them(tmp_path: Path):
 
 
 def test_the_giver_dies_in_the_middle_of_giving(tmp_path: Path):
-    survived(tmp_path, "1:step:7", "0:gives:1")
+    survived(tmp_path, "1:step:7", "any:gives:1")  # It is not certain which of the two others gives.
 
 
 def test_a_newcomer_dies_in_the_middle_of_taking(tmp_path: Path):
