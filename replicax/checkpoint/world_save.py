@@ -176,13 +176,16 @@ class WorldSave:
         try:
             if not self._is_complete():
                 self._write_to(self.path.parent / f".{self.path.name}.{secrets.token_hex(4)}{UNFINISHED}")
-            self._committed()
         except BaseException as error:
-            if self._is_complete():
-                return  # Another worker, which took this one for lost, has been faster.
-            self._failure = error
-            _log.error("%s", self._explained(error))
-            self._tell_failure()
+            if not self._is_complete():  # Else another worker, which took this one for lost, has been faster.
+                self._failure = error
+                _log.error("%s", self._explained(error))
+                self._tell_failure()
+                return
+        try:
+            self._committed()
+        except Exception:  # The others know that the checkpoint is complete, and have gone on.
+            _log.exception("%s is complete; old checkpoints could not be deleted after it.", self.path)
 
     def _write_to(self, staging: Path) -> None:
         staging.mkdir(parents=True)
