@@ -121,7 +121,7 @@ def test_an_older_checkpoint_of_the_name_is_none(tmp_path):
 def test_a_writer_that_fails_says_why(tmp_path):
     (tmp_path / "file").write_text("no folder")
     save = begun(Worlds(0, 0, 1), tmp_path / "file" / "7")
-    with pytest.raises(CheckpointError, match="could not be written.*file"):
+    with pytest.raises(CheckpointError, match=r"could not be written.*file"):
         save.wait()
 
 
