@@ -8,7 +8,7 @@ STAMP := .venv/.stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-versions lint format docs bench bench-check clean
+.PHONY: help demo test test-all test-versions lint format docs docs-check bench bench-check clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 15
@@ -43,6 +43,9 @@ format: $(STAMP) ## rewrite the code in the house style
 docs: $(STAMP)   ## build the documentation into site/; every warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+docs-check: docs ## look at the site in a browser: links, console, width, pictures in site-check/
+	$(BIN)/python -m tests.browser $(ARGS)
+
 bench: $(STAMP)  ## measure steps of every kind beside those of JAX, Keras, torch and TensorFlow; ARGS="--only fit"
 	$(BIN)/python benchmarks/against_peers.py $(ARGS)
 
@@ -50,7 +53,7 @@ bench-check: $(STAMP) ## a short form of it, against the stored ratios; fails wh
 	$(BIN)/python benchmarks/check.py $(ARGS)
 
 clean:           ## remove what the other targets made
-	rm -rf .venv site runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .nox
+	rm -rf .venv site site-check runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .nox
 
 $(DEMO): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
