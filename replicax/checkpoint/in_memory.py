@@ -140,7 +140,7 @@ class MemorySnapshots:
             return None
         step = found[-1].number
         tried = self._folder / _TRIED
-        return None if tried.exists() and tried.read_text() == str(step) else step
+        return None if tried.exists() and tried.read_text(encoding="utf-8") == str(step) else step
 
     def restore(
         self,
@@ -178,7 +178,7 @@ class MemorySnapshots:
             _log.warning("The snapshot in memory of step %s is not used, but the newest checkpoint: %s", step, error)
             return None
         if coordination.is_chief:
-            (self._folder / _TRIED).write_text(step)
+            (self._folder / _TRIED).write_text(step, encoding="utf-8")
         self.restored_path = self.path(int(step))
         restored(int(step))
         return RestoredSnapshot(int(step), status)

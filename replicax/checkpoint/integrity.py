@@ -92,7 +92,7 @@ def checked_in_turn(directory: Path, groups: Sequence[Files]) -> Iterator[None]:
 
 def write_durably(path: Path, text: str) -> None:
     """Writes a file and returns when it is on disk, and not just on its way there."""
-    with open(path, "w") as file:
+    with open(path, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

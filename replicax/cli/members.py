@@ -29,7 +29,7 @@ def members(
     try:
         history = read_history(log_dir)
         place = picture or (log_dir if log_dir.is_dir() else log_dir.parent) / _PICTURE
-        place.write_text(svg(history, f"Members of {log_dir.resolve().name} over time"))
+        place.write_text(svg(history, f"Members of {log_dir.resolve().name} over time"), encoding="utf-8")
     except (LaunchError, OSError) as error:
         typer.echo(f"replicax members: {error}", err=True)
         raise typer.Exit(ExitCode.USAGE) from error

@@ -57,7 +57,7 @@ def save_files_alone(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         for folder in arrays
     }
     kinds = {"use_ocdbt": False, "use_zarr3": False, "store_array_data_equal_to_fill_value": True}
-    (path / _TREE).write_text(json.dumps({"tree_metadata": tree, **kinds, "custom_metadata": None}))
+    (path / _TREE).write_text(json.dumps({"tree_metadata": tree, **kinds, "custom_metadata": None}), encoding="utf-8")
 
 
 def restore_files(

@@ -75,7 +75,7 @@ class ExportFolder:
     def best(self) -> Metrics | None:
         """Returns the result that `note_best` has noted; None if there is none."""
         try:
-            found: dict[str, float] = json.loads((self.path / _BEST).read_text())
+            found: dict[str, float] = json.loads((self.path / _BEST).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         return found

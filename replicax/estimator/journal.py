@@ -102,7 +102,7 @@ def noted_end(directory: Path, since: float = 0.0) -> int | None:
     try:
         if file.stat().st_mtime < since:
             return None
-        return int(json.loads(file.read_text())["global_step"])
+        return int(json.loads(file.read_text(encoding="utf-8"))["global_step"])
     except FileNotFoundError:
         return None
 
@@ -114,7 +114,7 @@ def _is_of(entry: Evaluated, found: Found) -> bool:
 def _read(file: Path) -> list[Evaluated]:
     if not file.exists():
         return []
-    written = [json.loads(line) for line in file.read_text().splitlines()]
+    written = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     return [
         Evaluated(each["checkpoint"], tuple(each["version"]), each["metrics"], tuple(each["exports"]))
         for each in written

@@ -78,7 +78,9 @@ class Manifest(TypedDict):
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Writes a manifest, with a checksum of its own."""
     plain = json.loads(json.dumps({"format": _FORMAT, **manifest}))
-    (directory / MANIFEST).write_text(json.dumps({**plain, "sha256": digest_of(plain)}, indent=1) + "\n")
+    (directory / MANIFEST).write_text(
+        json.dumps({**plain, "sha256": digest_of(plain)}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -141,7 +141,7 @@ def _written(report: AlarmReport, name: str) -> Path | None:
     path = Path(folder, f"stall-{name.replace(':', '-')}.txt")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(report.text)
+        path.write_text(report.text, encoding="utf-8")
     except OSError:
         return None
     return path

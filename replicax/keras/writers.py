@@ -196,7 +196,7 @@ def _has_row(callback: Any, epoch: int) -> bool:
     """Returns whether the last row that a `CSVLogger` has written is that of an epoch."""
     if not is_a(callback, ("CSVLogger",)) or not os.path.exists(callback.filename):
         return False
-    with open(callback.filename, newline="") as file:
+    with open(callback.filename, encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file, delimiter=callback.sep))
     return len(rows) > 1 and rows[-1][:1] == [str(epoch)]
 

@@ -32,7 +32,7 @@ def write_invitation(folder: Path, address: str, token: str) -> None:
     """Writes how to join a job; only this user can read it."""
     path = folder / INVITATION
     path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump({"address": address, "token": token}, file)
 
 
@@ -44,7 +44,7 @@ def invitation_to(where: str, environment: Mapping[str, str]) -> Invitation:
     """
     if os.path.isdir(where):
         try:
-            found = json.loads((Path(where) / INVITATION).read_text())
+            found = json.loads((Path(where) / INVITATION).read_text(encoding="utf-8"))
             return Invitation(parse_address(found["address"], "address"), str(found["token"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LaunchError(f"--join {where}: no elastic job has left an invitation there ({error}).") from error

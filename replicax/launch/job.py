@@ -28,7 +28,7 @@ from replicax.membership.hosting import Host
 from replicax.membership.log import MembershipLog
 from replicax.remote.compiled import keep_within
 from replicax.remote.events import Event, Events, ProcessLike, SignalReceived
-from replicax.remote.guarding import Guard
+from replicax.remote.guarding import Guard, check_system
 from replicax.remote.guests import Door
 from replicax.remote.output import error_line, shortened
 from replicax.remote.planned import PlannedTask, cache_folder
@@ -61,6 +61,7 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
     Raises:
         LaunchError: The options are wrong, or a process cannot be started.
     """
+    check_system()
     check_script(options)
     log_dir = make_log_dir(options)
     terminal = terminal or Terminal(sys.stdout, sys.stderr)

@@ -90,7 +90,7 @@ def read_history(folder: Path) -> History:
     """
     path = folder / NAME if folder.is_dir() else folder
     try:
-        lines = path.read_text().splitlines(keepends=True)
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         events = [json.loads(line) for line in lines if line.endswith("\n")]
         if not events:
             raise ValueError("it is empty")

@@ -21,7 +21,6 @@ from replicax.remote.guarding import Guard
 from replicax.remote.ports import reserved_ports
 from replicax.remote.terminal import Terminal
 
-STACKS_SIGNAL = signal.SIGUSR1  # Not SIGTERM, which JAX catches itself.
 _SECONDS_TO_WRITE_STACKS = 1.0
 _TOKEN_BYTES = 16
 
@@ -48,7 +47,7 @@ def run_in_time(
 ) -> Outcome:
     """Runs a script as a cluster, once, without showing its output.
 
-    When the time is up, each task gets `STACKS_SIGNAL`, at which `faulthandler` writes its stacks to the log, and then
+    When the time is up, each task gets SIGUSR1, at which `faulthandler` writes its stacks to the log, and then
     SIGKILL. Whatever happens, no process is left.
 
     Args:
@@ -78,7 +77,7 @@ def _alarm(events: Events[Event], timeout_s: float) -> Iterator[threading.Event]
         if over.wait(timeout_s):
             return
         rang.set()
-        events.put(SignalReceived(STACKS_SIGNAL))
+        events.put(SignalReceived(signal.SIGUSR1))  # Not SIGTERM, which JAX catches itself.
         over.wait(_SECONDS_TO_WRITE_STACKS)
         events.put(SignalReceived(signal.SIGINT))  # As a second signal it kills the tasks.
 

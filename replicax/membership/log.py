@@ -64,5 +64,5 @@ class MembershipLog:
 
     def _write(self, event: str, at: float | None, **keys: object) -> None:
         line = json.dumps({"time": round(time.time() if at is None else at, 3), "event": event, **keys}) + "\n"
-        with self._lock, contextlib.suppress(OSError), self.path.open("a") as file:
+        with self._lock, contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as file:
             file.write(line)

@@ -53,7 +53,7 @@ def raylets(folder: str) -> set[int]:
     found = set()
     for process in marked(folder):
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{process}/comm").read_text().strip() == "raylet":
+            if Path(f"/proc/{process}/comm").read_text(encoding="utf-8").strip() == "raylet":
                 found.add(process)
     return found
 

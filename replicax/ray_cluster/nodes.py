@@ -156,9 +156,11 @@ class Node:
         self._process.wait()
 
     def _wait_for_start(self, deadline: float) -> None:
-        while _STARTED not in self._log.read_text(errors="replace"):
+        while _STARTED not in self._log.read_text(errors="replace", encoding="utf-8"):
             if not self.is_running() or time.monotonic() >= deadline:
                 ended = "has ended at once" if not self.is_running() else "is not up in time"
-                words = "\n".join(self._log.read_text(errors="replace").splitlines()[-_LINES_TO_SHOW:])
+                words = "\n".join(
+                    self._log.read_text(errors="replace", encoding="utf-8").splitlines()[-_LINES_TO_SHOW:]
+                )
                 raise ClusterError(f"The Ray node of {self._name}", None, ended, f"Its last output:\n{words}")
             time.sleep(_SECONDS_BETWEEN_LOOKS)

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
 
+from replicax.errors import LaunchError
 from replicax.remote import guard
+
+WAY_OUT = "Train in one process here (`python train.py`), or use Linux, macOS or WSL 2."
+
+
+def why_no_jobs() -> str:
+    """Returns the sentence that says why this system cannot run the processes of a job; "" where it can."""
+    if hasattr(os, "fork") and hasattr(os, "killpg"):
+        return ""
+    return f"This system ({sys.platform}) has no process groups, with which a job of several processes is ended as one."
+
+
+def check_system() -> None:
+    """Refuses a system that cannot run the processes of a job.
+
+    Raises:
+        LaunchError: It is one (Windows).
+    """
+    if why := why_no_jobs():
+        raise LaunchError(f"{why} {WAY_OUT}")
 
 
 class Guard:
-    """The process that kills the remaining tasks if its starter is killed."""
+    """The process that kills the remaining tasks if its starter is killed.
+
+    Raises:
+        LaunchError: This system has no process groups (Windows).
+    """
 
     def __init__(self) -> None:
+        check_system()
         command = [sys.executable, "-I", "-S", guard.__file__]
         self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._popen.wait()  # That is its parent.

@@ -11,15 +11,12 @@ import contextlib
 import dataclasses
 import json
 import os
-import pty
 import selectors
 import signal
 import subprocess
 import sys
-import termios
 import threading
 import time
-import tty
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +237,10 @@ def _start(task: PlannedTask, program: Program, out: int, err: int, news: int) -
 
 def _pty(size: tuple[int, int]) -> tuple[int, int]:
     """Returns both ends of a terminal, for a task that should see that it writes to one."""
+    import pty  # Not on Windows.
+    import termios
+    import tty
+
     columns, rows = size
     source, end = pty.openpty()
     tty.setraw(end)  # The real terminal translates line ends.

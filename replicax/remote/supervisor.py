@@ -37,7 +37,7 @@ _SECONDS_TO_NOTICE = 3.0
 _SIGNALED = 128  # An exit code above it stands for a signal.
 _LOSSES = (ExitCode.STALLED, ExitCode.PEER_LOST)
 #: The signals that tell the launcher to end the job.
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 # Preempted workers save one after the other. The first that is done must not disturb the others.
 _SECONDS_TO_SAVE = 60.0
 # If all workers call `os._exit(0)` after their last line, they do so within this time.

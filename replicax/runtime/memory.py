@@ -39,7 +39,9 @@ def keep_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def _is_glibc() -> bool:
+    if not hasattr(os, "confstr"):  # Windows
+        return False
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") is not None
-    except (AttributeError, OSError, ValueError):  # Windows; another C library.
+    except (OSError, ValueError):  # Another C library.
         return False

@@ -21,7 +21,7 @@ def main(prefix: str, script: str, *arguments: str) -> None:
         script: A Python file.
         arguments: Its arguments.
     """
-    with open(f"/run/netns/{prefix}-{os.environ['REPLICAX_PROCESS_ID']}") as namespace:
+    with open(f"/run/netns/{prefix}-{os.environ['REPLICAX_PROCESS_ID']}", encoding="utf-8") as namespace:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(namespace.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace.name}")

@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from replicax.errors import LaunchError
@@ -25,6 +26,8 @@ def why_no_cables() -> str | None:
     """Returns the sentence that says why this machine cannot make network namespaces; None where it can."""
     if shutil.which("ip") is None:
         return "There is no command `ip` here (Debian: iproute2), so no worker gets a cable that can be cut."
+    if not hasattr(os, "geteuid"):
+        return f"Network namespaces are Linux's, and this is {sys.platform}, so no worker gets a cable that can be cut."
     if os.geteuid() != 0:
         return f"Network namespaces need root, and this is user {os.geteuid()}, so no worker gets a cable."
     return None

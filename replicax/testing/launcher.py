@@ -47,7 +47,7 @@ class Launcher:
     @property
     def printed(self) -> str:
         """Its output and that of the workers."""
-        return self._output.read_text(errors="replace")
+        return self._output.read_text(errors="replace", encoding="utf-8")
 
     def is_running(self) -> bool:
         """Returns whether it has not ended."""

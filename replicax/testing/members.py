@@ -62,7 +62,7 @@ class Membership(NamedTuple):
     def read(cls, log_dir: Path) -> Membership:
         """Reads the log in a folder; a line that is not yet whole is left out."""
         path = log_dir / NAME
-        text = path.read_text() if path.exists() else ""
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
         return cls.of(json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("}\n"))
 
     @classmethod

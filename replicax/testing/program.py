@@ -28,7 +28,7 @@ def main(request_path: str) -> None:
         request_path: A JSON file, written by `replicax.testing.workers`.
     """
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    request = json.loads(Path(request_path).read_text())
+    request = json.loads(Path(request_path).read_text(encoding="utf-8"))
     sys.path[:] = request["path"]
     function = _function(_module(request["module"], request["file"]), request["function"])
     from replicax.config import set_virtual_devices
@@ -40,7 +40,7 @@ def main(request_path: str) -> None:
     result = function(**arguments)
     if request["wants_result"]:
         worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-        Path(request_path).with_name(f"{worker}.json").write_text(json.dumps(result))
+        Path(request_path).with_name(f"{worker}.json").write_text(json.dumps(result), encoding="utf-8")
 
 
 def _module(name: str, file: str) -> types.ModuleType:

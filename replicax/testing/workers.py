@@ -105,7 +105,7 @@ def call(
     }
     environment = {**os.environ, "XLA_FLAGS": flags_for_workers(os.environ.get("XLA_FLAGS", ""))}
     with tempfile.TemporaryDirectory() as folder, _logs(function, log_dir, folder) as logs:
-        Path(folder, _REQUEST).write_text(json.dumps(request))
+        Path(folder, _REQUEST).write_text(json.dumps(request), encoding="utf-8")
         options = Options(
             program.__file__,
             (str(Path(folder, _REQUEST)),),
@@ -117,7 +117,7 @@ def call(
         if outcome.code or outcome.timed_out:
             raise _failure(function.__name__, outcome, timeout)
         results = [Path(folder, f"{worker}.json") for worker in range(workers)]
-        return [json.loads(path.read_text()) if wants_result else None for path in results]
+        return [json.loads(path.read_text(encoding="utf-8")) if wants_result else None for path in results]
 
 
 def flags_for_workers(flags: str) -> str:
@@ -150,7 +150,10 @@ def _logs(function: Callable[..., object], log_dir: Path | None, folder: str) ->
 
 
 def _failure(name: str, outcome: Outcome, timeout: float) -> WorkersFailedError:
-    logs = {task: path.read_text(errors="replace") if path.exists() else "" for task, path in outcome.logs.items()}
+    logs = {
+        task: path.read_text(errors="replace", encoding="utf-8") if path.exists() else ""
+        for task, path in outcome.logs.items()
+    }
     if outcome.timed_out:
         problem = f"was not done after {timeout:g} s; the end of each log shows where its worker was"
     else:

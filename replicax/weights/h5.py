@@ -213,7 +213,8 @@ class _Window(io.RawIOBase):
 
     def readinto(self, memory: memoryview) -> int:  # type: ignore[override]  # what `io` passes
         wanted = memoryview(memory).cast("B")[: max(0, self._size - self._position)]
-        count = os.preadv(self._file.fileno(), [wanted], self._start + self._position) if wanted else 0
+        self._file.seek(self._start + self._position)  # Windows has no `preadv`.
+        count = self._file.readinto(wanted) if wanted else 0
         self._position += count
         return count
 

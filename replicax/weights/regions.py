@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ class FileRegion:
 
     def _fill(
         self,
-        file: int,
+        file: io.RawIOBase,
         offset: int,
         shape: tuple[int, ...],
         pieces: Sequence[tuple[tuple[tuple[int, int], ...], np.ndarray]],
@@ -84,11 +84,12 @@ class FileRegion:
         is_whole = all(bound == (0, length) for bound, length in zip(bounds[1:], shape[1:], strict=True))
         return is_whole and values.dtype == self.dtype and values.flags.c_contiguous
 
-    def _read(self, file: int, offset: int, values: np.ndarray) -> None:
+    def _read(self, file: io.RawIOBase, offset: int, values: np.ndarray) -> None:
         memory = memoryview(values.reshape(-1).view(np.uint8).data)
         while memory:
             try:
-                count = os.preadv(file, [memory], offset)
+                file.seek(offset)  # Each call of `fill` has opened its own file. Windows has no `preadv`.
+                count = file.readinto(memory)
             except OSError as error:
                 raise WeightsError(f"{self.path} cannot be read at byte {offset}: {error}.") from error
             if not count:
@@ -108,12 +109,10 @@ def _copy_rows(block: np.ndarray, start: int, bounds: tuple[tuple[int, int], ...
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _opened(path: Path) -> Iterator[io.RawIOBase]:
     try:
-        file = os.open(path, os.O_RDONLY)
+        file = open(path, "rb", buffering=0)  # noqa: SIM115  # An error of the block is none of opening it.
     except OSError as error:
         raise WeightsError(f"{path} cannot be opened: {error}.") from error
-    try:
+    with file:
         yield file
-    finally:
-        os.close(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from unittest import mock
@@ -95,13 +96,13 @@ def test_each_byte_is_read_once_and_the_memory_is_jaxs(tmp_path: Path, spec: Par
     read: list[int] = []
     hosts: list[int] = []
 
-    def preadv(file: int, memory: list[memoryview], offset: int) -> int:
-        read.append(len(memory[0]))
-        hosts.append(np.frombuffer(memory[0], np.uint8).ctypes.data)
-        return real(file, memory, offset)
+    class Counted(io.FileIO):
+        def readinto(self, memory: memoryview) -> int:
+            read.append(len(memory))
+            hosts.append(np.frombuffer(memory, np.uint8).ctypes.data)
+            return super().readinto(memory)
 
-    real = regions.os.preadv
-    with mock.patch.object(regions.os, "preadv", preadv):
+    with mock.patch.object(regions, "open", lambda path, mode, buffering: Counted(path, mode), create=True):
         array = placed(FileRegion(tmp_path / "a", 0, (64, 48), np.dtype("f4")), sharding, np.dtype("f4"))
     assert sum(read) == values.nbytes
     # What JAX has not made itself it cannot update in place.

@@ -30,7 +30,7 @@ rx = importlib.import_module("replicax")
 
 def main(path: str) -> None:
     """Runs the script of a specification, and writes its recording."""
-    specification = json.loads(Path(path).read_text())
+    specification = json.loads(Path(path).read_text(encoding="utf-8"))
     np.random.seed(0)
     recorder = Recorder(specification["steps"], specification["stop"], specification["every"])
     _control(recorder, Draws())

@@ -49,7 +49,7 @@ class MirroredExtended(Protocol):
 
 def main(path: str) -> None:
     """Runs the script of a specification, and writes its recording."""
-    specification = json.loads(Path(path).read_text())
+    specification = json.loads(Path(path).read_text(encoding="utf-8"))
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="-1", TF_ENABLE_ONEDNN_OPTS="0")
     # TensorFlow 2.15 and older have Keras 2 in any case, and no package for it.
     legacy = specification["legacy_keras"] and importlib.util.find_spec("tf_keras") is not None

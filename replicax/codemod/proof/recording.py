@@ -89,12 +89,12 @@ class Recording(NamedTuple):
 
     def write(self, path: Path) -> None:
         """Writes the recording as JSON."""
-        path.write_text(json.dumps(self._asdict()) + "\n")
+        path.write_text(json.dumps(self._asdict()) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Recording:
         """Reads what `write` has written."""
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
         return cls(
             tuple(found["objectives"]),
             tuple(map(_tensor, found["initial"])),

@@ -97,7 +97,7 @@ def _run(run: Run, command: Sequence[str], environment: Mapping[str, str], legac
             "legacy_keras": legacy_keras,
             "out": str(out),
         }
-        specification.write_text(json.dumps(wanted))
+        specification.write_text(json.dumps(wanted), encoding="utf-8")
         work = Path(folder, "work")
         work.mkdir()
         try:

@@ -10,9 +10,10 @@ from pathlib import Path
 from replicax.cluster.environment import Environ
 from replicax.exit_codes import describe
 from replicax.launch.doctor import probe
-from replicax.launch.doctor.findings import Finding, fail, ok
+from replicax.launch.doctor.findings import Finding, fail, ok, warn
 from replicax.launch.options import Options
 from replicax.launch.timed import Outcome, run_in_time
+from replicax.remote.guarding import WAY_OUT, why_no_jobs
 from replicax.remote.output import last_traceback
 
 _SECONDS = 120.0
@@ -24,11 +25,13 @@ _CURE = "If the message does not tell, run `replicax run --workers 2` with a scr
 
 def check_all_reduce(environ: Environ, timeout_s: float = _SECONDS) -> Finding:
     """Starts two processes on 127.0.0.1 that add arrays, and measures how fast. On CPUs: that is what all have."""
+    if why := why_no_jobs():
+        return warn(_NAME, why, WAY_OUT)
     left_out = ("XLA_FLAGS", "JAX_PLATFORMS", "NPROC")
     environment = {name: value for name, value in environ.items() if name not in left_out} | {"JAX_PLATFORMS": "cpu"}
     with tempfile.TemporaryDirectory(prefix="replicax-doctor-") as folder:
         outcome = run_in_time(Options(probe.__file__, workers=2, grace=2.0), Path(folder), timeout_s, environment)
-        logs = {name: path.read_text(errors="replace") for name, path in outcome.logs.items()}
+        logs = {name: path.read_text(errors="replace", encoding="utf-8") for name, path in outcome.logs.items()}
     return read_outcome(outcome, logs, timeout_s)
 
 

@@ -59,7 +59,14 @@ def find_devices(environ: Environ, timeout_s: float = _SECONDS) -> list[FoundDev
     command = [sys.executable, "-c", _PROGRAM]
     try:
         done = subprocess.run(
-            command, env=dict(environ), capture_output=True, text=True, timeout=timeout_s, check=False
+            command,
+            env=dict(environ),
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return fail(

@@ -82,7 +82,7 @@ def check_keras_backend(environ: Environ, home: Path | None = None) -> Finding:
         return ok(name, "jax, by KERAS_BACKEND", backend="jax")
     folder = Path(environ.get("KERAS_HOME") or (home or Path.home()) / ".keras")
     try:
-        backend = json.loads((folder / "keras.json").read_text()).get("backend", "tensorflow")
+        backend = json.loads((folder / "keras.json").read_text(encoding="utf-8")).get("backend", "tensorflow")
     except (OSError, ValueError, AttributeError):
         backend = "tensorflow"  # Keras's own default.
     if backend == "jax":
