@@ -8,7 +8,7 @@ STAMP := .venv/.stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-versions lint format docs docs-check bench bench-check clean
+.PHONY: help demo test test-all test-versions lint format docs docs-check bench bench-check dist clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 15
@@ -52,8 +52,14 @@ bench: $(STAMP)  ## measure steps of every kind beside those of JAX, Keras, torc
 bench-check: $(STAMP) ## a short form of it, against the stored ratios; fails where one got worse; ARGS="--install DIR"
 	$(BIN)/python benchmarks/check.py $(ARGS)
 
+dist: $(STAMP)   ## build the wheel and the source distribution into dist/, and check them
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
+	@ls -l dist
+
 clean:           ## remove what the other targets made
-	rm -rf .venv site site-check runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .nox
+	rm -rf .venv dist site site-check runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .nox
 
 $(DEMO): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

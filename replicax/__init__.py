@@ -44,10 +44,9 @@ from replicax.strategies import (
 )
 from replicax.values import DistributedValues, Mirrored, PerReplica
 from replicax.variables import Module, Variable
+from replicax.version import __version__
 
 choose_jax_for_keras()  # The one thing that importing replicax does: it can be done before Keras is imported only.
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AutoShardPolicy",

@@ -7,7 +7,6 @@ size and checksum, and has a checksum of its own, so that a reader can tell whic
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from replicax.checkpoint.documents import count_of, digest_of, dtype_of, field_o
 from replicax.checkpoint.integrity import array_digest, hashed, sync_folder, write_durably
 from replicax.checks import is_int
 from replicax.errors import CheckpointError
+from replicax.version import __version__
 
 FILE = "metadata.json"
 STATE = "state-{:05d}.json"  # The state that a process wrote, by its index.
@@ -85,7 +85,7 @@ def complete(
     entries = {
         name: dataclasses.replace(entry, checksum=array_digest(entry.folder, files)) for name, entry in arrays.items()
     }
-    versions = {"replicax": importlib.metadata.version("replicax"), "jax": jax.__version__}
+    versions = {"replicax": __version__, "jax": jax.__version__}
     # As it will be read: in JSON a dict's keys are strings.
     plain = json.loads(json.dumps(_plain(Metadata(entries, files, step, notes, processes, versions))))
     write_durably(directory / FILE, json.dumps({**plain, "sha256": digest_of(plain)}, indent=1))

@@ -1,11 +1,22 @@
 """The command line. Importing it loads nothing: each command loads what it needs when it runs."""
 
+import io
+import sys
+
 
 def main() -> None:
     """Runs the command `replicax` with the arguments of this process."""
     from replicax.cli.app import app
 
+    print_anywhere()
     app()
+
+
+def print_anywhere() -> None:
+    """Makes characters that a stream cannot encode question marks: on Windows a pipe takes only its country's."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 __all__ = ["main"]

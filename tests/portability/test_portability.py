@@ -73,6 +73,14 @@ def test_on_macos_a_job_runs(macos: dict[str, Any]):
     assert findings(macos)["all-reduce"]["status"] == "ok"
 
 
+def test_the_command_prints_where_the_encoding_lacks_a_character():
+    """As in a pipe on Windows, where the encoding is that of the country."""
+    code = "import sys; from replicax import cli; cli.print_anywhere(); print('\u2713 equal')"
+    environment = {**os.environ, "PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, env=environment, check=False)
+    assert (done.returncode, done.stdout.decode("cp1252").strip()) == (0, "? equal"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("module", "name", "systems"),
     [
