@@ -59,6 +59,7 @@ __all__ = [
     "DiLoCoStrategy",
     "DistributedValues",
     "Elastic",
+    "ExponentialMovingAverage",
     "FixedShardsPartitioner",
     "FullyShardedStrategy",
     "GradientMemory",
@@ -141,6 +142,7 @@ _LATER = {
     "Checkpoint": "checkpoint",
     "CheckpointManager": "checkpoint",
     "DiLoCoStrategy": "islands",
+    "ExponentialMovingAverage": "averages",
     "FixedShardsPartitioner": "parameter_server",
     "FullyShardedStrategy": "strategies.fully_sharded",
     "LayoutStrategy": "strategies.layout",
@@ -176,6 +178,7 @@ _LATER = {
 if TYPE_CHECKING:
     import replicax.testing as testing
     from replicax import checkpoint, coordinator, dtensor, estimator, keras as keras
+    from replicax.averages import ExponentialMovingAverage
     from replicax.checkpoint import (
         Checkpoint,
         CheckpointManager,
