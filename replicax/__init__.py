@@ -124,6 +124,7 @@ __all__ = [
     "latest_checkpoint",
     "load_export",
     "load_safetensors",
+    "notebook",
     "remat",
     "save_safetensors",
     "scale_regularization_loss",
@@ -167,6 +168,7 @@ _LATER = {
     "latest_checkpoint": "checkpoint",
     "load_export": "exporting",
     "load_safetensors": "weights",
+    "notebook": "notebook",
     "remat": "program.rematerialized",
     "save_safetensors": "weights",
     "scan": "program.loops",
@@ -177,7 +179,7 @@ _LATER = {
 
 if TYPE_CHECKING:
     import replicax.testing as testing
-    from replicax import checkpoint, coordinator, dtensor, estimator, keras as keras
+    from replicax import checkpoint, coordinator, dtensor, estimator, keras as keras, notebook
     from replicax.averages import ExponentialMovingAverage
     from replicax.checkpoint import (
         Checkpoint,

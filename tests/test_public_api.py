@@ -33,6 +33,7 @@ TOPICS = [
     "estimator",
     "health",
     "keras",
+    "notebook",
     "testing",
 ]
 FOLDERS = {"cluster_resolver": "cluster"}

@@ -18,6 +18,7 @@ from replicax.remote.planned import CHIEF, EVALUATOR, WORKER, PlannedTask, commo
 
 HOST = "127.0.0.1"  # Other machines must not reach a local cluster.
 REPORTS = "REPLICAX_LOG_DIR"
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
 
 class Job(NamedTuple):
@@ -91,6 +92,11 @@ def make_plan(job: Job, workers: int, attempt: int, ports: Sequence[int], log_di
         tasks = [task(WORKER, index, port) for index, port in enumerate(ports)]
     tasks += [task(EVALUATOR, 0, None)] if options.evaluator else []  # Not in the cluster, as with TensorFlow.
     return Plan(attempt, workers, tuple(tasks))
+
+
+def flags_for_workers(flags: str) -> str:
+    """Returns this process's `XLA_FLAGS` without the one that counts devices: workers are told theirs."""
+    return " ".join(flag for flag in flags.split() if not flag.startswith(_DEVICE_COUNT))
 
 
 def meeting_host(options: Options) -> str:

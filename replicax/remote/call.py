@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import linecache
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import NamedTuple, cast
 
-from replicax.errors import ArgumentError, ReplicaxError
+import cloudpickle
+
+from replicax.errors import ArgumentError, RemoteWorkerError, ReplicaxError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,29 @@ class Logging(NamedTuple):
             logging.getLogger(name).setLevel(level)
 
 
+class Sources(NamedTuple):
+    """The code that the client has in no file: the cells of a notebook. With it tracebacks show the lines.
+
+    Attributes:
+        lines: Those of each cell, by the name that Python has for it.
+    """
+
+    lines: dict[str, list[str]]
+
+    @classmethod
+    def here(cls) -> Sources:
+        """Returns what this process knows."""
+        without_file = (entry for entry in linecache.cache.values() if len(entry) == 4 and entry[1] is None)
+        return cls({name: lines for _, _, lines, name in without_file if not os.path.exists(name)})
+
+    def set(self) -> None:
+        """Makes this process know it too."""
+        for name, lines in self.lines.items():
+            linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+        if self.lines and sys.excepthook is sys.__excepthook__:  # Before Python 3.13 that looks into files alone.
+            sys.excepthook = traceback.print_exception
+
+
 class Raised(NamedTuple):
     """A call that has raised an error.
 
@@ -87,8 +114,6 @@ def pickled(call: Call) -> bytes:
     Raises:
         ArgumentError: Something in it cannot be sent.
     """
-    import ray.cloudpickle as cloudpickle
-
     with _modules_by_value():
         try:
             return cast(bytes, cloudpickle.dumps(call))
@@ -104,28 +129,22 @@ def pickled(call: Call) -> bytes:
 
 def unpickled(sent: bytes) -> Call:
     """Returns the call that `pickled` was given."""
-    import ray.cloudpickle as cloudpickle
-
     call = cloudpickle.loads(sent)
     assert isinstance(call, Call)
     return call
 
 
 def payload_of(call: Call) -> bytes:
-    """Returns what a worker's process is given: the call, and how the client logs.
+    """Returns what a worker's process is given: the call, how the client logs, and the code that it has in no file.
 
     Raises:
         ArgumentError: Something in it cannot be sent.
     """
-    import ray.cloudpickle as cloudpickle
-
-    return cast(bytes, cloudpickle.dumps((Logging.here(), pickled(call))))
+    return cast(bytes, cloudpickle.dumps((Logging.here(), Sources.here(), pickled(call))))
 
 
 def why_not_sendable(value: object) -> str | None:
     """Returns why a value cannot be sent to another process; None if it can."""
-    import ray.cloudpickle as cloudpickle
-
     try:
         cloudpickle.dumps(value)
     except Exception as error:  # Whatever it raises while it is pickled.
@@ -141,11 +160,10 @@ def run_call(call_file: int, result_file: int) -> None:
     Raises:
         BaseException: What the call raises.
     """
-    import ray.cloudpickle as cloudpickle
-
     with os.fdopen(call_file, "rb") as file:
-        how_to_log, sent = cloudpickle.load(file)
-    how_to_log.set()
+        *settings, sent = cloudpickle.load(file)
+    for each in settings:
+        each.set()
     with os.fdopen(result_file, "wb") as file:
         try:
             call = unpickled(sent)
@@ -158,8 +176,6 @@ def run_call(call_file: int, result_file: int) -> None:
 
 def result_of(written: bytes | None) -> Returned | Raised | None:
     """Returns what `run_call` has written; None if the process ended before that, by `os._exit(0)` for example."""
-    import ray.cloudpickle as cloudpickle
-
     if written is None:
         return None
     result = cloudpickle.loads(written)
@@ -169,8 +185,6 @@ def result_of(written: bytes | None) -> Returned | Raised | None:
 
 def error_of(raised: Raised) -> Exception | None:
     """Returns the error that a call has raised, if its class can be made here."""
-    import ray.cloudpickle as cloudpickle
-
     if raised.error is None:
         return None
     try:
@@ -180,9 +194,29 @@ def error_of(raised: Raised) -> Exception | None:
     return error if isinstance(error, Exception) else None
 
 
-def _pickled_value(value: object) -> bytes:
-    import ray.cloudpickle as cloudpickle
+def error_from(worker: str, how: str, words: str, written: bytes | None) -> Exception:
+    """Returns the error with which a call ends here when a worker has failed.
 
+    Args:
+        worker: The worker's name.
+        how: How it ended, in a few words.
+        words: Its traceback there, or the end of its output.
+        written: What `run_call` has written there.
+
+    Returns:
+        What the function has raised, with a `RemoteWorkerError` as its cause; that alone if the function has raised
+        nothing, or if its error cannot be made here.
+    """
+    there = RemoteWorkerError(worker, how, words)
+    result = result_of(written)
+    error = error_of(result) if isinstance(result, Raised) else None
+    if error is None:
+        return there
+    error.__cause__ = there
+    return error
+
+
+def _pickled_value(value: object) -> bytes:
     try:
         return cloudpickle.dumps(Returned(value))
     except Exception as error:
@@ -193,8 +227,6 @@ def _pickled_value(value: object) -> bytes:
 
 
 def _pickled_error(error: Exception) -> bytes | None:
-    import ray.cloudpickle as cloudpickle
-
     try:
         return cloudpickle.dumps(error)
     except Exception:  # Attributes of the error cannot be pickled; its text arrives all the same.
@@ -204,8 +236,6 @@ def _pickled_error(error: Exception) -> bytes | None:
 @contextlib.contextmanager
 def _modules_by_value() -> Iterator[None]:
     """Lets the modules beside the script travel whole while the block runs: the workers' machines may lack them."""
-    import ray.cloudpickle as cloudpickle
-
     ours = _beside_the_script()
     for module in ours:
         cloudpickle.register_pickle_by_value(module)

@@ -21,7 +21,11 @@ _LINES_SHOWN_FIRST, _LINES_SHOWN_LAST = 10, 29  # of a traceback
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^Fatal Python error: ")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 # A process that dies without a Python error prints many lines of stacks, which only the log shows.
-_DEATH = re.compile(r"^Fatal Python error: |^\*\*\* Check failure stack trace: ")
+_DEATH = re.compile(
+    r"^Fatal Python error: |^\*\*\* Check failure stack trace: "
+    # JAX's coordination service, in a process that waits for one which has been ended.
+    r"|^[EF]\d{4} \S+ +\d+ \S+\] (Polled an error from coordination service|Terminating process because the JAX )"
+)
 _NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected to ")  # XLA prints it for each group of devices.
 # Into a pipe Keras draws its progress bar as one line after the other.
 _KERAS_BAR = re.compile(r"^\x1b\[1m *\d+/(\d+|Unknown)\x1b\[0m .*━")

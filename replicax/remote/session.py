@@ -12,7 +12,7 @@ from types import FrameType
 
 from replicax.errors import ClusterError, RemoteWorkerError
 from replicax.ray_cluster.workers import WorkerCluster
-from replicax.remote.call import Call, Raised, Returned, error_of, payload_of, result_of
+from replicax.remote.call import Call, Returned, error_from, payload_of, result_of
 from replicax.remote.events import Event, Events, SignalReceived
 from replicax.remote.following import RemoteProcess
 from replicax.remote.group import QUIET_S, Job, WorkerGroup
@@ -22,7 +22,7 @@ from replicax.remote.revival import Failure
 from replicax.remote.supervisor import Grace, Supervisor
 from replicax.remote.terminal import Terminal
 
-_ENDED_EARLY = (
+ENDED_EARLY = (
     "its process ended with exit code 0 before the function returned, by sys.exit or os._exit for example. A function "
     "ends by `return`"
 )
@@ -123,15 +123,8 @@ class Session:
     def _error(self, failure: Failure) -> Exception:
         process = failure.culprit
         assert isinstance(process, RemoteProcess)
-        words = shortened(process.last_words)
-        how = _ENDED_EARLY if process.ended_early else failure.how
-        there = RemoteWorkerError(process.task.name, how, words)
-        result = result_of(process.result)
-        error = error_of(result) if isinstance(result, Raised) else None
-        if error is None:
-            return there
-        error.__cause__ = there
-        return error
+        how = ENDED_EARLY if process.ended_early else failure.how
+        return error_from(process.task.name, how, shortened(process.last_words), process.result)
 
     def _check_open(self) -> None:
         if not self._is_open:

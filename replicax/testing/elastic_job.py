@@ -12,11 +12,11 @@ from pathlib import Path
 
 from replicax.checks import checked_seconds
 from replicax.errors import ArgumentError, LaunchError
+from replicax.launch.plan import flags_for_workers
 from replicax.testing import behind_cable
 from replicax.testing.cables import Cables
 from replicax.testing.launcher import Launcher
 from replicax.testing.members import Membership, Run
-from replicax.testing.workers import flags_for_workers
 
 _OUTPUT = "launcher.txt"
 _NOT_STARTED = "The job has not been started: write `with rx.testing.ElasticJob(...) as job:`."

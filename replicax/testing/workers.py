@@ -17,6 +17,7 @@ from replicax.checks import checked_seconds
 from replicax.errors import ArgumentError, WorkersFailedError
 from replicax.exit_codes import describe
 from replicax.launch.options import Options
+from replicax.launch.plan import flags_for_workers
 from replicax.launch.timed import Outcome, run_in_time
 from replicax.testing import program
 from replicax.testing.arguments import encoded
@@ -27,7 +28,6 @@ LOGS_VARIABLE = "REPLICAX_TEST_LOGS"
 _LINES_SHOWN = 80
 _SECONDS_TO_END = 2.0
 _REQUEST = "request.json"
-_DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
 
 def free_ports(count: int) -> list[int]:
@@ -118,11 +118,6 @@ def call(
             raise _failure(function.__name__, outcome, timeout)
         results = [Path(folder, f"{worker}.json") for worker in range(workers)]
         return [json.loads(path.read_text(encoding="utf-8")) if wants_result else None for path in results]
-
-
-def flags_for_workers(flags: str) -> str:
-    """Returns this process's `XLA_FLAGS` without the one that counts devices: workers are told theirs."""
-    return " ".join(flag for flag in flags.split() if not flag.startswith(_DEVICE_COUNT))
 
 
 def _named(function: Callable[..., object]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from replicax.errors import LaunchError
 from replicax.launch.options import Options, check_script, make_log_dir, parse_workers
-from replicax.launch.plan import Job, Plan, count_ports, make_plan
+from replicax.launch.plan import Job, Plan, count_ports, flags_for_workers, make_plan
 from replicax.remote.planned import cache_folder
 from replicax.remote.ports import reserved_ports
 
@@ -212,3 +212,8 @@ def test_a_folder_for_logs_that_cannot_be(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(LaunchError, match=r"cannot be made: .* Choose another --log-dir"):
         make_log_dir(Options("train.py", log_dir=tmp_path / "file" / "folder"))
+
+
+def test_workers_have_the_flags_of_xla_but_their_own_number_of_devices():
+    assert flags_for_workers("--xla_a=1  --xla_force_host_platform_device_count=8 --xla_b") == "--xla_a=1 --xla_b"
+    assert flags_for_workers("") == ""

@@ -12,7 +12,6 @@ import pytest
 import replicax as rx
 from replicax.errors import ArgumentError, DeviceError, WorkersFailedError
 from replicax.testing import distributed, run_workers, simulated_devices
-from replicax.testing.workers import flags_for_workers
 from tests.testing import bodies
 
 pytestmark = pytest.mark.multiprocess
@@ -22,11 +21,6 @@ def test_each_worker_has_its_place_devices_and_arguments(tmp_path: Path):
     results = run_workers(bodies.who_am_i, 2, 3, factor=10, path=tmp_path, pair=(1, 2))
     assert results == [{"index": index, "devices": 3, "pair": "tuple"} for index in (0, 10)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.txt", "1.txt"]
-
-
-def test_workers_have_the_flags_of_xla_but_their_own_number_of_devices():
-    assert flags_for_workers("--xla_a=1  --xla_force_host_platform_device_count=8 --xla_b") == "--xla_a=1 --xla_b"
-    assert flags_for_workers("") == ""
 
 
 def test_a_failure_ends_all_and_shows_what_each_printed(tmp_path: Path):
