@@ -19,6 +19,7 @@ from jax.extend import source_info_util
 import replicax.context as context
 from replicax.compat.jax import vary, varying_axes
 from replicax.compat.jax_errors import differ_in_axis_only
+from replicax.compat.jax_polynomial import retype_polynomials
 from replicax.equality import OWN_DATA
 from replicax.program.divergence import find_divergence
 from replicax.program.eager_frame import may_differ
@@ -29,7 +30,11 @@ from replicax.typing import PyTree, PyTreeFunction
 
 @once
 def install_control_flow() -> None:
-    """Wraps `scan`, `while_loop`, `fori_loop`, `cond` and `switch` of `jax.lax`; they change in replicas only."""
+    """Wraps `scan`, `while_loop`, `fori_loop`, `cond` and `switch` of `jax.lax`; they change in replicas only.
+
+    Polynomials, which JAX may compute by a loop, are retyped too.
+    """
+    retype_polynomials()
     source_info_util.register_exclusion(__file__)  # A loop stands where the user has written it.
     lax: Any = jax.lax
     lax.scan = _loop(lax.scan, _scan)

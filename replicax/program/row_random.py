@@ -30,6 +30,7 @@ from replicax.runtime.once import once
 
 #: Generators of which `jax.vmap` over keys draws all numbers with the first key, whichever row that belongs to.
 _OF_FIRST_KEY = ("rbg", "unsafe_rbg")
+_BY_WHICH_ALGORITHM = "method"  # of `jax.random.beta`, since JAX 0.12
 _OF_NUMBERS = "permutation of row numbers"
 _active: ContextVar[RowDraws | None] = ContextVar("replicax_row_draws", default=None)
 
@@ -96,7 +97,8 @@ def _drawn(
 def _sampled(name: str, sampler: Callable[..., jax.Array], given: inspect.BoundArguments) -> jax.Array:
     """Draws with a sampler of numbers: its arguments are a key, parameters of the distribution, a shape and a dtype."""
     key, *names = given.arguments
-    parameters = {each: jnp.asarray(given.arguments[each]) for each in names[: names.index("shape")]}
+    names = [each for each in names[: names.index("shape")] if each != _BY_WHICH_ALGORITHM]
+    parameters = {each: jnp.asarray(given.arguments[each]) for each in names}
     shape = given.arguments["shape"]
     if shape is None:
         shape = np.broadcast_shapes(*(parameter.shape for parameter in parameters.values()))

@@ -30,7 +30,8 @@ def test_jax_still_draws_there(name):
 )
 def test_jax_still_has_the_samplers(name, arguments):
     sampler = needs("jax", name, lambda: getattr(jax_draws.sampler_module(), name))
-    assert list(inspect.signature(sampler).parameters) == arguments
+    found = list(inspect.signature(sampler).parameters)
+    assert [each for each in found if each != "method"] == arguments  # JAX 0.12 has it for `_beta`.
 
 
 def test_choice_still_has_its_arguments():
