@@ -125,6 +125,7 @@ __all__ = [
     "load_export",
     "load_safetensors",
     "notebook",
+    "plots",
     "remat",
     "save_safetensors",
     "scale_regularization_loss",
@@ -169,6 +170,7 @@ _LATER = {
     "load_export": "exporting",
     "load_safetensors": "weights",
     "notebook": "notebook",
+    "plots": "plots",
     "remat": "program.rematerialized",
     "save_safetensors": "weights",
     "scan": "program.loops",
@@ -179,7 +181,7 @@ _LATER = {
 
 if TYPE_CHECKING:
     import replicax.testing as testing
-    from replicax import checkpoint, coordinator, dtensor, estimator, keras as keras, notebook
+    from replicax import checkpoint, coordinator, dtensor, estimator, keras as keras, notebook, plots
     from replicax.averages import ExponentialMovingAverage
     from replicax.checkpoint import (
         Checkpoint,

@@ -34,6 +34,7 @@ TOPICS = [
     "health",
     "keras",
     "notebook",
+    "plots",
     "testing",
 ]
 FOLDERS = {"cluster_resolver": "cluster"}

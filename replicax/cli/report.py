@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from replicax.cli.training import Epoch
+from replicax.plots.style import LIGHT, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-5  # the largest difference between the losses of two trainings that agree
 PHASES = ("training", "testing")  # of an epoch
 
-_COLORS = ("#2f6db3", "#e0752d")  # of the phases
-_INK, _GRAY = "#222222", "#555555"
+_COLORS = LIGHT.series[:2]  # of the phases
+_INK, _GRAY = LIGHT.ink, LIGHT.text
 _TOP = 0.94  # height of the title and the legend
 _LINE: dict[str, Any] = {"linewidth": 2.2, "marker": "o", "markersize": 4}
 _RING: dict[str, Any] = {
@@ -119,17 +120,19 @@ def save_curves(path: Path, title: str, distributed: Sequence[Epoch], single: Se
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.6), dpi=150)
-    loss, accuracy = figure.subplots(
-        1, 2, gridspec_kw={"left": 0.05, "right": 0.975, "bottom": 0.115, "top": 0.81, "wspace": 0.16}
-    )
-    for axes, measure in ((loss, "loss"), (accuracy, "accuracy")):
-        _draw_panel(axes, measure, distributed, single)
-    loss.set_ylim(bottom=0)
-    accuracy.set_ylim(top=1)
-    figure.text(0.018, _TOP, title, va="center", fontsize=13, fontweight="bold", color=_INK)
-    _draw_legend(figure, count_devices(devices))
-    figure.savefig(path)
+    with style():
+        figure = Figure(figsize=(10, 4.6), dpi=150)
+        figure.set_layout_engine("none")  # The panels have their places.
+        loss, accuracy = figure.subplots(
+            1, 2, gridspec_kw={"left": 0.05, "right": 0.975, "bottom": 0.115, "top": 0.81, "wspace": 0.16}
+        )
+        for axes, measure in ((loss, "loss"), (accuracy, "accuracy")):
+            _draw_panel(axes, measure, distributed, single)
+        loss.set_ylim(bottom=0)
+        accuracy.set_ylim(top=1)
+        figure.text(0.018, _TOP, title, va="center", fontsize=13, fontweight="bold", color=_INK)
+        _draw_legend(figure, count_devices(devices))
+        figure.savefig(path)
 
 
 def _draw_panel(axes: Axes, measure: str, distributed: Sequence[Epoch], single: Sequence[Epoch]) -> None:
@@ -140,14 +143,9 @@ def _draw_panel(axes: Axes, measure: str, distributed: Sequence[Epoch], single: 
         many, one = ([getattr(getattr(epoch, phase), measure) for epoch in epochs] for epochs in (distributed, single))
         axes.plot(numbers, many, color=color, **_LINE)
         axes.plot(numbers, one, color=color, **_RING)
-    axes.set_title(measure.capitalize(), loc="left", fontsize=11, color=_INK)
-    axes.set_xlabel("epoch", color=_GRAY)
+    axes.set_title(measure.capitalize(), fontweight="normal", pad=6)
+    axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y", color="#e8e8e8")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color("#bbbbbb")
-    axes.tick_params(length=0, labelcolor=_GRAY)
 
 
 def _draw_legend(figure: Figure, devices: str) -> None:

@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 
 from replicax.launch.attendance import TOO_LATE
 from replicax.launch.membership_history import History, Span
+from replicax.plots.style import LIGHT
 
 _COLUMNS = 64
 _IS_MEMBER, _RUNS, _IS_OFF = "█", "░", " "
@@ -17,7 +18,8 @@ _PEACEFUL = ("", "finished", "left out", "the job started again", TOO_LATE)
 # The picture, in pixels.
 _WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BAR, _STEPS = 960, 90, 20, 64, 28, 16, 70
 _TICKS = 8
-_MEMBER_COLOR, _RUN_COLOR, _LOST_COLOR, _LEFT_COLOR, _LINE_COLOR = "#2f6fad", "#c3d7ea", "#c0392b", "#d68910", "#999"
+_MEMBER_COLOR, _RUN_COLOR, _LOST_COLOR, _LEFT_COLOR = LIGHT.series[0], LIGHT.quiet, LIGHT.alarm, LIGHT.series[4]
+_LINE_COLOR, _TEXT_COLOR, _GRID_COLOR = LIGHT.line, LIGHT.text, LIGHT.grid
 
 
 def summary(history: History) -> str:
@@ -76,7 +78,7 @@ def svg(history: History, title: str) -> str:
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
         f'<text x="{_LEFT}" y="24" font-size="16">{escape(title)}</text>',
-        f'<text x="{_LEFT}" y="44" fill="#555">{escape(summary(history))}</text>',
+        f'<text x="{_LEFT}" y="44" fill="{_TEXT_COLOR}">{escape(summary(history))}</text>',
         *_axis(history, bottom + _STEPS + 10),
     ]
     for row, worker in enumerate(workers):
@@ -123,8 +125,10 @@ def _axis(history: History, y: float) -> list[str]:
     parts = []
     for number in range(math.floor(length / step) + 1):
         x = _x(history, history.begin + number * step)
-        parts.append(f'<line x1="{x}" y1="{_TOP - 6}" x2="{x}" y2="{y}" stroke="#eee"/>')
-        parts.append(f'<text x="{x}" y="{y + 14}" text-anchor="middle" fill="#555">{_duration(number * step)}</text>')
+        parts.append(f'<line x1="{x}" y1="{_TOP - 6}" x2="{x}" y2="{y}" stroke="{_GRID_COLOR}"/>')
+        parts.append(
+            f'<text x="{x}" y="{y + 14}" text-anchor="middle" fill="{_TEXT_COLOR}">{_duration(number * step)}</text>'
+        )
     return parts
 
 
@@ -140,9 +144,9 @@ def _steps(history: History, y: float) -> list[str]:
         level = round(y + height * (1 - number / most), 1)
         points += [f"{_x(history, begin)},{level}", f"{_x(history, end)},{level}"]
     return [
-        f'<text x="{_LEFT - 10}" y="{y + 10}" text-anchor="end" fill="#555">{most}</text>',
-        f'<text x="{_LEFT - 10}" y="{y + height}" text-anchor="end" fill="#555">0</text>',
-        f'<text x="{_LEFT - 28}" y="{y + height / 2 + 4}" text-anchor="end" fill="#555">members</text>',
+        f'<text x="{_LEFT - 10}" y="{y + 10}" text-anchor="end" fill="{_TEXT_COLOR}">{most}</text>',
+        f'<text x="{_LEFT - 10}" y="{y + height}" text-anchor="end" fill="{_TEXT_COLOR}">0</text>',
+        f'<text x="{_LEFT - 28}" y="{y + height / 2 + 4}" text-anchor="end" fill="{_TEXT_COLOR}">members</text>',
         f'<line x1="{_LEFT}" y1="{y + height}" x2="{_WIDTH - _RIGHT}" y2="{y + height}" stroke="{_LINE_COLOR}"/>',
         f'<polyline points="{" ".join(points)}" fill="none" stroke="{_MEMBER_COLOR}" stroke-width="2"/>',
     ]

@@ -1,0 +1,209 @@
+"""The look of all plots: colours that people of all kinds of sight tell apart, on light and on dark ground."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from replicax.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: The colours of Okabe and Ito (2008), https://jfly.uni-koeln.de/color/, in the order in which plots take them: blue,
+#: vermilion, bluish green, reddish purple, orange, sky blue.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+#: The same hues, lighter, for dark ground.
+DARK_COLORS = ("#56b4e9", "#f5874f", "#2fc99b", "#e3a3c8", "#f0b13c", "#9bd3f5")
+
+#: Small and even figures: inches, and pixels an inch of a PNG.
+SIZE, DPI = (7.2, 3.8), 160
+_PAD_WITH_LEGEND = 28  # points
+
+
+class Palette(NamedTuple):
+    """The colours of a plot.
+
+    Attributes:
+        series: Those of lines and bars, in their order.
+        ink: Titles.
+        text: Labels.
+        line: Axes.
+        grid: The grid.
+        ground: The background.
+        quiet: What is there but matters less.
+        alarm: What went wrong.
+    """
+
+    series: tuple[str, ...]
+    ink: str
+    text: str
+    line: str
+    grid: str
+    ground: str
+    quiet: str
+    alarm: str
+
+
+LIGHT = Palette(COLORS, "#1b2733", "#51606d", "#b8c2cb", "#e9edf0", "#ffffff", "#c9dbe8", "#c0271d")
+DARK = Palette(DARK_COLORS, "#eef2f6", "#b4c0cb", "#566573", "#2c3742", "#161d25", "#38536a", "#ff8a7a")
+
+
+def palette(dark: bool = False) -> Palette:
+    """Returns the colours for light or dark ground."""
+    return DARK if dark else LIGHT
+
+
+@contextlib.contextmanager
+def style(dark: bool = False) -> Iterator[Palette]:
+    """Gives matplotlib the look of these plots inside a `with` block, for plots of your own.
+
+    Args:
+        dark: Whether the ground is dark.
+
+    Yields:
+        The colours.
+
+    Raises:
+        ArgumentError: matplotlib is not installed.
+
+    Example:
+        >>> import replicax as rx
+        >>> from matplotlib.figure import Figure
+        >>> with rx.plots.style() as colors:
+        ...     line, = Figure().subplots().plot([1, 2, 4])
+        >>> line.get_color() == rx.plots.COLORS[0] == colors.series[0]
+        True
+    """
+    try:
+        import matplotlib
+        from matplotlib import rcsetup
+    except ImportError as error:
+        raise ArgumentError(
+            f"Plots are drawn with matplotlib, which cannot be imported ({error}). Install it: pip install "
+            "'replicax[demo]'."
+        ) from error
+    colors = palette(dark)
+    look: dict[Any, Any] = {
+        "figure.facecolor": colors.ground,
+        "figure.dpi": DPI,
+        "figure.constrained_layout.use": True,
+        "figure.constrained_layout.w_pad": 0.14,
+        "figure.constrained_layout.h_pad": 0.12,
+        "savefig.facecolor": colors.ground,
+        "savefig.dpi": DPI,
+        "axes.facecolor": colors.ground,
+        "axes.edgecolor": colors.line,
+        "axes.labelcolor": colors.text,
+        "axes.titlecolor": colors.ink,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 11.5,
+        "axes.titleweight": "bold",
+        "axes.titlepad": 12,
+        "axes.labelsize": 9.5,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "axes.spines.left": False,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.prop_cycle": rcsetup.cycler(color=list(colors.series)),
+        "grid.color": colors.grid,
+        "grid.linewidth": 0.9,
+        "lines.linewidth": 2.0,
+        "lines.solid_capstyle": "round",
+        "xtick.color": colors.line,
+        "ytick.color": colors.line,
+        "xtick.labelcolor": colors.text,
+        "ytick.labelcolor": colors.text,
+        "xtick.labelsize": 9,
+        "ytick.labelsize": 9,
+        "ytick.major.size": 0,
+        "ytick.minor.size": 0,
+        "xtick.minor.size": 0,
+        "xtick.major.size": 3,
+        "text.color": colors.ink,
+        "legend.frameon": False,
+        "legend.fontsize": 9,
+        "legend.labelcolor": colors.text,
+        "font.family": "DejaVu Sans",
+        "font.size": 9.5,
+        "svg.hashsalt": "replicax",  # The same plot is the same file.
+    }
+    with matplotlib.rc_context(look):
+        yield colors
+
+
+def drawn(
+    draw: Callable[[Axes, Palette], None],
+    *,
+    title: str,
+    path: str | os.PathLike[str] | None,
+    dark: bool,
+    axes: Axes | None = None,
+    size: tuple[float, float] = SIZE,
+) -> Figure:
+    """Returns a figure that `draw` has drawn, and writes it if there is a path.
+
+    Args:
+        draw: Draws on axes, with colours.
+        title: The plot's title.
+        path: The file to write: PNG, SVG, PDF by its suffix; None to write none.
+        dark: Whether the ground is dark.
+        axes: The user's own axes to draw on.
+        size: Width and height in inches.
+
+    Raises:
+        ArgumentError: The file cannot be written.
+    """
+    with style(dark) as colors:
+        from matplotlib.figure import Figure
+
+        if axes is None:
+            axes = Figure(figsize=size).subplots()
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        axes.set_title(title)
+        draw(axes, colors)
+        if path is not None:
+            _write(figure, Path(path))
+        return figure
+
+
+def _write(figure: Figure, path: Path) -> None:
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata=metadata)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"The plot cannot be written to {str(path)!r}: {error}. Give a path that ends with .png, .svg or .pdf, in "
+            "a folder that this process may write to."
+        ) from error
+
+
+def legend_above(axes: Axes, **arguments: object) -> None:
+    """Puts the legend in one row between the title and the plot."""
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=6, borderaxespad=0, borderpad=0.2, handlelength=1.0,
+        columnspacing=1.6, **arguments,
+    )  # fmt: skip
+    axes.set_title(axes.get_title(loc="left"), pad=_PAD_WITH_LEGEND)
+
+
+def with_unit(num_bytes: float) -> str:
+    """Returns a size in words.
+
+    Example:
+        >>> with_unit(0), with_unit(1536), with_unit(5 * 2**20)
+        ('0 B', '1.5 KiB', '5 MiB')
+    """
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    size, unit = float(num_bytes), 0
+    while size >= 1024 and unit < len(units) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.3g} {units[unit]}" if size < 999.5 else f"{size:.0f} {units[unit]}"
