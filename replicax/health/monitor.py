@@ -127,7 +127,7 @@ class Monitor:
     def _look(self) -> float:
         """Asks all peers once and returns how long to pause. If something is wrong, the process ends here."""
         self.observer.look()
-        self._connections.look()
+        self._connections.look(now.calls)
         workers = self.workers()
         other = disagrees(self.order, self._index, workers)
         if other is not None:

@@ -38,11 +38,18 @@ class Connections:
     def __init__(self, processes: int, ports: Callable[[], set[int]] = collective_ports):
         self._list, self._processes = ports, processes
         self._ports = set[int]()
-        self._ask_at, self._pause = 0.0, _FIRST_PAUSE_S
+        self._ask_at, self._pause, self._calls = 0.0, _FIRST_PAUSE_S, 0
         self._thread: threading.Thread | None = None
 
-    def look(self) -> None:
-        """Begins to ask where they listen, if that is not known and was not asked for a while; does not wait."""
+    def look(self, calls: int) -> None:
+        """Begins to ask where they listen, if that is not known and was not asked for a while; does not wait.
+
+        Args:
+            calls: How many programs of all processes this one has begun to run: they listen from the first one on.
+        """
+        if calls and not self._calls:
+            self._ask_at, self._pause = 0.0, _FIRST_PAUSE_S
+        self._calls = calls
         if len(self._ports) < self._processes and time.monotonic() >= self._ask_at:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
             self._begin()

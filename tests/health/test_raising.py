@@ -107,12 +107,26 @@ def test_process_0_is_asked_where_the_collectives_listen_until_all_are_known():
     connections = Connections(2, lambda: next(answers))
     for _ in range(3):
         connections._ask_at = 0.0
-        connections.look()
+        connections.look(0)
         connections._thread.join(20)
     connections._ask_at = 0.0
-    connections.look()
+    connections.look(0)
     assert connections.shut_down() == 0
     assert connections._ports == {1, 2}
+
+
+def test_process_0_is_asked_soon_after_the_first_program_however_long_the_start_was():
+    asked = []
+    connections = Connections(2, lambda: asked.append(1) or set())
+    connections._pause, connections._ask_at = 60.0, float("inf")  # It was asked in vain again and again.
+    connections.look(0)
+    assert connections._thread is None
+    connections.look(1)
+    connections._thread.join(20)
+    assert asked == [1]
+    assert connections._ask_at < time.monotonic() + 2
+    connections.look(2)
+    assert asked == [1]
 
 
 def test_process_0_that_does_not_answer_keeps_nobody(monkeypatch):
