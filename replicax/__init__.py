@@ -126,6 +126,8 @@ __all__ = [
     "load_safetensors",
     "notebook",
     "plots",
+    "print",
+    "progress",
     "remat",
     "save_safetensors",
     "scale_regularization_loss",
@@ -133,6 +135,7 @@ __all__ = [
     "set_strategy",
     "switch",
     "testing",
+    "trackers",
     "value_and_grad",
     "while_loop",
 ]
@@ -171,17 +174,20 @@ _LATER = {
     "load_safetensors": "weights",
     "notebook": "notebook",
     "plots": "plots",
+    "print": "reporting.printing",
+    "progress": "reporting.progress",
     "remat": "program.rematerialized",
     "save_safetensors": "weights",
     "scan": "program.loops",
     "switch": "program.loops",
     "testing": "testing",
+    "trackers": "trackers",
     "while_loop": "program.loops",
 }
 
 if TYPE_CHECKING:
     import replicax.testing as testing
-    from replicax import checkpoint, coordinator, dtensor, estimator, keras as keras, notebook, plots
+    from replicax import checkpoint, coordinator, dtensor, estimator, keras as keras, notebook, plots, trackers
     from replicax.averages import ExponentialMovingAverage
     from replicax.checkpoint import (
         Checkpoint,
@@ -206,6 +212,8 @@ if TYPE_CHECKING:
     from replicax.program.accumulation import accumulate_gradients
     from replicax.program.loops import cond, fori_loop, scan, switch, while_loop
     from replicax.program.rematerialized import remat
+    from replicax.reporting.printing import print
+    from replicax.reporting.progress import progress
     from replicax.strategies.fully_sharded import FullyShardedStrategy
     from replicax.strategies.layout import LayoutStrategy
     from replicax.weights import load_safetensors, save_safetensors

@@ -36,6 +36,7 @@ TOPICS = [
     "notebook",
     "plots",
     "testing",
+    "trackers",
 ]
 FOLDERS = {"cluster_resolver": "cluster"}
 # Classes on top of Keras's are made when they are first asked for. The API page shows what says their words.

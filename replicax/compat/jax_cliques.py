@@ -16,8 +16,9 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -27,6 +28,8 @@ from jaxlib import xla_client
 from replicax.compat.jax_processes import _found_in_time
 from replicax.errors import MeetingError
 
+_T = TypeVar("_T")
+_SECONDS_BETWEEN_TRIES, _SECONDS_TO_CONNECT = 0.2, 1.0
 _AXIS = "member"
 _FOREVER_S = 24 * 60 * 60  # Without heartbeats for this long a process would be aborted.
 _MINUTES_FOR_TOPOLOGY = 1
@@ -66,13 +69,19 @@ class Service:
 class StoreClient:
     """A connection with a `Service`. Each method raises `jax.errors.JaxRuntimeError` if it cannot be done.
 
-    It raises `MeetingError` if the service is gone.
+    A service that cannot be reached is asked again and again for a while, since a cable may be cut for a moment; then
+    `MeetingError` is raised.
 
     If there is no service, JAX aborts the process after `timeout_s`: look before whether somebody listens there.
+
+    Args:
+        address: `"host:port"` of the service.
+        timeout_s: How long to wait for the connection, in seconds.
+        patience_s: For how long the service may be out of reach, in seconds.
     """
 
-    def __init__(self, address: str, timeout_s: float):
-        self._address = address
+    def __init__(self, address: str, timeout_s: float, patience_s: float = 0.0):
+        self._address, self._patience_s = address, patience_s
         self.client = jaxlib.get_distributed_runtime_client(
             address,
             0,
@@ -85,14 +94,15 @@ class StoreClient:
 
     def put(self, key: str, value: bytes) -> None:
         """Stores `value` under a key, in place of what was there."""
-        with self._reached():
-            self.client.key_value_set_bytes(key, value, allow_overwrite=True)
+        self._reached(lambda: self.client.key_value_set_bytes(key, value, allow_overwrite=True))
 
     def put_if_absent(self, key: str, value: bytes) -> bool:
-        """Stores `value` unless the key is taken; returns whether it did. Of several processes exactly one succeeds."""
+        """Stores `value` unless the key is taken; returns whether it did. Of several processes at most one succeeds.
+
+        If the answer was lost on the way, it returns False although this process has stored it.
+        """
         try:
-            with self._reached():
-                self.client.key_value_set_bytes(key, value)
+            self._reached(lambda: self.client.key_value_set_bytes(key, value))
         except jax.errors.JaxRuntimeError as error:
             if "ALREADY_EXISTS" in str(error):
                 return False
@@ -101,27 +111,40 @@ class StoreClient:
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
         """Waits for the value of a key; returns None if there is none in time."""
-        with self._reached():
-            return _found_in_time(self.client.blocking_key_value_get_bytes, key, max(1, round(1000 * timeout_s)))
+        timeout_ms = max(1, round(1000 * timeout_s))
+        return self._reached(lambda: _found_in_time(self.client.blocking_key_value_get_bytes, key, timeout_ms))
 
     def listing(self, prefix: str) -> dict[str, bytes]:
         """Returns what is stored under all keys that begin with `prefix/`."""
-        with self._reached():
-            return dict(self.client.key_value_dir_get_bytes(prefix))
+        return dict(self._reached(lambda: self.client.key_value_dir_get_bytes(prefix)))
 
     def delete(self, key: str) -> None:
         """Removes a key, and all keys that begin with `key/`."""
-        with self._reached():
-            self.client.key_value_delete(key)
+        self._reached(lambda: self.client.key_value_delete(key))
 
-    @contextlib.contextmanager
-    def _reached(self) -> Iterator[None]:
-        try:
-            yield
-        except jax.errors.JaxRuntimeError as error:
-            if str(error).startswith("UNAVAILABLE"):
-                raise MeetingError(text_of_loss(self._address)) from error
-            raise
+    def _reached(self, ask: Callable[[], _T]) -> _T:
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return ask()
+            except jax.errors.JaxRuntimeError as error:
+                if not str(error).startswith("UNAVAILABLE"):
+                    raise
+                if time.monotonic() >= deadline or _is_refused(self._address):
+                    raise MeetingError(text_of_loss(self._address)) from error
+            time.sleep(_SECONDS_BETWEEN_TRIES)
+
+
+def _is_refused(address: str) -> bool:
+    """Returns whether nobody listens at an address any more, on a machine that answers."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def text_of_loss(address: str) -> str:

@@ -19,7 +19,7 @@ from replicax.compat.keras import is_default_hook, write_only_if
 from replicax.host import Host
 
 # The chief does for all whatever these do besides writing.
-WRITERS = ("CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard")
+WRITERS = ("CSVLogger", "OrbaxCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard", "TrackerCallback")
 SAVERS = ("ModelCheckpoint",)
 
 

@@ -58,7 +58,7 @@ class Lookout:
                     self._connection = connection
                     self._await_end(connection)
             except ConnectionRefusedError:
-                return None if self._stopped.is_set() else self._tell()
+                return None if self._stopped.is_set() else self.tell()
             except OSError:  # No answer in time: its machine is busy, or gone; JAX will say so, too.
                 pass
             finally:
@@ -83,7 +83,8 @@ class Lookout:
             return True
         return False
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Says that the board is gone, and ends the process."""
         with contextlib.suppress(OSError):  # Nobody reads it.
             os.write(_STDERR, self._message)  # At once: what Python buffers would be lost.
         self._end(ExitCode.PEER_LOST)

@@ -109,7 +109,7 @@ def _opened(
     _await_listener(address, names[config.process_id], timeout_s)
 
     def connect() -> Board:
-        return Board(StoreClient(address, timeout_s))
+        return Board(StoreClient(address, timeout_s, stall_s))  # After so long the others have left it out.
 
     board = connect()
     life = Life(config.process_id, _number_of_life(board, config.process_id, environ))
@@ -150,7 +150,7 @@ def open_worlds(
     ip = own_ip(str(config.task), "", [environ[MEETING]], timeout_s) if environ.get(MEETING) else None
     opened = _opened(config, size, timeout_s, stall_s, environ, WorldClique, rules, ip)
     is_newcomer = opened.meeting.has_begun()
-    sentry = Sentry(opened.connect(), opened.meeting.life, opened.meeting, opened.meeting.patience)
+    sentry = Sentry(opened.connect(), opened.meeting.life, opened.meeting, opened.meeting.patience, opened.lookout.tell)
     worlds = ElasticWorlds(opened.meeting, sentry, fewest)
     install(worlds)
     atexit.register(_close_worlds, worlds, opened.pulse, opened.lookout)

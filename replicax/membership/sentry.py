@@ -48,17 +48,18 @@ class Sentry:
         life: This run of this process.
         meeting: The meeting.
         patience: How long it waits.
+        lost: Ends this process, since the board has been out of reach for too long: the others go on without it.
 
     Attributes:
         breaker: Breaks off a wait that cannot be interrupted.
         wanted: Set when the members must meet: somebody is lost, or has called.
     """
 
-    def __init__(self, board: Board, life: Life, meeting: Meets, patience: Patience):
+    def __init__(self, board: Board, life: Life, meeting: Meets, patience: Patience, lost: Callable[[], object]):
         self.wanted = threading.Event()
         self.breaker = Breaker()
         self._board, self._life, self._meeting, self._patience = board, life, meeting, patience
-        self._watch = Watch()
+        self._watch, self._lost = Watch(), lost
         self._awake, self._stopped = threading.Event(), threading.Event()
         self._works_since: float | None = None
         self._waiting: frozenset[Life] = frozenset()
@@ -122,7 +123,9 @@ class Sentry:
         while not self._stopped.is_set():
             try:
                 self._look()
-            except MeetingError:  # The board is gone: `Lookout` tells of it, and ends the process.
+            except MeetingError:
+                if not self._stopped.is_set():
+                    self._lost()
                 return
             except jax.errors.JaxRuntimeError:
                 _log.exception("The sentry could not read the board of the meeting; it goes on.")

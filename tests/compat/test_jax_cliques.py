@@ -2,12 +2,17 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import jax
 import pytest
+
+from replicax.compat.jax_cliques import StoreClient
+from replicax.errors import MeetingError
 
 pytestmark = pytest.mark.multiprocess
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,3 +100,53 @@ def test_a_sum_that_waits_for_a_stopped_process_is_interrupted(start):
     members[0].stdin.flush()
     assert line(members[0]).startswith("failed: ")
     assert line(members[0]) == "1 1 3.0"
+
+
+class Answers:
+    """A client of JAX's that fails some times before it answers."""
+
+    def __init__(self, *failures):
+        self.failures, self.asked = list(failures), 0
+
+    def key_value_dir_get_bytes(self, prefix):
+        self.asked += 1
+        if self.failures:
+            raise jax.errors.JaxRuntimeError(self.failures.pop(0))
+        return [("a/b", b"1")]
+
+
+@pytest.fixture
+def listening():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def store(address, client, patience_s):
+    made = StoreClient.__new__(StoreClient)
+    made._address, made._patience_s, made.client = address, patience_s, client
+    return made
+
+
+def test_a_service_that_is_out_of_reach_for_a_moment_is_asked_again(listening):
+    client = Answers("UNAVAILABLE: no route to host", "UNAVAILABLE: failed to connect")
+    assert store(listening, client, 60.0).listing("a") == {"a/b": b"1"}
+    assert client.asked == 3
+
+
+def test_it_is_not_asked_for_ever(listening):
+    with pytest.raises(MeetingError, match="cannot be reached"):
+        store(listening, Answers(*["UNAVAILABLE: no route"] * 100), 0.5).listing("a")
+
+
+def test_one_that_has_ended_is_not_waited_for():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    client = Answers(*["UNAVAILABLE: connection refused"] * 100)
+    with pytest.raises(MeetingError):
+        store(address, client, 600.0).listing("a")
+    assert client.asked == 1
+
+
+def test_other_failures_are_told_as_they_are(listening):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID"):
+        store(listening, Answers("INVALID_ARGUMENT: no key"), 60.0).listing("a")

@@ -44,7 +44,8 @@ _MARK = "REPLICAX_ELASTIC_SOAK"
 def job_environment() -> dict[str, str]:
     """Returns the additions to the environment of the job."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return {"PYTHONPATH": paths, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", _MARK: str(os.getpid())}
+    stacks = {"PYTHONFAULTHANDLER": "1"}  # A worker that hangs is aborted, and its log says where it was.
+    return {"PYTHONPATH": paths, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", _MARK: str(os.getpid()), **stacks}
 
 
 def disturbed(folder: Path, script: Path, args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Striker, bool]:

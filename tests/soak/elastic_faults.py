@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ _MOMENTS = ("steady", "two", "two", "recovery", "join")
 _WEIGHTS = {"kill": 8, "preempt": 4, "stop": 4, "cut": 4}
 _LONGEST_STEADY_S, _LONGEST_RECOVERY_S, _LONGEST_JOIN_S = 0.5, 1.5, 6.0
 _LOOK_S = 0.05
+_SECONDS_FOR_STACKS = 2.0
 
 
 class Striker:
@@ -88,6 +91,10 @@ class Striker:
             self._until(self._all_well, f"a step of all {WORKERS} workers")
         except WorkersFailedError:
             self.hangs += 1
+            for run in self._job.membership.running.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(run.pid, signal.SIGABRT)
+            time.sleep(_SECONDS_FOR_STACKS)
             raise
         self.survived += len(self._open)
         self._open = []

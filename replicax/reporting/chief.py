@@ -1,0 +1,22 @@
+"""Which process of a job reports."""
+
+from __future__ import annotations
+
+import jax
+
+from replicax.cluster import detect_cluster
+from replicax.membership.worlds import running
+
+
+def is_chief() -> bool:
+    """Returns whether this process is the one of its job that reports now.
+
+    Where workers come and go it is the first of those that train; another one, when that is lost. A worker that has not
+    joined the others reports nothing. A process without a cluster is its own chief, and so is an evaluator.
+    """
+    worlds = running()
+    if worlds is not None:
+        return worlds.is_taken_in and worlds.world.index == 0
+    if jax.distributed.is_initialized():
+        return jax.process_index() == 0
+    return detect_cluster().config.is_chief  # JAX must not begin to use devices before it is connected.
