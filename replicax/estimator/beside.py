@@ -16,6 +16,7 @@ from replicax.errors import EstimatorError
 from replicax.remote import child
 from replicax.remote.call import Raised, Returned, error_of, result_of
 from replicax.remote.planned import EVALUATOR
+from replicax.systems import check_system
 
 # Of the workers' cluster: an evaluator is none of them.
 _OF_THE_WORKERS = (
@@ -34,9 +35,13 @@ class Beside:
     Args:
         payload: The call, as `replicax.remote.call.payload_of` returns it.
         environ: The environment of this process, a worker; the new one is the evaluator of its cluster.
+
+    Raises:
+        LaunchError: This system cannot run the processes of a job (Windows).
     """
 
     def __init__(self, payload: bytes, environ: Mapping[str, str] | None = None):
+        check_system()
         self._files = contextlib.ExitStack()
         self._result, self._news = _file(self._files), _file(self._files)
         with tempfile.TemporaryFile() as call:

@@ -28,7 +28,7 @@ from replicax.membership.hosting import Host
 from replicax.membership.log import MembershipLog
 from replicax.remote.compiled import keep_within
 from replicax.remote.events import Event, Events, ProcessLike, SignalReceived
-from replicax.remote.guarding import Guard, check_system
+from replicax.remote.guarding import Guard
 from replicax.remote.guests import Door
 from replicax.remote.output import error_line, shortened
 from replicax.remote.planned import PlannedTask, cache_folder
@@ -36,6 +36,7 @@ from replicax.remote.ports import reserved_ports
 from replicax.remote.revival import Failure
 from replicax.remote.supervisor import ENDING
 from replicax.remote.terminal import Terminal
+from replicax.systems import check_system
 
 _TOKEN_BYTES = 16
 _RULE = "─" * 8

@@ -22,6 +22,7 @@ from replicax.ray_cluster.folder import Folder
 from replicax.ray_cluster.memory import object_store_memory
 from replicax.ray_cluster.ray_environment import QUIET, import_ray
 from replicax.ray_cluster.tasks import head_address, head_task, resource_name
+from replicax.systems import check_system
 
 _STARTED = "Ray runtime started."
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -110,9 +111,11 @@ class Node:
 
     Raises:
         ClusterError: Ray is not installed, or cannot start it.
+        LaunchError: This system cannot end its processes (Windows).
     """
 
     def __init__(self, name: str, arguments: list[str], ip: str, token: Mapping[str, str], timeout_s: float):
+        check_system()
         import_ray()
         self._name = name
         self.folder = Folder()

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterable
 
-from replicax.errors import LaunchError
 from replicax.remote import guard
-
-WAY_OUT = "Train in one process here (`python train.py`), or use Linux, macOS or WSL 2."
-
-
-def why_no_jobs() -> str:
-    """Returns the sentence that says why this system cannot run the processes of a job; "" where it can."""
-    if hasattr(os, "fork") and hasattr(os, "killpg"):
-        return ""
-    return f"This system ({sys.platform}) has no process groups, with which a job of several processes is ended as one."
-
-
-def check_system() -> None:
-    """Refuses a system that cannot run the processes of a job.
-
-    Raises:
-        LaunchError: It is one (Windows).
-    """
-    if why := why_no_jobs():
-        raise LaunchError(f"{why} {WAY_OUT}")
+from replicax.systems import check_system
 
 
 class Guard:

@@ -13,8 +13,8 @@ from replicax.launch.doctor import probe
 from replicax.launch.doctor.findings import Finding, fail, ok, warn
 from replicax.launch.options import Options
 from replicax.launch.timed import Outcome, run_in_time
-from replicax.remote.guarding import WAY_OUT, why_no_jobs
 from replicax.remote.output import last_traceback
+from replicax.systems import WAY_OUT, why_no_jobs
 
 _SECONDS = 120.0
 _NAME = "all-reduce"

@@ -1,0 +1,28 @@
+"""The operating systems that can run a job of several processes: those that end the processes of a job as one group."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from replicax.errors import LaunchError
+
+#: The cure, on another system.
+WAY_OUT = "Train in one process here (`python train.py`), or use Linux, macOS or WSL 2."
+
+
+def why_no_jobs() -> str:
+    """Returns the sentence that says why this system cannot run the processes of a job; "" where it can."""
+    if hasattr(os, "fork") and hasattr(os, "killpg"):
+        return ""
+    return f"This system ({sys.platform}) has no process groups, with which a job of several processes is ended as one."
+
+
+def check_system() -> None:
+    """Refuses a system that cannot run the processes of a job.
+
+    Raises:
+        LaunchError: It is one (Windows).
+    """
+    if why := why_no_jobs():
+        raise LaunchError(f"{why} {WAY_OUT}")
