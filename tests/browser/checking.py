@@ -33,7 +33,7 @@ def problems_of(site: Path, chromium: str, pictures: Path | None = None, only: s
         pictures: A folder for pictures.
         only: Looks at those pages whose address contains it.
     """
-    pages = [page for page in pages_of(site) if only in page]
+    pages = [page for page in pages_of(site) if only in (page or "index")]
     found: dict[str, list[str]] = {page: [] for page in pages}
     for page, links in broken_links(site, ROOT, repository()).items():
         if page in found:
