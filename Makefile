@@ -45,6 +45,7 @@ docs: $(STAMP)   ## build the documentation into site/; every warning is an erro
 
 docs-check: docs ## look at the site in a browser: links, console, width, pictures in site-check/
 	$(BIN)/python -m tests.browser $(ARGS)
+	$(BIN)/python -m tests.examples_of_names
 	$(BIN)/python -m tests.notebooks
 
 bench: $(STAMP)  ## measure steps of every kind beside those of JAX, Keras, torch and TensorFlow; ARGS="--only fit"

@@ -29,7 +29,16 @@ class _Named(enum.Enum):
 
 
 class VariableSynchronization(_Named):
-    """When the copies of a variable are made consistent: at every write, or only when read from outside a replica."""
+    """When the copies of a variable are made consistent: at every write, or only when read from outside a replica.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     rows = rx.Variable(0.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation="sum")
+        >>> outputs = strategy.run(lambda: rows.assign_add(2.0))
+        >>> float(rows.numpy())
+        4.0
+    """
 
     AUTO = "auto"
     NONE = "none"
@@ -38,7 +47,16 @@ class VariableSynchronization(_Named):
 
 
 class VariableAggregation(_Named):
-    """How values that replicas assign are combined."""
+    """How values that replicas assign are combined.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     total = rx.Variable(0, aggregation=rx.VariableAggregation.SUM)
+        >>> outputs = strategy.run(lambda: total.assign_add(rx.get_replica_context().replica_id_in_sync_group))
+        >>> int(total.numpy())
+        1
+    """
 
     NONE = "none"
     SUM = "sum"

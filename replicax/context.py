@@ -197,6 +197,12 @@ def run_eagerly(enable: bool = True) -> None:
     outside of `run` the arrays are ordinary ones. Inside `run` an array still stands for the values of all replicas,
     which `if`, `float()` and NumPy cannot use as one number (`TracedValueError`).
     The switch holds for the current thread.
+
+    Example:
+        >>> rx.config.run_eagerly(True)
+        >>> rx.function(lambda x: x + 1)(1)
+        2
+        >>> rx.config.run_eagerly(False)
     """
     _eager.set(bool(enable))
 
@@ -212,5 +218,10 @@ def traced() -> Iterator[None]:
 
 
 def runs_eagerly() -> bool:
-    """Returns whether `run_eagerly` is on."""
+    """Returns whether `run_eagerly` is on.
+
+    Example:
+        >>> rx.config.runs_eagerly()
+        False
+    """
     return _eager.get()

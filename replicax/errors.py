@@ -14,7 +14,15 @@ from collections.abc import Mapping, Sequence
 
 
 class ReplicaxError(Exception):
-    """Base class of all errors raised by replicax."""
+    """Base class of all errors raised by replicax.
+
+    Example:
+        >>> try:
+        ...     rx.MirroredStrategy(["cpu:99"])
+        ... except rx.ReplicaxError as error:
+        ...     print(type(error).__name__)
+        DeviceError
+    """
 
     def __reduce__(self) -> str | tuple[object, ...]:
         initialise = type(self).__init__
@@ -276,6 +284,18 @@ class ReplicaDivergenceError(ReplicaxError, ValueError):
     Attributes:
         variable: Name (or Keras path) of the variable.
         reason: Why the value may differ; None if it simply depends on this replica's data.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     count = rx.Variable(0, name="count")
+        >>> def replica():
+        ...     count.assign(rx.get_replica_context().replica_id_in_sync_group)
+        >>> try:
+        ...     strategy.run(replica)
+        ... except rx.ReplicaDivergenceError as error:
+        ...     print(error.variable)
+        count
     """
 
     def __init__(self, variable: str, reason: str | None = None):

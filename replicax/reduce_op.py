@@ -15,6 +15,12 @@ class ReduceOp(enum.Enum):
     """How to combine one value per replica: `SUM` or `MEAN`.
 
     An op can be given by its name too, in any case: `"sum"`, `"MEAN"`.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> value = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group)
+        >>> float(strategy.reduce(rx.ReduceOp.MEAN, value, axis=None))
+        0.5
     """
 
     SUM = "sum"

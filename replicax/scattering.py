@@ -25,6 +25,11 @@ class IndexedSlices(NamedTuple):
         values: The rows, shape `(*indices.shape, *row shape)`.
         indices: Their indices, integers of any shape.
         dense_shape: Shape of the array; accepted as in TensorFlow, not used.
+
+    Example:
+        >>> slices = rx.IndexedSlices(values=[[1.0, 2.0]], indices=[3], dense_shape=[5, 2])
+        >>> slices.indices
+        [3]
     """
 
     values: jax.typing.ArrayLike

@@ -31,7 +31,14 @@ from replicax.typing import Leaf, PyTree
 
 
 class DistributedValues(NoArray, abc.ABC):
-    """Base class of values that have one component per replica; they are no array, number or condition themselves."""
+    """Base class of values that have one component per replica; they are no array, number or condition themselves.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> value = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group)
+        >>> isinstance(value, rx.DistributedValues)
+        True
+    """
 
     __slots__ = ()
 
@@ -48,6 +55,12 @@ class Mirrored(DistributedValues, metaclass=_MirroredType):
 
     It has no constructor: `strategy.replicate` makes such arrays and `strategy.run` returns them where equality is
     proven. They are plain `jax.Array`s and can be used as such.
+
+    Example:
+        >>> import numpy as np
+        >>> strategy = rx.MirroredStrategy()
+        >>> isinstance(strategy.replicate(np.ones(3)), rx.Mirrored)
+        True
     """
 
     def __new__(cls, *args: PyTree, **kwargs: PyTree) -> Mirrored:
@@ -60,6 +73,12 @@ class PerReplica(DistributedValues):
 
     Attributes:
         stacked: Shape `(num_replicas, ...)`; row i is replica i's component and lives on its device.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> value = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group)
+        >>> strategy.local_results(value)
+        (Array(0, dtype=int32), Array(1, dtype=int32))
     """
 
     __slots__ = ("stacked",)

@@ -263,3 +263,9 @@ def test_no_module_comes_in_by_the_front_door(module: str):
         elif isinstance(node, ast.Import):
             front_door += [alias.name for alias in node.names if alias.name == "replicax"]
     assert front_door == []
+
+
+def test_every_public_class_and_function_has_an_example():
+    from tests.examples_of_names import names_without_example
+
+    assert names_without_example() == []

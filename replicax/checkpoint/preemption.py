@@ -45,6 +45,11 @@ class TerminationConfig:
         grace_period: Seconds from the notice to the end. With 0 or None, the workers save at the next step and end.
             With more they save, train on, save again shortly before the time is up, and end.
         save_fn: Saves instead of the manager; it gets the arguments of `save_checkpoint_if_preempted`.
+
+    Example:
+        >>> config = rx.TerminationConfig(grace_period=30.0, exit_fn=lambda: None)
+        >>> config.grace_period
+        30.0
     """
 
     termination_watcher_fn: Callable[[], bool] | None = None

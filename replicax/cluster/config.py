@@ -30,6 +30,12 @@ class ClusterConfig:
 
     Raises:
         ClusterError: A role is unknown or taken twice, or the task is missing or not in the cluster.
+
+    Example:
+        >>> cluster = rx.cluster_resolver.ClusterSpec({"worker": ["10.0.0.1:8888", "10.0.0.2:8888"]})
+        >>> config = rx.cluster_resolver.ClusterConfig(cluster, rx.cluster_resolver.Task("worker", 1))
+        >>> config.num_processes, config.process_id, config.is_chief
+        (2, 1, False)
     """
 
     spec: ClusterSpec = dataclasses.field(default_factory=ClusterSpec)

@@ -66,6 +66,11 @@ class Detection:
         winner: Name of the source; None for a single process, if no source applies.
         candidates: All sources, in the order of precedence.
         conflicts: A sentence for each contradiction between the winner and another source that applies.
+
+    Example:
+        >>> environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+        >>> rx.cluster_resolver.detect_cluster(environ).winner
+        'torchrun'
     """
 
     config: ClusterConfig
@@ -106,6 +111,10 @@ def detect_cluster(environ: Environ | None = None) -> Detection:
     Raises:
         ClusterError: The winner's variables are malformed (in another source, that is a conflict); or none applies, but
             a variable shows that there are other processes, and one that belongs to it is not set.
+
+    Example:
+        >>> print(rx.cluster_resolver.detect_cluster({}))
+        a single process: nothing in its environment names a cluster
     """
     variables: Environ = os.environ if environ is None else environ
     candidates: list[Candidate] = []

@@ -28,6 +28,10 @@ class Task:
 
     Raises:
         ClusterError: `type` is not a name, or `index` is not an int of at least 0.
+
+    Example:
+        >>> str(rx.cluster_resolver.Task("worker", 1))
+        'worker:1'
     """
 
     type: str

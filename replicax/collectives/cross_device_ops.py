@@ -35,6 +35,11 @@ class CrossDeviceOps(AdvisedContract):
         num_packs: Number of packs for the small arrays of one dtype, 0 for none. Within one process there are more
             where a pack would hold more than 8 arrays: no step is slower for it, and deep models compile faster.
             `CommunicationOptions.bytes_per_pack` wins over it.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=rx.RingAllReduce())
+        >>> isinstance(strategy.cross_device_ops, rx.CrossDeviceOps)
+        True
     """
 
     num_packs: int = 0

@@ -28,6 +28,12 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 
     Raises:
         ArgumentError: `num_packs` is not an int of at least 0, or `group_size` not one of at least 1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> strategy = rx.MirroredStrategy(cross_device_ops=rx.HierarchicalCopyAllReduce(group_size=2))
+        >>> int(strategy.reduce("sum", strategy.run(lambda: jnp.ones(())), axis=None))
+        8
     """
 
     num_packs: int = 1

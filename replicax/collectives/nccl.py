@@ -21,6 +21,9 @@ class NcclAllReduce(CrossDeviceOps):
 
     Raises:
         ArgumentError: `num_packs` is not an int of at least 0.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy(cross_device_ops=rx.NcclAllReduce(num_packs=2))
     """
 
     num_packs: int = 1

@@ -38,6 +38,9 @@ class ReductionToOneDevice(CrossDeviceOps):
         ArgumentError: `reduce_to_device` is neither a replica number nor a device, or `accumulation_fn` not callable.
         ReduceError: (in `all_reduce`) There is no such replica, or `accumulation_fn` returned another shape or dtype.
         ContextError: (in `all_reduce`) A device was named, but no strategy has looked it up.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy(cross_device_ops=rx.ReductionToOneDevice("cpu:0"))
     """
 
     reduce_to_device: int | str | jax.Device | None = None

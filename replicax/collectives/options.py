@@ -20,6 +20,11 @@ class CommunicationImplementation(enum.Enum):
     `RingAllReduce`. `AUTO` chooses by what was measured: XLA's own all-reduce, except for values of up to 256 KiB (of
     all replicas together) between CPU processes, which are gathered and added up on each replica. Wherever an
     implementation is expected its name works too, in any case: `"ring"`, `"NCCL"`.
+
+    Example:
+        >>> options = rx.CommunicationOptions(implementation=rx.CommunicationImplementation.RING)
+        >>> options.implementation.name
+        'RING'
     """
 
     AUTO = "auto"

@@ -25,6 +25,12 @@ class RingAllReduce(CrossDeviceOps):
         P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
         Parallel and Distributed Computing 69(2), 2009. A. Gibiansky, "Bringing HPC techniques to deep learning", Baidu
         Research, 2017, brought it to gradients.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> strategy = rx.MirroredStrategy(cross_device_ops=rx.RingAllReduce())
+        >>> int(strategy.reduce("sum", strategy.run(lambda: jnp.ones(())), axis=None))
+        8
     """
 
     def _all_reduce_sum(self, buffers: list[jax.Array], axis_name: str, num_replicas: int) -> list[jax.Array]:

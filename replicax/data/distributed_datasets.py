@@ -41,6 +41,14 @@ class DistributedDataset(DistributedDatasetBase):
     Raises:
         ArgumentError: An argument has the wrong type or value, or is missing.
         BatchError: Arrays were given that disagree in their number of rows, have none, or cannot be split.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> dataset = strategy.distribute_dataset(np.arange(6.0), batch_size=4)
+        >>> [float(strategy.reduce("sum", strategy.run(jnp.sum, args=(batch,)), axis=None)) for batch in dataset]
+        [6.0, 9.0]
     """
 
     def __init__(
@@ -112,6 +120,16 @@ class DistributedDatasetFromFunction(DistributedDatasetBase):
     Raises:
         ElasticError: Workers come and go, and each has data of its own.
         ArgumentError: `dataset_fn` is not callable, or `options` are not `InputOptions`.
+
+    Example:
+        >>> import numpy as np
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> def dataset_fn(context):
+        ...     size = context.get_per_replica_batch_size(4)
+        ...     return [np.full(size, i) for i in range(6)]
+        >>> dataset = strategy.distribute_datasets_from_function(dataset_fn)
+        >>> len(list(dataset))
+        3
     """
 
     _keeps_peeked_pass = True  # So that `dataset_fn` runs once per pass, as promised.

@@ -16,6 +16,11 @@ class InputContext:
         num_input_pipelines: Number of pipelines (one per process) that together feed all replicas.
         input_pipeline_id: The id of this pipeline, from 0.
         num_replicas_in_sync: Number of replicas over all pipelines.
+
+    Example:
+        >>> context = rx.InputContext(num_replicas_in_sync=8)
+        >>> context.get_per_replica_batch_size(64)
+        8
     """
 
     num_input_pipelines: int = 1
@@ -50,6 +55,14 @@ class ValueContext:
     Attributes:
         replica_id_in_sync_group: The id of the replica, from 0 to `num_replicas_in_sync - 1`.
         num_replicas_in_sync: Number of replicas.
+
+    Example:
+        >>> import numpy as np
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> index = lambda context: np.float32(context.replica_id_in_sync_group)
+        >>> values = strategy.distribute_values_from_function(index)
+        >>> strategy.local_results(values)
+        (Array(0., dtype=float32), Array(1., dtype=float32))
     """
 
     replica_id_in_sync_group: int = 0

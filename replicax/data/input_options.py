@@ -15,7 +15,14 @@ _UNEVEN = ("drain", "shortest", "error")
 
 
 class AutoShardPolicy(enum.Enum):
-    """How the rows of a dataset are divided among several workers (processes)."""
+    """How the rows of a dataset are divided among several workers (processes).
+
+    Example:
+        >>> import numpy as np
+        >>> strategy = rx.MirroredStrategy()
+        >>> options = rx.InputOptions(auto_shard_policy=rx.AutoShardPolicy.DATA)
+        >>> dataset = strategy.distribute_dataset(np.arange(16), batch_size=8, options=options)
+    """
 
     OFF = "off"
     AUTO = "auto"
@@ -64,6 +71,14 @@ class InputOptions(Advised):
 
     Raises:
         ArgumentError: A value is not one of those.
+
+    Example:
+        >>> import numpy as np
+        >>> strategy = rx.MirroredStrategy()
+        >>> options = rx.InputOptions(remainder="drop")
+        >>> dataset = strategy.distribute_dataset(np.arange(20), batch_size=16, options=options)
+        >>> len(list(dataset))
+        1
     """
 
     prefetch: int = 2

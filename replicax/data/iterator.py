@@ -27,6 +27,15 @@ class DistributedIterator(Iterator[PyTree]):
         steps: The data of the steps.
         is_first: Whether it is the dataset's first pass, whose first batch may take long.
         spec: Returns the dataset's `element_spec`; None as long as no batch has been seen.
+
+    Example:
+        >>> import numpy as np
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> iterator = iter(strategy.distribute_dataset(np.arange(4), batch_size=4))
+        >>> strategy.local_results(next(iterator))
+        (Array([0, 1], dtype=int32), Array([2, 3], dtype=int32))
+        >>> next(iterator, "the pass is over")
+        'the pass is over'
     """
 
     def __init__(

@@ -37,6 +37,9 @@ def barrier(mesh: MeshLike, barrier_name: str | None = None, timeout_in_ms: int 
         ArgumentError: The timeout is not a positive int, or the name not a string.
         ContextError: JAX's coordination service is gone.
         ProgramError: Called while a function is being traced.
+
+    Example:
+        >>> rx.dtensor.barrier(rx.dtensor.create_mesh([("x", 8)]))
     """
     mesh = Mesh.of(mesh)
     timeout_ms = _DAY_IN_MS if timeout_in_ms is None else timeout_in_ms

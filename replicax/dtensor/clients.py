@@ -31,22 +31,41 @@ def client_id() -> int:
 
     Raises:
         ArgumentError: The environment is malformed (see `client_settings`), also in the functions below.
+
+    Example:
+        >>> rx.dtensor.client_id()
+        0
     """
     return jax.process_index() if jax.distributed.is_initialized() else client_settings(os.environ).client_id
 
 
 def num_clients() -> int:
-    """Returns the number of clients: JAX's once clients are connected, otherwise the length of `DTENSOR_JOBS`."""
+    """Returns the number of clients: JAX's once clients are connected, otherwise the length of `DTENSOR_JOBS`.
+
+    Example:
+        >>> rx.dtensor.num_clients()
+        1
+    """
     return jax.process_count() if jax.distributed.is_initialized() else client_settings(os.environ).num_clients
 
 
 def jobs() -> list[str]:
-    """Returns the addresses in `DTENSOR_JOBS`; an empty list if it is not set."""
+    """Returns the addresses in `DTENSOR_JOBS`; an empty list if it is not set.
+
+    Example:
+        >>> rx.dtensor.jobs()
+        []
+    """
     return list(client_settings(os.environ).jobs)
 
 
 def job_name() -> str:
-    """Returns `DTENSOR_JOB_NAME`; by default `"localhost"` for one client, `"worker"` for several."""
+    """Returns `DTENSOR_JOB_NAME`; by default `"localhost"` for one client, `"worker"` for several.
+
+    Example:
+        >>> rx.dtensor.job_name()
+        'localhost'
+    """
     return client_settings(os.environ).job_name or ("localhost" if num_clients() == 1 else "worker")
 
 
@@ -58,6 +77,10 @@ def full_job_name(task_id: int | None = None) -> str:
 
     Raises:
         ArgumentError: There is no such client.
+
+    Example:
+        >>> rx.dtensor.full_job_name()
+        'localhost/replica:0/task:0'
     """
     task = client_id() if task_id is None else task_id
     _check_client(task, num_clients())
@@ -69,6 +92,10 @@ def heartbeat_enabled() -> bool:
 
     If they do and one of them dies, all others end within about 100 s; otherwise they wait for it until their
     deadlines.
+
+    Example:
+        >>> rx.dtensor.heartbeat_enabled()
+        True
     """
     return client_settings(os.environ).heartbeat
 
@@ -91,6 +118,10 @@ def local_devices(device_type: str, for_client_id: int | None = None) -> list[ja
     Raises:
         DeviceError: `device_type` is none of those.
         ArgumentError: There is no such client.
+
+    Example:
+        >>> len(rx.dtensor.local_devices("cpu"))
+        8
     """
     devices = global_devices(device_type)
     client = jax.process_index() if for_client_id is None else for_client_id
@@ -99,7 +130,12 @@ def local_devices(device_type: str, for_client_id: int | None = None) -> list[ja
 
 
 def num_local_devices(device_type: str) -> int:
-    """Returns the number of devices of this client; see `local_devices`."""
+    """Returns the number of devices of this client; see `local_devices`.
+
+    Example:
+        >>> rx.dtensor.num_local_devices("cpu")
+        8
+    """
     return len(local_devices(device_type))
 
 
@@ -108,12 +144,21 @@ def num_global_devices(device_type: str) -> int:
 
     Raises:
         DeviceError: `device_type` is none of `"cpu"`, `"gpu"`, `"tpu"`.
+
+    Example:
+        >>> rx.dtensor.num_global_devices("cpu")
+        8
     """
     return len(global_devices(device_type))
 
 
 def preferred_device_type() -> str:
-    """Returns the best type of device that exists here: `"tpu"` over `"gpu"` over `"cpu"`."""
+    """Returns the best type of device that exists here: `"tpu"` over `"gpu"` over `"cpu"`.
+
+    Example:
+        >>> rx.dtensor.preferred_device_type()
+        'cpu'
+    """
     return next(device_type for device_type in _DEVICE_TYPES if global_devices(device_type))
 
 
@@ -158,6 +203,10 @@ def initialize_accelerator_system(
         ArgumentError: The environment is malformed.
         ClusterError: This client does not fit the others, a client cannot listen at its address, or cannot connect with
             another one.
+
+    Example:
+        >>> rx.dtensor.initialize_accelerator_system("cpu")
+        'cpu'
     """
     settings = client_settings(os.environ)
     timeout_s = checked_seconds("timeout_s", timeout_s)
@@ -193,6 +242,9 @@ def shutdown_accelerator_system() -> None:
 
     Raises:
         ContextError: `DTENSOR_JOBS` names several clients, and they are not connected.
+
+    Example:
+        >>> rx.dtensor.shutdown_accelerator_system()
     """
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()

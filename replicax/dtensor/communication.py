@@ -66,6 +66,14 @@ class CommunicationReport:
     Attributes:
         collectives: The collectives, as the compiled program lists them. One that joins several arrays counts once.
         num_devices: Number of devices that the program is for.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> mesh = rx.dtensor.create_mesh([("x", 8)])
+        >>> x = rx.dtensor.call_with_layout(jnp.ones, rx.dtensor.Layout.batch_sharded(mesh, "x", rank=1), (8,))
+        >>> report = rx.dtensor.communication(jnp.sum, x)
+        >>> [collective.kind for collective in report.collectives]
+        ['all-reduce']
     """
 
     collectives: tuple[Collective, ...]

@@ -132,6 +132,12 @@ def stateless_uniform(
     Raises:
         ArgumentError: `seed` is not one of these.
         LayoutError: The layout does not fit the shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layout = rx.dtensor.Layout(["x"], rx.dtensor.create_mesh([("x", 8)]))
+        >>> rx.dtensor.stateless_uniform((8,), seed=(1, 2), maxval=10, dtype=jnp.int32, layout=layout).dtype
+        dtype('int32')
     """
     draw = jax.random.randint if jnp.issubdtype(dtype, jnp.integer) else jax.random.uniform
     return _drawn(draw, shape, seed, layout, minval=minval, maxval=maxval, dtype=np.dtype(dtype))
@@ -145,7 +151,13 @@ def stateless_normal(
     dtype: DTypeLike = jnp.float32,
     layout: Layout | None = None,
 ) -> jax.Array:
-    """Returns random numbers from a normal distribution; otherwise like `stateless_uniform`."""
+    """Returns random numbers from a normal distribution; otherwise like `stateless_uniform`.
+
+    Example:
+        >>> layout = rx.dtensor.Layout(["x"], rx.dtensor.create_mesh([("x", 8)]))
+        >>> rx.dtensor.stateless_normal((8,), seed=(1, 2), layout=layout).shape
+        (8,)
+    """
     return _drawn(_normal, shape, seed, layout, mean=mean, stddev=stddev, dtype=np.dtype(dtype))
 
 
@@ -157,7 +169,12 @@ def stateless_truncated_normal(
     dtype: DTypeLike = jnp.float32,
     layout: Layout | None = None,
 ) -> jax.Array:
-    """Returns normal random numbers within two standard deviations; otherwise like `stateless_uniform`."""
+    """Returns normal random numbers within two standard deviations; otherwise like `stateless_uniform`.
+
+    Example:
+        >>> bool((abs(rx.dtensor.stateless_truncated_normal((100,), seed=(1, 2))) <= 2).all())
+        True
+    """
     return _drawn(_truncated_normal, shape, seed, layout, mean=mean, stddev=stddev, dtype=np.dtype(dtype))
 
 

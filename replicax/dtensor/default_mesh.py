@@ -25,6 +25,11 @@ def default_mesh(mesh: MeshLike) -> Iterator[Mesh]:
 
     Raises:
         MeshError: `mesh` is not a mesh.
+
+    Example:
+        >>> with rx.dtensor.default_mesh(rx.dtensor.create_mesh([("x", 8)])) as mesh:
+        ...     rx.dtensor.get_default_mesh() is mesh
+        True
     """
     mesh = Mesh.of(mesh)
     with contextlib.ExitStack() as stack:
@@ -38,11 +43,20 @@ run_on = default_mesh
 
 
 def get_default_mesh() -> Mesh | None:
-    """Returns the mesh of the enclosing `default_mesh`, None outside of every one."""
+    """Returns the mesh of the enclosing `default_mesh`, None outside of every one.
+
+    Example:
+        >>> rx.dtensor.get_default_mesh()
+    """
     return cast("Mesh | None", context.current().default_mesh)
 
 
 def device_name() -> str:
-    """Returns the name of the device, such as `"cpu:0"`, on which JAX makes arrays that have no mesh and no layout."""
+    """Returns the name of the device, such as `"cpu:0"`, on which JAX makes arrays that have no mesh and no layout.
+
+    Example:
+        >>> rx.dtensor.device_name()
+        'cpu:0'
+    """
     with jax.ensure_compile_time_eval():  # in a traced function too
         return name_of(jax.device_put(0).devices().pop())

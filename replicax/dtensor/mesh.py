@@ -30,6 +30,10 @@ class MeshDimension(NamedTuple):
     Attributes:
         name: Its name.
         size: Its size.
+
+    Example:
+        >>> rx.dtensor.create_mesh([("x", 2), ("y", 4)])["y"]
+        MeshDimension(name='y', size=4)
     """
 
     name: str
@@ -55,6 +59,11 @@ class Mesh(Advised):
         dim_names: Tuple of the dimensions' names.
         name: The label.
         jax_mesh: The same mesh as a `jax.sharding.Mesh`, with axes of type Auto.
+
+    Example:
+        >>> mesh = rx.dtensor.create_mesh([("x", 2), ("y", 4)])
+        >>> mesh.dim_size("y"), mesh.size
+        (4, 8)
     """
 
     @called_as("tf.experimental.dtensor.Mesh")

@@ -74,6 +74,10 @@ def create_distributed_mesh(
         ContextError: `DTENSOR_JOBS` names several clients, and they are not connected yet.
         MeshError: The sizes do not multiply to the number of devices, or a dimension is not well-formed.
         DeviceError: A device does not exist, here or in another client, or is not of `device_type`.
+
+    Example:
+        >>> rx.dtensor.create_distributed_mesh([("batch", 8)]).size
+        8
     """
     check_connected("create_distributed_mesh")
     if local_devices is None:

@@ -78,6 +78,14 @@ def sharded_save(
         CheckpointError: A name comes twice, the directory exists, or it cannot be written.
         LayoutError: A tensor lives over other devices than the mesh.
         ProgramError: A tensor is traced.
+
+    Example:
+        >>> import numpy as np
+        >>> import tempfile
+        >>> mesh = rx.dtensor.create_mesh([("x", 8)])
+        >>> x = rx.dtensor.relayout(np.zeros(8, np.float32), rx.dtensor.Layout(["x"], mesh))
+        >>> rx.dtensor.sharded_save(mesh, tempfile.mkdtemp() + "/x", ["x"], [x]).name
+        'x'
     """
     if len(tensor_names) != len(tensors):
         raise TensorError(f"There are {len(tensor_names)} names for {len(tensors)} tensors.")
@@ -91,7 +99,17 @@ def sharded_save(
 def name_based_save(
     mesh: MeshLike, directory: Directory, name_tensor_dict: Mapping[str, jax.Array | DVariable]
 ) -> Path:
-    """Writes tensors by name, like `sharded_save`."""
+    """Writes tensors by name, like `sharded_save`.
+
+    Example:
+        >>> import numpy as np
+        >>> import tempfile
+        >>> mesh = rx.dtensor.create_mesh([("x", 8)])
+        >>> x = rx.dtensor.relayout(np.arange(8.0), rx.dtensor.Layout(["x"], mesh))
+        >>> folder = rx.dtensor.name_based_save(mesh, tempfile.mkdtemp() + "/x", {"x": x})
+        >>> rx.dtensor.name_based_restore(mesh, folder, {"x": x})["x"].tolist()
+        [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    """
     mesh = Mesh.of(mesh)
     arrays = {}
     for name, tensor in name_tensor_dict.items():
@@ -118,6 +136,15 @@ def name_based_restore(
         LayoutError: A template lives over other devices than the mesh.
         CheckpointError: There is no complete checkpoint, a name is not in it, or it has another shape there.
         ProgramError: A template is traced.
+
+    Example:
+        >>> import numpy as np
+        >>> import tempfile
+        >>> mesh = rx.dtensor.create_mesh([("x", 8)])
+        >>> x = rx.dtensor.relayout(np.arange(8.0), rx.dtensor.Layout(["x"], mesh))
+        >>> folder = rx.dtensor.name_based_save(mesh, tempfile.mkdtemp() + "/x", {"x": x})
+        >>> rx.dtensor.name_based_restore(mesh, folder, {"x": x})["x"].sum().item()
+        28.0
     """
     mesh = Mesh.of(mesh)
     wanted = {}
@@ -133,6 +160,14 @@ def saved_tensors(directory: Directory) -> dict[str, jax.ShapeDtypeStruct]:
 
     Raises:
         CheckpointError: There is no complete checkpoint.
+
+    Example:
+        >>> import numpy as np
+        >>> import tempfile
+        >>> mesh = rx.dtensor.create_mesh([("x", 8)])
+        >>> x = rx.dtensor.relayout(np.zeros(8, np.float32), rx.dtensor.Layout(["x"], mesh))
+        >>> rx.dtensor.saved_tensors(rx.dtensor.sharded_save(mesh, tempfile.mkdtemp() + "/x", ["x"], [x]))["x"].shape
+        (8,)
     """
     return {name: jax.ShapeDtypeStruct(entry.shape, entry.dtype) for name, entry in entries(directory).items()}
 

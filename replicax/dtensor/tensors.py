@@ -82,6 +82,12 @@ def unpack(tensor: jax.Array) -> list[jax.Array]:
     Raises:
         TensorError: `tensor` is not a DTensor; for a variable pass its `value`.
         ProgramError: Called while a function is being traced.
+
+    Example:
+        >>> import numpy as np
+        >>> layout = rx.dtensor.Layout(["x"], rx.dtensor.create_mesh([("x", 8)]))
+        >>> [part.tolist() for part in rx.dtensor.unpack(rx.dtensor.relayout(np.arange(8), layout))]
+        [[0], [1], [2], [3], [4], [5], [6], [7]]
     """
     _check_not_traced([tensor], "unpack")
     layout = _layout_of_dtensor(tensor, "unpack")
@@ -105,6 +111,13 @@ def relayout(tensor: TensorLike, layout: Layout) -> jax.Array:
     Raises:
         LayoutError: The rank is another one, or, outside of traced functions, a dimension does not divide.
         TensorError: `tensor` is not an array.
+
+    Example:
+        >>> import numpy as np
+        >>> mesh = rx.dtensor.create_mesh([("x", 8)])
+        >>> whole = rx.dtensor.relayout(np.arange(8), rx.dtensor.Layout(["x"], mesh))
+        >>> [part.tolist() for part in rx.dtensor.unpack(whole)]
+        [[0], [1], [2], [3], [4], [5], [6], [7]]
     """
     return laid_out(tensor, checked_layout(layout))
 
@@ -116,6 +129,13 @@ def relayout_like(tensor: TensorLike, layout_tensor: TensorLike) -> jax.Array:
     Raises:
         TensorError: `layout_tensor` is not a DTensor.
         ProgramError: `layout_tensor` is traced, and XLA chooses its layout. (A `DVariable` has one everywhere.)
+
+    Example:
+        >>> import numpy as np
+        >>> layout = rx.dtensor.Layout(["x"], rx.dtensor.create_mesh([("x", 8)]))
+        >>> like = rx.dtensor.relayout(np.arange(8), layout)
+        >>> rx.dtensor.fetch_layout(rx.dtensor.relayout_like(np.ones(8), like)) == layout
+        True
     """
     layout = fetch_layout(layout_tensor)
     if layout is None:
@@ -125,7 +145,14 @@ def relayout_like(tensor: TensorLike, layout_tensor: TensorLike) -> jax.Array:
 
 @called_as("tf.experimental.dtensor.copy_to_mesh")
 def copy_to_mesh(tensor: TensorLike, layout: Layout) -> jax.Array:
-    """Returns a tensor with a layout of any mesh, like `relayout`; it shares no buffer with the original."""
+    """Returns a tensor with a layout of any mesh, like `relayout`; it shares no buffer with the original.
+
+    Example:
+        >>> import numpy as np
+        >>> layout = rx.dtensor.Layout.replicated(rx.dtensor.create_mesh([("x", 8)]), rank=1)
+        >>> rx.dtensor.copy_to_mesh(np.ones(3), layout).tolist()
+        [1.0, 1.0, 1.0]
+    """
     return laid_out(tensor, checked_layout(layout), copy=True)
 
 
@@ -139,6 +166,12 @@ def fetch_layout(tensor: object) -> Layout | None:
         TensorError: `tensor` is an array or a variable, but does not live on a mesh, or has a component for each
             replica.
         ProgramError: It is a traced array.
+
+    Example:
+        >>> import numpy as np
+        >>> layout = rx.dtensor.Layout(["x"], rx.dtensor.create_mesh([("x", 8)]))
+        >>> rx.dtensor.fetch_layout(rx.dtensor.relayout(np.ones(8), layout)).sharding_specs
+        ('x',)
     """
     layout = getattr(tensor, "layout", None)
     if isinstance(layout, Layout):
@@ -155,6 +188,12 @@ def is_dtensor(tensor: object) -> bool:
 
     Raises:
         ProgramError: It is traced.
+
+    Example:
+        >>> import numpy as np
+        >>> layout = rx.dtensor.Layout(["x"], rx.dtensor.create_mesh([("x", 8)]))
+        >>> rx.dtensor.is_dtensor(rx.dtensor.relayout(np.ones(8), layout)), rx.dtensor.is_dtensor(np.ones(8))
+        (True, False)
     """
     if isinstance(getattr(tensor, "layout", None), Layout):
         return True
@@ -174,6 +213,12 @@ def check_layout(tensor: jax.Array | variable_access.VariableLike, layout: Layou
     Raises:
         LayoutError: It is placed differently.
         TensorError: `tensor` is not a DTensor.
+
+    Example:
+        >>> import numpy as np
+        >>> mesh = rx.dtensor.create_mesh([("x", 8)])
+        >>> layout = rx.dtensor.Layout.replicated(mesh, rank=1)
+        >>> rx.dtensor.check_layout(rx.dtensor.copy_to_mesh(np.ones(4), layout), layout)
     """
     present = fetch_layout(tensor)
     if present is None:

@@ -41,6 +41,13 @@ class DVariable(Variable):
     Attributes:
         layout: The `Layout`.
         save_as_bf16: Whether checkpoints store it as bfloat16 (see `enable_save_as_bf16`); float32 variables only.
+
+    Example:
+        >>> import numpy as np
+        >>> mesh = rx.dtensor.create_mesh([("x", 2), ("y", 4)])
+        >>> variable = rx.dtensor.DVariable(np.zeros((4, 8)), layout=rx.dtensor.Layout(["x", "y"], mesh))
+        >>> variable.layout.sharding_specs
+        ('x', 'y')
     """
 
     @called_as("tf.experimental.dtensor.DVariable")
@@ -159,6 +166,14 @@ def enable_save_as_bf16(variables: Iterable[DVariable]) -> None:
 
     Raises:
         VariableError: One of them is not a `DVariable`. Then none of them changes.
+
+    Example:
+        >>> import numpy as np
+        >>> mesh = rx.dtensor.create_mesh([("x", 8)])
+        >>> variable = rx.dtensor.DVariable(np.zeros(8, np.float32), layout=rx.dtensor.Layout(["x"], mesh))
+        >>> rx.dtensor.enable_save_as_bf16([variable])
+        >>> variable.save_as_bf16
+        True
     """
     variables = list(variables)
     for variable in variables:

@@ -67,6 +67,9 @@ class StopAtStepHook(Hook):
 
     Raises:
         EstimatorError: Both or neither are given.
+
+    Example:
+        >>> hook = rx.estimator.StopAtStepHook(num_steps=1000)
     """
 
     def __init__(self, num_steps: int | None = None, last_step: int | None = None):
@@ -90,6 +93,9 @@ class NanTensorHook(Hook):
 
     Args:
         fail_on_nan_loss: Whether to raise `NanLossError`; otherwise it stops.
+
+    Example:
+        >>> hook = rx.estimator.NanTensorHook(fail_on_nan_loss=False)
     """
 
     def __init__(self, fail_on_nan_loss: bool = True):
@@ -132,6 +138,9 @@ class LoggingTensorHook(Hook):
         every_n_secs: After how many seconds each; in the place of the steps.
         at_end: Whether to write at the end, and only there if neither of the two is given.
         formatter: Makes the line of a dict of values.
+
+    Example:
+        >>> hook = rx.estimator.LoggingTensorHook(every_n_iter=100)
     """
 
     def __init__(
@@ -174,6 +183,9 @@ class StepCounterHook(Hook):
         every_n_steps: After how many steps each.
         every_n_secs: After how many seconds each; in the place of the steps.
         write: Is called with the step and `{"global_step/sec": number}`.
+
+    Example:
+        >>> hook = rx.estimator.StepCounterHook(every_n_steps=50)
     """
 
     def __init__(
@@ -204,6 +216,9 @@ class SummarySaverHook(Hook):
     Args:
         save_steps: After how many steps each.
         write: Is called with the step and the values.
+
+    Example:
+        >>> hook = rx.estimator.SummarySaverHook(100, lambda step, values: print(step, values))
     """
 
     def __init__(self, save_steps: int, write: Callable[[int, Mapping[str, float]], None]):
@@ -223,6 +238,9 @@ class FinalOpsHook(Hook):
 
     Attributes:
         final_ops_values: What it has returned; None before.
+
+    Example:
+        >>> hook = rx.estimator.FinalOpsHook(lambda context: context.step)
     """
 
     def __init__(self, final_ops: Callable[[HookContext], PyTree]):

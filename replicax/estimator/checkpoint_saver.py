@@ -15,6 +15,12 @@ class CheckpointSaverListener:
     """Is told of each checkpoint of a training; a subclass overrides what it needs.
 
     `after_save` may return True to end the training.
+
+    Example:
+        >>> class Says(rx.estimator.CheckpointSaverListener):
+        ...     def after_save(self, context, step):
+        ...         print("saved at", step)
+        >>> hook = rx.estimator.CheckpointSaverHook(save_steps=100, listeners=[Says()])
     """
 
     def begin(self) -> None:
@@ -43,6 +49,9 @@ class CheckpointSaverHook(Hook):
 
     Raises:
         EstimatorError: Both are given, or a listener has none of the methods.
+
+    Example:
+        >>> hook = rx.estimator.CheckpointSaverHook(save_steps=100)
     """
 
     def __init__(

@@ -37,6 +37,9 @@ def model_to_estimator(
 
     Raises:
         EstimatorError: Both or neither of the models are given, or it is not compiled or cannot be copied.
+
+    Example:
+        >>> estimator = rx.estimator.model_to_estimator(model, model_dir="model")  # doctest: +SKIP
     """
     if (keras_model is None) == (keras_model_path is None):
         raise EstimatorError("Give either `keras_model` or `keras_model_path`, and not both.")

@@ -30,6 +30,9 @@ class DistributeConfig:
     Raises:
         ArgumentError: A strategy is none.
         ClusterError: `remote_cluster` is malformed.
+
+    Example:
+        >>> config = rx.estimator.DistributeConfig(train_distribute=rx.MirroredStrategy())
     """
 
     train_distribute: StrategyOrMaker | None = None

@@ -51,6 +51,10 @@ def make_early_stopping_hook(
 
     Raises:
         EstimatorError: `should_stop_fn` is no function, or both or neither of the two intervals are given.
+
+    Example:
+        >>> hook = rx.estimator.make_early_stopping_hook(estimator, lambda: loss < 0.1)  # doctest: +SKIP
+        >>> estimator.train(input_fn, hooks=[hook])  # doctest: +SKIP
     """
     del estimator
     if not callable(should_stop_fn):
@@ -81,6 +85,9 @@ def stop_if_no_decrease_hook(
         min_steps: No evaluation before this step counts as a reason to stop.
         run_every_secs: After how many seconds each the evaluations are looked at.
         run_every_steps: After how many steps each, in the place of the seconds.
+
+    Example:
+        >>> hook = rx.estimator.stop_if_no_decrease_hook(estimator, "loss", 1000)  # doctest: +SKIP
     """
     stop = _no_better(estimator, metric_name, max_steps_without_decrease, eval_dir, min_steps, operator.lt)
     return make_early_stopping_hook(estimator, stop, run_every_secs, run_every_steps)
@@ -95,7 +102,11 @@ def stop_if_no_increase_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> EarlyStoppingHook:
-    """Like `stop_if_no_decrease_hook`, for a metric that is to increase."""
+    """Like `stop_if_no_decrease_hook`, for a metric that is to increase.
+
+    Example:
+        >>> hook = rx.estimator.stop_if_no_increase_hook(estimator, "accuracy", 1000)  # doctest: +SKIP
+    """
     stop = _no_better(estimator, metric_name, max_steps_without_increase, eval_dir, min_steps, operator.gt)
     return make_early_stopping_hook(estimator, stop, run_every_secs, run_every_steps)
 
@@ -112,6 +123,9 @@ def stop_if_higher_hook(
     """Makes a hook that ends a training when a metric of its evaluations is higher than a threshold.
 
     The arguments are those of `stop_if_no_decrease_hook`.
+
+    Example:
+        >>> hook = rx.estimator.stop_if_higher_hook(estimator, "accuracy", 0.98)  # doctest: +SKIP
     """
     stop = _beyond(estimator, metric_name, threshold, eval_dir, min_steps, operator.gt)
     return make_early_stopping_hook(estimator, stop, run_every_secs, run_every_steps)
@@ -126,7 +140,11 @@ def stop_if_lower_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> EarlyStoppingHook:
-    """Like `stop_if_higher_hook`, for a metric that is lower."""
+    """Like `stop_if_higher_hook`, for a metric that is lower.
+
+    Example:
+        >>> hook = rx.estimator.stop_if_lower_hook(estimator, "loss", 0.1)  # doctest: +SKIP
+    """
     stop = _beyond(estimator, metric_name, threshold, eval_dir, min_steps, operator.lt)
     return make_early_stopping_hook(estimator, stop, run_every_secs, run_every_steps)
 

@@ -27,6 +27,12 @@ class Exporter(AdvisedContract):
 
     Attributes:
         only_at_the_end: Whether it has nothing to do before the training has ended.
+
+    Example:
+        >>> import jax
+        >>> exporter = rx.estimator.FinalExporter("final", jax.ShapeDtypeStruct((1, 2), "float32"))
+        >>> isinstance(exporter, rx.estimator.Exporter)
+        True
     """
 
     only_at_the_end = False
@@ -117,6 +123,12 @@ class LatestExporter(_ModelExporter):
 
     Raises:
         ArgumentError: One of them has the wrong type or value.
+
+    Example:
+        >>> import jax
+        >>> exporter = rx.estimator.LatestExporter("latest", jax.ShapeDtypeStruct((1, 2), "float32"), exports_to_keep=3)
+        >>> exporter.name
+        'latest'
     """
 
     @called_as("tf.estimator.LatestExporter")
@@ -152,6 +164,12 @@ class FinalExporter(_ModelExporter):
 
     Raises:
         ArgumentError: One of them has the wrong type or value.
+
+    Example:
+        >>> import jax
+        >>> exporter = rx.estimator.FinalExporter("final", jax.ShapeDtypeStruct((1, 2), "float32"))
+        >>> exporter.name
+        'final'
     """
 
     only_at_the_end = True

@@ -33,6 +33,10 @@ class HookContext:
         steps_done: How many steps this loop has done.
         is_chief: Whether this process writes files.
         stop_requested: Whether the loop ends after this step.
+
+    Example:
+        >>> rx.estimator.HookContext("train", "model", step=7).step
+        7
     """
 
     def __init__(

@@ -8,6 +8,10 @@ class ModeKeys:
         TRAIN: Training: the function returns a loss and says how to update the variables.
         EVAL: Evaluation: it returns a loss and metrics.
         PREDICT: Prediction and export: it returns predictions; there are no labels.
+
+    Example:
+        >>> rx.estimator.ModeKeys.TRAIN
+        'train'
     """
 
     TRAIN = "train"

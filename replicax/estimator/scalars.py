@@ -67,6 +67,11 @@ def read_eval_metrics(eval_dir: str | os.PathLike[str]) -> dict[int, dict[str, f
     """Returns the evaluations in the folder of `Estimator.eval_dir()`: the loss and metrics by global step.
 
     Of several evaluations of one step the last counts; steps are in ascending order. Without a folder there are none.
+
+    Example:
+        >>> import tempfile
+        >>> rx.estimator.read_eval_metrics(tempfile.mkdtemp())
+        {}
     """
     path = os.path.join(os.fspath(eval_dir), _EVALUATIONS)
     if not os.path.exists(path):

@@ -66,6 +66,12 @@ class EstimatorSpec(Advised):
 
     Raises:
         EstimatorError: A field is missing that the mode needs, or has the wrong type or shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> spec = rx.estimator.EstimatorSpec(rx.estimator.ModeKeys.PREDICT, predictions={"x": jnp.ones(3)})
+        >>> spec.mode
+        'infer'
     """
 
     mode: str

@@ -77,6 +77,12 @@ class EvalSpec:
 
     Raises:
         ArgumentError: One of them has the wrong type or value.
+
+    Example:
+        >>> import numpy as np
+        >>> spec = rx.estimator.EvalSpec(lambda: [(np.ones((4, 2)), np.ones(4))], steps=10)
+        >>> spec.steps
+        10
     """
 
     input_fn: InputFn

@@ -27,6 +27,11 @@ class WarmStartSettings:
 
     Raises:
         EstimatorError: There is no checkpoint given.
+
+    Example:
+        >>> settings = rx.estimator.WarmStartSettings("pretrained", vars_to_warm_start="encoder.*")
+        >>> settings.vars_to_warm_start
+        'encoder.*'
     """
 
     ckpt_to_initialize_from: str | os.PathLike[str]

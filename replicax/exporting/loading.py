@@ -44,6 +44,15 @@ class LoadedFunction:
         exported_mesh_dims: Name and size of each dimension of the mesh that it was exported on; None without a mesh.
         variables: Its variables by name: `DVariable` on a mesh, otherwise `rx.Variable`. They can be read, assigned,
             and put into checkpoints.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp() + "/twice"
+        >>> path = rx.export(lambda x: 2 * x, folder, jax.ShapeDtypeStruct((3,), "float32"))
+        >>> rx.load_export(folder)(jnp.ones(3)).tolist()
+        [2.0, 2.0, 2.0]
     """
 
     def __init__(self, directory: Path, manifest: Manifest, mesh: Mesh | None):
@@ -100,6 +109,15 @@ def load_export(path: str | os.PathLike[str], *, mesh: MeshLike | None = None) -
         ExportError: There is no exported function, it is incomplete, or it cannot run on one device.
         LayoutError: The mesh lacks a dimension that a layout names, or a dimension does not divide what it shards.
         CheckpointError: The variables cannot be read.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp() + "/next"
+        >>> path = rx.export(lambda x: x + 1, folder, jax.ShapeDtypeStruct((2,), "float32"))
+        >>> rx.load_export(folder)(jnp.zeros(2)).tolist()
+        [1.0, 1.0]
     """
     directory = absolute(path)
     manifest = read_manifest(directory)

@@ -58,6 +58,10 @@ class _BackupAndRestore:
     Raises:
         ArgumentError: An argument has the wrong type or value.
         CheckpointError: When `fit` begins: the backup does not match the model; in `fit`: it could not be saved.
+
+    Example:
+        >>> import tempfile
+        >>> backup = rx.keras.BackupAndRestore(tempfile.mkdtemp())
     """
 
     model: Any  # Keras sets these.

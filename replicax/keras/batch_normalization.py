@@ -83,6 +83,13 @@ def synchronize_batch_normalization(model: _Model, synchronized: bool = True) ->
 
     Raises:
         ArgumentError: `model` is no layer, or none of its layers is a `BatchNormalization`.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
+        >>> model = rx.keras.synchronize_batch_normalization(model)
+        >>> type(model.layers[0]).__module__.split(".")[0]
+        'replicax'
     """
     import keras
 

@@ -65,6 +65,10 @@ class _TensorBoard:
     Raises:
         ArgumentError: An argument has the wrong type or value; tensorboardX is not installed; when `fit` begins:
             `log_dir` cannot be written to.
+
+    Example:
+        >>> import tempfile
+        >>> board = rx.keras.TensorBoard(tempfile.mkdtemp(), update_freq=100)
     """
 
     model: Any  # Keras sets these.

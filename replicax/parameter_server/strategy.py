@@ -95,6 +95,11 @@ class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["Param
         max_staleness: As given.
         stall_timeout: As given.
         start_timeout: As given.
+
+    Example:
+        >>> strategy = rx.ParameterServerStrategy(workers=2, servers=1)  # doctest: +SKIP
+        >>> with strategy.scope():  # doctest: +SKIP
+        ...     total = rx.Variable(0.0)
     """
 
     mesh = None

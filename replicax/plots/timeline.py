@@ -22,6 +22,10 @@ class Period(NamedTuple):
         begin: When it began, in seconds.
         end: When it ended, in seconds.
         what: What it did: each kind has a colour. "lost" and "waits" have those of a failure and of waiting.
+
+    Example:
+        >>> rx.plots.Period(worker=0, begin=0.0, end=2.5, what="step").end
+        2.5
     """
 
     worker: int | str

@@ -31,6 +31,12 @@ def set_virtual_devices(count: int) -> None:
 
     Raises:
         DeviceError: `count` is below 1, or JAX has already started with another number of CPU devices.
+
+    Example:
+        >>> import jax
+        >>> rx.config.set_virtual_devices(8)
+        >>> len(jax.devices("cpu"))
+        8
     """
     if not is_int(count) or count < 1:
         raise DeviceError(f"The number of virtual devices must be an int of at least 1, got {count!r}.")

@@ -26,7 +26,13 @@ def get_strategy() -> Strategy:
 
 
 def has_strategy() -> bool:
-    """Returns whether a strategy other than the default one is current."""
+    """Returns whether a strategy other than the default one is current.
+
+    Example:
+        >>> with rx.MirroredStrategy().scope():
+        ...     rx.has_strategy()
+        True
+    """
     return context.current().strategy is not None
 
 
@@ -35,6 +41,12 @@ def in_cross_replica_context() -> bool:
 
     True inside `strategy.scope()`, in the function of a `merge_call` and in that of `strategy.update`. False inside
     `strategy.run`, and also outside every scope: there the default strategy's only replica runs.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy()
+        >>> with strategy.scope():
+        ...     rx.in_cross_replica_context()
+        True
     """
     current = context.current()
     return current.replica is None and (current.strategy is not None or current.cross_replica)
@@ -44,6 +56,14 @@ def get_replica_context() -> ReplicaContext | Any:  # with None as a type, each 
     """Returns the running replica's context; None in cross-replica context.
 
     Outside every scope it is the default context, replica 0 of 1.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> strategy.run(lambda: rx.get_replica_context().num_replicas_in_sync)
+        2
+        >>> with strategy.scope():
+        ...     rx.get_replica_context() is None
+        True
     """
     current = context.current()
     if current.replica is not None:
@@ -57,6 +77,13 @@ def set_strategy(strategy: Strategy | None) -> None:
     Raises:
         ContextError: Called inside a `with strategy.scope()` block or inside `run`.
         ArgumentError: `strategy` is none.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy()
+        >>> rx.set_strategy(strategy)
+        >>> rx.get_strategy() is strategy
+        True
+        >>> rx.set_strategy(None)
     """
     if strategy is not None and not isinstance(strategy, Strategy):
         raise ArgumentError(

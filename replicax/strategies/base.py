@@ -60,6 +60,11 @@ class Strategy(TFSpellings, Explaining, HostDefaults, AdvisedContract):
         mesh: The devices as a mesh with the axis `"replica"`; None for the default strategy, which places nothing.
         placement: Where values live on the mesh.
         cluster_resolver: What tells the strategy who this process is; None for those of one process.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy()
+        >>> isinstance(strategy, rx.Strategy), strategy.num_replicas_in_sync
+        (True, 8)
     """
 
     devices: tuple[jax.Device, ...]

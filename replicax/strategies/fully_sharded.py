@@ -56,6 +56,14 @@ class FullyShardedStrategy(SpansWorkers):
         ArgumentError: `min_size` is not an int of at least 0; or the devices are those of some workers only.
         DeviceError: A device does not exist or comes twice, or JAX has no memory of the host beside it.
         ClusterError, ClusterTimeoutError, ContextError: As for `MultiWorkerMirroredStrategy`.
+
+    Example:
+        >>> import numpy as np
+        >>> strategy = rx.FullyShardedStrategy(min_size=8)
+        >>> with strategy.scope():
+        ...     table = rx.Variable(np.zeros((16, 4), np.float32))
+        >>> table.value.sharding.spec
+        P('replica',)
     """
 
     def __init__(

@@ -59,6 +59,11 @@ class GradientMemory(Mapping[str, Record]):
     Args:
         strategy: The strategy.
         compression: How gradients are compressed; None if they are not.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy(communication_options=rx.CommunicationOptions(compression=rx.Int8()))
+        >>> type(strategy.gradient_memory).__name__
+        'GradientMemory'
     """
 
     def __init__(self, strategy: Host, compression: Compression | None):

@@ -55,6 +55,14 @@ class ReplicaContext:
         num_replicas_in_sync: Number of replicas taking part in this step (fewer than the strategy has when a partial
             batch does not divide by them).
         batch_rows: How many rows the per-replica arguments of the running call have, on each replica.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> def replica():
+        ...     context = rx.get_replica_context()
+        ...     return context.all_reduce("sum", context.replica_id_in_sync_group)
+        >>> strategy.local_results(strategy.run(replica))
+        (Array(1, dtype=int32), Array(1, dtype=int32))
     """
 
     @called_as("tf.distribute.ReplicaContext")

@@ -23,6 +23,11 @@ class TPUStrategy(MultiWorkerMirroredStrategy):
     Raises:
         DeviceError: JAX has found devices of another kind.
         ClusterError, ClusterTimeoutError, ContextError: As for `MultiWorkerMirroredStrategy`.
+
+    Example:
+        >>> strategy = rx.TPUStrategy(platform="cpu")
+        >>> strategy.num_replicas_in_sync
+        8
     """
 
     @called_as("tf.distribute.TPUStrategy", "tf.distribute.experimental.TPUStrategy")

@@ -31,7 +31,12 @@ _REQUEST = "request.json"
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of 127.0.0.1 that are free now. Other processes may take them."""
+    """Returns ports of 127.0.0.1 that are free now. Other processes may take them.
+
+    Example:
+        >>> len(set(rx.testing.free_ports(3)))
+        3
+    """
     with contextlib.ExitStack() as sockets:
         opened = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in opened]
@@ -59,6 +64,9 @@ def run_workers(
         WorkersFailedError: A worker failed, or they took too long. The error shows the last output of each, and after a
             timeout all stacks. It is an AssertionError too.
         ArgumentError: The function or an argument cannot go to another process.
+
+    Example:
+        >>> rx.testing.run_workers(train, workers=2)  # doctest: +SKIP
     """
     return Cluster().run(function, workers, devices, timeout, **arguments)
 
@@ -68,6 +76,10 @@ class Cluster:
 
     Args:
         log_dir: The folder for the workers' output, with a subfolder for each call; None for no logs.
+
+    Example:
+        >>> def test_index(cluster):  # a test of your own; pytest gives it the fixture
+        ...     assert cluster.run(worker_index, workers=2) == [0, 1]
     """
 
     def __init__(self, log_dir: Path | None = None):

@@ -28,6 +28,18 @@ class Tracker(abc.ABC):
     elastic job), that one goes on. As a context manager it is closed at the end of the block, also after an error.
 
     Subclasses write: `_open`, `_write`, `_write_hyperparameters`, `_close`.
+
+    Example:
+        >>> class Said(rx.trackers.Tracker):
+        ...     def _open(self): print("open")
+        ...     def _write(self, values, step): print(step, values)
+        ...     def _write_hyperparameters(self, values): print(values)
+        ...     def _close(self): print("close")
+        >>> with Said() as tracker:
+        ...     tracker.log({"loss": 0.5}, step=0)
+        open
+        0 {'loss': 0.5}
+        close
     """
 
     def __init__(self) -> None:

@@ -67,6 +67,17 @@ class Variable(Advised, AssignableVariable):  # type: ignore[metaclass] # NumPy'
         VariableError: Unknown or contradictory `synchronization` and `aggregation`; a variable of each worker outside
             of the scope of a `ParameterServerStrategy`, or in a step; any variable in a dataset function of a worker.
         ProgramError: `initial_value` depends on a traced value.
+
+    Example:
+        >>> strategy = rx.MirroredStrategy()
+        >>> with strategy.scope():
+        ...     steps = rx.Variable(0, name="steps")
+        >>> @rx.function
+        ... def step():
+        ...     strategy.run(lambda: steps.assign_add(1))
+        >>> step()
+        >>> int(steps.numpy())
+        1
     """
 
     def __new__(cls, *args: object, name: str | None = None, **kwargs: object) -> Self:

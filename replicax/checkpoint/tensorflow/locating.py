@@ -14,7 +14,13 @@ _ENDING = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$|-\d{5}-of-\d{5}$")
 
 
 def is_tensorflow(path: Path) -> bool:
-    """Returns whether a path looks like a checkpoint of TensorFlow's, a SavedModel, or an HDF5 file of weights."""
+    """Returns whether a path looks like a checkpoint of TensorFlow's, a SavedModel, or an HDF5 file of weights.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> rx.checkpoint.tensorflow.is_tensorflow(pathlib.Path(tempfile.mkdtemp()))
+        False
+    """
     try:
         located(path)
     except (OSError, ValueError):

@@ -24,6 +24,11 @@ class SavedTensor:
         name: What it is of the object, such as `"VARIABLE_VALUE"`.
         full_name: The variable's own name, such as `"dense/kernel"`; empty if there was none.
         key: Its name in the checkpoint.
+
+    Example:
+        >>> from replicax.checkpoint.tensorflow import SavedTensor
+        >>> SavedTensor("VARIABLE_VALUE", "dense/kernel", "model/kernel/.ATTRIBUTES/VARIABLE_VALUE").full_name
+        'dense/kernel'
     """
 
     name: str
@@ -39,6 +44,11 @@ class Slot:
         variable: The other variable's node.
         name: What it is, such as `"m"`.
         node: Its own node.
+
+    Example:
+        >>> from replicax.checkpoint.tensorflow import Slot
+        >>> Slot(variable=3, name="m", node=7).name
+        'm'
     """
 
     variable: int
@@ -55,6 +65,11 @@ class Node:
         tensors: Its own tensors.
         slots: Of an optimizer written in TensorFlow 2.10 or before (or `legacy`), the slot variables.
         saver: The name of the registered saver that wrote it; empty if there was none.
+
+    Example:
+        >>> from replicax.checkpoint.tensorflow import Node
+        >>> Node({"model": 1}, (), (), "").children["model"]
+        1
     """
 
     children: Mapping[str, int]
@@ -74,6 +89,12 @@ class ObjectGraph:
 
     Attributes:
         nodes: The objects.
+
+    Example:
+        >>> from replicax.checkpoint.tensorflow import Node, ObjectGraph
+        >>> graph = ObjectGraph((Node({"model": 1}, (), (), ""), Node({}, (), (), "")))
+        >>> len(graph.nodes)
+        2
     """
 
     nodes: tuple[Node, ...]

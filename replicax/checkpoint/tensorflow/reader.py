@@ -115,6 +115,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
 
     Raises:
         CheckpointError: There is none, it is damaged, or a file of it is missing.
+
+    Example:
+        >>> with rx.checkpoint.tensorflow.open_checkpoint("training/ckpt-3") as found:  # doctest: +SKIP
+        ...     print(found.tensors)
     """
     path = Path(path).absolute()
     with _told(path):

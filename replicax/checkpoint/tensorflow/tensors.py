@@ -63,6 +63,12 @@ class TensorInfo:
         dtype: Its dtype; that of Python objects for strings (`bytes`), and None for what only TensorFlow can read.
         stored: Number of bytes that its values take in the files.
         slices: Into how many slices the variable was partitioned.
+
+    Example:
+        >>> import numpy as np
+        >>> from replicax.checkpoint.tensorflow import TensorInfo
+        >>> TensorInfo("dense/kernel", (20, 3), np.dtype("float32"), stored=240).shape
+        (20, 3)
     """
 
     name: str

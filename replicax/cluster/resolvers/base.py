@@ -98,6 +98,11 @@ class ClusterResolver(OwnTask):
         rpc_layer: Prefix of addresses for `master`, such as `"grpc"`.
         environment: A label for the environment, such as `"google"`; it is not used.
         environ: The environment variables; by default `os.environ`.
+
+    Example:
+        >>> resolver = rx.cluster_resolver.SimpleClusterResolver({"worker": ["10.0.0.1:8888"]})
+        >>> isinstance(resolver, rx.cluster_resolver.ClusterResolver)
+        True
     """
 
     name: ClassVar[str]

@@ -35,6 +35,11 @@ class GCEClusterResolver(ClusterResolver):
 
     Raises:
         ImportError: There is no service, and the packages are not installed.
+
+    Example:
+        >>> gce = rx.cluster_resolver.GCEClusterResolver  # doctest: +SKIP
+        >>> resolver = gce("my-project", "europe-west1-b", "trainers", 8888)  # doctest: +SKIP
+        >>> resolver.cluster_spec()  # doctest: +SKIP
     """
 
     name = "GCE"

@@ -14,6 +14,11 @@ class JaxClusterResolver(RankClusterResolver):
     """Reads `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`.
 
     The port may be in `JAX_COORDINATOR_PORT`.
+
+    Example:
+        >>> environ = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:8888", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
+        >>> rx.cluster_resolver.JaxClusterResolver(environ=environ).task_id
+        1
     """
 
     name = "JAX_*"

@@ -41,7 +41,12 @@ class PodClient(Protocol):
 
 
 class KubernetesExecutableLocation(enum.Enum):
-    """Where the program runs that asks for the pods."""
+    """Where the program runs that asks for the pods.
+
+    Example:
+        >>> rx.cluster_resolver.KubernetesExecutableLocation.WITHIN_CLUSTER.name
+        'WITHIN_CLUSTER'
+    """
 
     WITHIN_CLUSTER = 0
     OFF_CLUSTER = 1
@@ -65,6 +70,10 @@ class KubernetesClusterResolver(ClusterResolver):
     Raises:
         ImportError: There is neither a client nor the package.
         ArgumentError: `executable_location` is not a `KubernetesExecutableLocation`.
+
+    Example:
+        >>> resolver = rx.cluster_resolver.KubernetesClusterResolver({"worker": ["job-name=train"]})  # doctest: +SKIP
+        >>> resolver.cluster_spec()  # doctest: +SKIP
     """
 
     name = "Kubernetes"

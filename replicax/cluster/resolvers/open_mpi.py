@@ -20,6 +20,11 @@ class OpenMPIClusterResolver(RankClusterResolver):
     The coordinator's address is `coordinator_address`, or what JAX derives: the host where mpirun runs, which should
     run process 0 too, with a port that follows from the id of the job. Open MPI 5 has no such variable; then it is
     `JAX_COORDINATOR_ADDRESS`, or not known.
+
+    Example:
+        >>> environ = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+        >>> rx.cluster_resolver.OpenMPIClusterResolver("10.0.0.1:8888", environ=environ).task_id
+        1
     """
 
     name = "Open MPI"

@@ -13,6 +13,12 @@ class ReplicaxClusterResolver(RankClusterResolver):
     """Reads `REPLICAX_COORDINATOR`, `REPLICAX_NUM_PROCESSES` and `REPLICAX_PROCESS_ID`.
 
     `REPLICAX_LOCAL_PROCESS_ID` and `REPLICAX_LOCAL_NUM_PROCESSES` (on this machine) may be set too.
+
+    Example:
+        >>> environ = {"REPLICAX_COORDINATOR": "10.0.0.1:8888", "REPLICAX_NUM_PROCESSES": "2"}
+        >>> environ["REPLICAX_PROCESS_ID"] = "1"
+        >>> rx.cluster_resolver.ReplicaxClusterResolver(environ=environ).task_id
+        1
     """
 
     name = "REPLICAX_*"

@@ -12,6 +12,11 @@ class PMIClusterResolver(RankClusterResolver):
 
     PMI does not know where process 0 is: pass `coordinator_address`, or set `JAX_COORDINATOR_ADDRESS`. PMIx
     (`PMIX_RANK`) does not know the number of processes either, so it needs `PMI_SIZE` too.
+
+    Example:
+        >>> environ = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+        >>> rx.cluster_resolver.PMIClusterResolver("10.0.0.1:8888", environ=environ).task_id
+        1
     """
 
     name = "PMI"

@@ -23,6 +23,11 @@ class SageMakerClusterResolver(ClusterResolver):
         rpc_layer: Prefix of addresses for `master`.
         environment: A label for the environment.
         environ: The environment variables; by default `os.environ`.
+
+    Example:
+        >>> environ = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+        >>> rx.cluster_resolver.SageMakerClusterResolver(environ=environ).task_id
+        1
     """
 
     name = "SageMaker"

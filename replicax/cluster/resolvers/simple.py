@@ -26,6 +26,12 @@ class SimpleClusterResolver(ClusterResolver):
     Raises:
         ArgumentError: An argument has another type.
         ClusterError: The spec is malformed.
+
+    Example:
+        >>> spec = rx.cluster_resolver.ClusterSpec({"worker": ["10.0.0.1:8888", "10.0.0.2:8888"]})
+        >>> resolver = rx.cluster_resolver.SimpleClusterResolver(spec, task_type="worker", task_id=1)
+        >>> resolver.cluster_spec().num_tasks("worker"), resolver.task_id
+        (2, 1)
     """
 
     name = "SimpleClusterResolver"

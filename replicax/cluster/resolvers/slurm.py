@@ -38,6 +38,12 @@ class SlurmClusterResolver(ClusterResolver):
 
     Raises:
         ClusterError: A number of tasks, GPUs or the port is out of range.
+
+    Example:
+        >>> environ = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "node[1-2]"}
+        >>> environ["SLURM_STEP_TASKS_PER_NODE"] = "1(x2)"
+        >>> rx.cluster_resolver.SlurmClusterResolver(environ=environ).cluster_spec().job_tasks("worker")
+        ['node1:8888', 'node2:8888']
     """
 
     name = "Slurm"

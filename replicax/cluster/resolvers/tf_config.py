@@ -30,6 +30,12 @@ class TFConfigClusterResolver(ClusterResolver):
         rpc_layer: Prefix of addresses; by default what TF_CONFIG says.
         environment: A label for the environment. (TF_CONFIG's own is not read, as in TensorFlow.)
         environ: The environment variables; by default `os.environ`.
+
+    Example:
+        >>> tf_config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+        >>> resolver = rx.cluster_resolver.TFConfigClusterResolver(environ={"TF_CONFIG": tf_config})
+        >>> resolver.task_type, resolver.task_id
+        ('worker', 1)
     """
 
     name = _NAME

@@ -8,7 +8,13 @@ from replicax.cluster.resolvers.ranks import RankClusterResolver
 
 
 class TorchrunClusterResolver(RankClusterResolver):
-    """Reads `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`; also `LOCAL_RANK` and `LOCAL_WORLD_SIZE`."""
+    """Reads `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`; also `LOCAL_RANK` and `LOCAL_WORLD_SIZE`.
+
+    Example:
+        >>> environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "8888"}
+        >>> rx.cluster_resolver.TorchrunClusterResolver(environ=environ).task_id
+        1
+    """
 
     name = "torchrun"
     rank, count = "RANK", "WORLD_SIZE"

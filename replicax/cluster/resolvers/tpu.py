@@ -28,6 +28,10 @@ class TPUClusterResolver(ClusterResolver):
             is this machine alone.
         job_name: Name of the hosts' job.
         environ: The environment variables; by default `os.environ`.
+
+    Example:
+        >>> resolver = rx.cluster_resolver.TPUClusterResolver("local")  # doctest: +SKIP
+        >>> rx.TPUStrategy(resolver)  # doctest: +SKIP
     """
 
     name = "TPU"

@@ -24,6 +24,12 @@ class UnionResolver(ClusterResolver):
 
     Raises:
         ArgumentError: There is no resolver, or an argument is not one.
+
+    Example:
+        >>> simple = rx.cluster_resolver.SimpleClusterResolver
+        >>> resolver = rx.cluster_resolver.UnionResolver(simple({"worker": ["a:1"]}), simple({"ps": ["b:1"]}))
+        >>> sorted(resolver.cluster_spec().jobs)
+        ['ps', 'worker']
     """
 
     name = "UnionResolver"

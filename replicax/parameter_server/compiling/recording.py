@@ -142,6 +142,9 @@ def current_worker_index() -> jax.Array | int:
 
     Raises:
         ContextError: Neither runs.
+
+    Example:
+        >>> coordinator.schedule(lambda: rx.coordinator.get_current_worker_index()).fetch()  # doctest: +SKIP
     """
     if (current := recorder()) is not None:
         return current.worker_index()

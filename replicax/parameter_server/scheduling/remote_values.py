@@ -18,7 +18,13 @@ _SECONDS_TO_LOOK_UP = 0.5  # so that Ctrl-C is heard
 
 
 class RemoteValue:
-    """The result of a scheduled function, which may not have run yet."""
+    """The result of a scheduled function, which may not have run yet.
+
+    Example:
+        >>> loss = coordinator.schedule(step, args=(iterator,))  # doctest: +SKIP
+        >>> coordinator.join()  # doctest: +SKIP
+        >>> loss.fetch()  # doctest: +SKIP
+    """
 
     def __init__(self) -> None:
         self._there = threading.Event()
@@ -80,6 +86,10 @@ class PerWorkerValues:
     """A value that each worker has of its own; in a scheduled function, that of the worker which runs it.
 
     `ClusterCoordinator.create_per_worker_resource` makes it.
+
+    Example:
+        >>> index = coordinator.create_per_worker_resource(rx.coordinator.get_current_worker_index)  # doctest: +SKIP
+        >>> coordinator.schedule(step, args=(index,))  # doctest: +SKIP
     """
 
     @called_as("tf.distribute.coordinator.PerWorkerValue")
@@ -121,7 +131,13 @@ class PerWorkerValues:
 
 
 class PerWorkerDataset:
-    """A dataset that each worker makes for itself; `iter()` of it gives what to pass to `schedule`."""
+    """A dataset that each worker makes for itself; `iter()` of it gives what to pass to `schedule`.
+
+    Example:
+        >>> import numpy as np
+        >>> dataset = coordinator.create_per_worker_dataset(lambda: np.arange(10))  # doctest: +SKIP
+        >>> coordinator.schedule(step, args=(iter(dataset),))  # doctest: +SKIP
+    """
 
     def __init__(self, id: int, make_iterator: Callable[[PerWorkerDataset], PerWorkerIterator]):
         self._id, self._make_iterator = id, make_iterator
@@ -138,7 +154,12 @@ class PerWorkerDataset:
 
 
 class PerWorkerIterator:
-    """One pass over a dataset on each worker; `next()` of it, in a scheduled function, is the next batch there."""
+    """One pass over a dataset on each worker; `next()` of it, in a scheduled function, is the next batch there.
+
+    Example:
+        >>> iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))  # doctest: +SKIP
+        >>> coordinator.schedule(step, args=(iterator,))  # doctest: +SKIP
+    """
 
     def __init__(self, id: int, dataset: PerWorkerDataset, describe: Callable[[str, int], PytreeSpec]):
         self._id, self._describe = id, describe

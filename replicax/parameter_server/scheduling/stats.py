@@ -59,6 +59,9 @@ class Stats:
         bytes_pulled: Bytes of variables that went to workers.
         bytes_pushed: Bytes that workers have sent to servers.
         server_restarts: How often a server was replaced.
+
+    Example:
+        >>> coordinator.stats().staleness  # doctest: +SKIP
     """
 
     steps: int

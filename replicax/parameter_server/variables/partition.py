@@ -21,7 +21,13 @@ _DEFAULT_MIN_BYTES = 256 << 10
 
 
 class Partitioner(abc.ABC):
-    """Decides into how many shards a new variable is split."""
+    """Decides into how many shards a new variable is split.
+
+    Example:
+        >>> import numpy as np
+        >>> rx.MinSizePartitioner(min_shard_bytes=1 << 10, max_shards=4)((1024, 8), np.float32)
+        [4, 1]
+    """
 
     @abc.abstractmethod
     def __call__(self, shape: Sequence[int], dtype: jax.typing.DTypeLike, axis: int = 0) -> list[int]:

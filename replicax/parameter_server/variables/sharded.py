@@ -30,6 +30,13 @@ class ShardedVariable(RemoteVariable, Scattered):
     from the servers that have them. In a scheduled function a look-up (`jax.numpy.take`, an embedding layer,
     `variable.value[ids]`) does so. Its scatter methods are those of `rx.Variable`; in a scheduled function each server
     changes the rows that it has.
+
+    Example:
+        >>> import numpy as np
+        >>> strategy = rx.ParameterServerStrategy(variable_partitioner=rx.FixedShardsPartitioner(2))  # doctest: +SKIP
+        >>> with strategy.scope():  # doctest: +SKIP
+        ...     table = rx.Variable(np.zeros((10, 4), np.float32))
+        >>> isinstance(table, rx.ShardedVariable), len(table.variables)  # doctest: +SKIP
     """
 
     __slots__ = ()
