@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 
@@ -54,7 +54,16 @@ def html_table(headings: Sequence[str], rows: Sequence[Sequence[object]], captio
     return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
+def html_facts(title: str, facts: Mapping[str, object]) -> str:
+    """Returns a table with a name and a value in each line as HTML. A `Shown` value is shown as it is."""
+    rows = "".join(
+        f'<tr><th style="text-align: left">{escape(name)}</th>{_cell(value)}</tr>' for name, value in facts.items()
+    )
+    return f"<table><caption>{escape(title)}</caption><tbody>{rows}</tbody></table>"
+
+
 def _cell(value: object) -> str:
     if isinstance(value, int):
         return f'<td style="text-align: right">{value:,}</td>'
-    return f'<td style="text-align: left">{escape(str(value))}</td>'
+    text = value.html if isinstance(value, Shown) else escape(str(value))
+    return f'<td style="text-align: left">{text}</td>'

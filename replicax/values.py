@@ -22,12 +22,18 @@ import numpy as np
 
 import replicax.context as context
 from replicax.checks import is_int
-from replicax.compat.jax import vary
+from replicax.compat.jax import is_random_key, vary
 from replicax.errors import ContextError, ReduceError, ReplicaShapeError, VariableError
 from replicax.no_array import NoArray
 from replicax.reduce_op import ReduceOp, mean_over
+from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.shown import Shown, html_table
 from replicax.typing import Leaf, PyTree
+
+# Of a component in a notebook's table: it is fetched from its device.
+_MOST_BYTES_SHOWN = 1 << 20
+_MOST_CHARACTERS = 80
 
 
 class DistributedValues(NoArray, abc.ABC):
@@ -159,6 +165,13 @@ class PerReplica(DistributedValues):
         """Returns the value whose stacked array is `fn(stacked)`."""
         return PerReplica(fn(self.stacked))
 
+    def _repr_html_(self) -> str:
+        if not isinstance(self.stacked, jax.Array) or isinstance(self.stacked, jax.core.Tracer):
+            return Shown(repr(self)).html
+        own = sorted({shard.index[0].start or 0: shard for shard in self.stacked.addressable_shards}.items())
+        numbers = [first + i for first, shard in own for i in range(shard.data.shape[0])]
+        return components_as_html(numbers, self.values)
+
     def __repr__(self) -> str:
         if isinstance(self.stacked, jax.core.Tracer):
             return f"PerReplica({self.num_replicas} x {self.stacked.dtype}{list(self.component_shape)})"
@@ -175,6 +188,9 @@ class UnevenPerReplica(DistributedValues):
 
     def __init__(self, components: Sequence[Leaf]):
         self.values = tuple(components)
+
+    def _repr_html_(self) -> str:
+        return components_as_html(range(len(self.values)), self.values)
 
     @property
     def num_replicas(self) -> int:
@@ -296,6 +312,28 @@ class ManualPerReplica(DistributedValues):
 
     def __repr__(self) -> str:
         return f"PerReplica(component={self.component}, num_replicas={self.num_replicas})"
+
+
+def components_as_html(replicas: Sequence[int], components: Sequence[Leaf]) -> str:
+    """Returns a table with a line for each component, for a notebook.
+
+    Args:
+        replicas: The number of the replica that has each.
+        components: The components.
+    """
+    rows = [(i, *_described(component)) for i, component in zip(replicas, components, strict=True)]
+    return html_table(("replica", "device", "shape", "dtype", "value"), rows, caption="PerReplica")
+
+
+def _described(component: Leaf) -> tuple[str, str, str, str]:
+    """Returns the device, the shape, the dtype and, shortened, the entries of a component."""
+    if not isinstance(component, (jax.Array, np.ndarray)):
+        return "", "", type(component).__name__, repr(component)[:_MOST_CHARACTERS]
+    names = map(device_name, component.devices()) if isinstance(component, jax.Array) else ("host",)
+    is_number = isinstance(component, np.ndarray) or not is_random_key(component)
+    shown = is_number and component.nbytes <= _MOST_BYTES_SHOWN
+    value = np.array2string(np.asarray(component), precision=4, threshold=8, edgeitems=2) if shown else "..."
+    return ", ".join(sorted(names)), str(list(component.shape)), str(component.dtype), value
 
 
 ANY_PER_REPLICA = (PerReplica, UnevenPerReplica, ManualPerReplica)

@@ -10,6 +10,7 @@ from replicax.checks import is_int
 from replicax.cluster.addresses import Address, parse_address
 from replicax.errors import ClusterError
 from replicax.migration import Advised, called_as
+from replicax.shown import html_table
 
 _JOB_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -155,6 +156,10 @@ class ClusterSpec(Advised):
 
     def __setattr__(self, name: str, value: object) -> None:
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}: a ClusterSpec does not change.")
+
+    def _repr_html_(self) -> str:
+        rows = [(job, str(index), address) for job, tasks in self._jobs.items() for index, address in tasks]
+        return html_table(("job", "task", "address"), rows, caption="ClusterSpec")
 
     def __repr__(self) -> str:
         return f"ClusterSpec({self.as_dict()!r})"

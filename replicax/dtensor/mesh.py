@@ -15,13 +15,16 @@ from replicax.checks import is_int
 from replicax.dtensor.mesh_checks import check_devices, checked_label, checked_names
 from replicax.errors import DeviceError, MeshError
 from replicax.migration import Advised, called_as
-from replicax.runtime.devices import parse_devices
+from replicax.runtime.devices import device_name, parse_devices
+from replicax.shown import Shown, html_table
 
 if TYPE_CHECKING:
     import keras
 
 #: Every parameter that is a mesh takes any of these.
 MeshLike: TypeAlias = "Mesh | jax.sharding.Mesh | keras.distribution.DeviceMesh"
+
+_MOST_DEVICES_SHOWN = 256
 
 
 class MeshDimension(NamedTuple):
@@ -297,6 +300,15 @@ class Mesh(Advised):
 
     def __reduce__(self) -> tuple[Callable[[str], Mesh], tuple[str]]:
         return Mesh.from_string, (self.to_string(),)
+
+    def _repr_html_(self) -> str:
+        devices = self.jax_mesh.devices
+        if devices.ndim == 0 or devices.size > _MOST_DEVICES_SHOWN:
+            return Shown(repr(self)).html
+        columns = self.dim_names[-1]
+        headings = [*self.dim_names[:-1], *(f"{columns}={i}" for i in range(devices.shape[-1]))]
+        rows = [[*map(str, place), *map(device_name, devices[place])] for place in np.ndindex(devices.shape[:-1])]
+        return html_table(headings, rows, caption=repr(self))
 
     def __repr__(self) -> str:
         facts = [repr(self.name) if self.name else "", self._dims(), self.device_type()]

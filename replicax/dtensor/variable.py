@@ -17,6 +17,7 @@ from replicax.dtensor.creation import call_with_layout
 from replicax.dtensor.layout import MATCH, Layout
 from replicax.errors import ContextError, LayoutError, VariableError
 from replicax.migration import called_as
+from replicax.shown import Shown
 from replicax.variables import Variable
 
 
@@ -156,6 +157,9 @@ class DVariable(Variable):
     def _initialize(self, value: jax.Array) -> None:
         with jax.ensure_compile_time_eval():
             self._value = laid_out(value, self.layout, copy=True)
+
+    def _facts(self) -> dict[str, object]:
+        return {**super()._facts(), "layout": Shown(repr(self.layout), self.layout._repr_html_())}
 
     def __repr__(self) -> str:
         return f"<DVariable {self.name!r} shape={self._shape} dtype={self._dtype} {self.layout!r}{self._shown_value()}>"

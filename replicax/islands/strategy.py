@@ -138,6 +138,9 @@ class IslandStrategy(SynchronizingMethods, MirroredStrategy):
 
         return super().distribute_datasets_from_function(of_island if callable(dataset_fn) else dataset_fn, options)
 
+    def _facts(self) -> dict[str, object]:
+        return {"island": f"{self.island_index} of {self.num_islands}", **super()._facts()}
+
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)
         return f"{type(self).__name__}(island {self.island_index} of {self.num_islands}: [{names}])"

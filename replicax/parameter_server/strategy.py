@@ -273,6 +273,9 @@ class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["Param
         # In a worker's dataset function there is a `WorkersStrategy` in the place of this strategy.
         return WorkersStrategy, (self.cluster.workers,)
 
+    def _facts(self) -> dict[str, object]:
+        return {"workers": self.cluster.workers, "parameter servers": len(self.servers)}
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(workers={self.cluster.workers}, servers={len(self.servers)})"
 

@@ -86,6 +86,9 @@ class CentralStorageStrategy(MeshStrategy):
             return super()._layout_of(variable)
         return f"on {device_name(self.parameter_device)}"
 
+    def _facts(self) -> dict[str, object]:
+        return {**super()._facts(), "variables on": device_name(self.parameter_device)}
+
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)
         return f"{type(self).__name__}([{names}], parameter_device={device_name(self.parameter_device)!r})"

@@ -223,6 +223,9 @@ class ClientMethods(WithoutReplicas):
             self._replicas = self.remote(_replicas_of, self)
         return self._replicas
 
+    def _facts(self) -> dict[str, object]:
+        return {"client of": ", ".join(self.workers)}
+
     def __repr__(self) -> str:
         return f"MultiWorkerMirroredStrategy(client of {', '.join(self.workers)})"
 

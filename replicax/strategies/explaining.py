@@ -15,6 +15,7 @@ from replicax.placement_like import PlacementLike
 from replicax.program.function import Function
 from replicax.runtime.transfer import beside_device
 from replicax.shown import Shown, html_table, in_columns, joined
+from replicax.strategies.showing import Showing
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, dtype_of, is_per_replica_variable, name_of, shape_of
 
@@ -55,7 +56,7 @@ def explanation(rows: Sequence[Explained]) -> Shown:
     return Shown(in_columns([row.cells for row in rows]), html)
 
 
-class Explaining:
+class Explaining(Showing):
     """A strategy's table of where its variables live."""
 
     placement: PlacementLike

@@ -19,6 +19,7 @@ from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.mesh_grid import MODEL, Grid, grid_of_mesh, grid_of_shape
 from replicax.strategies.offloading import offloaded
 from replicax.strategies.placement import Placement
+from replicax.strategies.showing import listed
 from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers, Workers
 from replicax.variable_access import VariableLike, was_made
 
@@ -180,6 +181,10 @@ class LayoutStrategy(SpansWorkers):
 
     def _why(self, variable: VariableLike) -> str:
         return self._layouts.of(variable).why
+
+    def _facts(self) -> dict[str, object]:
+        mesh = ", ".join(f"{name}={size}" for name, size in self._grid.sizes.items())
+        return {**super()._facts(), "devices": listed(list(self._grid.devices.flat)), "mesh": mesh}
 
     def __repr__(self) -> str:
         return f"LayoutStrategy({self._grid.sizes})"

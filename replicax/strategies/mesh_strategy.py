@@ -309,6 +309,10 @@ class MeshStrategy(MeshInput):
             return each
         return PerReplica(each.stacked[np.array(self.placement.processes.local)])
 
+    def _facts(self) -> dict[str, object]:
+        combined = {"cross-device op": type(self.cross_device_ops).__name__} if len(self.devices) > 1 else {}
+        return {**super()._facts(), **combined}
+
     def __repr__(self) -> str:
         names = ", ".join(device_name(device) for device in self.devices)
         return f"{type(self).__name__}([{names}])"

@@ -148,6 +148,10 @@ class SpansWorkers(MeshStrategy):
         local = len(self.placement.sharding(stacked=False).addressable_devices)
         return f"{type(self).__name__}({self.workers[self.worker_index]} of {self.num_workers}, {local} local devices)"
 
+    def _facts(self) -> dict[str, object]:
+        spans = {} if self.num_workers == 1 else {"workers": f"{self.num_workers}, this is {self.worker_index}"}
+        return {**super()._facts(), **spans}
+
     def __repr__(self) -> str:
         return super().__repr__() if self.num_workers == 1 else self._shown_as_worker()
 

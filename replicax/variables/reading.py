@@ -14,6 +14,7 @@ from replicax.errors import StrategyMismatchError, VariableError
 from replicax.host import Host
 from replicax.runtime import turns
 from replicax.runtime.devices import device_name
+from replicax.shown import html_facts
 from replicax.variable_access import VariableLike
 from replicax.variables.whole_values import as_numpy
 
@@ -102,6 +103,19 @@ class ReadableVariable(ArrayLike):
     def __repr__(self) -> str:
         copies = f", replicas={self.strategy.num_replicas_in_sync}" if self.strategy is not None else ""
         return f"<Variable {self.name!r} shape={self._shape} dtype={self._dtype}{copies}{self._shown_value()}>"
+
+    def _facts(self) -> dict[str, object]:
+        """Returns the lines of the table that a notebook shows."""
+        facts: dict[str, object] = {"shape": str(list(self._shape)), "dtype": str(self._dtype)}
+        if self.strategy is not None:
+            facts["replicas"] = self.strategy.num_replicas_in_sync
+        if self.per_replica:
+            facts["each replica has its own; together"] = self.aggregation.value
+        what, _, value = self._shown_value().removeprefix(", ").partition("=")
+        return {**facts, what: value} if what else facts
+
+    def _repr_html_(self) -> str:
+        return html_facts(f"{type(self).__name__} {self.name}", self._facts())
 
     def _shown_value(self) -> str:
         """Returns the value for messages; nothing where it would have to be fetched or is known only later."""
