@@ -50,6 +50,7 @@ choose_jax_for_keras()  # The one thing that importing replicax does: it can be 
 
 __all__ = [
     "AutoShardPolicy",
+    "BatchSize",
     "CentralStorageStrategy",
     "Checkpoint",
     "CheckpointManager",
@@ -69,6 +70,7 @@ __all__ = [
     "InputOptions",
     "Int8",
     "LayoutStrategy",
+    "LearningRates",
     "LoadedFunction",
     "LocalSGDStrategy",
     "MaxSizePartitioner",
@@ -113,6 +115,8 @@ __all__ = [
     "errors",
     "estimator",
     "export",
+    "find_batch_size",
+    "find_learning_rate",
     "fori_loop",
     "function",
     "get_replica_context",
@@ -131,6 +135,7 @@ __all__ = [
     "remat",
     "save_safetensors",
     "scale_regularization_loss",
+    "scaled_learning_rate",
     "scan",
     "set_strategy",
     "switch",
@@ -144,6 +149,7 @@ __all__ = [
 #: Loaded when they are first asked for: a training step by itself needs none of these. By name, the module that has it;
 #: a module has its own name.
 _LATER = {
+    "BatchSize": "tuning",
     "Checkpoint": "checkpoint",
     "CheckpointManager": "checkpoint",
     "DiLoCoStrategy": "islands",
@@ -151,6 +157,7 @@ _LATER = {
     "FixedShardsPartitioner": "parameter_server",
     "FullyShardedStrategy": "strategies.fully_sharded",
     "LayoutStrategy": "strategies.layout",
+    "LearningRates": "tuning",
     "LoadedFunction": "exporting",
     "LocalSGDStrategy": "islands",
     "MaxSizePartitioner": "parameter_server",
@@ -168,6 +175,8 @@ _LATER = {
     "dtensor": "dtensor",
     "estimator": "estimator",
     "export": "exporting",
+    "find_batch_size": "tuning",
+    "find_learning_rate": "tuning",
     "fori_loop": "program.loops",
     "latest_checkpoint": "checkpoint",
     "load_export": "exporting",
@@ -178,6 +187,7 @@ _LATER = {
     "progress": "reporting.progress",
     "remat": "program.rematerialized",
     "save_safetensors": "weights",
+    "scaled_learning_rate": "tuning",
     "scan": "program.loops",
     "switch": "program.loops",
     "testing": "testing",
@@ -216,6 +226,7 @@ if TYPE_CHECKING:
     from replicax.reporting.progress import progress
     from replicax.strategies.fully_sharded import FullyShardedStrategy
     from replicax.strategies.layout import LayoutStrategy
+    from replicax.tuning import BatchSize, LearningRates, find_batch_size, find_learning_rate, scaled_learning_rate
     from replicax.weights import load_safetensors, save_safetensors
 else:  # For a type checker every name would exist.
 

@@ -191,8 +191,9 @@ def learning_rates(
         curve = np.asarray(smoothed, np.float64)
         curve = curve[np.isfinite(curve)]
         low, begun = float(curve.min()), float(curve[0])
-        top = min(float(curve.max()), begun + 0.7 * max(begun - low, 1e-12))
-        axes.set_ylim(low - 0.08 * (top - low), top + 0.12 * (top - low))
+        top = min(float(curve.max()), begun + 0.7 * (begun - low))
+        if low < top:
+            axes.set_ylim(low - 0.08 * (top - low), top + 0.12 * (top - low))
         if suggestion is not None:
             at = float(np.interp(np.log(suggestion), np.log(rates), smoothed))
             axes.axvline(suggestion, color=colors.series[1], linewidth=1.2, linestyle=(0, (4, 3)))

@@ -1,0 +1,7 @@
+"""What one tries before a training: learning rates and batch sizes. Nothing of the training is changed by it."""
+
+from replicax.tuning.batch_sizes import BatchSize, find_batch_size
+from replicax.tuning.learning_rates import LearningRates, scaled_learning_rate
+from replicax.tuning.range_test import find_learning_rate
+
+__all__ = ["BatchSize", "LearningRates", "find_batch_size", "find_learning_rate", "scaled_learning_rate"]
