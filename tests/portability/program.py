@@ -93,16 +93,18 @@ def saved(folder: Path) -> dict[str, object]:
 
 
 def commands(folder: Path) -> dict[str, object]:
-    """Runs `replicax doctor` and `replicax run`."""
+    """Runs `replicax demo`, `doctor` and `run`."""
     from typer.testing import CliRunner
 
     from replicax.cli.app import app
 
     script = folder / "script.py"
     script.write_text("print('it ran')\n", encoding="utf-8")
+    demo = CliRunner().invoke(app, ["demo", "--limit", "256", "--epochs", "1", "--output", str(folder)])
     doctor = CliRunner().invoke(app, ["doctor", "--json"])
     run = CliRunner().invoke(app, ["run", "--workers", "1", "--log-dir", str(folder / "logs"), str(script)])
     return {
+        "demo": [demo.exit_code, demo.output, (folder / "curves.png").is_file()],
         "doctor": doctor.output if doctor.exception is None else repr(doctor.exception),
         "run": [run.exit_code, run.output],
     }

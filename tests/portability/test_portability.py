@@ -51,6 +51,10 @@ def test_all_modules_are_imported_and_one_process_trains(system: str, request: p
     assert told["loop"][-1] < told["loop"][0] / 2
     assert told["restored"] == told["loaded"] == [[0, 1, 2], [3, 4, 5]]
     assert told["exported"] == [[3, 5, 7]]
+    code, output, has_picture = told["demo"]
+    assert code == 0, output
+    assert "The losses agree" in output
+    assert has_picture
 
 
 @pytest.mark.slow
