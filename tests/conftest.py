@@ -19,6 +19,7 @@ os.environ["KERAS_BACKEND"] = "jax"
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow refuses folders otherwise; a page sets it too.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Or each process would compile replicax anew.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).with_name("children")), os.environ.get("PYTHONPATH")])
