@@ -19,7 +19,11 @@ ROOT = Path(__file__).parents[1]
 #: Without what makes a program find another replicax than the one that is installed.
 OUTSIDE = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "XLA_FLAGS")}
 SECONDS = 280
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.multiprocess,
+    pytest.mark.skipif("PIP_NO_INDEX" in os.environ, reason="the package index may not be asked: PIP_NO_INDEX is set"),
+]
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
@@ -72,6 +76,7 @@ def test_the_metadata_leads_to_pages_that_can_be_reached(built: dict[str, Path])
     assert {each.split(",")[0] for each in metadata.get_all("Project-URL", [])} == {
         *("Changelog", "Documentation", "Issues", "Repository")
     }
+    assert metadata["Author"] == "The replicax authors"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata.get_all("License-File") == ["LICENSE"]
 
@@ -90,7 +95,6 @@ def test_the_source_distribution_has_what_its_tests_need(built: dict[str, Path])
     assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", "site/", "runs/"))]
 
 
-@pytest.mark.skipif("PIP_NO_INDEX" in os.environ, reason="the package index may not be asked: PIP_NO_INDEX is set")
 def test_the_demo_runs_where_nothing_but_the_wheel_is_installed(built: dict[str, Path], tmp_path: Path):
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     programs = tmp_path / "venv" / ("Scripts" if sys.platform == "win32" else "bin")
