@@ -8,6 +8,7 @@ import typer
 
 import replicax as rx
 from replicax.cli.ckpt import ckpt
+from replicax.cli.config import config
 from replicax.cli.demo import demo
 from replicax.cli.doctor import doctor
 from replicax.cli.members import members
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(doctor)
 app.command(context_settings=SETTINGS)(run)
+app.command()(config)
 app.command()(server)
 app.command()(members)
 app.command()(migrate)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from replicax.cli.job_file import ARGUMENTS, MODULE, SCRIPT, read_job_file
 from replicax.errors import ClusterError, ClusterTimeoutError, LaunchError
 from replicax.exit_codes import ExitCode, from_signal
 from replicax.launch import (
@@ -26,6 +27,42 @@ from replicax.launch import (
 # Everything after the script belongs to the script, whatever it looks like.
 SETTINGS = {"allow_interspersed_args": False}
 
+
+def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Makes what a job file says the defaults of all options that are not on the command line."""
+    if path is None:
+        return None
+    parameters = {SCRIPT: "command", ARGUMENTS: "command", MODULE: "module"}
+    flags = {SCRIPT: False, ARGUMENTS: False, MODULE: True}
+    for parameter in ctx.command.params:
+        for name in parameter.opts:
+            if name.startswith("--") and parameter.name not in ("config", "help"):
+                parameters[name[2:]], flags[name[2:]] = str(parameter.name), getattr(parameter, "is_flag", False)
+    try:
+        found = read_job_file(path, flags)
+        if ARGUMENTS in found and SCRIPT not in found:
+            raise LaunchError(f"{path} has arguments and no script.")
+    except LaunchError as error:
+        typer.echo(f"replicax run: {error}", err=True)
+        raise typer.Exit(ExitCode.USAGE) from error
+    defaults: dict[str, Any] = {parameters[name]: value for name, value in found.items()}
+    if SCRIPT in found:
+        defaults["command"] = [found[SCRIPT], *found.get(ARGUMENTS, [])]
+    if "hosts" in found:
+        defaults["hosts"] = ",".join(found["hosts"])
+    ctx.default_map = defaults
+    return path
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        is_eager=True,
+        callback=_read_config,
+        help="A job file (YAML): these options by name, and `script`, `arguments`. The command line counts before it.",
+    ),
+]
 Command = Annotated[
     list[str] | None,
     typer.Argument(metavar="SCRIPT [ARGUMENTS]", show_default=False, help="The script that each worker runs."),
@@ -113,6 +150,7 @@ GracePeriod = Annotated[
 
 def run(
     command: Command = None,
+    config: Config = None,
     module: IsModule = False,
     workers: Workers = None,
     on: On = None,
@@ -143,32 +181,18 @@ def run(
     workers in step: for rx.MultiWorkerMirroredStrategy(elastic=...). With --join the script is one more worker of such
     a job that runs already, here or on another machine.
 
+    With --config these options come from a job file, which `replicax config` writes.
+
     With --on and --hosts the workers run on other machines, which need REPLICAX_TOKEN in common with this one. The
     Python files in the script's folder travel with it; data must be there. The job ends with this command, however that
     ends.
     """
-    script, *arguments = command or [""]
+    del config  # `_read_config` has read it.
     try:
-        named = parse_hosts(hosts) if hosts is not None else ()
-        range_of_members = None if elastic is None else parse_elastic(elastic)
-        usual = len(named) if range_of_members is None else range_of_members.most
-        fewest, most = parse_workers(workers if workers is not None else str(usual or 1))
-        options = Options(
-            script,
-            tuple(arguments),
-            module=module,
-            workers=most,
-            min_workers=fewest,
-            devices_per_worker=devices_per_worker,
-            ps=ps,
-            evaluator=evaluator,
-            islands=islands,
-            elastic=range_of_members,
-            address=address,
-            restarts=restarts,
-            grace=grace,
-            log_dir=log_dir,
-        )
+        options, named = checked_options(
+            command, module, workers, hosts, devices_per_worker, ps, evaluator, islands, elastic, address, restarts,
+            grace, log_dir,
+        )  # fmt: skip
         variables = parse_variables(env or [], os.environ)
         if options.goes_on and not (on is None and hosts is None):
             which = "--islands" if islands else "--elastic"
@@ -186,6 +210,51 @@ def run(
     except KeyboardInterrupt:  # While it waited for the workers' machines.
         code = from_signal(signal.SIGINT)
     raise typer.Exit(code)
+
+
+def checked_options(
+    command: list[str] | None,
+    module: bool,
+    workers: str | None,
+    hosts: str | None,
+    devices_per_worker: int,
+    ps: int,
+    evaluator: bool,
+    islands: bool,
+    elastic: str | None,
+    address: str | None,
+    restarts: int | None,
+    grace: float | None,
+    log_dir: Path | None,
+) -> tuple[Options, tuple[str, ...]]:
+    """Returns the job that options of the command line describe, and the servers that --hosts names.
+
+    Raises:
+        LaunchError: They describe none.
+        ClusterError: An address is none.
+    """
+    script, *arguments = command or [""]
+    named = parse_hosts(hosts) if hosts is not None else ()
+    range_of_members = None if elastic is None else parse_elastic(elastic)
+    usual = len(named) if range_of_members is None else range_of_members.most
+    fewest, most = parse_workers(workers if workers is not None else str(usual or 1))
+    options = Options(
+        script,
+        tuple(arguments),
+        module=module,
+        workers=most,
+        min_workers=fewest,
+        devices_per_worker=devices_per_worker,
+        ps=ps,
+        evaluator=evaluator,
+        islands=islands,
+        elastic=range_of_members,
+        address=address,
+        restarts=restarts,
+        grace=grace,
+        log_dir=log_dir,
+    )
+    return options, named
 
 
 def _launch_here(options: Options, variables: dict[str, str]) -> int:

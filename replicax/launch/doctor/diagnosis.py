@@ -16,6 +16,7 @@ from replicax.launch.doctor.devices import check_devices
 from replicax.launch.doctor.findings import SCHEMA_VERSION, Finding, Severity
 from replicax.launch.doctor.machine import check_cache, check_clock
 from replicax.launch.doctor.network import check_addresses, check_cluster, check_proxies
+from replicax.launch.doctor.overrides import check_overrides
 from replicax.launch.doctor.software import check_keras_backend, check_software
 
 _WORST_LAST = (Severity.OK, Severity.WARN, Severity.FAIL)
@@ -80,6 +81,7 @@ def diagnose(environ: Environ | None = None, quick: bool = False) -> DoctorRepor
 def _of_this_process(environ: Environ) -> Iterator[Finding]:
     yield from check_software()
     yield check_keras_backend(environ)
+    yield check_overrides(environ)
     yield from check_devices(environ)
 
 
