@@ -30,6 +30,10 @@ _NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected to ")  # XLA prints it for 
 # Into a pipe Keras draws its progress bar as one line after the other.
 _KERAS_BAR = re.compile(r"^\x1b\[1m *\d+/(\d+|Unknown)\x1b\[0m .*━")
 
+# Bars move the cursor, hide it and erase their line, as rich's do: here that would erase the task's name before it.
+_CURSOR = re.compile(r"\x1b\[\??[\d;]*[A-HJKSTfhlsu]")
+_HALF_A_SEQUENCE = re.compile(r"\x1b(\[[\d;?]*)?$")
+
 
 class StreamLike(Protocol):
     """Takes the standard output or standard error of a task."""
@@ -134,10 +138,12 @@ class Stream:
     def _line(self, line: str) -> None:
         line = line.removesuffix("\r")  # A Windows line break.
         shown = _last_state(line)
-        self.last_lines.append(shown)
         if self._drawn:
             self._drawn = False
             self._terminal.end_bar()
+        if line and not shown:
+            return  # It moves the cursor only.
+        self.last_lines.append(shown)
         self._dies = self._dies or bool(self._error and _DEATH.match(shown))
         if self._dies or _NOISE.match(shown):
             return  # Only the log has it.
@@ -149,14 +155,14 @@ class Stream:
             return
         if self._with_bars and self._terminal.shows_bars:
             self._drawn = True
-            self._terminal.bar(self._task, self._number, _last_state(self._unfinished))
+            self._terminal.bar(self._task, self._number, _last_state(_HALF_A_SEQUENCE.sub("", self._unfinished)))
         # Earlier states are dropped, but the fact stays that this line had some.
         self._unfinished = self._unfinished[max(self._unfinished.rstrip("\r").rfind("\r"), 0) :]
 
 
 def _last_state(line: str) -> str:
     """Returns what a terminal shows of a line that rewrites itself with `\\r` or `\\b`."""
-    return next((part for part in reversed(line.replace("\b", "").split("\r")) if part), "")
+    return next((part for part in reversed(_CURSOR.sub("", line.replace("\b", "")).split("\r")) if part), "")
 
 
 def last_traceback(lines: Sequence[str]) -> str:

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Mapping
 from typing import TextIO
 
-_COLORS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red
-_BOLD, _RESET = "\x1b[1m", "\x1b[0m"
+_COLORS = ("cyan", "yellow", "magenta", "green", "blue", "red")
+_RESET = "\x1b[0m"
 _CLEAR_LINE = "\r\x1b[2K"
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"  # A bar that wraps could not be rewritten.
 _NARROWEST = 20
@@ -56,7 +56,7 @@ class Terminal:
     def bar(self, task: str, number: int, text: str) -> None:
         """Redraws the progress bar, which stays below all lines until `end_bar`."""
         with self._lock:
-            self._bar = f"{self._colored_tag(self._out, task, number)}{_NO_WRAP}{text}{_WRAP}"
+            self._bar = f"{self._colored_tag(self._out, task, number)}{_NO_WRAP}{_closed(text)}{_WRAP}"
             self._put(self._out, f"{_CLEAR_LINE}{self._bar}")
 
     def end_bar(self) -> None:
@@ -68,8 +68,7 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Writes a line of the launcher itself."""
-        tag = _tag("replicax")
-        self._write(self._err, f"{_BOLD}{tag}{_RESET}{text}\n" if self._colors(self._err) else f"{tag}{text}\n")
+        self._write(self._err, f"{self._styled(self._err, _tag('replicax'), 'bold')}{text}\n")
 
     def show(self, text: str) -> None:
         """Writes lines unchanged to standard error."""
@@ -100,9 +99,21 @@ class Terminal:
         return self._colored and stream.isatty()
 
     def _colored_tag(self, stream: TextIO, task: str, number: int) -> str:
+        return self._styled(stream, _tag(task), _COLORS[number % len(_COLORS)])
+
+    def _styled(self, stream: TextIO, text: str, style: str) -> str:
+        """Returns a text in a style of rich's, or as it is where the stream shows no styles."""
         if not self._colors(stream):
-            return _tag(task)
-        return f"\x1b[{_COLORS[number % len(_COLORS)]}m{_tag(task)}{_RESET}"
+            return text
+        from rich.color import ColorSystem
+        from rich.style import Style
+
+        return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)
+
+
+def _closed(text: str) -> str:
+    """Returns a text whose colours end with it, also if its end is missing."""
+    return f"{text}{_RESET}" if "\x1b[" in text else text
 
 
 def _tag(name: str) -> str:

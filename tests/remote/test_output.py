@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+from rich.console import Console
 
+import replicax as rx
 from replicax.errors import LaunchError
 from replicax.remote.output import Log, Stream, error_line, last_traceback
 from replicax.remote.terminal import Terminal
@@ -104,6 +107,38 @@ def test_on_a_terminal_the_bar_is_drawn_over_and_stays_below_the_lines():
     out.truncate(out.seek(0))
     bars.feed(b"\r100%\n")
     assert out.getvalue() == f"{CLEAR}[worker 0] 100%\n"
+
+
+def drawn_by_rich(out):
+    """Lets a task draw a bar of rich's, which comes in small pieces; returns what is written to `out`."""
+    raw = io.StringIO()
+    console = Console(file=raw, force_terminal=True, width=70, color_system="standard", legacy_windows=False)
+    for step in rx.progress(range(3), description="epoch 1", console=console):
+        if step == 1:
+            console.print("in between")
+    lines = Stream(Terminal(out, out, {"NO_COLOR": "1"}), "worker 0", 0, False)
+    for at in range(0, len(raw.getvalue()), 7):
+        lines.feed(raw.getvalue()[at : at + 7].encode())
+    lines.feed(b"", True)
+    return out.getvalue()
+
+
+def test_a_bar_of_rich_does_not_erase_the_name_of_its_task():
+    text = drawn_by_rich(Screen())
+    states = text.replace("\n", "\n" + CLEAR).split(CLEAR)
+    assert any("epoch 1" in state for state in states)
+    assert all(state.startswith("[worker 0] ") for state in states if state)
+    drawn = "".join(states)
+    assert not any(control in drawn for control in ("\x1b[2K", "\x1b[1A", "\x1b[?25"))
+    for bar in re.findall(r"\x1b\[\?7l(.*?)\x1b\[\?7h", drawn):
+        assert "\x1b[" not in bar or bar.endswith("\x1b[0m"), "its colour goes on"
+        assert not re.search(r"\x1b(\[[\d;]*)?$", bar), "half a sequence"
+
+
+def test_a_bar_of_rich_is_one_line_in_a_file():
+    lines = drawn_by_rich(io.StringIO()).splitlines()
+    assert [line.startswith("[worker 0] ") for line in lines] == [True] * len(lines)
+    assert [("epoch 1" in line, "in between" in line) for line in lines] in ([(False, True), (True, False)],)
 
 
 # The terminal.
