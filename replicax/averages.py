@@ -186,7 +186,7 @@ class ExponentialMovingAverage(Module):
     def averaged(self) -> Iterator[None]:
         """Gives the variables their averages inside a `with` block, for an evaluation; afterwards their values again.
 
-        What the block assigns to these variables is dropped.
+        Values that the block assigns to these variables are dropped.
 
         Raises:
             ContextError: It is called in a step.

@@ -20,6 +20,7 @@ BRINGS = {
     "keras-hub": "keras_hub",
     "keras-rs": "keras_rs",
     "orbax-checkpoint": "orbax",
+    "pyyaml": "yaml",
     "tensorboardx": "tensorboardX",
 }
 # JAX needs it to write an exported program, and does not say so.

@@ -14,7 +14,7 @@ from replicax.cli.run import SETTINGS, checked_options, run
 from replicax.errors import ClusterError, LaunchError
 from replicax.exit_codes import ExitCode
 
-_HEAD = "# A job: start it with `replicax run --config {path}`. What the command line says counts before this.\n"
+_HEAD = "# A job: start it with `replicax run --config {path}`. The command line counts before it.\n"
 _ASKED = (SCRIPT, "workers", "devices-per-worker", "elastic", "restarts", "log-dir")
 _QUESTIONS = {
     SCRIPT: "The script that each worker runs",

@@ -22,7 +22,7 @@ _Own = TypeVar("_Own", bound="Tracker")
 
 
 class Tracker(abc.ABC):
-    """What all trackers can do.
+    """The interface of all trackers.
 
     A tracker opens what it writes to at the first value, on the chief; when another worker becomes the chief (in an
     elastic job), that one goes on. As a context manager it is closed at the end of the block, also after an error.
