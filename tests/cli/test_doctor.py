@@ -262,8 +262,8 @@ def test_json_has_a_fixed_schema_and_the_worst_finding_is_the_exit_code(monkeypa
         assert finding["status"] in ("ok", "warn", "fail")
     names = [finding["name"] for finding in told["findings"]]
     assert names == [
-        "python", "replicax", "jax", "keras", "keras backend", "overrides", "devices", "threads", "cluster", "proxies", "clock",
-        "compilation cache",
+        "python", "replicax", "jax", "keras", "keras backend", "overrides", "devices", "threads", "cluster", "proxies",
+        "clock", "compilation cache",
     ]  # fmt: skip
 
 
