@@ -39,7 +39,15 @@ def model_to_estimator(
         EstimatorError: Both or neither of the models are given, or it is not compiled or cannot be copied.
 
     Example:
-        >>> estimator = rx.estimator.model_to_estimator(model, model_dir="model")  # doctest: +SKIP
+        >>> import keras
+        >>> import numpy as np
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> estimator = rx.estimator.model_to_estimator(model)
+        >>> x, y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
+        >>> estimator = estimator.train(lambda: [(x, y)], steps=1)
+        >>> sorted(estimator.evaluate(lambda: [(x, y)]))
+        ['global_step', 'loss']
     """
     if (keras_model is None) == (keras_model_path is None):
         raise EstimatorError("Give either `keras_model` or `keras_model_path`, and not both.")

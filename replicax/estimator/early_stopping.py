@@ -53,8 +53,12 @@ def make_early_stopping_hook(
         EstimatorError: `should_stop_fn` is no function, or both or neither of the two intervals are given.
 
     Example:
-        >>> hook = rx.estimator.make_early_stopping_hook(estimator, lambda: loss < 0.1)  # doctest: +SKIP
-        >>> estimator.train(input_fn, hooks=[hook])  # doctest: +SKIP
+        >>> import time
+        >>> estimator = rx.estimator.Estimator(lambda features, labels, mode: None)
+        >>> deadline = time.monotonic() + 3600
+        >>> hook = rx.estimator.make_early_stopping_hook(estimator, lambda: time.monotonic() > deadline)
+        >>> isinstance(hook, rx.estimator.Hook)  # for estimator.train(input_fn, hooks=[hook])
+        True
     """
     del estimator
     if not callable(should_stop_fn):
@@ -87,7 +91,10 @@ def stop_if_no_decrease_hook(
         run_every_steps: After how many steps each, in the place of the seconds.
 
     Example:
-        >>> hook = rx.estimator.stop_if_no_decrease_hook(estimator, "loss", 1000)  # doctest: +SKIP
+        >>> estimator = rx.estimator.Estimator(lambda features, labels, mode: None)
+        >>> hook = rx.estimator.stop_if_no_decrease_hook(estimator, "loss", 1000)
+        >>> isinstance(hook, rx.estimator.Hook)
+        True
     """
     stop = _no_better(estimator, metric_name, max_steps_without_decrease, eval_dir, min_steps, operator.lt)
     return make_early_stopping_hook(estimator, stop, run_every_secs, run_every_steps)
@@ -105,7 +112,10 @@ def stop_if_no_increase_hook(
     """Like `stop_if_no_decrease_hook`, for a metric that is to increase.
 
     Example:
-        >>> hook = rx.estimator.stop_if_no_increase_hook(estimator, "accuracy", 1000)  # doctest: +SKIP
+        >>> estimator = rx.estimator.Estimator(lambda features, labels, mode: None)
+        >>> hook = rx.estimator.stop_if_no_increase_hook(estimator, "accuracy", 1000)
+        >>> isinstance(hook, rx.estimator.Hook)
+        True
     """
     stop = _no_better(estimator, metric_name, max_steps_without_increase, eval_dir, min_steps, operator.gt)
     return make_early_stopping_hook(estimator, stop, run_every_secs, run_every_steps)
@@ -125,7 +135,10 @@ def stop_if_higher_hook(
     The arguments are those of `stop_if_no_decrease_hook`.
 
     Example:
-        >>> hook = rx.estimator.stop_if_higher_hook(estimator, "accuracy", 0.98)  # doctest: +SKIP
+        >>> estimator = rx.estimator.Estimator(lambda features, labels, mode: None)
+        >>> hook = rx.estimator.stop_if_higher_hook(estimator, "accuracy", 0.98)
+        >>> isinstance(hook, rx.estimator.Hook)
+        True
     """
     stop = _beyond(estimator, metric_name, threshold, eval_dir, min_steps, operator.gt)
     return make_early_stopping_hook(estimator, stop, run_every_secs, run_every_steps)
@@ -143,7 +156,10 @@ def stop_if_lower_hook(
     """Like `stop_if_higher_hook`, for a metric that is lower.
 
     Example:
-        >>> hook = rx.estimator.stop_if_lower_hook(estimator, "loss", 0.1)  # doctest: +SKIP
+        >>> estimator = rx.estimator.Estimator(lambda features, labels, mode: None)
+        >>> hook = rx.estimator.stop_if_lower_hook(estimator, "loss", 0.1)
+        >>> isinstance(hook, rx.estimator.Hook)
+        True
     """
     stop = _beyond(estimator, metric_name, threshold, eval_dir, min_steps, operator.lt)
     return make_early_stopping_hook(estimator, stop, run_every_secs, run_every_steps)

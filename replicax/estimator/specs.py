@@ -31,7 +31,8 @@ class TrainSpec:
         ArgumentError: One of them has the wrong type or value.
 
     Example:
-        >>> TrainSpec(lambda: (x, y), max_steps=1000).max_steps  # doctest: +SKIP
+        >>> import numpy as np
+        >>> rx.estimator.TrainSpec(lambda: [(np.ones((4, 2)), np.ones(4))], max_steps=1000).max_steps
         1000
     """
 

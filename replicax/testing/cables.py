@@ -26,7 +26,9 @@ def why_no_cables() -> str | None:
     """Returns the sentence that says why this machine cannot make network namespaces; None where it can.
 
     Example:
-        >>> print(rx.testing.why_no_cables() or "this machine can")  # doctest: +SKIP
+        >>> reason = rx.testing.why_no_cables()
+        >>> reason is None or reason.endswith(".")
+        True
     """
     if shutil.which("ip") is None:
         return "There is no command `ip` here (Debian: iproute2), so no worker gets a cable that can be cut."

@@ -21,7 +21,7 @@ def simulated_devices(count: int) -> list[jax.Device]:
         DeviceError: JAX has already started in this process with another number of CPU devices.
 
     Example:
-        >>> [device.platform for device in simulated_devices(8)][:2]  # doctest: +SKIP
+        >>> [device.platform for device in simulated_devices(8)][:2]
         ['cpu', 'cpu']
     """
     try:

@@ -72,8 +72,15 @@ class KubernetesClusterResolver(ClusterResolver):
         ArgumentError: `executable_location` is not a `KubernetesExecutableLocation`.
 
     Example:
-        >>> resolver = rx.cluster_resolver.KubernetesClusterResolver({"worker": ["job-name=train"]})  # doctest: +SKIP
-        >>> resolver.cluster_spec()  # doctest: +SKIP
+        >>> from types import SimpleNamespace as Fields
+        >>> class Client:  # without `override_client`: the one of the package `kubernetes`
+        ...     def list_pod_for_all_namespaces(self, *, label_selector):
+        ...         status = Fields(phase="Running", pod_ip="10.0.0.7")
+        ...         return Fields(items=[Fields(metadata=Fields(name="train-0"), status=status)])
+        >>> jobs = {"worker": ["job-name=train"]}
+        >>> resolver = rx.cluster_resolver.KubernetesClusterResolver(jobs, override_client=Client())
+        >>> resolver.cluster_spec().task_address("worker", 0)
+        '10.0.0.7:8470'
     """
 
     name = "Kubernetes"

@@ -30,8 +30,9 @@ class TPUClusterResolver(ClusterResolver):
         environ: The environment variables; by default `os.environ`.
 
     Example:
-        >>> resolver = rx.cluster_resolver.TPUClusterResolver("local")  # doctest: +SKIP
-        >>> rx.TPUStrategy(resolver)  # doctest: +SKIP
+        >>> resolver = rx.cluster_resolver.TPUClusterResolver("10.0.0.1,10.0.0.2", environ={"TPU_WORKER_ID": "1"})
+        >>> resolver.cluster_spec().num_tasks("worker"), resolver.task_id
+        (2, 1)
     """
 
     name = "TPU"

@@ -61,7 +61,11 @@ class Stats:
         server_restarts: How often a server was replaced.
 
     Example:
-        >>> coordinator.stats().staleness  # doctest: +SKIP
+        >>> def mean_staleness(stats: rx.coordinator.Stats) -> str:  # of ClusterCoordinator(strategy).stats()
+        ...     return f"{stats.mean_staleness:.1f} after {stats.steps} steps"
+        >>> queue = Queue(waiting=0, under_way=0, ready_workers=2)
+        >>> mean_staleness(Stats(4, 2.0, queue, (), {0: 1, 2: 1}, 0, 0, 0))
+        '1.0 after 4 steps'
     """
 
     steps: int
