@@ -241,7 +241,7 @@ class ExponentialMovingAverage(Module):
         """Returns the state after an update, in `jax.jit`, `strategy.run` or outside.
 
         Args:
-            state: What `init` or `update` has returned.
+            state: The state that `init` or `update` has returned.
             tree: The new values, in the same structure.
         """
         weight, rate = self._next(state.weight, state.num_updates)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Those of Okabe and Ito (2008), https://jfly.uni-koeln.de/color/, in the order in which plots take them: blue,
+#: Those of Okabe and Ito (2008), https://jfly.uni-koeln.de, in the order in which plots take them: blue,
 #: vermilion, bluish green, reddish purple, orange, sky blue.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 #: The same hues, lighter, for dark ground.

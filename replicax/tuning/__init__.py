@@ -1,4 +1,4 @@
-"""What one tries before a training: learning rates and batch sizes. Nothing of the training is changed by it."""
+"""Trials before a training, for a learning rate and a batch size. They change nothing of the training."""
 
 from replicax.tuning.batch_sizes import BatchSize, find_batch_size
 from replicax.tuning.learning_rates import LearningRates, scaled_learning_rate

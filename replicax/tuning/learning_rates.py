@@ -46,18 +46,23 @@ class LearningRates:
     def suggestion(self) -> float:
         """The learning rate at which the smoothed loss falls most steeply, before its minimum.
 
+        The slope is that over a tenth of the steps, and the first tenth does not count: noise would decide there.
+
         Raises:
             ArgumentError: It falls nowhere.
         """
-        lowest = int(np.argmin(self.smoothed))
-        slopes = np.gradient(self.smoothed[: lowest + 1]) if lowest else np.zeros(1)
+        curve, count = np.asarray(self.smoothed), len(self.smoothed)
+        lowest, reach = int(np.argmin(curve)), max(1, count // 20)
+        at = np.arange(min(count // 10, lowest), lowest + 1)
+        left, right = np.maximum(at - reach, 0), np.minimum(at + reach, lowest)
+        slopes = (curve[right] - curve[left]) / np.maximum(right - left, 1)
         steepest = int(np.argmin(slopes))
         if not slopes[steepest] < 0:
             raise ArgumentError(
                 f"The loss falls at no learning rate between {self.learning_rates[0]:.2g} and "
                 f"{self.learning_rates[-1]:.2g}. Look at the plot, and try smaller ones, or more steps."
             )
-        return self.learning_rates[steepest]
+        return self.learning_rates[int(at[steepest])]
 
     @property
     def lowest(self) -> float:
@@ -114,7 +119,8 @@ def scaled_learning_rate(learning_rate: float, *, batch_size: int, base_batch_si
         rule: `"linear"` or `"sqrt"`.
 
     Raises:
-        ArgumentError: A size is no int of at least 1, `learning_rate` is negative or no number, or `rule` is unknown.
+        ArgumentError: A size is not an int of at least 1, `learning_rate` is negative or not a number, or `rule`
+            is unknown.
 
     Example:
         >>> scaled_learning_rate(0.1, batch_size=1024, base_batch_size=256)

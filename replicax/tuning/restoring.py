@@ -24,7 +24,7 @@ class _HasPosition(Protocol):
 
 
 class Restored:
-    """What variables and a dataset were, to be put back.
+    """The earlier values of variables, to be put back.
 
     While it is kept, programs copy the variables' arrays instead of overwriting them.
     """
