@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -15,6 +16,7 @@ from mkdocs.structure.files import File, Files
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours
 _IMAGES = {"image/png": ".png", "image/svg+xml": ".svg"}
 _FENCE = "`" * 4
+_COLUMNS = 88
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -55,20 +57,25 @@ def _outputs(outputs: list[dict[str, Any]], name: str, pictures: dict[str, bytes
     for number, output in enumerate(outputs):
         kind = output["output_type"]
         if kind == "stream":
-            yield _text(_joined(output["text"]))
+            text = _joined(output["text"])
+            if output["name"] == "stderr":  # Warnings, in long lines; what is printed may be a table.
+                text = "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, _COLUMNS) or [""])
+            yield _text(text)
         elif kind == "error":
             yield _text("\n".join(output["traceback"]))
         else:
-            yield _shown(output["data"], f"{name}-{number}", pictures)
+            yield _shown(output["data"], output.get("metadata", {}), f"{name}-{number}", pictures)
 
 
-def _shown(data: dict[str, Any], name: str, pictures: dict[str, bytes]) -> str:
+def _shown(data: dict[str, Any], metadata: dict[str, Any], name: str, pictures: dict[str, bytes]) -> str:
     """Returns a result in the best of its formats."""
     for kind, ending in _IMAGES.items():
         if kind in data:
             content = _joined(data[kind])
             pictures[name + ending] = base64.b64decode(content) if kind == "image/png" else content.encode()
-            return f"![The picture that the cell above draws]({name}{ending}){{ .notebook-picture }}"
+            width = metadata.get(kind, {}).get("width")
+            size = f" width={width}" if width else ""
+            return f"![The picture that the cell above draws]({name}{ending}){{ .notebook-picture{size} }}"
     if "text/html" in data:  # In one line: an empty one would end the block of HTML.
         html = re.sub(r"\s*\n\s*", "&#10;" if "<pre" in _joined(data["text/html"]) else " ", _joined(data["text/html"]))
         return f'<div class="notebook-result">{html}</div>'

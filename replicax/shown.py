@@ -56,9 +56,8 @@ def html_table(headings: Sequence[str], rows: Sequence[Sequence[object]], captio
 
 def html_facts(title: str, facts: Mapping[str, object]) -> str:
     """Returns a table with a name and a value in each line as HTML. A `Shown` value is shown as it is."""
-    rows = "".join(
-        f'<tr><th style="text-align: left">{escape(name)}</th>{_cell(value)}</tr>' for name, value in facts.items()
-    )
+    cells = {name: _cell(value if isinstance(value, Shown) else str(value)) for name, value in facts.items()}
+    rows = "".join(f'<tr><th style="text-align: left">{escape(name)}</th>{cell}</tr>' for name, cell in cells.items())
     return f"<table><caption>{escape(title)}</caption><tbody>{rows}</tbody></table>"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,7 +166,10 @@ def drawn(
         from matplotlib.figure import Figure
 
         if axes is None:
-            axes = Figure(figsize=size).subplots()
+            shown = Figure(figsize=size)
+            axes = shown.subplots()
+            # pyplot would have to be imported first, or a notebook would show the figure's name alone.
+            setattr(shown, "_repr_png_", functools.partial(_in_a_notebook, shown))  # noqa: B010
         figure = axes.get_figure(root=True)
         assert figure is not None
         axes.set_title(title)
@@ -172,6 +177,13 @@ def drawn(
         if path is not None:
             _write(figure, Path(path))
         return figure
+
+
+def _in_a_notebook(figure: Figure) -> tuple[bytes, dict[str, int]]:
+    """Returns a figure as PNG, and how wide it is shown: with two pixels for each of the page."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=DPI, facecolor=figure.get_facecolor())
+    return picture.getvalue(), {"width": round(figure.get_figwidth() * DPI / 2)}
 
 
 def _write(figure: Figure, path: Path) -> None:

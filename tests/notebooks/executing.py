@@ -35,7 +35,7 @@ def executed(path: Path) -> NotebookNode:
             record_timing=False,
             resources={"metadata": {"path": folder}},
         )
-        client.execute()
+        client.execute(env={name: value for name, value in os.environ.items() if name != "MPLBACKEND"})
     return notebook
 
 
