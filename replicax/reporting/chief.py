@@ -8,6 +8,15 @@ from replicax.cluster import detect_cluster
 from replicax.membership.worlds import running
 
 
+def follows_others() -> bool:
+    """Returns whether others have trained before this process: it is a newcomer, or the replacement of a lost worker.
+
+    If it is the chief, as the first worker is when it comes again, another one may have reported meanwhile.
+    """
+    worlds = running()
+    return worlds is not None and (not worlds.is_taken_in or worlds.life.number > 0)
+
+
 def is_chief() -> bool:
     """Returns whether this process is the one of its job that reports now.
 

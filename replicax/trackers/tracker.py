@@ -16,7 +16,7 @@ import numpy as np
 
 from replicax.checks import is_int
 from replicax.errors import ArgumentError
-from replicax.reporting import is_chief
+from replicax.reporting import follows_others, is_chief
 
 _Own = TypeVar("_Own", bound="Tracker")
 
@@ -44,8 +44,8 @@ class Tracker(abc.ABC):
 
     def __init__(self) -> None:
         self._is_open = False
-        #: Whether another worker, which is the chief no more, has written before.
-        self._goes_on = False
+        #: Whether another worker may have written before, or this one has.
+        self._goes_on = follows_others()
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """Logs values of one step.
@@ -114,6 +114,7 @@ class Tracker(abc.ABC):
             self._goes_on = True
             return False
         if not self._is_open:
+            self._goes_on = self._goes_on or follows_others()
             self._open()
             self._is_open = True
         return True

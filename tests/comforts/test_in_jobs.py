@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from tests.comforts import reading
+from tests.comforts import elastic_job, reading
 from tests.multiprocess.workers import run_workers
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
@@ -97,3 +97,13 @@ def test_the_coordinator_of_parameter_servers_writes(
     found = reading.table(tmp_path / "log.csv")["loss"]
     assert [step for step, _ in found] == [0, 1]
     np.testing.assert_allclose([value for _, value in found], fitted.history["loss"], rtol=1e-6)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_table_has_all_steps_where_the_chief_is_lost_and_comes_again(tmp_path: Path):
+    (tmp_path / "log.csv").write_text("step,loss\n100,1.0\n")  # of an earlier job
+    with rx.testing.ElasticJob(elastic_job.__file__, tmp_path, workers=elastic_job.WORKERS) as job:
+        assert job.wait(300) == 0, job.output
+    found = reading.table(tmp_path / "log.csv")["loss"]
+    assert found == [(step, float(step**2)) for step in range(1, elastic_job.STEPS + 1)]

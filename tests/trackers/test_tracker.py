@@ -41,6 +41,16 @@ def test_it_is_opened_once_and_closed_at_the_end_of_the_block():
     assert tracker.events[-1] == "close"
 
 
+@pytest.mark.parametrize("when", ["made", "opened"])
+def test_a_chief_that_comes_again_goes_on(monkeypatch, when):
+    if when == "made":
+        monkeypatch.setattr(module, "follows_others", lambda: True)
+    tracker = Kept()
+    monkeypatch.setattr(module, "follows_others", lambda: when == "opened")
+    tracker.log({"loss": 1.0}, 0)
+    assert tracker._goes_on
+
+
 def test_without_a_value_nothing_is_opened():
     with Kept() as tracker:
         pass
