@@ -54,6 +54,49 @@ def kubernetes(
 
 
 @template.command(context_settings=_SETTINGS)
+def jobset(
+    command: Command = None,
+    name: Name = ClusterJob.name,
+    workers: Workers = ClusterJob.workers,
+    devices: Devices = ClusterJob.devices,
+    gpus: Gpus = ClusterJob.gpus,
+    restarts: Restarts = ClusterJob.restarts,
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="A container image with script and replicax.  [required]")
+    ] = "",
+    cpus: Annotated[int | None, typer.Option(metavar="N", help=_CPUS)] = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help=_MEMORY)] = None,
+    shm: Annotated[str, typer.Option(metavar="SIZE", help="/dev/shm, a part of that memory.")] = ClusterJob.shm,
+) -> None:
+    """Prints a JobSet with its secret, for `kubectl apply`: all workers start again together."""
+    options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "restarts": restarts}
+    token = secrets.token_hex(_TOKEN_BYTES)
+    own = {"image": image, "cpus": cpus, "memory": memory, "shm": shm}
+    _print(lambda cluster: templates.jobset(cluster, token), command, {**options, **own})
+
+
+@template.command(context_settings=_SETTINGS)
+def compose(
+    command: Command = None,
+    name: Name = ClusterJob.name,
+    workers: Workers = ClusterJob.workers,
+    devices: Devices = ClusterJob.devices,
+    gpus: Gpus = ClusterJob.gpus,
+    restarts: Restarts = ClusterJob.restarts,
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="A container image with script and replicax.  [required]")
+    ] = "",
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help=_MEMORY)] = None,
+    shm: Annotated[str, typer.Option(metavar="SIZE", help="/dev/shm, a part of that memory.")] = ClusterJob.shm,
+) -> None:
+    """Prints a service for each worker, for `docker compose up` on one machine."""
+    options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "restarts": restarts}
+    token = secrets.token_hex(_TOKEN_BYTES)
+    own = {"image": image, "memory": memory, "shm": shm}
+    _print(lambda cluster: templates.compose(cluster, token), command, {**options, **own})
+
+
+@template.command(context_settings=_SETTINGS)
 def kuberay(
     command: Command = None,
     name: Name = ClusterJob.name,

@@ -22,10 +22,10 @@ def kubernetes(cluster: ClusterJob, token: str) -> str:
     """
     if not cluster.image:
         raise LaunchError("--image must name a container image with replicax and your script in it.")
-    return f"{_service_and_secret(cluster, token)}---\n{_indexed_job(cluster)}"
+    return f"{_service(cluster)}---\n{secret(cluster, token)}---\n{indexed_job(cluster, cluster.name)}"
 
 
-def _service_and_secret(cluster: ClusterJob, token: str) -> str:
+def _service(cluster: ClusterJob) -> str:
     name = cluster.name
     return f"""\
 # kubectl apply -f this-file.yaml        (Kubernetes 1.29 or newer)
@@ -42,17 +42,28 @@ spec:
   ports:
     - name: coordinator
       port: {cluster.port}
----
+"""
+
+
+def secret(cluster: ClusterJob, token: str) -> str:
+    """Returns the manifest of the secret that the processes of a job have in common."""
+    return f"""\
 apiVersion: v1
 kind: Secret
 metadata:
-  name: {name}-token
+  name: {cluster.name}-token
 stringData:
   token: {json.dumps(token)}
 """
 
 
-def _indexed_job(cluster: ClusterJob) -> str:
+def indexed_job(cluster: ClusterJob, pods: str) -> str:
+    """Returns the manifest of the Job.
+
+    Args:
+        cluster: What to run.
+        pods: The beginning of the pods' names, before their index.
+    """
     name, codes = cluster.name, ExitCode
     return f"""\
 apiVersion: batch/v1
@@ -96,7 +107,7 @@ spec:
           command: ["/bin/sh", "-c"]
           args:
             - |
-{indented(_pod_script(cluster), " " * 14)}
+{indented(_pod_script(cluster, pods), " " * 14)}
           env:
 {indented(_variables(cluster), " " * 12)}
           ports:
@@ -113,15 +124,15 @@ spec:
 """
 
 
-def _pod_script(cluster: ClusterJob) -> str:
+def _pod_script(cluster: ClusterJob, pods: str) -> str:
     """Returns the script of a pod. JAX's processes meet at worker 0, the first in TF_CONFIG."""
     command = cluster.command.replace("$(", "$$(")  # Otherwise Kubernetes would insert one of its variables.
-    hosts = ", ".join(f'"{cluster.name}-{index}.{cluster.name}:{cluster.port}"' for index in range(cluster.workers))
+    hosts = ", ".join(f'"{pods}-{index}.{cluster.name}:{cluster.port}"' for index in range(cluster.workers))
     task = """{"type": "worker", "index": '$JOB_COMPLETION_INDEX'}"""
     return f"""\
 set -eu
 export TF_CONFIG='{{"cluster": {{"worker": [{hosts}]}}, "task": {task}}}'
-export JAX_COORDINATOR_ADDRESS={cluster.name}-0.{cluster.name}:{cluster.port}
+export JAX_COORDINATOR_ADDRESS={pods}-0.{cluster.name}:{cluster.port}
 export JAX_NUM_PROCESSES={cluster.workers} JAX_PROCESS_ID=$JOB_COMPLETION_INDEX
 exec {command}"""
 
