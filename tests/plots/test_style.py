@@ -66,3 +66,10 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(builtins, "__import__", importing)
     with pytest.raises(rx.errors.ArgumentError, match=r"pip install 'replicax\[demo\]'"), rx.plots.style():
         pass
+
+
+def test_a_notebook_shows_a_figure_although_nobody_has_imported_pyplot():
+    picture, metadata = rx.plots.losses({"a": [2.0, 1.0]})._repr_png_()
+    assert picture.startswith(b"\x89PNG")
+    width = int.from_bytes(picture[16:20], "big")
+    assert metadata == {"width": width // 2}
