@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 WIDTHS = {390: 844, 768: 1024, 1280: 800}  # a telephone, a tablet and a laptop, with their heights
 SCHEMES = {"light": "default", "dark": "slate"}  # the reader's setting and what the theme calls it
-DEADLINE_MS = 60_000
+DEADLINE_MS = 120_000  # of a page or a picture; a loaded machine takes its time
 HIGHEST = 6000  # pixels of a picture; the rest of a longer page is not in it
 
 _LOOK = (Path(__file__).parent / "look.js").read_text()
@@ -78,7 +78,15 @@ def _picture(page: Page, width: int, file: Path) -> None:
     height = min(HIGHEST, page.evaluate("document.documentElement.scrollHeight"))
     file.parent.mkdir(parents=True, exist_ok=True)
     clip = {"x": 0, "y": 0, "width": width, "height": height}
-    page.screenshot(path=file, type="jpeg", quality=70, full_page=True, clip=clip, animations="disabled")
+    page.screenshot(
+        path=file,
+        type="jpeg",
+        quality=70,
+        full_page=True,
+        clip=clip,
+        animations="disabled",
+        timeout=DEADLINE_MS,
+    )
 
 
 def _name(address: str) -> str:
