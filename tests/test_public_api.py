@@ -143,7 +143,7 @@ NOT_AT_FIRST = (
     "orbax",
     "ray",
 )
-MODULES_OF_A_FIRST_STEP = 261
+MODULES_OF_A_FIRST_STEP = 262
 FIRST_STEP = """
 import sys
 import jax
