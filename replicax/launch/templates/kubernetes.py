@@ -128,12 +128,12 @@ def _pod_script(cluster: ClusterJob, pods: str) -> str:
     """Returns the script of a pod. JAX's processes meet at worker 0, the first in TF_CONFIG."""
     command = cluster.command.replace("$(", "$$(")  # Otherwise Kubernetes would insert one of its variables.
     hosts = ", ".join(f'"{pods}-{index}.{cluster.name}:{cluster.port}"' for index in range(cluster.workers))
-    task = """{"type": "worker", "index": '$JOB_COMPLETION_INDEX'}"""
+    task = """{"type": "worker", "index": '"$JOB_COMPLETION_INDEX"'}"""
     return f"""\
 set -eu
 export TF_CONFIG='{{"cluster": {{"worker": [{hosts}]}}, "task": {task}}}'
 export JAX_COORDINATOR_ADDRESS={pods}-0.{cluster.name}:{cluster.port}
-export JAX_NUM_PROCESSES={cluster.workers} JAX_PROCESS_ID=$JOB_COMPLETION_INDEX
+export JAX_NUM_PROCESSES={cluster.workers} JAX_PROCESS_ID="$JOB_COMPLETION_INDEX"
 exec {command}"""
 
 
