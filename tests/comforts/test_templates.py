@@ -1,0 +1,43 @@
+"""`replicax template` as the page on real clusters writes it: each command there prints what its tool reads."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from replicax.cli.app import app
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "real-clusters.md"
+COMMANDS = re.findall(r"^replicax (template .*?) > (\S+)$", PAGE.read_text().replace("\\\n", " "), re.MULTILINE)
+KINDS = {"kubernetes": ["Service", "Secret", "Job"], "jobset": ["Secret", "JobSet"], "kuberay": ["RayJob"]}
+
+
+@pytest.mark.parametrize(("command", "name"), COMMANDS, ids=[command.split()[1] for command, _ in COMMANDS])
+def test_commands_of_the_page(command: str, name: str):
+    arguments = shlex.split(command)
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    if name.endswith(".sh"):
+        subprocess.run(["bash", "-n"], input=done.output, text=True, check=True, timeout=30)
+    else:
+        manifests = list(yaml.safe_load_all(done.output))
+        kinds = KINDS.get(arguments[1])
+        assert kinds is None or [each["kind"] for each in manifests] == kinds
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "compose"])
+def test_each_kind_of_manifest(kind: str):
+    done = CliRunner().invoke(app, ["template", kind, "--workers", "3", "--image", "me/i", "train.py", "--epochs", "3"])
+    assert done.exit_code == 0, done.output
+    manifests = list(yaml.safe_load_all(done.output))
+    assert len(manifests[0]["services"]) == 3 if kind == "compose" else [m["kind"] for m in manifests] == KINDS[kind]
+
+
+def test_the_page_has_commands():
+    assert {command.split()[1] for command, _ in COMMANDS} >= {"slurm", "kubernetes", "compose"}
