@@ -13,6 +13,7 @@ from replicax.cli.demo import demo
 from replicax.cli.doctor import doctor
 from replicax.cli.members import members
 from replicax.cli.migrate import migrate
+from replicax.cli.profile import profile
 from replicax.cli.run import SETTINGS, run
 from replicax.cli.server import server
 from replicax.cli.template import template
@@ -31,6 +32,7 @@ app.command(context_settings=SETTINGS)(run)
 app.command()(config)
 app.command()(server)
 app.command()(members)
+app.command(context_settings=SETTINGS)(profile)
 app.command()(migrate)
 app.add_typer(template, name="template")
 app.add_typer(ckpt, name="ckpt")
