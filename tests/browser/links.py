@@ -11,6 +11,8 @@ from tests.browser.serving import PREFIX, pages_of
 
 # Files of this repository, which a page shows on the forge.
 TREE = ("/blob/main/", "/tree/main/")
+# By these the theme knows which pictures to show in the light and which in the dark.
+_SCHEMES = ("#only-light", "#only-dark")
 _ATTRIBUTES = {"a": "href", "link": "href", "img": "src", "script": "src", "source": "src", "object": "data"}
 
 
@@ -29,6 +31,9 @@ class _Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = dict(attrs)
         link = attributes.get(_ATTRIBUTES.get(tag, ""))
+        if link and tag == "img":
+            for scheme in _SCHEMES:
+                link = link.removesuffix(scheme)
         if link and attributes.get("rel") != "canonical":
             self.page.links.append(link)
         if name := attributes.get("id") or (attributes.get("name") if tag == "a" else None):

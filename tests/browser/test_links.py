@@ -15,6 +15,7 @@ def test_broken_links(tmp_path: Path):
     tree.mkdir()
     (tree / "file.py").touch()
     (site / "style.css").touch()
+    (site / "a.svg").touch()
     sound = [
         "a/", "./", "#here", "a/#there", "style.css", "https://elsewhere.org", "mailto:x@example.org",
         f"{REPOSITORY}", f"{REPOSITORY}/blob/main/file.py#L3", f"{REPOSITORY}/issues", "/replicax/a/",
@@ -23,7 +24,7 @@ def test_broken_links(tmp_path: Path):
         "b/", "a/#here", "#nowhere", "none.css", f"{REPOSITORY}/blob/main/none.py", "/elsewhere/", "../..",
         "javascript:x()",
     ]  # fmt: skip
-    anchors = '<h1 id="here">x</h1><img src="none.png"><link rel="canonical" href="/elsewhere/">'
+    anchors = '<h1 id="here">x</h1><img src="none.png"><img src="a.svg#only-dark"><img src="b.svg#only-dark"><link rel="canonical" href="/elsewhere/">'
     (site / "index.html").write_text(anchors + "".join(f'<a href="{link}">x</a>' for link in sound + broken))
     (site / "a" / "index.html").write_text('<a id="there" href="../#here">x</a>')
-    assert broken_links(site, tree, REPOSITORY) == {"": ["none.png", *broken]}
+    assert broken_links(site, tree, REPOSITORY) == {"": ["none.png", "b.svg", *broken]}
