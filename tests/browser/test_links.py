@@ -24,7 +24,8 @@ def test_broken_links(tmp_path: Path):
         "b/", "a/#here", "#nowhere", "none.css", f"{REPOSITORY}/blob/main/none.py", "/elsewhere/", "../..",
         "javascript:x()",
     ]  # fmt: skip
-    anchors = '<h1 id="here">x</h1><img src="none.png"><img src="a.svg#only-dark"><img src="b.svg#only-dark"><link rel="canonical" href="/elsewhere/">'
+    pictures = '<img src="none.png"><img src="a.svg#only-dark"><img src="b.svg#only-dark">'
+    anchors = f'<h1 id="here">x</h1>{pictures}<link rel="canonical" href="/elsewhere/">'
     (site / "index.html").write_text(anchors + "".join(f'<a href="{link}">x</a>' for link in sound + broken))
     (site / "a" / "index.html").write_text('<a id="there" href="../#here">x</a>')
     assert broken_links(site, tree, REPOSITORY) == {"": ["none.png", "b.svg", *broken]}
