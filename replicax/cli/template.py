@@ -97,6 +97,26 @@ def compose(
 
 
 @template.command(context_settings=_SETTINGS)
+def vertex(
+    command: Command = None,
+    name: Name = ClusterJob.name,
+    workers: Workers = ClusterJob.workers,
+    devices: Devices = ClusterJob.devices,
+    gpus: Gpus = ClusterJob.gpus,
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="A container image with script and replicax.  [required]")
+    ] = "",
+    machine: Annotated[
+        str, typer.Option(metavar="TYPE", help="The machines, such as n1-standard-8.")
+    ] = "n1-standard-8",
+    accelerator: Annotated[str | None, typer.Option(metavar="TYPE", help="The GPUs, such as NVIDIA_TESLA_T4.")] = None,
+) -> None:
+    """Prints the specification of a custom job, for `gcloud ai custom-jobs create`."""
+    options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "image": image}
+    _print(lambda cluster: templates.vertex(cluster, machine, accelerator), command, options)
+
+
+@template.command(context_settings=_SETTINGS)
 def kuberay(
     command: Command = None,
     name: Name = ClusterJob.name,

@@ -39,5 +39,13 @@ def test_each_kind_of_manifest(kind: str):
     assert len(manifests[0]["services"]) == 3 if kind == "compose" else [m["kind"] for m in manifests] == KINDS[kind]
 
 
+def test_a_job_of_vertex_has_its_chief_in_the_first_pool():
+    done = CliRunner().invoke(app, ["template", "vertex", "--workers", "4", "--image", "me/i", "train.py", "--x", "$1"])
+    first, second = yaml.safe_load(done.output)["workerPoolSpecs"]
+    assert (first["replicaCount"], second["replicaCount"]) == (1, 3)
+    assert first["containerSpec"]["command"] + first["containerSpec"]["args"] == ["python", "train.py", "--x", "$1"]
+    assert "acceleratorType" not in first["machineSpec"]
+
+
 def test_the_page_has_commands():
     assert {command.split()[1] for command, _ in COMMANDS} >= {"slurm", "kubernetes", "compose"}
