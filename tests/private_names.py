@@ -28,7 +28,9 @@ class Use(NamedTuple):
 
 
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__") and name != "_"
+    """Returns whether a name is private. `_repr_png_` and the like are not: Jupyter asks for them, as documented."""
+    is_shown = name.startswith("_repr_") and name.endswith("_")
+    return name.startswith("_") and not name.startswith("__") and name != "_" and not is_shown
 
 
 def is_private_module(module: str) -> bool:

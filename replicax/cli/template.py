@@ -113,7 +113,8 @@ def vertex(
 ) -> None:
     """Prints the specification of a custom job, for `gcloud ai custom-jobs create`."""
     options = {"name": name, "workers": workers, "devices": devices, "gpus": gpus, "image": image}
-    _print(lambda cluster: templates.vertex(cluster, machine, accelerator), command, options)
+    token = secrets.token_hex(_TOKEN_BYTES)
+    _print(lambda cluster: templates.vertex(cluster, token, machine, accelerator), command, options)
 
 
 @template.command(context_settings=_SETTINGS)

@@ -12,8 +12,8 @@ from replicax.launch.templates import ClusterJob, vertex
 JOB = ClusterJob("train.py", ("--epochs", "3"), image="i", workers=3)
 
 
-def pools(*arguments):
-    return yaml.safe_load(vertex(*arguments))["workerPoolSpecs"]
+def pools(job, *arguments):
+    return yaml.safe_load(vertex(job, "secret", *arguments))["workerPoolSpecs"]
 
 
 def test_the_chief_has_a_pool_of_its_own():
@@ -23,6 +23,7 @@ def test_the_chief_has_a_pool_of_its_own():
     assert first["containerSpec"]["imageUri"] == "i"
     assert first["containerSpec"]["args"] == ["--epochs", "3"]
     assert {"name": "KERAS_BACKEND", "value": "jax"} in first["containerSpec"]["env"]
+    assert {"name": "REPLICAX_TOKEN", "value": "secret"} in first["containerSpec"]["env"]
     assert second["containerSpec"] == first["containerSpec"]
 
 
@@ -47,7 +48,7 @@ def test_gpus_have_a_type():
 )
 def test_what_is_missing_is_named(job, machine, accelerator, words):
     with pytest.raises(LaunchError, match=words):
-        vertex(job, machine, accelerator)
+        vertex(job, "secret", machine, accelerator)
 
 
 def test_what_vertex_tells_its_workers_is_understood():
