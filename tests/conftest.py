@@ -39,6 +39,7 @@ import pytest
 from hypothesis import settings
 
 import replicax as rx
+from replicax.runtime import ending
 from tests import compiled
 
 NUM_DEVICES = 8
@@ -118,11 +119,17 @@ def compilations() -> Callable[[], contextlib.AbstractContextManager[list[str]]]
 
 @pytest.fixture(autouse=True)
 def leave_nothing_behind() -> Iterator[None]:
-    """Fails a test that leaks a thread, an environment variable, a strategy or eager execution."""
+    """Fails a test that leaks a thread, an environment variable, a strategy, eager execution or an unfinished save."""
     threads = set(threading.enumerate())
     environment = _environment()
     yield
-    leaks = [*_leaked_strategy(), *_leaked_eagerness(), *_leaked_environment(environment), *_leaked_threads(threads)]
+    leaks = [
+        *_leaked_strategy(),
+        *_leaked_eagerness(),
+        *_leaked_environment(environment),
+        *_leaked_threads(threads),
+        *_leaked_saves(),
+    ]
     if leaks:
         pytest.fail("The test left behind:\n  " + "\n  ".join(leaks), pytrace=False)
 
@@ -141,6 +148,14 @@ def _leaked_eagerness() -> list[str]:
         return []
     rx.config.run_eagerly(False)
     return ["rx.config.run_eagerly(True)"]
+
+
+def _leaked_saves() -> list[str]:
+    """What would make the process of the tests end with 1: failures that no test has seen."""
+    left = [key for key in ending._unfinished if not isinstance(key, threading.Thread)]
+    for key in left:
+        ending.finished(key)
+    return [f"{key!r}, whose failure nobody has seen" for key in left]
 
 
 def _environment() -> dict[str, str]:

@@ -1,27 +1,74 @@
 """The threads that write checkpoints in the background, by directory.
 
-A thread is found here even when its manager is gone, because an error has ended the code that made it.
+A save is found here even when its manager is gone, because an error has ended the code that made it. When the script
+ends, what is still being written is finished (`replicax.runtime.ending`), and a failure that nobody has seen is raised.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import replicax.health as health
+from replicax.runtime.ending import finish_at_end, finished
 
-_running: dict[Path, threading.Thread] = {}
+_log = logging.getLogger(__name__)
+
+_running: dict[Path, BackgroundSave] = {}
 
 
-def begin(directory: Path, thread: threading.Thread) -> None:
-    """Starts a thread that writes a checkpoint to a directory."""
-    _running[directory] = thread
-    thread.start()
+class BackgroundSave:
+    """A thread that writes a checkpoint to a directory.
+
+    Args:
+        directory: The directory; one save at a time writes to it.
+        write: Writes the checkpoint.
+    """
+
+    def __init__(self, directory: Path, write: Callable[[], object]):
+        self._failure: BaseException | None = None
+        self._ended = threading.Event()
+        _running[directory] = self
+        finish_at_end(self, self.wait)
+        threading.Thread(target=self._run, args=(write,), name="replicax-checkpoint").start()
+
+    def join(self) -> None:
+        """Returns when the thread has written the checkpoint, or failed to."""
+        self._ended.wait()
+
+    def wait(self) -> None:
+        """Returns when the checkpoint is written.
+
+        Raises:
+            CheckpointError: It could not be written. A failure is raised once.
+        """
+        self.join()
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raises the failure of a save that has failed by now, if it has not been raised before."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            finished(self)
+            raise failure
+
+    def _run(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except BaseException as error:
+            self._failure = error
+            _log.error("%s", error)  # At once: the script's next save, which raises it, may be hours away.
+        else:
+            finished(self)
+        finally:
+            self._ended.set()
 
 
 @health.phase(health.CHECKPOINT)
 def wait_for(directory: Path) -> None:
     """Returns when no thread writes to a directory any more."""
-    thread = _running.pop(directory, None)
-    if thread is not None:
-        thread.join()
+    save = _running.pop(directory, None)
+    if save is not None:
+        save.join()

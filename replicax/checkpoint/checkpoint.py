@@ -31,7 +31,7 @@ from replicax.checkpoint.in_turn import large_variables, restore_in_turn
 from replicax.checkpoint.in_worlds import coordinated
 from replicax.checkpoint.keepers import Keepers
 from replicax.checkpoint.load_status import LoadStatus
-from replicax.checkpoint.metadata import FILE
+from replicax.checkpoint.metadata import FILE, place_of
 from replicax.checkpoint.name_matching import check_kinds, check_names, differences, warn_of_left_out
 from replicax.checkpoint.read_checkpoint import Prepared, ReadCheckpoint
 from replicax.checkpoint.reading import checked_metadata, read_arrays, read_state
@@ -279,7 +279,7 @@ class Checkpoint(Advised):
         """
         if save_path is None:
             return LoadStatus({}, None)
-        path = absolute(save_path)
+        path = place_of(absolute(save_path))
         name = f"Restoring the checkpoint {path}"
         if not (path / FILE).is_file() and is_tensorflow(path):
             coordination = Coordination(name, TIMEOUT_S)

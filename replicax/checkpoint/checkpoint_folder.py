@@ -7,7 +7,7 @@ import shutil
 import warnings
 from pathlib import Path
 
-from replicax.checkpoint.metadata import FILE
+from replicax.checkpoint.metadata import FILE, REPLACED, name_of_replaced, place_of
 from replicax.checkpoint.numbered import NumberedCheckpoint, name_of, numbered
 from replicax.checkpoint.retention import PermanentCheckpoints
 from replicax.checkpoint.writing import UNFINISHED, delete
@@ -52,7 +52,7 @@ class CheckpointFolder:
     def passing(self) -> list[NumberedCheckpoint]:
         """Returns the checkpoints that are not kept for good, oldest first."""
         permanent = self._permanent.names() if self._permanent is not None else ()
-        return sorted((each for each in self.complete() if each.path.name not in permanent), key=self._age)
+        return sorted((each for each in self.complete() if each.name not in permanent), key=self._age)
 
     def latest_step(self) -> int | None:
         """Returns the step of the newest complete checkpoint: the highest, of the known ones if there are any."""
@@ -80,6 +80,9 @@ class CheckpointFolder:
         self.is_clean = True
         for path in self._directory.glob(f".*{UNFINISHED}"):
             shutil.rmtree(path, ignore_errors=True)
+        for path in self._directory.glob(f".*{REPLACED}"):
+            if place_of(self._directory / str(name_of_replaced(path.name))) != path:  # What replaced it is there.
+                delete(path)
 
     def delete_old(self, newest: int) -> None:
         """Deletes the checkpoints that are too many beside a new one, without those that are kept for good."""

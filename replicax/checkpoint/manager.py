@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import jax
 
-import replicax.checkpoint.background as background
 import replicax.health as health
 import replicax.membership.worlds as worlds
+from replicax.checkpoint.background import BackgroundSave, wait_for
 from replicax.checkpoint.checkpoint import Checkpoint
 from replicax.checkpoint.checkpoint_folder import CheckpointFolder
 from replicax.checkpoint.contents import Contents
@@ -38,6 +36,7 @@ from replicax.checkpoint.progress import Progress
 from replicax.checkpoint.save_interval import SaveInterval
 from replicax.checkpoint.tensorflow.reader import open_checkpoint
 from replicax.checkpoint.writing import PREPARED, TIMEOUT_S, Directory, absolute, could_not_write, write_in_place
+from replicax.compat.interpreter import STARTS_THREADS_AT_END
 from replicax.errors import CheckpointError
 from replicax.migration import Advised, called_as
 from replicax.typing import PyTree
@@ -45,8 +44,6 @@ from replicax.variable_access import VariableLike
 
 if TYPE_CHECKING:  # Loaded in elastic jobs only.
     from replicax.checkpoint.world_save import WorldSave
-
-_log = logging.getLogger(__name__)
 
 
 class CheckpointManager(Advised):
@@ -72,7 +69,8 @@ class CheckpointManager(Advised):
         max_to_keep: Number of checkpoints to keep; None for all.
         save_interval_steps: `save` does nothing at a step that is not a multiple of this, unless it is forced.
         async_: Whether `save` returns while the checkpoint is being written. The values are copied first, so training
-            may go on. Those on an accelerator are copied to host memory.
+            may go on. Those on an accelerator are copied to host memory. When the script ends, the process waits for
+            the last save; if it fails, the exit code is 1. (Python 3.12.0 to 3.12.2 cannot wait: there `save` does.)
         objects: What to save, by name, as for `rx.Checkpoint`; instead of `checkpoint`.
         timeout: How long to wait for the other processes when they save, in seconds.
         keep_checkpoint_every_n_hours: A checkpoint that is not among the newest any more is kept for good if it was
@@ -127,10 +125,10 @@ class CheckpointManager(Advised):
         permanent = permanent_checkpoints(self.directory, keep_checkpoint_every_n_hours)
         self._folder = CheckpointFolder(self.directory, checked_name(checkpoint_name), max_to_keep, permanent)
         self._interval = SaveInterval(save_interval_steps, step_counter, checkpoint_interval)
-        self._async, self._timeout = async_, timeout
+        # What is under way when the script ends could not be finished otherwise.
+        self._async, self._timeout = async_ and STARTS_THREADS_AT_END, timeout
         self._init_fn = checked_init(init_fn)
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._background: BackgroundSave | None = None
         self._saved: set[int] = set()  # by this manager
         self._world_save: WorldSave | None = None
         self.snapshots = MemorySnapshots.of(self.directory)
@@ -232,10 +230,8 @@ class CheckpointManager(Advised):
         self._folder.known.add(step)
         self._saved.add(step)
         if self._async:
-            self._thread = threading.Thread(
-                target=self._save_in_background, args=(step, contents, coordination), name="replicax-checkpoint"
-            )
-            background.begin(self.directory, self._thread)
+            write = functools.partial(self._save, step, contents, coordination)
+            self._background = BackgroundSave(self.directory, write)
         else:
             self._save(step, contents, coordination)
 
@@ -246,13 +242,10 @@ class CheckpointManager(Advised):
         Raises:
             CheckpointError: The background save failed.
         """
-        background.wait_for(self.directory)
+        wait_for(self.directory)
         save, self._world_save = self._world_save, None
         if save is not None:
             save.wait()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
         self._raise_failure()
 
     def all_steps(self) -> list[int]:
@@ -375,17 +368,8 @@ class CheckpointManager(Advised):
             error.add_note(f"The last checkpoint was not saved either: {failure}")
 
     def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def _save_in_background(self, step: int, contents: Contents, coordination: Coordination) -> None:
-        try:
-            self._save(step, contents, coordination)
-        except BaseException as error:
-            self._failure = error
-            # The next call raises it; but the program may make no further call.
-            _log.error("%s", error)
+        if self._background is not None:
+            self._background.raise_failure()
 
     def _save(self, step: int, contents: Contents, coordination: Coordination) -> None:
         try:

@@ -7,9 +7,11 @@ size and checksum, and has a checksum of its own, so that a reader can tell whic
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import os
 import re
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from replicax.version import __version__
 
 FILE = "metadata.json"
 STATE = "state-{:05d}.json"  # The state that a process wrote, by its index.
+REPLACED = ".replaced"  # how the name of a checkpoint ends while another one takes its place
 _FORMAT = 2
 _FIRST_WITH_DIGEST = 2
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -93,6 +96,30 @@ def complete(
         sync_folder(folder)
 
 
+def set_aside(path: Path) -> None:
+    """Renames a checkpoint, so that another one can take its name; until then `place_of` finds it."""
+    path.rename(path.parent / f".{path.name}.{secrets.token_hex(4)}{REPLACED}")
+
+
+def those_aside(path: Path) -> list[Path]:
+    """Returns what had the name `path` and was set aside."""
+    found = path.parent.glob(f".{glob.escape(path.name)}.*{REPLACED}")
+    return [each for each in found if name_of_replaced(each.name) == path.name]
+
+
+def place_of(directory: str | os.PathLike[str]) -> Path:
+    """Returns the absolute path of a checkpoint; another one than asked for if its writer died while it replaced it."""
+    path = Path(directory).absolute()
+    if (path / FILE).is_file():
+        return path
+    return next((each for each in those_aside(path) if (each / FILE).is_file()), path)
+
+
+def name_of_replaced(name: str) -> str | None:
+    """Returns the name that a directory had before `set_aside`; None for any other directory."""
+    return name[1:].removesuffix(REPLACED).rpartition(".")[0] if name[:1] == "." and name.endswith(REPLACED) else None
+
+
 def read_metadata(directory: str | os.PathLike[str]) -> Metadata:
     """Returns the metadata of a checkpoint; reads none of its numbers.
 
@@ -100,7 +127,7 @@ def read_metadata(directory: str | os.PathLike[str]) -> Metadata:
         CheckpointError: There is no complete checkpoint, its metadata is damaged, or a later version of replicax wrote
             it.
     """
-    path = Path(directory).absolute()
+    path = place_of(directory)
     if not path.is_dir():
         raise CheckpointError(f"There is no checkpoint {path}.")
     try:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import replicax.checkpoint.background as background
-from replicax.checkpoint.metadata import FILE
+from replicax.checkpoint.metadata import FILE, name_of_replaced, place_of
 from replicax.checkpoint.tensorflow.locating import STATE as TENSORFLOW_STATE, located
 from replicax.checkpoint.writing import Directory, absolute
 from replicax.errors import CheckpointError
@@ -32,6 +32,11 @@ class NumberedCheckpoint:
     prefix: str | None
 
     @property
+    def name(self) -> str:
+        """The name of its directory; `path` has another one if its writer was killed while it replaced it."""
+        return name_of(self.number, self.prefix)
+
+    @property
     def written_at(self) -> float:
         """When it was completed, in seconds since the epoch."""
         return (self.path / FILE).stat().st_mtime
@@ -47,11 +52,12 @@ def numbered(directory: Path) -> list[NumberedCheckpoint]:
     if not directory.is_dir():
         return []
     found = []
-    for path in directory.iterdir():
-        name = _NAME.fullmatch(path.name)
-        if name is None or (name["prefix"] is None and len(path.name) < _DIGITS) or not (path / FILE).is_file():
+    for each in {name_of_replaced(path.name) or path.name for path in directory.iterdir()}:
+        name = _NAME.fullmatch(each)
+        if name is None or (name["prefix"] is None and len(each) < _DIGITS):
             continue
-        if name_of(int(name["number"]), name["prefix"]) == path.name:
+        path = place_of(directory / each)
+        if name_of(int(name["number"]), name["prefix"]) == each and (path / FILE).is_file():
             found.append(NumberedCheckpoint(path, int(name["number"]), name["prefix"]))
     return sorted(found, key=lambda each: (each.number, each.prefix or ""))
 

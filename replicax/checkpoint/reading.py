@@ -17,7 +17,7 @@ import numpy as np
 import replicax.health as health
 from replicax.checkpoint.documents import count_of, field_of, parsed
 from replicax.checkpoint.integrity import Files, check, check_no_others, check_sizes, checked_in_turn, problems
-from replicax.checkpoint.metadata import STATE, Entry, Metadata, read_metadata
+from replicax.checkpoint.metadata import STATE, Entry, Metadata, place_of, read_metadata
 from replicax.checkpoint.writing import Directory
 from replicax.compat.orbax import restore_files
 from replicax.errors import CheckpointError
@@ -44,7 +44,7 @@ def damaged_files(directory: Directory) -> dict[str, str]:
     Raises:
         CheckpointError: There is no complete checkpoint.
     """
-    path = Path(directory).absolute()
+    path = place_of(directory)
     metadata = read_metadata(path)
     return problems(path, metadata.files) | _never_written(path, metadata)
 
@@ -56,7 +56,7 @@ def checked_metadata(directory: Directory) -> Metadata:
         CheckpointError: There is no complete checkpoint.
     """
     metadata = read_metadata(directory)
-    check_sizes(Path(directory).absolute(), metadata.files)
+    check_sizes(place_of(directory), metadata.files)
     return metadata
 
 
@@ -80,7 +80,7 @@ def read_arrays(
         CheckpointError: There is no complete checkpoint, it is damaged, or it has no array of that name and shape, or
             one of another kind of numbers, such as a float for an integer.
     """
-    path = Path(directory).absolute()
+    path = place_of(directory)
     metadata = metadata or checked_metadata(path)
     found = metadata.arrays
     check_wanted(path, found, wanted)
@@ -100,7 +100,7 @@ def check_arrays(
     Raises:
         CheckpointError: As for `read_arrays`.
     """
-    path = Path(directory).absolute()
+    path = place_of(directory)
     found = metadata.arrays
     check_wanted(path, found, wanted)
     folders = {found[name].folder: spec for name, spec in wanted.items() if found[name].folder}
@@ -115,7 +115,7 @@ def read_state(directory: Directory, metadata: Metadata | None = None, verify: b
     Raises:
         CheckpointError: There is no complete checkpoint, or the state is damaged.
     """
-    path = Path(directory).absolute()
+    path = place_of(directory)
     metadata = metadata or checked_metadata(path)
     names = [STATE.format(i) for i in range(metadata.processes)]
     if verify:

@@ -46,7 +46,7 @@ class PermanentCheckpoints:
         for each in old:
             if each.written_at - last >= self._seconds:
                 last = each.written_at
-                names.append(each.path.name)
+                names.append(each.name)
             else:
                 rest.append(each)
         if len(rest) < len(old) or not self._path.exists():

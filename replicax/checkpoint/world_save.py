@@ -33,6 +33,7 @@ from replicax.cluster.exchange import ClosedError, Exchange, closing
 from replicax.compat.orbax import save_files_alone
 from replicax.errors import CheckpointError, ContextError
 from replicax.membership.worlds import Worlds, running
+from replicax.runtime.ending import finish_at_end, finished
 from replicax.runtime.transfer import host_copy
 
 _log = logging.getLogger(__name__)
@@ -111,6 +112,7 @@ class WorldSave:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         worlds.changes.append(self._renew)
+        finish_at_end(self, self.wait)
         self._begin_if_writer()
 
     def wait(self) -> None:
@@ -123,6 +125,7 @@ class WorldSave:
             with health.phase(health.CHECKPOINT):
                 self._worlds.attempt(self._await)
         finally:
+            finished(self)
             with contextlib.suppress(ValueError):
                 self._worlds.changes.remove(self._renew)
 

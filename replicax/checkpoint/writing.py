@@ -22,10 +22,11 @@ from replicax.checkpoint.contents import Contents
 from replicax.checkpoint.coordination import Coordination
 from replicax.checkpoint.encoding import SavedArray
 from replicax.checkpoint.integrity import sync_folder, write_durably
-from replicax.checkpoint.metadata import STATE, Entry, complete
+from replicax.checkpoint.metadata import STATE, Entry, complete, set_aside, those_aside
 from replicax.checkpoint.same_contents import check_same_contents
 from replicax.compat.orbax import save_files
 from replicax.errors import ArgumentError, CheckpointError
+from replicax.runtime.ending import writing
 
 Directory = str | os.PathLike[str]
 
@@ -89,6 +90,7 @@ def new_directory(directory: Directory) -> Path:
 
 
 @health.phase(health.CHECKPOINT)
+@writing()
 def write_in_place(
     path: Path, contents: Contents, coordination: Coordination, committed: Callable[[], None] | None = None
 ) -> Path:
@@ -153,7 +155,10 @@ def _write_parts(staging: Path, contents: Contents) -> None:
 
 
 def commit(staging: Path, path: Path, contents: Contents, processes: int) -> None:
-    """Gives a directory its name when all is written; one that has the name already is replaced.
+    """Gives a directory its name when all is written; one that has the name already is deleted after that.
+
+    There is a complete checkpoint at every moment: until the new one has the name, readers find the old one by
+    `metadata.place_of`.
 
     Args:
         staging: The directory.
@@ -168,9 +173,11 @@ def commit(staging: Path, path: Path, contents: Contents, processes: int) -> Non
     }
     complete(staging, arrays, contents.step, contents.notes, processes)
     if path.exists():
-        delete(path)
+        set_aside(path)
     staging.rename(path)
     sync_folder(path.parent)
+    for replaced in those_aside(path):
+        delete(replaced)
 
 
 def delete(path: Path) -> None:

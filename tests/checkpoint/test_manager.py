@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import checkpoint_folder, damaged_files, read_arrays, writing
+from replicax.checkpoint import background, checkpoint_folder, damaged_files, read_arrays, writing
 from replicax.errors import ArgumentError, CheckpointError
 from tests.soak.checkpoint_kills import soak
 
@@ -112,7 +115,7 @@ def test_a_full_disk_raises_in_the_training_loop(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(writing, "save_files", full)
     kept.save(2)
-    kept._thread.join()
+    background.wait_for(tmp_path)
     with pytest.raises(CheckpointError, match="No space left"):
         kept.save(3)
     kept.save(3)
@@ -123,6 +126,55 @@ def test_a_full_disk_raises_in_the_training_loop(tmp_path: Path, monkeypatch: py
     kept.save(3)
     kept.close()
     assert kept.all_steps() == [3]
+
+
+def test_one_that_replaces_another_is_found_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As a fresh process would look for it before each rename and each deletion."""
+    w = rx.Variable(1.0)
+    looked: list[float] = []
+
+    def look() -> None:
+        found = rx.Variable(0.0)
+        other = rx.CheckpointManager(tmp_path, objects={"w": found})
+        assert other.all_steps() == [1]
+        assert rx.latest_checkpoint(tmp_path) is not None
+        assert other.restore_or_initialize() == 1
+        assert damaged_files(other.path(1)) == {}
+        looked.append(float(found))
+
+    def looking(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            look()
+            return call(*args, **kwargs)
+
+        return wrapped
+
+    rx.CheckpointManager(tmp_path, async_=False, objects={"w": w}).save(1)
+    w.assign(2.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", looking(Path.rename))
+        patched.setattr(shutil, "rmtree", looking(shutil.rmtree))
+        again = rx.CheckpointManager(tmp_path, async_=False, objects={"w": w})
+        again.restore(1)
+        w.assign(2.0)
+        again.save(1)
+    look()
+    assert looked == [1.0, 1.0, 2.0, 2.0, 2.0]  # Two renames, then the old one's, and its deletion.
+    assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
+
+
+def test_a_kill_while_one_is_replaced_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    w = rx.Variable(1.0)
+    rx.CheckpointManager(tmp_path, async_=False, objects={"w": w}).save(1)
+    (tmp_path / "00000001").rename(tmp_path / ".00000001.abcd0123.replaced")
+    w.assign(2.0)
+    kept = rx.CheckpointManager(tmp_path, async_=False, objects={"w": w})
+    assert kept.restore_or_initialize() == 1
+    assert float(w) == 1.0
+    kept.save(2)
+    assert kept.all_steps() == [1, 2]
+    kept.save(1, force=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"00000001", "00000002"}
 
 
 def test_the_old_one_is_deleted_when_the_new_one_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -361,5 +413,7 @@ def test_a_failure_that_nobody_waits_for_is_logged(
     monkeypatch.setattr(writing, "save_files", lambda *args: 1 / 0)
     kept = rx.CheckpointManager(tmp_path, objects={"w": rx.Variable(1.0)})
     kept.save(1)
-    kept._thread.join()
+    background.wait_for(tmp_path)
     assert "division by zero" in caplog.text
+    with pytest.raises(CheckpointError, match="division by zero"):  # Else this process would end with it.
+        kept.close()

@@ -1,0 +1,115 @@
+"""What must be done before a process ends: files that are being written are finished when the script has ended.
+
+When the last line of a script has run, Python first shuts down the pools of `concurrent.futures`, then waits for
+threads, and calls `atexit` last. Orbax, TensorStore and asyncio hand work to these pools. So a save in the background
+that is awaited by `atexit`, or by Python itself, has lost what it needs, and fails after the script has succeeded.
+Here it is awaited before the pools go. What fails then is an uncaught error of the script: `sys.excepthook` gets it,
+and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+from replicax.compat.interpreter import call_when_script_ends
+from replicax.errors import CheckpointError
+from replicax.exit_codes import ExitCode
+
+_unfinished: dict[object, Callable[[], object]] = {}
+_lock = threading.Lock()
+_watches = False
+_has_ended = False
+_failed = False
+
+
+def finish_at_end(key: object, finish: Callable[[], object]) -> None:
+    """Has `finish` called when the script has ended, unless `finished(key)` comes first.
+
+    The thread that asks for it may ask again: one that Python waits for anyway (no daemon) is waited for, too.
+
+    Args:
+        key: What is to be finished; it is finished once.
+        finish: Waits until it is. What it raises makes the exit code 1.
+    """
+    global _watches, _has_ended
+    thread = threading.current_thread()
+    with _lock:
+        for ended in [each for each in _unfinished if isinstance(each, threading.Thread) and not each.is_alive()]:
+            del _unfinished[ended]
+        if not _watches:
+            _watches = True
+            atexit.register(_exit_if_failed)  # What is registered from now on runs before it.
+            try:
+                call_when_script_ends(_finish_all)
+            except RuntimeError:
+                _has_ended = True
+        _unfinished.setdefault(key, finish)
+        if thread is not threading.main_thread() and not thread.daemon:
+            _unfinished.setdefault(thread, thread.join)
+
+
+def finished(key: object) -> None:
+    """Takes back `finish_at_end`: it is done, or its failure has been raised where somebody sees it."""
+    with _lock:
+        _unfinished.pop(key, None)
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Wraps code that writes files: if the script ends meanwhile in the main thread, the process waits for this one.
+
+    Raises:
+        CheckpointError: The script has ended already.
+    """
+    global _failed
+    if threading.current_thread() is threading.main_thread():
+        yield
+        return
+    written = threading.Event()
+    finish_at_end(written, written.wait)
+    try:
+        if _has_ended:
+            raise CheckpointError(
+                f"The thread {threading.current_thread().name!r} began to write when the script had ended: Python runs "
+                "no writers any more. At the end of the script, join the thread that saves."
+            )
+        yield
+    except BaseException:
+        _failed = _failed or _has_ended  # What a thread raises now changes no exit code.
+        raise
+    finally:
+        written.set()
+        finished(written)
+
+
+def _finish_all() -> None:
+    """Runs in the main thread when the script has ended; more may be added meanwhile."""
+    global _has_ended, _failed
+    while True:
+        with _lock:
+            if not _unfinished:
+                _has_ended = True
+                return
+            finish = _unfinished.pop(next(iter(_unfinished)))
+        try:
+            finish()
+        except BaseException as error:  # Ctrl-C, too: it ends this wait, and the others are still awaited.
+            _failed = True
+            sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _exit_if_failed() -> None:
+    """Ends the process: only here, near the end of `atexit`, the exit code can still be chosen."""
+    if not _failed:
+        return
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # The script has closed it.
+            stream.flush()
+    os._exit(ExitCode.FAILED)

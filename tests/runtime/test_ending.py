@@ -1,0 +1,100 @@
+"""What is being written when a script ends is finished, and what fails then is said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import replicax as rx
+
+_BEGIN = """
+import os, sys, threading, time
+import numpy as np
+import replicax as rx
+w = rx.Variable(np.zeros((256, 256), np.float32))
+manager = rx.CheckpointManager(sys.argv[1], objects={"w": w})
+def train():
+    for step in range(1, 4):
+        w.assign_add(np.ones((256, 256), np.float32))
+        manager.save(step)
+"""
+_FAILS = """
+import replicax.checkpoint.writing as writing
+def full(*arguments):
+    time.sleep(0.5)
+    raise OSError(28, "No space left on device")
+"""
+
+
+def _ended(script: str, folder: Path) -> tuple[int, str, list[int]]:
+    ran = subprocess.run(
+        [sys.executable, "-c", _BEGIN + script, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    return ran.returncode, ran.stderr, rx.CheckpointManager(folder, objects={"w": rx.Variable(0.0)}).all_steps()
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        pytest.param("", 0, id="last line"),
+        pytest.param("sys.exit(3)", 3, id="exit code"),
+        pytest.param("1 / 0", 1, id="exception"),
+    ],
+)
+def test_the_last_save_of_a_script_is_there(tmp_path: Path, ending: str, code: int):
+    assert _ended(f"train()\n{ending}", tmp_path)[::2] == (code, [1, 2, 3])
+
+
+def test_a_thread_that_saves_goes_on_after_the_last_line(tmp_path: Path):
+    script = "threading.Thread(target=train).start()\nwhile 1 not in manager._saved: time.sleep(0.001)"
+    code, _, steps = _ended(script, tmp_path)
+    assert (code, steps) == (0, [1, 2, 3])
+
+
+def test_a_thread_that_begins_to_save_too_late_is_told(tmp_path: Path):
+    script = """
+def save():
+    threading.main_thread().join()
+    time.sleep(0.2)
+    manager.save(1)
+threading.Thread(target=save).start()
+"""
+    code, words, steps = _ended(script, tmp_path)
+    assert (code, steps) == (1, [])
+    assert "join the thread that saves" in words
+
+
+def test_the_save_of_a_daemon_is_finished(tmp_path: Path):
+    script = """
+def save():
+    began.set()
+    manager.checkpoint.write(sys.argv[1] + "/00000001")
+    time.sleep(100)
+began = threading.Event()
+threading.Thread(target=save, daemon=True).start()
+began.wait()
+time.sleep(0.05)
+"""
+    code, _, steps = _ended(script, tmp_path)
+    assert (code, steps) == (0, [1])
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(3)"])
+def test_a_save_that_fails_when_the_script_has_ended_is_said(tmp_path: Path, ending: str):
+    script = (
+        _FAILS + f"manager.save(1)\nmanager.wait_until_finished()\nwriting.save_files = full\nmanager.save(2)\n{ending}"
+    )
+    code, words, steps = _ended(script, tmp_path)
+    assert code == 1
+    assert "CheckpointError: The checkpoint " in words
+    assert "00000002 could not be written: [Errno 28] No space left on device" in words
+    assert steps == [1]
