@@ -2,7 +2,8 @@
 
 JAX flattens lists, tuples, named tuples, dicts and what is registered with it. Anything else is one leaf, whatever it
 holds. `opened` puts the other containers into a form that JAX flattens too; unflattened they are what they were. A
-container without arrays stays one leaf: it is a setting, which a program may be specialised to.
+container without arrays stays one leaf: it is a setting, which a program may be specialised to. Numbers of Python in
+modules of Equinox are settings too (`settings_among`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import sys
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import cast
@@ -49,6 +51,32 @@ def flattened(
     if _any_container(leaves):
         return flattened_by_jax(_opened(tree, ()), is_leaf)
     return leaves, structure
+
+
+def settings_among(leaves: Sequence[Leaf], tree: PyTree) -> frozenset[int]:
+    """Returns which leaves are numbers of Python in modules of Equinox (`Dropout.p`), as positions.
+
+    `eqx.filter_jit` takes them as settings that a program is made for, and so does replicax; they are no arrays.
+
+    Args:
+        leaves: The leaves of `tree`, as `flattened` has them.
+        tree: The tree.
+    """
+    equinox = sys.modules.get("equinox")
+    if equinox is None or not any(map(_is_setting, leaves)):  # Every argument of every call comes by here.
+        return frozenset()
+    found, start = set(), 0
+    for node in jax.tree_util.tree_leaves(opened(tree), is_leaf=lambda node: isinstance(node, equinox.Module)):
+        end = start + 1
+        if isinstance(node, equinox.Module):
+            end = start + jax.tree_util.tree_structure(node).num_leaves
+            found |= {i for i in range(start, end) if _is_setting(leaves[i])}
+        start = end
+    return frozenset(found)
+
+
+def _is_setting(leaf: Leaf) -> bool:
+    return isinstance(leaf, (bool, int, float, complex)) and not isinstance(leaf, np.generic)  # as np.float64 is
 
 
 def flattened_by_jax(

@@ -1,8 +1,8 @@
 """Flattening pytrees into the arrays that a compiled program handles and everything else.
 
 Arrays and Python numbers become inputs and outputs of the program. Everything else (flags, strings, models,
-variables) is Python's business: it is part of a program's signature on the way in, and comes back as the very object
-on the way out.
+variables, the numbers in modules of Equinox) is Python's business: it is part of a program's signature on the way in,
+and comes back as the very object on the way out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import numpy as np
 
-from replicax.containers import flattened, found_in, is_value, opened, walked
+from replicax.containers import flattened, found_in, is_value, opened, settings_among, walked
 from replicax.errors import ArgumentError, ReplicaShapeError
 from replicax.program.calls import check_result
 from replicax.program.flax_modules import held, released_leaf
@@ -71,16 +71,18 @@ def flatten_inputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:
         ArgumentError: A container that holds arrays cannot be flattened, or a leaf is an array of strings, objects or
             times.
     """
-    leaves, treedef = flattened(held(tree))
+    tree = held(tree)
+    leaves, treedef = flattened(tree)
     if all(type(leaf) is np.ndarray or isinstance(leaf, jax.Array) for leaf in leaves):
         for leaf in leaves:
             _check_numbers(leaf, "passed")
         return leaves, Structure(treedef, (), len(leaves))
     for leaf in leaves:
         _check_leaf(leaf)
-    arrays = [leaf for leaf in leaves if is_input(leaf)]
-    static = tuple((i, leaf) for i, leaf in enumerate(leaves) if not is_input(leaf))
-    return arrays, Structure(treedef, static, len(leaves))
+    settings = settings_among(leaves, tree)
+    static = tuple((i, leaf) for i, leaf in enumerate(leaves) if i in settings or not is_input(leaf))
+    fixed = {i for i, _ in static}
+    return [leaf for i, leaf in enumerate(leaves) if i not in fixed], Structure(treedef, static, len(leaves))
 
 
 def flatten_outputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:
@@ -159,11 +161,14 @@ def per_replica_arrays(tree: PyTree) -> tuple[list[bool], int | None]:
     """
     flags: list[bool] = []
     counts = set()
-    for leaf in jax.tree_util.tree_leaves(opened(held(tree)), is_leaf=is_value):
+    tree = opened(held(tree))
+    leaves = jax.tree_util.tree_leaves(tree, is_leaf=is_value)
+    settings = settings_among(leaves, tree)
+    for i, leaf in enumerate(leaves):
         if isinstance(leaf, PerReplica):
             counts.add(leaf.num_replicas)
             flags.append(True)
-        elif is_input(leaf):
+        elif is_input(leaf) and i not in settings:
             flags.append(False)
     if len(counts) > 1:
         raise ReplicaShapeError(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.collectives import CommunicationOptions
+from replicax.containers import flattened, settings_among
 from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
 from replicax.host import NoPlacement
@@ -75,7 +76,12 @@ class DefaultStrategy(Strategy):
 
     def replicate(self, tree: PyTree) -> PyTree:
         """Returns a copy of the arrays and numbers in `tree` on the default device."""
-        return jax.tree_util.tree_map(lambda x: jnp.array(x, copy=True) if is_number_like(x) else x, tree)
+        leaves, treedef = flattened(tree)
+        settings = settings_among(leaves, tree)
+        for i, leaf in enumerate(leaves):
+            if i not in settings and is_number_like(leaf):
+                leaves[i] = jnp.array(leaf, copy=True)
+        return jax.tree_util.tree_unflatten(treedef, leaves)
 
     def distribute_dataset(
         self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None

@@ -16,7 +16,7 @@ from replicax.collectives import CommunicationOptions, CrossDeviceOps, choose_cr
 from replicax.collectives.compression import is_of_gradients
 from replicax.compat.jax_tracing import constants_are_traced, prepare_tracing_anew
 from replicax.compat.keras import as_tensor_of
-from replicax.containers import opened
+from replicax.containers import opened, settings_among
 from replicax.errors import ArgumentError, ContextError, ReplicaShapeError
 from replicax.host import PER_REPLICA, PER_ROW
 from replicax.membership.worlds import Worlds
@@ -261,9 +261,11 @@ class MeshStrategy(MeshInput):
         Raises:
             ValuesMismatchError: They differ.
         """
-        paths, treedef = jax.tree_util.tree_flatten_with_path(opened(tree))
+        tree = opened(tree)
+        paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
         leaves = [leaf for _, leaf in paths]
-        arrays = [i for i, leaf in enumerate(leaves) if is_number_like(leaf)]
+        settings = settings_among(leaves, tree)
+        arrays = [i for i, leaf in enumerate(leaves) if i not in settings and is_number_like(leaf)]
         names = [f"value{jax.tree_util.keystr(paths[i][0])}" for i in arrays]
         agreed = self._agreed([leaves[i] for i in arrays], names, "values given to strategy.replicate")
         for i, value in zip(arrays, agreed, strict=True):
