@@ -8,8 +8,10 @@ import importlib
 import inspect
 import operator
 import pkgutil
+import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +116,51 @@ def test_an_old_name_works_for_a_release_and_tells_the_new_one(old, new):
     with pytest.warns(DeprecationWarning, match=rf"^rx\.{old} is now rx\.{new}\. The old name works in this release"):
         assert getattr(rx, old) is operator.attrgetter(new)(rx)
     assert old not in rx.__all__
+
+
+NAME_IN_TEXT = re.compile(r"\brx\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+
+
+def test_docstrings_and_messages_name_what_exists_under_its_new_name():
+    used = {
+        (name, str(path.relative_to(ROOT)))
+        for path in sorted((ROOT / "replicax").rglob("*.py"))
+        for name in NAME_IN_TEXT.findall(path.read_text())
+    }
+    assert len(used) > 300
+    assert [(name, path) for name, path in sorted(used) if not is_current(name)] == []
+
+
+def is_current(name: str) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        try:
+            operator.attrgetter(name)(rx)
+        except (AttributeError, DeprecationWarning):
+            return False
+    return True
+
+
+def test_an_old_and_an_unknown_name_are_not_current():
+    assert [is_current(name) for name in ("FileSource", "Variable.there_is_none", "data.FileSource")] == [
+        False,
+        False,
+        True,
+    ]
+
+
+# The string that a docstring begins goes on after a quote, a line break and a quote.
+JOINED = re.compile(r'"""[^"]*"\s*\n\s*"[^"]')
+
+
+def test_a_docstring_has_no_quotes_of_strings_that_were_joined():
+    files = [path for folder in ("replicax", "pytest_replicax", "examples") for path in (ROOT / folder).rglob("*.py")]
+    assert [str(path.relative_to(ROOT)) for path in files if JOINED.search(path.read_text())] == []
+
+
+def test_such_quotes_are_found():
+    assert JOINED.search('"""Returns what it does "\n    "not know."""')
+    assert not JOINED.search('"""Returns it."""\n    "so"')
 
 
 # What a loop of steps does not need. A start of the interpreter waits for all that is imported.

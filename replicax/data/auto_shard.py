@@ -257,7 +257,8 @@ def choose_reading(
         batch_size = source.batch_size
     elif policy is AutoShardPolicy.FILE:
         raise ArgumentError(
-            f"auto_shard_policy='file' is for an rx.FileSource(files, read_fn, batch_size=...), got a {batches.name}."
+            "auto_shard_policy='file' is for an rx.data.FileSource(files, read_fn, batch_size=...), got a "
+            f"{batches.name}."
         )
     if policy is AutoShardPolicy.HINT:
         if isinstance(source, FileSource) or not takes_a_hint(source):

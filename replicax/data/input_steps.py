@@ -124,7 +124,7 @@ class InputStepMaker:
             f"The workers read different data. {what}: {found}. With auto_shard_policy='data' all workers must read "
             "the same global batches in the same order, and each uses its own rows of them: give shuffles the same "
             "seed on every worker. If each worker's data is its own, use auto_shard_policy='off', or 'file' with an "
-            "rx.FileSource."
+            "rx.data.FileSource."
         )
 
     # Data that each worker reads by itself.

@@ -109,8 +109,8 @@ def shards_of_worker(shards: Shards, position: Position, worker: int, workers: i
     """
     if position.rows and position.shards != shards.count:
         hint = (
-            "Each worker's own data can only go on with the same number of workers; use an rx.FileSource, or data that "
-            "all workers read alike."
+            "Each worker's own data can only go on with the same number of workers; use an rx.data.FileSource, or data "
+            "that all workers read alike."
             if shards.fixed
             else "Give the same files, in the same order, and the same `auto_shard_policy`."
         )

@@ -64,8 +64,8 @@ def unflattened(structure: TreeDocument, leaves: Sequence[Leaf]) -> PyTree:
 
 
 def is_value(leaf: Leaf) -> bool:
-    """Returns whether an argument is an input of the program: an array, its shape and dtype, or a number but no "
-    "bool."""
+    """Returns whether an argument is an input of the program: an array, its shape and dtype, or a number but no
+    bool."""
     if isinstance(leaf, bool):
         return False
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, int, float, complex))

@@ -96,8 +96,8 @@ def export(
 
 @dataclasses.dataclass
 class _ExportedFunction:
-    """A function before it is written. Its constructor raises all errors of the export, so that nothing is half "
-    "written."""
+    """A function before it is written. Its constructor raises all errors of the export, so that nothing is half
+    written."""
 
     fn: PyTreeFunction
     args: tuple[PyTree, ...]

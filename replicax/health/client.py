@@ -51,8 +51,8 @@ class Client:
         return _read(self._ask("GET", f"/programs/{index}", timeout))
 
     def call(self, number: int, timeout: float) -> object:
-        """Returns its `number`-th call (`replicax.health.order`); None if it does not know it. Raises as `status` "
-        "does."""
+        """Returns its `number`-th call (`replicax.health.order`); None if it does not know it. Raises as `status`
+        does."""
         return _read(self._ask("GET", f"/calls/{number}", timeout))
 
     def post(self, path: str, document: Mapping[str, object], timeout: float) -> None:

@@ -82,8 +82,8 @@ class Order:
         return noted if noted.number == number else None
 
     def contradicts(self, theirs: tuple[int, int]) -> bool:
-        """Returns whether a worker whose last call is `theirs` has run something else. Only the one that is ahead "
-        "knows."""
+        """Returns whether a worker whose last call is `theirs` has run something else. Only the one that is ahead
+        knows."""
         number, digest = theirs
         mine = self.get(number)
         return mine is not None and mine.digest != digest

@@ -57,8 +57,8 @@ _LONGEST_FIRST = sorted(MODULES, key=len, reverse=True)
 
 @functools.cache
 def _asked() -> Mapping[str, tuple[str, Row]]:
-    """Returns TensorFlow's name and its row by the name below `replicax`; for a member of a class also without "
-    "module."""
+    """Returns TensorFlow's name and its row by the name below `replicax`; for a member of a class also without
+    module."""
     found: dict[str, tuple[str, Row]] = {}
     for tf_name, row in NAMES.items():
         asked = asked_as(tf_name)

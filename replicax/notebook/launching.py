@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from replicax.checks import checked_int, checked_seconds
-from replicax.errors import ArgumentError, RemoteWorkerError
+from replicax.errors import RemoteWorkerError
 from replicax.launch.job import signals_as
 from replicax.launch.options import Options
 from replicax.launch.plan import HOST, Job, count_ports, flags_for_workers, make_plan
+from replicax.program.calls import checked_call, explain_misfit
 from replicax.remote.call import Call, Returned, error_from, payload_of, result_of
 from replicax.remote.compiled import keep_within
 from replicax.remote.events import Event, Events
@@ -89,12 +90,12 @@ def launch(
         [worker 1] 2 replicas, 10 steps
         [0, 1]
     """
-    if not callable(function):
-        raise ArgumentError(f"`function` must be the function that each worker calls, got {function!r:.100}.")
+    args, kwargs = checked_call("function", function, args, kwargs)
+    explain_misfit("function", function, args, kwargs)
     workers = checked_int("workers", workers, least=1)
     devices = checked_int("devices_per_worker", devices_per_worker, least=1)
     grace = checked_seconds("grace", grace, zero=True)
-    payload = payload_of(Call(function, tuple(args), dict(kwargs or {})))
+    payload = payload_of(Call(function, args, kwargs))
     inherited = _environment(environment or {})
     keep_within(cache_folder(inherited))
     # There is no script: the tasks of the plan call the function.

@@ -26,6 +26,7 @@ from replicax.parameter_server.scheduling.watch import Timeouts
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
 from replicax.parameter_server.variables.remote import home_of
+from replicax.program.calls import explain_misfit
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike
 
@@ -131,7 +132,11 @@ class ClusterCoordinator:
         """
         self._check_open()
         self._scheduler.raise_error()
-        closure = self._programs.closure(fn, args, kwargs)
+        try:
+            closure = self._programs.closure(fn, args, kwargs)
+        except TypeError:
+            explain_misfit("fn", fn, args or (), kwargs or {})
+            raise
         self._scheduler.add(closure)
         return closure.value
 

@@ -35,6 +35,7 @@ from replicax.parameter_server.scheduling.server_actors import ServerActors
 from replicax.parameter_server.variables.partition import count_shards
 from replicax.parameter_server.variables.remote import Home, RemoteVariable, home_of, move_to_servers, variable_bytes
 from replicax.parameter_server.variables.sharded import ShardedVariable
+from replicax.program.calls import called
 from replicax.ray_cluster import connect, serve_if_task
 from replicax.reduce_op import ReduceOp
 from replicax.strategies.base import Strategy
@@ -382,7 +383,7 @@ class _WorkerReplicaContext(ReplicaContext):
     ) -> PyTree:
         """Returns `merge_fn(strategy, *args, **kwargs)`."""
         with context.entered(replica=None):
-            return merge_fn(self.strategy, *args, **(kwargs or {}))
+            return called("merge_fn", merge_fn, args, kwargs, self.strategy)
 
 
 def _check_options(partitioner: object, max_staleness: object, stall_timeout: object) -> None:

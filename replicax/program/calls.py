@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 
 from replicax.errors import ArgumentError
 from replicax.program.foreign import check_no_foreign_function, check_no_tensor
-from replicax.typing import PyTree
+from replicax.typing import PyTree, PyTreeFunction
 
 
 def checked_call(name: str, fn: object, args: PyTree, kwargs: PyTree) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
@@ -24,7 +24,7 @@ def checked_call(name: str, fn: object, args: PyTree, kwargs: PyTree) -> tuple[t
     """
     check_function(f"`{name}`", fn)
     if not isinstance(args, (list, tuple)):
-        raise ArgumentError(f"`args` must be a list or tuple of arguments, got {type(args).__name__}. One: (x,).")
+        raise ArgumentError(f"`args` must be a list or tuple of arguments, got {type(args).__name__}. One: args=(x,).")
     if kwargs is None:
         return tuple(args), {}
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
@@ -32,6 +32,42 @@ def checked_call(name: str, fn: object, args: PyTree, kwargs: PyTree) -> tuple[t
             f"`kwargs` must be a dict of arguments by name, got {kwargs!r:.100}. Arguments without a name go to `args`."
         )
     return tuple(args), dict(kwargs)
+
+
+def explain_misfit(name: str, fn: PyTreeFunction, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> None:
+    """Says what is wrong with a call `fn(*args, **kwargs)` if its arguments do not fit.
+
+    A step calls it after a `TypeError`: to compare a function with its arguments takes longer than to call it.
+
+    Raises:
+        ArgumentError: `fn` does not take these arguments.
+    """
+    try:
+        parameters = inspect.signature(fn)
+    except (TypeError, ValueError):  # A builtin may have none.
+        return
+    try:
+        parameters.bind(*args, **kwargs)
+    except TypeError as problem:
+        given = [type(each).__name__ for each in args] + [f"{key}=" for key in kwargs]
+        raise ArgumentError(
+            f"`{name}` takes {parameters!s:.200}, and was called with ({', '.join(given)}): {problem}. Each item of "
+            "`args` is one argument; where one argument is a tuple such as a batch, write args=(batch,)."
+        ) from None
+
+
+def called(name: str, fn: PyTreeFunction, args: PyTree, kwargs: PyTree, first: PyTree) -> PyTree:
+    """Returns `fn(first, *args, **kwargs)`.
+
+    Raises:
+        ArgumentError: As for `checked_call`; or `fn` does not take these arguments.
+    """
+    args, kwargs = checked_call(name, fn, args, kwargs)
+    try:
+        return fn(first, *args, **kwargs)
+    except TypeError:
+        explain_misfit(name, fn, (first, *args), kwargs)
+        raise
 
 
 def check_function(what: str, fn: object) -> None:

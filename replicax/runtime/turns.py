@@ -32,8 +32,8 @@ _PASSING: AbstractContextManager[object] = contextlib.nullcontext()
 
 
 def of_thread() -> AbstractContextManager[object]:
-    """Returns the lock of the threads that run programs; a thread that Python has not started gets one that locks "
-    "nothing."""
+    """Returns the lock of the threads that run programs; a thread that Python has not started gets one that locks
+    nothing."""
     return _PASSING if is_foreign() else _THREADS
 
 

@@ -24,7 +24,7 @@ from replicax.host import HostDefaults
 from replicax.keras.entering import keras_entered
 from replicax.migration import AdvisedContract, called_as
 from replicax.placement_like import PlacementLike
-from replicax.program.calls import checked_call
+from replicax.program.calls import checked_call, explain_misfit
 from replicax.program.enclosing import noted
 from replicax.program.foreign import check_outside_of_graphs
 from replicax.program.results import COMBINED
@@ -153,7 +153,8 @@ class Strategy(TFSpellings, Explaining, HostDefaults, AdvisedContract):
 
         Raises:
             ArgumentError: `fn` cannot be called, or is `async` or a generator, whose body would not run; `args` is no
-                list or tuple, `kwargs` no dict; or an argument is an array of something else than numbers.
+                list or tuple, `kwargs` no dict, or `fn` does not take them; or an argument is an array of something
+                else than numbers.
             ContextError: Called inside `run` or a `tf.function`, or while another strategy is current.
             ReplicaShapeError: A per-replica argument has components of different shapes or of another step.
             ReplicaDivergenceError: `fn` assigns a mirrored variable a value that may differ between replicas.
@@ -161,7 +162,11 @@ class Strategy(TFSpellings, Explaining, HostDefaults, AdvisedContract):
         args, kwargs = checked_call("fn", fn, args, kwargs)
         check_outside_of_graphs("strategy.run")
         self._check_cross_replica("strategy.run")
-        return self._run(fn, args, kwargs, tuple(donate_argnums))
+        try:
+            return self._run(fn, args, kwargs, tuple(donate_argnums))
+        except TypeError:
+            explain_misfit("fn", fn, args, kwargs)
+            raise
 
     @abc.abstractmethod
     def _run(
@@ -196,7 +201,11 @@ class Strategy(TFSpellings, Explaining, HostDefaults, AdvisedContract):
             ReplicaDivergenceError: The copies of a mirrored variable would become different.
         """
         args, kwargs = checked_call("fn", fn, args, kwargs)
-        result = self._update(variable, fn, args, kwargs)
+        try:
+            result = self._update(variable, fn, args, kwargs)
+        except TypeError:
+            explain_misfit("fn", fn, (variable, *args), kwargs)
+            raise
         return result if group else self.local_results(result)
 
     @abc.abstractmethod

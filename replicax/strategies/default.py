@@ -17,7 +17,7 @@ from replicax.data import InputContext, InputOptions, ValueContext
 from replicax.errors import ArgumentError, ContextError
 from replicax.host import NoPlacement
 from replicax.migration import called_as
-from replicax.program.calls import check_function
+from replicax.program.calls import called, check_function
 from replicax.program.pytrees import is_number_like
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.devices import default_devices
@@ -137,7 +137,7 @@ class DefaultReplicaContext(ReplicaContext):
     ) -> PyTree:
         """Returns `merge_fn(strategy, *args, **kwargs)`."""
         with context.entered(cross_replica=True):
-            return merge_fn(default_strategy(), *args, **(kwargs or {}))
+            return called("merge_fn", merge_fn, args, kwargs, default_strategy())
 
     def __repr__(self) -> str:
         return "DefaultReplicaContext()"

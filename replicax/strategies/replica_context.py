@@ -24,7 +24,7 @@ from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.equality import difference
 from replicax.errors import ArgumentError, ContextError, ProgramError, ReduceError
 from replicax.migration import called_as
-from replicax.program.calls import checked_call
+from replicax.program.calls import called, checked_call
 from replicax.program.components import without_per_replica
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -281,10 +281,10 @@ class ReplicaContext:
             ContextError: Called outside of `run`.
         """
         self._check_inside()
-        called = checked_call("merge_fn", merge_fn, args, kwargs)
-        merged_args, merged_kwargs = jax.tree_util.tree_map(self._merged, without_per_replica(called))
+        given = checked_call("merge_fn", merge_fn, args, kwargs)
+        merged_args, merged_kwargs = jax.tree_util.tree_map(self._merged, without_per_replica(given))
         with context.entered(replica=None):
-            result = merge_fn(self.strategy, *merged_args, **merged_kwargs)
+            result = called("merge_fn", merge_fn, merged_args, merged_kwargs, self.strategy)
         return without_per_replica(result)
 
     def _merged(self, leaf: Leaf) -> PyTree:

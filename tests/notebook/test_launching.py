@@ -94,7 +94,7 @@ def test_a_worker_that_ends_without_an_error(code: int, message: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"function": 3}, "must be the function that each worker calls, got 3"),
+        ({"function": 3}, "`function` must be callable, got int: 3"),
         ({"function": print, "workers": 0}, "`workers` must be an int of at least 1, got 0"),
         ({"function": print, "devices_per_worker": 1.5}, "`devices_per_worker` must be an int"),
         ({"function": print, "grace": -1}, "`grace`"),

@@ -79,3 +79,27 @@ def test_arguments_are_a_list_and_a_dict(two, args, kwargs, said):
     for call in calls:
         with pytest.raises(ArgumentError, match=said):
             call()
+
+
+def test_arguments_that_a_function_does_not_take_are_an_error_that_shows_how_to_pass_a_tuple(two):
+    batch = (1.0, 2.0)
+    w = rx.Variable(1.0)
+    for call in (
+        lambda: two.run(lambda batch: batch, batch),
+        lambda: two.run(rx.function(lambda batch: batch), batch),
+        lambda: two.run(lambda batch: batch, (), {"labels": 1.0}),
+        lambda: two.run(lambda batch: batch),
+        lambda: rx.get_strategy().run(lambda batch: batch, batch),
+        lambda: two.update(w, lambda v: v, batch),
+        lambda: two.run(lambda: rx.get_replica_context().merge_call(lambda strategy: None, batch)),
+        lambda: rx.get_strategy().update(w, lambda v: v, batch),
+        lambda: rx.notebook.launch(lambda batch: batch, batch),
+    ):
+        with pytest.raises(ArgumentError, match=r"takes \(.*\), and was called with \(.*args=\(batch,\)"):
+            call()
+
+
+def test_an_error_of_the_function_itself_stays(two):
+    with pytest.raises(TypeError, match="takes 1 positional") as caught:
+        two.run(lambda x: (lambda y: y)(x, x), args=(1.0,))
+    assert not isinstance(caught.value, ArgumentError)
