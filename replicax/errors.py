@@ -49,7 +49,7 @@ class ArgumentError(ReplicaxError, TypeError, ValueError):
 
 
 class AbsentNameError(ReplicaxError, AttributeError):
-    """An attribute exists in TensorFlow, and in replicax under another name or not at all.
+    """An attribute exists in another library, and in replicax under another name or not at all.
 
     Attributes:
         owner: The object that lacks it, such as `"module 'replicax'"`.

@@ -1,4 +1,4 @@
-"""The advice in the error for a name that TensorFlow has and replicax does not."""
+"""The advice in the error for a name that TensorFlow, PyTorch or another library has and replicax does not."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from replicax.errors import AbsentNameError
+from replicax.migration.elsewhere import ELSEWHERE, LIBRARIES
 from replicax.migration.names import NAMES
 from replicax.migration.rows import Row
 
@@ -56,21 +57,25 @@ _LONGEST_FIRST = sorted(MODULES, key=len, reverse=True)
 
 
 @functools.cache
-def _asked() -> Mapping[str, tuple[str, Row]]:
-    """Returns TensorFlow's name and its row by the name below `replicax`; for a member of a class also without
-    module."""
-    found: dict[str, tuple[str, Row]] = {}
+def _asked() -> Mapping[str, tuple[str, str, Row]]:
+    """Returns whose name it is, its own name and its row by the name below `replicax`; for a member of a class also
+    without module. What others than TensorFlow have is looked for in any module, and on a strategy."""
+    found: dict[str, tuple[str, str, Row]] = {}
     for tf_name, row in NAMES.items():
         asked = asked_as(tf_name)
-        found.setdefault(asked, (tf_name, row))
+        found.setdefault(asked, ("TensorFlow", tf_name, row))
         parts = asked.split(".")
         if len(parts) > 2:
-            found.setdefault(".".join(parts[-2:]), (tf_name, row))
+            found.setdefault(".".join(parts[-2:]), ("TensorFlow", tf_name, row))
+    for full_name, row in ELSEWHERE.items():
+        library, last = LIBRARIES[full_name.partition(".")[0]], full_name.rpartition(".")[2]
+        for asked in (last, f"Strategy.{last}"):
+            found.setdefault(asked, (library, full_name, row))
     return found
 
 
 def advice_for(owner: str, name: str) -> str | None:
-    """Returns the advice for a name that `owner` does not have; None if it is not a name of TensorFlow.
+    """Returns the advice for a name that `owner` does not have; None if no other library's name is known.
 
     Args:
         owner: A class (`"Strategy"`) or a module below `replicax` (`"dtensor"`; empty for `replicax` itself).
@@ -80,12 +85,12 @@ def advice_for(owner: str, name: str) -> str | None:
     found = _asked().get(asked)
     if found is None:
         return None
-    tf_name, row = found
+    library, full_name, row = found
     if row.here == asked:
         return None  # It exists, but not on this object: for instance only instances have it.
     if row.here:
-        return f"TensorFlow's {tf_name} is rx.{row.here} here. {row.note}".rstrip()
-    return f"TensorFlow's {tf_name} is not in replicax. {row.note}".rstrip()
+        return f"{library}'s {full_name} is rx.{row.here} here. {row.note}".rstrip()
+    return f"{library}'s {full_name} is not in replicax. {row.note}".rstrip()
 
 
 def not_found(module: str, name: str) -> AttributeError:

@@ -7,7 +7,9 @@ import pytest
 
 import replicax as rx
 from replicax.errors import AbsentNameError
+from replicax.migration import resolved
 from replicax.migration.asking import Advised, asked_as
+from replicax.migration.elsewhere import ELSEWHERE
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,43 @@ def test_a_name_of_tensorflow_is_answered_with_advice(ask, advice):
         ask()
     assert advice in str(caught.value)
     assert caught.value.name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("barrier", "strategy.barrier()"),
+        ("FSDPStrategy", "rx.FullyShardedStrategy"),
+        ("DataParallel", "rx.MirroredStrategy"),
+        ("DistributedDataParallel", "rx.MultiWorkerMirroredStrategy"),
+        ("init_process_group", "rx.MultiWorkerMirroredStrategy()"),
+        ("get_rank", "strategy.worker_index"),
+        ("get_world_size", "strategy.num_workers"),
+        ("ModelParallel", "rx.LayoutStrategy"),
+        ("DeviceMesh", "rx.LayoutStrategy"),
+        ("set_distribution", "rx.set_strategy"),
+        ("DistributedSampler", "strategy.distribute_dataset"),
+    ],
+)
+def test_a_name_of_pytorch_or_keras_is_answered_with_advice(name, advice):
+    with pytest.raises(AbsentNameError, match=r"(PyTorch|Keras|Lightning)'s ") as caught:
+        getattr(rx, name)
+    assert advice in str(caught.value)
+
+
+def test_a_strategy_answers_for_them_too():
+    for name in ("world_size", "get_rank", "no_sync", "rank"):
+        with pytest.raises(AbsentNameError, match=r"is not in replicax|is rx\."):
+            getattr(rx.MirroredStrategy(["cpu:0"]), name)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_row_of_another_library_is_true_and_whole(name):
+    row, last = ELSEWHERE[name], name.rpartition(".")[2]
+    assert not hasattr(rx, last)
+    assert last in rx.migration.advice_for("", last)
+    assert row.note.endswith(".") or row.here
+    assert not row.here or resolved(rx, row) is not None
 
 
 @pytest.mark.parametrize("owner", [rx, rx.dtensor, rx.coordinator, rx.data, rx.config, rx.cluster_resolver])
