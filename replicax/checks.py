@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
-from typing import TypeGuard
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 
 from replicax.errors import ArgumentError, ReplicaxError
+
+_T = TypeVar("_T")
 
 
 def is_int(value: object) -> TypeGuard[int]:
@@ -73,3 +78,51 @@ def checked_seconds(
         raise error(f"`{name}` must be {rule}{note}, got {value!r:.100}.")
     assert is_real(value)
     return float(value)
+
+
+ARGS = " In `args` each item is one argument: a batch that is a tuple is args=(batch,)."
+
+
+def explain_misfit(
+    name: str, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], hint: str = ARGS
+) -> None:
+    """Says what is wrong with a call `fn(*args, **kwargs)` of a user's function if its arguments do not fit.
+
+    A step calls it after a `TypeError`: to compare a function with its arguments takes longer than to call it.
+
+    Raises:
+        ArgumentError: `fn` does not take these arguments.
+    """
+    try:
+        parameters = inspect.signature(fn)
+    except (TypeError, ValueError):  # A builtin may have none.
+        return
+    try:
+        parameters.bind(*args, **kwargs)
+    except TypeError as problem:
+        given = [type(each).__name__ for each in args] + [f"{key}=" for key in kwargs]
+        raise ArgumentError(
+            f"`{name}` takes {parameters!s:.200}, and was called with ({', '.join(given)}): {problem}. Write it with "
+            f"parameters for these.{hint}"
+        ) from None
+
+
+def call(
+    name: str,
+    fn: Callable[..., _T],
+    args: Sequence[object],
+    kwargs: Mapping[str, object] = types.MappingProxyType({}),
+    hint: str = "",
+) -> _T:
+    """Returns what a user's function returns.
+
+    Raises:
+        ArgumentError: `fn` cannot be called, or does not take these arguments.
+    """
+    if not callable(fn):
+        raise ArgumentError(f"`{name}` must be callable, got {type(fn).__name__}: {fn!r:.100}.")
+    try:
+        return fn(*args, **kwargs)
+    except TypeError:
+        explain_misfit(name, fn, args, kwargs, hint)
+        raise

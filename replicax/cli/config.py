@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from replicax.cli.job_file import ARGUMENTS, SCRIPT, written_job_file
-from replicax.cli.run import SETTINGS, checked_options, run
+from replicax.cli.run import SETTINGS, checked_job, job_defaults, run
 from replicax.errors import ClusterError, LaunchError
 from replicax.exit_codes import ExitCode
+from replicax.launch import check_script
 
 _HEAD = "# A job: start it with `replicax run --config {path}`. The command line counts before it.\n"
 _ASKED = (SCRIPT, "workers", "devices-per-worker", "elastic", "restarts", "log-dir")
@@ -48,11 +49,11 @@ def config(path: Path_ = Path("job.yaml"), given: Given = None, ask: Asks = True
         if ask:
             settings = _asked(settings)
         text = _HEAD.format(path=path) + written_job_file(settings)
+        _check(path, text)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
-        part.write_text(text, encoding="utf-8")
         try:
-            _check(part)
+            part.write_text(text, encoding="utf-8")
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
@@ -88,13 +89,13 @@ def _asked(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: answers[name] for name in sorted(answers, key=lambda name: name != SCRIPT)}
 
 
-def _check(path: Path) -> None:
-    """Checks a job file as `replicax run` checks it."""
+def _check(path: Path, text: str) -> None:
+    """Checks the text of a job file as `replicax run` checks it."""
     alone = typer.Typer()
     alone.command(context_settings=SETTINGS)(run)
-    context = typer.main.get_command(alone).make_context("run", ["--config", str(path)])
-    options, _ = checked_options(
-        **{name: context.params[name] for name in inspect.signature(checked_options).parameters}
-    )
+    command = typer.main.get_command(alone)
+    context = command.make_context("run", [], default_map=job_defaults(command, path, text))
+    options, _ = checked_job(**{name: context.params[name] for name in inspect.signature(checked_job).parameters})
     if not options.script:
         raise LaunchError("No script is named. Write: replicax config --set script=train.py")
+    check_script(options)

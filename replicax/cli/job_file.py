@@ -24,7 +24,7 @@ _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 _UNSET = {"", "~", "null"}
 
 
-def read_job_file(path: Path, options: Mapping[str, bool]) -> dict[str, Any]:
+def read_job_file(path: Path, options: Mapping[str, bool], text: str | None = None) -> dict[str, Any]:
     """Returns what a job file says, by the names that options have on the command line, without dashes before them.
 
     Every value is a text, as on the command line (so `2:8` is no time of day), flags are bools, and `arguments`, `env`
@@ -33,12 +33,13 @@ def read_job_file(path: Path, options: Mapping[str, bool]) -> dict[str, Any]:
     Args:
         path: The file.
         options: The names that it may have, and whether each is a flag.
+        text: What it is going to have, if it is still to be written.
 
     Raises:
         LaunchError: The file cannot be read, or is no such mapping: the message names the line.
     """
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        node = yaml.compose(path.read_text(encoding="utf-8") if text is None else text, Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"The job file {path} cannot be read: {error}.") from error
     except yaml.YAMLError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from replicax.exit_codes import ExitCode, from_signal
 from replicax.launch import (
     Elsewhere,
     Options,
+    check_elsewhere,
     join,
     launch,
     launch_elsewhere,
@@ -32,26 +34,35 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     """Makes what a job file says the defaults of all options that are not on the command line."""
     if path is None:
         return None
-    parameters = {SCRIPT: "command", ARGUMENTS: "command", MODULE: "module"}
-    flags = {SCRIPT: False, ARGUMENTS: False, MODULE: True}
-    for parameter in ctx.command.params:
-        for name in parameter.opts:
-            if name.startswith("--") and parameter.name not in ("config", "help"):
-                parameters[name[2:]], flags[name[2:]] = str(parameter.name), getattr(parameter, "is_flag", False)
     try:
-        found = read_job_file(path, flags)
-        if ARGUMENTS in found and SCRIPT not in found:
-            raise LaunchError(f"{path} has arguments and no script.")
+        ctx.default_map = job_defaults(ctx.command, path)
     except LaunchError as error:
         typer.echo(f"replicax run: {error}", err=True)
         raise typer.Exit(ExitCode.USAGE) from error
+    return path
+
+
+def job_defaults(command: Any, path: Path, text: str | None = None) -> dict[str, Any]:
+    """Returns the defaults of the parameters of a command (typer's) that a job file gives.
+
+    Raises:
+        LaunchError: The file, or `text` in its place, is wrong.
+    """
+    parameters = {SCRIPT: "command", ARGUMENTS: "command", MODULE: "module"}
+    flags = {SCRIPT: False, ARGUMENTS: False, MODULE: True}
+    for parameter in command.params:
+        for name in parameter.opts:
+            if name.startswith("--") and parameter.name not in ("config", "help"):
+                parameters[name[2:]], flags[name[2:]] = str(parameter.name), getattr(parameter, "is_flag", False)
+    found = read_job_file(path, flags, text)
+    if ARGUMENTS in found and SCRIPT not in found:
+        raise LaunchError(f"{path} has arguments and no script.")
     defaults: dict[str, Any] = {parameters[name]: value for name, value in found.items()}
     if SCRIPT in found:
         defaults["command"] = [found[SCRIPT], *found.get(ARGUMENTS, [])]
     if "hosts" in found:
         defaults["hosts"] = ",".join(found["hosts"])
-    ctx.default_map = defaults
-    return path
+    return defaults
 
 
 Config = Annotated[
@@ -189,21 +200,11 @@ def run(
     """
     del config  # `_read_config` has read it.
     try:
-        options, named = checked_options(
-            command, module, workers, hosts, devices_per_worker, ps, evaluator, islands, elastic, address, restarts,
-            grace, log_dir,
+        options, start = checked_job(
+            command, module, workers, on, hosts, env, start_timeout, devices_per_worker, ps, evaluator, islands,
+            elastic, address, joins, restarts, log_dir, grace,
         )  # fmt: skip
-        variables = parse_variables(env or [], os.environ)
-        if options.goes_on and not (on is None and hosts is None):
-            which = "--islands" if islands else "--elastic"
-            raise LaunchError(f"{which} is for workers on this machine: leave out --on and --hosts.")
-        if joins is not None:
-            _check_join(workers, options, on, hosts)
-            code = join(options, joins, start_timeout)
-        elif on is None and hosts is None:
-            code = _launch_here(options, variables)
-        else:
-            code = launch_elsewhere(options, Elsewhere(on, named, variables, start_timeout))
+        code = start(options)
     except (LaunchError, ClusterError, ClusterTimeoutError) as error:
         typer.echo(f"replicax run: {error}", err=True)
         code = ExitCode.USAGE
@@ -212,22 +213,26 @@ def run(
     raise typer.Exit(code)
 
 
-def checked_options(
+def checked_job(
     command: list[str] | None,
     module: bool,
     workers: str | None,
+    on: str | None,
     hosts: str | None,
+    env: list[str] | None,
+    start_timeout: float,
     devices_per_worker: int,
     ps: int,
     evaluator: bool,
     islands: bool,
     elastic: str | None,
     address: str | None,
+    joins: str | None,
     restarts: int | None,
-    grace: float | None,
     log_dir: Path | None,
-) -> tuple[Options, tuple[str, ...]]:
-    """Returns the job that options of the command line describe, and the servers that --hosts names.
+    grace: float | None,
+) -> tuple[Options, Callable[[Options], int]]:
+    """Returns the job that options of the command line describe, and what runs it; nothing has started yet.
 
     Raises:
         LaunchError: They describe none.
@@ -254,13 +259,21 @@ def checked_options(
         grace=grace,
         log_dir=log_dir,
     )
-    return options, named
-
-
-def _launch_here(options: Options, variables: dict[str, str]) -> int:
-    if variables:
+    variables = parse_variables(env or [], os.environ)
+    here = on is None and hosts is None
+    if options.goes_on and not here:
+        which = "--islands" if islands else "--elastic"
+        raise LaunchError(f"{which} is for workers on this machine: leave out --on and --hosts.")
+    if joins is not None:
+        _check_join(workers, options, on, hosts)
+        return options, lambda options: join(options, joins, start_timeout)
+    if here and variables:
         raise LaunchError("--env is for workers elsewhere. Workers here inherit the environment: set it there.")
-    return launch(options)
+    if here:
+        return options, lambda options: launch(options)
+    elsewhere = Elsewhere(on, named, variables, start_timeout)
+    check_elsewhere(options, elsewhere)
+    return options, lambda options: launch_elsewhere(options, elsewhere)
 
 
 def _check_join(workers: str | None, options: Options, on: str | None, hosts: str | None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 import jax
 import numpy as np
 
+from replicax.checks import call
 from replicax.data.batch_split import group_batches, split_group
 from replicax.data.batches import count_rows
 from replicax.data.file_source import FileShards, FileSource
@@ -192,7 +193,7 @@ class FunctionReading(DatasetReading):
         workers.check_all_read()
         self._dataset_fn, self._workers, self._remainder = dataset_fn, workers, options.remainder
         context = InputContext(workers.count, workers.index, sum(workers.replicas))
-        self._source = host_batches(lambda: dataset_fn(context))
+        self._source = host_batches(lambda: call("dataset_fn", dataset_fn, (context,)))
         self._shards = WorkerShards(self._source, workers.count)
 
     def num_shards(self, position: Position) -> int:
@@ -214,7 +215,7 @@ class FunctionReading(DatasetReading):
         return self._whole(_rows_of_one(position), position.replicas)
 
     def _whole(self, rows: int, replicas: int) -> Generator[WholeBatch]:
-        batches = host_batches(lambda: self._dataset_fn(InputContext(1, 0, replicas)))
+        batches = host_batches(lambda: call("dataset_fn", self._dataset_fn, (InputContext(1, 0, replicas),)))
         with contextlib.closing(iter(batches)) as opened:
             for group in group_batches(skip_rows(opened, rows), replicas):
                 batch = concatenated(group)

@@ -42,16 +42,34 @@ def host_batch(batch: PyTree, where: str) -> PyTree:
         BatchError: There is no leaf, a leaf is not an array of numbers or has no rows to split (rank 0), the leaves
             disagree in their number of rows, or there are none.
     """
-    leaves, treedef = jax.tree.flatten(batch)
+    arrays = host_arrays(batch, where)
+    leaves = jax.tree.leaves(arrays)
     if not leaves:
         raise BatchError(f"{where} holds no array: {batch!r}.")
+    for index, leaf in enumerate(jax.tree.leaves(batch)):
+        if leaves[index].ndim == 0:
+            raise BatchError(
+                f"{where}{_leaf_name(batch, index)}: a scalar ({leaf!r}) has no rows that replicas could share. The "
+                "first dimension of a leaf is the batch's rows: batch the dataset; turn lists of numbers into arrays; "
+                "repeat a constant once per row, or pass it to `strategy.run` as an argument of its own."
+            )
+    _check_rows([len(array) for array in leaves], batch, where)
+    return arrays
+
+
+def host_arrays(tree: PyTree, where: str) -> PyTree:
+    """Returns a pytree with every leaf as a NumPy array; the rest is as for `host_batch`, but there are no rows.
+
+    Raises:
+        BatchError: A leaf is not an array of numbers.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
     arrays = []
     for index, leaf in enumerate(leaves):
         try:
             arrays.append(_host_array(leaf))
         except _LeafError as error:
-            raise BatchError(f"{where}{_leaf_name(batch, index)}: {error}") from error.__cause__
-    _check_rows([len(array) for array in arrays], batch, where)
+            raise BatchError(f"{where}{_leaf_name(tree, index)}: {error}") from error.__cause__
     return jax.tree.unflatten(treedef, arrays)
 
 
@@ -94,12 +112,6 @@ def _host_array(leaf: Leaf) -> np.ndarray:
         raise _LeafError(
             f"values of dtype {array.dtype} cannot be placed on a device. Encode them as numbers, or leave them out of "
             "the batch."
-        )
-    if array.ndim == 0:
-        raise _LeafError(
-            f"a scalar ({leaf!r}) has no rows that replicas could share. The first dimension of a leaf is the batch's "
-            "rows: batch the dataset; turn lists of numbers into arrays; repeat a constant once per row, or pass it "
-            "to `strategy.run` as an argument of its own."
         )
     return array
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from replicax.checks import call
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import InputOptions
 from replicax.errors import ArgumentError
@@ -41,4 +42,4 @@ class DatasetCreator:
 
     def __call__(self, input_context: InputContext) -> Iterable[PyTree]:
         """Returns the dataset of one worker."""
-        return self.dataset_fn(input_context)
+        return call("dataset_fn", self.dataset_fn, (input_context,))

@@ -126,14 +126,14 @@ def host_batches(source: PyTree, batch_size: int | None = None) -> HostBatches:
     if _is_function(source):
         _check_takes_no_argument(source)
         return HostBatches(lambda: _open_made(source), f"{name} {getattr(source, '__name__', '')}".strip())
-    if not _can_open(source):
+    if not can_open(source):
         raise ArgumentError(
             f"Cannot read batches from a {name}: {source!r:.80}. Give an iterable of batches, a Grain dataset, a torch "
             "DataLoader, a tf.data.Dataset, a function that returns one of these, or arrays with `batch_size`."
         )
     length = (lambda: len(source)) if hasattr(type(source), "__len__") else None
     return HostBatches(
-        lambda: _open(source),
+        lambda: opened(source),
         name,
         length=length,
         one_shot=isinstance(source, Iterator),
@@ -190,7 +190,7 @@ def _check_yields_batches(source: PyTree) -> None:
 
 
 def _is_function(source: PyTree) -> bool:
-    return callable(source) and not _can_open(source)
+    return callable(source) and not can_open(source)
 
 
 def _check_takes_no_argument(function: Callable[..., object]) -> None:
@@ -205,13 +205,15 @@ def _check_takes_no_argument(function: Callable[..., object]) -> None:
         pass  # Some built-in callables have no signature: calling them will show.
 
 
-def _can_open(source: PyTree) -> bool:
+def can_open(source: PyTree) -> bool:
+    """Returns whether `source` is something that batches are read from, and no function."""
     kind = type(source)
     has_items = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
     return hasattr(source, "as_numpy_iterator") or hasattr(kind, "__iter__") or has_items
 
 
-def _open(source: PyTree) -> Iterator[PyTree]:
+def opened(source: PyTree) -> Iterator[PyTree]:
+    """Returns an iterator over the batches of a source, which `can_open`."""
     if hasattr(source, "as_numpy_iterator"):  # tf.data
         return iter(source.as_numpy_iterator())
     if hasattr(type(source), "__iter__"):
@@ -227,6 +229,9 @@ def _open_made(function: Callable[[], PyTree]) -> Iterator[PyTree]:
             "batches, or pass the arrays themselves and batch_size=..., the number of rows in a global batch. (If it "
             "is a collection of batches, return a list.)"
         )
-    if not _can_open(made):
-        raise ArgumentError(f"The dataset function {function!r} returned a {type(made).__name__}, not batches.")
-    return _open(made)
+    if not can_open(made):
+        raise ArgumentError(
+            f"The dataset function returned {made!r:.80}, not batches. Let it return an iterable of batches, or write "
+            "it as a generator that yields them."
+        )
+    return opened(made)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 import replicax.context as context
+from replicax.checks import call
 from replicax.cluster import ClusterResolver, cluster_of
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.data import DistributedDataset, DistributedDatasetFromFunction, InputContext, InputOptions
@@ -132,9 +133,10 @@ class IslandStrategy(SynchronizingMethods, MirroredStrategy):
         """Distributes the per-replica batches of the dataset that `dataset_fn` returns for this island."""
 
         def of_island(own: InputContext) -> PyTree:
-            return dataset_fn(
-                dataclasses.replace(own, num_input_pipelines=self.num_islands, input_pipeline_id=self.island_index)
+            context = dataclasses.replace(
+                own, num_input_pipelines=self.num_islands, input_pipeline_id=self.island_index
             )
+            return call("dataset_fn", dataset_fn, (context,))
 
         return super().distribute_datasets_from_function(of_island if callable(dataset_fn) else dataset_fn, options)
 

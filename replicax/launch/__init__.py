@@ -2,14 +2,16 @@
 
 from replicax.launch.job import launch
 from replicax.launch.joining import join
-from replicax.launch.options import Options, parse_elastic, parse_workers
-from replicax.launch.remote_job import Elsewhere, launch_elsewhere, parse_hosts, parse_variables
+from replicax.launch.options import Options, check_script, parse_elastic, parse_workers
+from replicax.launch.remote_job import Elsewhere, check_elsewhere, launch_elsewhere, parse_hosts, parse_variables
 from replicax.remote.terminal import Terminal
 
 __all__ = [
     "Elsewhere",
     "Options",
     "Terminal",
+    "check_elsewhere",
+    "check_script",
     "join",
     "launch",
     "launch_elsewhere",

@@ -102,7 +102,7 @@ def launch_elsewhere(options: Options, elsewhere: Elsewhere, terminal: Terminal 
         ClusterError: The cluster refuses, is in use by another client, or Ray is not installed.
         ClusterTimeoutError: Some servers did not come in time, or there is no room.
     """
-    _check(options, elsewhere)
+    check_elsewhere(options, elsewhere)
     check_script(options)
     script = Path(options.script)
     job = Job(
@@ -135,7 +135,8 @@ def launch_elsewhere(options: Options, elsewhere: Elsewhere, terminal: Terminal 
     return run_attempts(options, terminal, run)
 
 
-def _check(options: Options, elsewhere: Elsewhere) -> None:
+def check_elsewhere(options: Options, elsewhere: Elsewhere) -> None:
+    """Raises a `LaunchError` if a job cannot run where `elsewhere` says."""
     if bool(elsewhere.hosts) == (elsewhere.address is not None):
         raise LaunchError("--on and --hosts exclude each other: --on names a Ray cluster, --hosts standard servers.")
     if not (math.isfinite(elsewhere.start_timeout) and elsewhere.start_timeout > 0):

@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
-from replicax.checks import checked_int, checked_seconds
+from replicax.checks import checked_int, checked_seconds, explain_misfit
 from replicax.errors import RemoteWorkerError
 from replicax.launch.job import signals_as
 from replicax.launch.options import Options
 from replicax.launch.plan import HOST, Job, count_ports, flags_for_workers, make_plan
-from replicax.program.calls import checked_call, explain_misfit
+from replicax.program.calls import checked_call
 from replicax.remote.call import Call, Returned, error_from, payload_of, result_of
 from replicax.remote.compiled import keep_within
 from replicax.remote.events import Event, Events

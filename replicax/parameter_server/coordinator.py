@@ -8,7 +8,7 @@ from typing import Protocol
 
 import jax
 
-from replicax.checks import checked_int
+from replicax.checks import checked_int, explain_misfit
 from replicax.errors import ArgumentError
 from replicax.migration import called_as
 from replicax.parameter_server.actors.actor_errors import closed
@@ -26,7 +26,6 @@ from replicax.parameter_server.scheduling.watch import Timeouts
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
 from replicax.parameter_server.variables.remote import home_of
-from replicax.program.calls import explain_misfit
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.checks import checked_int, checked_seconds
+from replicax.checks import call, checked_int, checked_seconds
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions
 from replicax.data import InputContext, InputOptions, ValueContext
@@ -252,7 +252,7 @@ class ParameterServerStrategy(Strategy, contextlib.AbstractContextManager["Param
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> PyTree:
         """Returns `value_fn(ValueContext())`."""
-        return value_fn(ValueContext())
+        return call("value_fn", value_fn, (ValueContext(),))
 
     # The end.
 
@@ -302,7 +302,7 @@ class WorkersStrategy(DefaultStrategy):
                 "distribute_datasets_from_function was called on the coordinator: workers make their datasets "
                 "themselves. Call it in the function that you give to coordinator.create_per_worker_dataset."
             )
-        return dataset_fn(InputContext(self._workers, index, 1))
+        return call("dataset_fn", dataset_fn, (InputContext(self._workers, index, 1),))
 
     def __reduce__(self) -> tuple[type[WorkersStrategy], tuple[int]]:
         return WorkersStrategy, (self._workers,)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 
+from replicax.checks import ARGS, call
 from replicax.errors import ArgumentError
 from replicax.program.foreign import check_no_foreign_function, check_no_tensor
 from replicax.typing import PyTree, PyTreeFunction
@@ -34,28 +35,6 @@ def checked_call(name: str, fn: object, args: PyTree, kwargs: PyTree) -> tuple[t
     return tuple(args), dict(kwargs)
 
 
-def explain_misfit(name: str, fn: PyTreeFunction, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> None:
-    """Says what is wrong with a call `fn(*args, **kwargs)` if its arguments do not fit.
-
-    A step calls it after a `TypeError`: to compare a function with its arguments takes longer than to call it.
-
-    Raises:
-        ArgumentError: `fn` does not take these arguments.
-    """
-    try:
-        parameters = inspect.signature(fn)
-    except (TypeError, ValueError):  # A builtin may have none.
-        return
-    try:
-        parameters.bind(*args, **kwargs)
-    except TypeError as problem:
-        given = [type(each).__name__ for each in args] + [f"{key}=" for key in kwargs]
-        raise ArgumentError(
-            f"`{name}` takes {parameters!s:.200}, and was called with ({', '.join(given)}): {problem}. Each item of "
-            "`args` is one argument; where one argument is a tuple such as a batch, write args=(batch,)."
-        ) from None
-
-
 def called(name: str, fn: PyTreeFunction, args: PyTree, kwargs: PyTree, first: PyTree) -> PyTree:
     """Returns `fn(first, *args, **kwargs)`.
 
@@ -63,11 +42,7 @@ def called(name: str, fn: PyTreeFunction, args: PyTree, kwargs: PyTree, first: P
         ArgumentError: As for `checked_call`; or `fn` does not take these arguments.
     """
     args, kwargs = checked_call(name, fn, args, kwargs)
-    try:
-        return fn(first, *args, **kwargs)
-    except TypeError:
-        explain_misfit(name, fn, (first, *args), kwargs)
-        raise
+    return call(name, fn, (first, *args), kwargs, ARGS)
 
 
 def check_function(what: str, fn: object) -> None:

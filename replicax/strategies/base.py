@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, overload
 import jax
 
 import replicax.context as context
+from replicax.checks import explain_misfit
 from replicax.cluster import ClusterResolver
 from replicax.containers import opened
 from replicax.data import (
@@ -24,7 +25,7 @@ from replicax.host import HostDefaults
 from replicax.keras.entering import keras_entered
 from replicax.migration import AdvisedContract, called_as
 from replicax.placement_like import PlacementLike
-from replicax.program.calls import checked_call, explain_misfit
+from replicax.program.calls import checked_call
 from replicax.program.enclosing import noted
 from replicax.program.foreign import check_outside_of_graphs
 from replicax.program.results import COMBINED

@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
+from replicax.checks import call
 from replicax.collectives import CommunicationOptions
 from replicax.containers import flattened, settings_among
 from replicax.data import InputContext, InputOptions, ValueContext
+from replicax.data.sources import can_open
 from replicax.errors import ArgumentError, ContextError
 from replicax.host import NoPlacement
 from replicax.migration import called_as
@@ -86,10 +88,19 @@ class DefaultStrategy(Strategy):
     def distribute_dataset(
         self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
     ) -> PyTree:
-        """Returns `dataset` itself, untouched."""
+        """Returns `dataset` itself, untouched.
+
+        Raises:
+            ArgumentError: It is nothing to iterate over.
+        """
         del options
         if batch_size is not None:
             raise ArgumentError("The default strategy returns a dataset as it is; it does not cut arrays into batches.")
+        if not can_open(dataset):
+            raise ArgumentError(
+                f"The default strategy returns a dataset as it is, and got {dataset!r:.100}, which is nothing to "
+                "iterate over. Give an iterable of batches, or what a function returns in place of the function."
+            )
         return dataset
 
     def distribute_datasets_from_function(
@@ -97,12 +108,12 @@ class DefaultStrategy(Strategy):
     ) -> PyTree:
         """Returns `dataset_fn(InputContext())`."""
         del options
-        return dataset_fn(InputContext())
+        return call("dataset_fn", dataset_fn, (InputContext(),))
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], PyTree]) -> PyTree:
         """Returns `value_fn(ValueContext())`."""
         check_function("`value_fn`", value_fn)
-        return value_fn(ValueContext())
+        return call("value_fn", value_fn, (ValueContext(),))
 
     def _facts(self) -> dict[str, object]:
         return {"replicas in sync": 1, "devices": "whatever JAX uses"}

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.checks import call
 from replicax.compat.jax import strongly_typed
 from replicax.containers import opened
 from replicax.data import (
@@ -45,8 +46,10 @@ class ValuesFromFunction(Strategy):
         replicas = self.num_replicas_in_sync
         if enclosing_program() is not None:
             settle_strategy(self)
-            return self._stacked_in_program([value_fn(ValueContext(i, replicas)) for i in range(replicas)])
-        trees = [value_fn(ValueContext(i, replicas)) for i in self.placement.processes.local]
+            return self._stacked_in_program(
+                [call("value_fn", value_fn, (ValueContext(i, replicas),)) for i in range(replicas)]
+            )
+        trees = [call("value_fn", value_fn, (ValueContext(i, replicas),)) for i in self.placement.processes.local]
         if replicas == 1:
             return self.replicate(trees[0])
         if not self.placement.spans_processes:

@@ -15,7 +15,7 @@ from replicax.errors import ArgumentError, BatchError
 from replicax.keras.lowered_steps import lowered_train_step
 from replicax.keras.models import strategy_of
 from replicax.program.function import Function, function
-from replicax.tuning.restoring import check_synchronous
+from replicax.tuning.restoring import check_model, check_synchronous
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, array_of
 
@@ -118,8 +118,8 @@ def find_batch_size(
     """
     is_model = hasattr(train, "fit") and hasattr(train, "compile")
     host = strategy_of(train) if is_model else strategy or context.current().strategy
-    if is_model and (host is None or not getattr(train, "compiled", False)):
-        raise ArgumentError(f"{train!r:.100} must be compiled, and made in the scope of a strategy.")
+    if is_model:
+        check_model(train, host)
     if not is_model and not callable(train):
         raise ArgumentError(f"`train` is a compiled Keras model or the function of a step, got {train!r:.100}.")
     check_synchronous(host, _NAME)

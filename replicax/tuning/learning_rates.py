@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHOWN = 12  # lines of the table
+_HARDLY = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +61,30 @@ class LearningRates:
         if not slopes[steepest] < 0:
             raise ArgumentError(
                 f"The loss falls at no learning rate between {self.learning_rates[0]:.2g} and "
-                f"{self.learning_rates[-1]:.2g}. Look at the plot, and try smaller ones, or more steps."
+                f"{self.learning_rates[-1]:.2g}. {self.remark or 'Look at the plot, and try more steps.'}"
             )
         return self.learning_rates[int(at[steepest])]
+
+    @property
+    def remark(self) -> str | None:
+        """What to try where the range of learning rates was of no use, None where it was.
+
+        It is of no use if the smoothed loss falls by less than a hundredth, or rises from the beginning.
+        """
+        curve, count = np.asarray(self.smoothed), len(self.smoothed)
+        lowest = int(np.argmin(curve))
+        if self.diverged and lowest <= count // 10:
+            return (
+                f"The loss rises from the beginning, at {self.learning_rates[0]:.2g}: the learning rates are too "
+                "large. Try a smaller `min_learning_rate`."
+            )
+        if not self.diverged and curve[0] - curve[lowest] < _HARDLY * np.max(np.abs(curve)):
+            return (
+                f"The loss hardly falls, from {curve[0]:.4g} to {curve[lowest]:.4g}: learning rates up to "
+                f"{self.learning_rates[-1]:.2g} are too small. Try a larger `max_learning_rate`, or see whether the "
+                "step changes the weights."
+            )
+        return None
 
     @property
     def lowest(self) -> float:
@@ -91,7 +113,7 @@ class LearningRates:
         suggested = self._suggested()
         said = "no suggestion: the loss falls nowhere" if suggested is None else f"suggestion {suggested:.3g}"
         end = "the loss rose and ended the test" if self.diverged else "the loss did not diverge"
-        return f"{said} ({len(self.losses)} steps, {end})"
+        return f"{said} ({len(self.losses)} steps, {end}){'' if self.remark is None else f'. {self.remark}'}"
 
     def __str__(self) -> str:
         return f"{self._summary()}\n{in_columns([['learning rate', 'loss', 'smoothed'], *self._rows()])}"

@@ -6,6 +6,7 @@ L. Smith, 2015, "Cyclical Learning Rates for Training Neural Networks", arXiv:15
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,14 @@ from replicax.errors import ArgumentError, BatchError
 from replicax.keras.models import strategy_of
 from replicax.program.function import Function, function
 from replicax.tuning.learning_rates import LearningRates
-from replicax.tuning.restoring import Restored, check_synchronous, restored
+from replicax.tuning.restoring import Restored, check_model, check_synchronous, restored
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike
 
 if TYPE_CHECKING:
     import keras
 
+_log = logging.getLogger(__name__)
 _NAME = "find_learning_rate"
 _FIRST_STEPS = 10  # The loss may be high in the first steps without that it diverges.
 
@@ -46,8 +48,9 @@ def find_learning_rate(
 
     The learning rate grows from step to step by one factor. At small ones the loss hardly moves, then it falls, and at
     last it diverges, which ends the test; a good learning rate is where the loss falls most steeply (`suggestion`;
-    L. Smith, 2015, arXiv:1506.01186). The variables (weights, optimizer, metrics, random seeds), the dataset's
-    position, and the random generators of Python and NumPy are put back, also after an error.
+    L. Smith, 2015, arXiv:1506.01186). A range that shows nothing of this is told in a warning (`remark`). The variables
+    (weights, optimizer, metrics, random seeds), the dataset's position, and the random generators of Python and NumPy
+    are put back, also after an error.
 
     Args:
         train: One of three. A compiled Keras model that was made in a strategy's scope: `fit` is tested. A step of a
@@ -98,7 +101,10 @@ def find_learning_rate(
         _test_loop(train, dataset, optimizer, test)
     else:
         _test_function(train, dataset, state, test)
-    return test.outcome()
+    found = test.outcome()
+    if found.remark is not None:
+        _log.warning("%s", found.remark)
+    return found
 
 
 def _checked_rates(least: float, most: float, steps: int) -> np.ndarray:
@@ -228,8 +234,7 @@ def _set_rate(optimizer: Any, rate: float) -> None:
 
 def _test_fit(model: Any, data: PyTree, batch_size: int | None, test: _Test) -> None:
     strategy = strategy_of(model)
-    if strategy is None or not getattr(model, "compiled", False):
-        raise ArgumentError(f"{model!r:.100} must be compiled, and made in the scope of a strategy.")
+    check_model(model, strategy)
     check_synchronous(strategy, _NAME)
     _set_rate(model.optimizer, float(model.optimizer.learning_rate))  # Fails early where there is a schedule.
     is_arrays = isinstance(data, (tuple, list)) and len(data) in (2, 3) and all(hasattr(x, "shape") for x in data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from replicax.errors import ArgumentError, ContextError
 from replicax.host import Host
@@ -78,6 +78,21 @@ def check_begins_anew(dataset: PyTree) -> None:
             f"The trial would use up rows of {dataset!r:.80}, an iterator. Pass a dataset that begins anew with each "
             "pass, or some batches as a list: list(itertools.islice(iterator, 20))."
         )
+
+
+def check_model(model: Any, strategy: Host | None) -> None:
+    """Checks that a Keras model was made in a strategy's scope, and is compiled.
+
+    Raises:
+        ArgumentError: It was not, or is not.
+    """
+    if strategy is None:
+        raise ArgumentError(
+            f"{model!r:.100} was made outside of a strategy's scope. Make (or load) and compile it in "
+            "`with strategy.scope():`."
+        )
+    if not getattr(model, "compiled", False):
+        raise ArgumentError(f"{model!r:.100} is not compiled. Call its `compile` with an optimizer and a loss before.")
 
 
 def check_synchronous(host: Host | None, call: str) -> None:

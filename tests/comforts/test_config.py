@@ -86,8 +86,10 @@ def test_mistakes_in_it_are_those_of_the_command_line(tmp_path, started, text, w
     assert started == []
 
 
-def test_config_writes_what_it_was_told(tmp_path, started):
+def test_config_writes_what_it_was_told(tmp_path, started, monkeypatch):
     path = tmp_path / "folder" / "job.yaml"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
     sets = ["script=train.py", "elastic=2:8", "arguments=--epochs", "arguments=3"]
     found = call("config", path, "--no-ask", *(word for each in sets for word in ("--set", each)))
     assert found.exit_code == 0, found.output
@@ -102,18 +104,31 @@ def test_config_writes_what_it_was_told(tmp_path, started):
         (["script=a.py", "workers=x"], "x"),
         (["script=a.py", "restarts=x"], "restarts"),
         (["script=a.py", "workrs=3"], "workers"),
+        (["script=a.py", "workrs=3"], "job.yaml, line 3: workrs is no option"),
         (["script"], "NAME=VALUE"),
-        (["workers=2"], "script"),
+        (["workers=2"], "No script is named"),
+        (["script=none.py"], "There is no file 'none.py'"),
+        (["script=none", "module=true"], "There is no module 'none'"),
+        (["script=a.py", "on=auto", "env=NOT_SET_HERE"], "the NAME of a variable that is set here"),
+        (["script=a.py", "env=A=1"], "--env is for workers elsewhere"),
+        (["script=a.py", "elastic=2:3", "on=auto"], "leave out --on"),
+        (["script=a.py", "join=a:1", "ps=1"], "leave out --ps"),
+        (["script=a.py", "on=auto", "hosts=a:1"], "--on and --hosts"),
     ],
 )
-def test_config_writes_nothing_that_run_would_refuse(tmp_path, sets, words):
-    found = call("config", tmp_path / "job.yaml", "--no-ask", *(word for each in sets for word in ("--set", each)))
+def test_config_writes_nothing_that_run_would_refuse(tmp_path, monkeypatch, sets, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").touch()
+    found = call("config", "job.yaml", "--no-ask", *(word for each in sets for word in ("--set", each)))
     assert found.exit_code == ExitCode.USAGE
     assert words in found.output
-    assert list(tmp_path.iterdir()) == []
+    assert ".part" not in found.output
+    assert [path.name for path in tmp_path.iterdir()] == ["a.py"]
 
 
-def test_config_replaces_nothing_unasked(tmp_path):
+def test_config_replaces_nothing_unasked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").touch()
     path = job_file(tmp_path, "mine")
     assert call("config", path, "--no-ask", "--set", "script=a.py").exit_code == ExitCode.USAGE
     assert path.read_text() == "mine"
@@ -131,7 +146,10 @@ def test_config_without_a_terminal_says_what_to_do(tmp_path):
 def test_config_asks_at_a_terminal(tmp_path):
     path, (leader, follower) = tmp_path / "job.yaml", pty.openpty()
     command = [sys.executable, "-m", "replicax", "config", str(path)]
-    process = subprocess.Popen(command, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    (tmp_path / "my script.py").touch()
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
         os.write(leader, b"my script.py\n3\n\n2:3\n\n\n")
         said, _ = process.communicate(timeout=120)

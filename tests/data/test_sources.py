@@ -121,7 +121,7 @@ def test_misuse_is_told_what_to_do(source, batch_size, says):
         host_batches(source, batch_size)
 
 
-@pytest.mark.parametrize(("made", "says"), [((ROWS, ROWS), r"batch_size="), (None, r"returned a NoneType")])
+@pytest.mark.parametrize(("made", "says"), [((ROWS, ROWS), r"batch_size="), (None, r"returned None, not batches")])
 def test_a_function_must_return_batches(made, says):
     with pytest.raises(ArgumentError, match=says):
         list(host_batches(lambda: made))

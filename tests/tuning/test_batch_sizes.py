@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -108,5 +109,7 @@ def test_what_does_not_fit_is_said(mirrored):
             rx.find_batch_size(step, (np.ones((1, 64)), np.ones(2)), memory=100)
         with pytest.raises(rx.errors.ArgumentError, match="`memory` is a number of bytes"):
             rx.find_batch_size(step, BATCH, memory="8 GiB")  # type: ignore[arg-type]
-    with pytest.raises(rx.errors.ArgumentError, match="must be compiled"):
+    with pytest.raises(rx.errors.ArgumentError, match="is not compiled"):
         rx.find_batch_size(model_of(strategy, compiled=False), BATCH, memory=100)
+    with pytest.raises(rx.errors.ArgumentError, match="outside of a strategy's scope"):
+        rx.find_batch_size(keras.Sequential([keras.layers.Dense(1)]), BATCH, memory=100)

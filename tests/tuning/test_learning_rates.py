@@ -31,6 +31,7 @@ def test_without_a_fall_there_is_no_suggestion(losses: list[float]):
     with pytest.raises(rx.errors.ArgumentError, match=r"falls at no learning rate between 1e-06 and 0\.0001"):
         _ = outcome.suggestion
     assert str(outcome).startswith("no suggestion: the loss falls nowhere (3 steps, the loss rose and ended the test)")
+    assert "Try a smaller `min_learning_rate`" in str(outcome)
     assert list(outcome.plot().axes[0].texts) == []
 
 

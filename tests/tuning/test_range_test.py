@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -170,6 +171,24 @@ def test_a_loss_that_diverges_ends_the_test():
     assert found.smoothed[-1] > 4 * min(found.smoothed)
 
 
+@pytest.mark.parametrize(
+    ("least", "most", "words"),
+    [(1e-9, 1e-8, "The loss hardly falls, from 4 to 4: .*larger `max_learning_rate`"), (1e-3, 1e-1, None)],
+)
+def test_a_range_that_is_of_no_use_is_told(caplog: pytest.LogCaptureFixture, least: float, most: float, words: str):
+    def step(w: Any, x: Any, rate: Any) -> Any:
+        return w - rate * 2 * (w - 2), (w - 2) ** 2 + x
+
+    found = rx.find_learning_rate(
+        step, [np.float64(0)], state=np.float64(0), min_learning_rate=least, max_learning_rate=most
+    )
+    assert (found.remark is None) == (words is None)
+    assert [record.message for record in caplog.records] == [found.remark] * (words is not None)
+    if words is not None:
+        assert re.match(words, str(found.remark))
+        assert str(found.remark) in str(found)
+
+
 def test_what_does_not_fit_is_said(mirrored):
     strategy = mirrored(2)
     _, optimizer, step = loop_of(strategy)
@@ -181,8 +200,10 @@ def test_what_does_not_fit_is_said(mirrored):
         find(step, dataset, optimizer=optimizer, min_learning_rate=1, max_learning_rate=0.1)
     with pytest.raises(rx.errors.ArgumentError, match="an iterator"):
         find(step, iter(batches(EVEN)), optimizer=optimizer)
-    with pytest.raises(rx.errors.ArgumentError, match="must be compiled"):
+    with pytest.raises(rx.errors.ArgumentError, match="is not compiled"):
         find(model_of(strategy, compiled=False), arrays(EVEN))
+    with pytest.raises(rx.errors.ArgumentError, match="outside of a strategy's scope"):
+        find(keras.Sequential([keras.layers.Dense(1)]), arrays(EVEN))
     with pytest.raises(rx.errors.ArgumentError, match=r"one number.*strategy\.reduce"):
         find(lambda w, x, rate: (w, np.ones(3)), dataset, state=0.0)
     with pytest.raises(rx.errors.BatchError, match="0 step"):

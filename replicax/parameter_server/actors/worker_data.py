@@ -10,7 +10,9 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.errors import EndOfDataError
+from replicax.data.batches import host_arrays
+from replicax.data.sources import can_open, opened
+from replicax.errors import ArgumentError, EndOfDataError
 from replicax.parameter_server.actors.current import on_worker
 from replicax.parameter_server.actors.messages import ArraySpecs
 from replicax.typing import PyTree
@@ -32,17 +34,23 @@ class WorkerData:
     def make_dataset(self, number: int, dataset_fn: Callable[[], Iterable[PyTree]]) -> None:
         """Makes a dataset with a user's function."""
         with _dataset_function(self._index):
-            self._datasets[number] = dataset_fn()
+            made = dataset_fn()
+        if not can_open(made):
+            raise ArgumentError(
+                f"`dataset_fn` returned {made!r:.80} on worker {self._index}, not batches. Let it return an iterable "
+                "of batches, or write it as a generator that yields them."
+            )
+        self._datasets[number] = made
 
     def make_iterator(self, number: int, dataset: int) -> None:
         """Begins to iterate over a dataset."""
         with _dataset_function(self._index):
-            self._iterators[number] = _PeekableBatches(iter(self._datasets[dataset]), self._index)
+            self._iterators[number] = _PeekableBatches(opened(self._datasets[dataset]), self._index)
 
     def make_resource(self, number: int, resource_fn: Callable[[], PyTree]) -> None:
         """Makes a resource, a pytree of arrays, with a user's function."""
         with on_worker(self._index):
-            self._resources[number] = jax.tree_util.tree_map(np.asarray, resource_fn())
+            self._resources[number] = host_arrays(resource_fn(), f"What `resource_fn` returned on worker {self._index}")
 
     def drop(self, number: int) -> None:
         """Drops what the coordinator does not need any more."""
@@ -53,11 +61,11 @@ class WorkerData:
         """Returns the structure of the next batch (or of a resource), and its arrays' shapes and dtypes."""
         tree = self._iterators[number].peek(0) if kind == "batch" else self._resources[number]
         leaves, treedef = jax.tree_util.tree_flatten(tree)
-        return treedef, tuple((np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves)
+        return treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
     def batch(self, iterator: int, turn: int) -> list[np.ndarray]:
         """Returns the arrays of a batch without consuming it: the next batch for turn 0, its successor for turn 1."""
-        return [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(self._iterators[iterator].peek(turn))]
+        return jax.tree_util.tree_leaves(self._iterators[iterator].peek(turn))
 
     def resource(self, number: int) -> list[np.ndarray]:
         """Returns the arrays of a resource."""
@@ -101,7 +109,8 @@ class _PeekableBatches:
                     raise self._failure  # Asked again, a generator that has failed would only say that it has ended.
                 with _dataset_function(self._worker):
                     try:
-                        self._seen.append(next(self._iterator))
+                        batch = next(self._iterator)
+                        self._seen.append(host_arrays(batch, f"A batch of the dataset of worker {self._worker}"))
                     except StopIteration:
                         raise EndOfDataError(
                             f"The dataset of worker {self._worker} has no more batches. Schedule no more steps than it "

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 
+from replicax.data.sources import can_open
 from replicax.errors import ArgumentError
 from replicax.parameter_server.actors.messages import SetUp
 from replicax.parameter_server.compiling.recording import PytreeSpec
@@ -32,8 +33,13 @@ class WorkerObjects:
         """Lets each worker make a dataset, or gives it a copy of one.
 
         Raises:
-            ArgumentError: It cannot be pickled.
+            ArgumentError: It is neither a function nor a dataset, or cannot be pickled.
         """
+        if not callable(dataset_fn) and not can_open(dataset_fn):
+            raise ArgumentError(
+                f"`dataset_fn` is a function that returns an iterable of batches, or such an iterable, got "
+                f"{dataset_fn!r:.100}. Write it as a generator that yields batches."
+            )
         make = dataset_fn if callable(dataset_fn) else lambda: dataset_fn
         dataset = PerWorkerDataset(next(self._ids), self._iterator)
         self._provide(dataset, dataset._id, "dataset", _pickled(make, "dataset_fn"))

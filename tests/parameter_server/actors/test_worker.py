@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import ray
 
-from replicax.errors import EndOfDataError
+from replicax.errors import EndOfDataError, ReplicaxError
 from replicax.parameter_server.actors.current import worker_index
 from replicax.parameter_server.actors.messages import (
     Done,
@@ -254,6 +254,25 @@ def test_errors_of_a_dataset_are_those_of_the_steps_that_need_it(server, where):
     if where != "in the iterator":  # Python goes on behind an error in a generator: it has ended.
         with pytest.raises(OSError, match="no file"):
             worker.structure("batch", ITERATOR, 3)
+
+
+class NoArray:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: 3, r"`dataset_fn` returned 3 on worker 3, not batches\. Let it return an iterable"),
+        (lambda: None, r"`dataset_fn` returned None on worker 3"),
+        (lambda: [NoArray()], r"A batch of the dataset of worker 3: a NoArray is not an array"),
+        (lambda: [{"x": np.array(["a"])}], r"worker 3, leaf \['x'\]: values of dtype <U1 cannot be placed on a device"),
+    ],
+)
+def test_data_that_are_none_are_said_in_our_words(server, make, words):
+    worker = worker_of(server, *data(make))
+    with pytest.raises(ReplicaxError, match=words):
+        worker.structure("batch", ITERATOR, 2)
 
 
 def test_values_of_its_own(server):
