@@ -67,7 +67,7 @@ class LearningRates:
 
     @property
     def remark(self) -> str | None:
-        """What to try where the range of learning rates was of no use, None where it was.
+        """Advice where the range of learning rates was of no use; None where it was of use.
 
         It is of no use if the smoothed loss falls by less than a hundredth, or rises from the beginning.
         """

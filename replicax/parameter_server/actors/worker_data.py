@@ -50,7 +50,7 @@ class WorkerData:
     def make_resource(self, number: int, resource_fn: Callable[[], PyTree]) -> None:
         """Makes a resource, a pytree of arrays, with a user's function."""
         with on_worker(self._index):
-            self._resources[number] = host_arrays(resource_fn(), f"What `resource_fn` returned on worker {self._index}")
+            self._resources[number] = host_arrays(resource_fn(), f"The value of `resource_fn` on worker {self._index}")
 
     def drop(self, number: int) -> None:
         """Drops what the coordinator does not need any more."""
