@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from replicax.errors import AbsentNameError
-from replicax.migration.elsewhere import ELSEWHERE, LIBRARIES
 from replicax.migration.names import NAMES
 from replicax.migration.rows import Row
 
@@ -58,8 +57,10 @@ _LONGEST_FIRST = sorted(MODULES, key=len, reverse=True)
 
 @functools.cache
 def _asked() -> Mapping[str, tuple[str, str, Row]]:
-    """Returns whose name it is, its own name and its row by the name below `replicax`; for a member of a class also
-    without module. What others than TensorFlow have is looked for in any module, and on a strategy."""
+    """Returns a library, its name and its row by the name below `replicax`; for a member of a class also
+    without module. Names of others than TensorFlow are known in any module, and on a strategy."""
+    from replicax.migration.elsewhere import ELSEWHERE, LIBRARIES  # No training needs them.
+
     found: dict[str, tuple[str, str, Row]] = {}
     for tf_name, row in NAMES.items():
         asked = asked_as(tf_name)

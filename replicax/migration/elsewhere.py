@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replicax.migration.rows import Row, Rows, absent, renamed
 
-#: Whose names they are, by how they begin.
+#: The libraries, by how their names begin.
 LIBRARIES = {
     "torch": "PyTorch",
     "lightning": "Lightning",
