@@ -110,7 +110,7 @@ class ClusterResolver(OwnTask):
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        if not hasattr(cls, "name"):
+        if not any("name" in vars(base) for base in cls.__mro__):
             cls.name = cls.__name__
 
     @classmethod
