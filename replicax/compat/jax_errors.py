@@ -12,6 +12,7 @@ import traceback
 from jax._src import core as jax_core
 
 _CAPTURED = "Closing over jax.Array that spans non-addressable"
+_ON_A_MESH = ("should match the mesh of sharding", "use_abstract_mesh cannot change the size of the mesh")
 _CALLED_ARRAY = re.compile(r"'[\w.]*(Tracer|ArrayImpl)' object is not callable")
 _TYPE = re.compile(r"\b(?P<of_one>\w+(?:<\w+>)?\[[^\]]*\])(?P<varying>\{[^{}]*\})?")
 
@@ -35,6 +36,11 @@ def captured_array(error: BaseException) -> str | None:
     if not said.startswith(_CAPTURED):
         return None
     return said.partition("Got jax.Array: ")[2].strip() or "an array"
+
+
+def is_about_array_on_mesh(error: BaseException) -> bool:
+    """Returns whether a function of a replica has computed with an array that it captured and that is on the mesh."""
+    return isinstance(error, ValueError) and any(words in str(error) for words in _ON_A_MESH)
 
 
 def is_about_devices(error: BaseException) -> bool:

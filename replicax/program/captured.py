@@ -1,13 +1,22 @@
-"""Arrays of several workers that a function has captured: no process has all of one, to make it a constant."""
+"""Arrays that a function has captured, and that can be no constants of its program."""
 
 from __future__ import annotations
 
-from replicax.compat.jax_errors import captured_array
+from replicax.compat.jax_errors import captured_array, is_about_array_on_mesh
 from replicax.errors import ProgramError
+
+
+_ON_THE_DEVICES = (
+    "A step has captured an array that is on the strategy's devices (from strategy.replicate, or what strategy.run has "
+    "returned), and computes with it alone. Inside strategy.run JAX takes no such array but as an argument. "
+    "Pass it: strategy.run(step, args=(array, batch)); or keep it in an rx.Variable."
+)
 
 
 def captured_error(error: BaseException) -> ProgramError | None:
     """Returns what to raise instead of JAX's error about such an array; None for any other error."""
+    if is_about_array_on_mesh(error):
+        return ProgramError(_ON_THE_DEVICES).with_traceback(error.__traceback__)
     what = captured_array(error)
     if what is None:
         return None

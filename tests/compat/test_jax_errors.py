@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax.compat.jax_errors import (
     captured_array,
     differ_in_axis_only,
+    is_about_array_on_mesh,
     is_about_devices,
     is_call_of_array,
     unknown_axes,
@@ -57,6 +58,24 @@ def test_the_captured_array_of_several_processes_is_named(monkeypatch):
     assert found is not None, f"{SAYS}: {error!r}"
     assert "float32[2]" in found
     assert captured_array(ValueError("Got jax.Array: something")) is None
+
+
+@pytest.mark.parametrize("what", ["computed with", "differentiated on fewer devices"])
+def test_a_captured_array_on_the_mesh_is_known(what):
+    mesh = replica_mesh(jax.devices()[:2])
+    array = jax.device_put(jnp.ones(2), NamedSharding(mesh, PartitionSpec()))
+    if what == "computed with":
+        error = error_of(jax.jit(mapped(lambda x: x + jnp.sum(array.imag))), jnp.ones(2))
+    else:
+        split = PartitionSpec(REPLICA_AXIS)
+        mesh = replica_mesh(jax.devices()[:1])
+        gradient = jax.grad(lambda w, x: jnp.sum(w @ w * x))
+        error = error_of(
+            jax.jit(jax.shard_map(lambda x: gradient(array, x), mesh=mesh, in_specs=split, out_specs=PartitionSpec())),
+            jnp.ones(2),
+        )
+    assert is_about_array_on_mesh(error), f"{SAYS}: {error!r}"
+    assert not is_about_array_on_mesh(error_of(jax.jit(lambda x: x + array), np.ones(3)))
 
 
 def test_arrays_on_different_devices_are_known():

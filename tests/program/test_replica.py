@@ -99,6 +99,12 @@ def test_a_value_of_a_larger_strategy_is_refused(mirrored, two, per_replica):
         two.run(lambda x: x, args=(per_replica(mirrored(4), 1.0, 2.0, 3.0, 4.0),))
 
 
+def test_a_captured_array_on_the_devices_that_jax_does_not_take_is_refused_with_what_to_do(two, x):
+    weights = two.replicate(jnp.ones(2))
+    with pytest.raises(rx.errors.ProgramError, match="Pass it"):
+        two.run(lambda x: x + jnp.sum(weights.imag), args=(x,))
+
+
 def test_a_per_replica_value_that_is_captured_is_each_replicas_own_component(two, x):
     assert components(two.run(lambda: x)) == [1.0, 2.0]
 

@@ -13,7 +13,10 @@ import os
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["KERAS_BACKEND"] = "jax"
-    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] = (  # Most of the time is XLA's.
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+        "--xla_cpu_use_fusion_emitters=false"
+    )
 
 import argparse
 import dataclasses
@@ -102,7 +105,9 @@ class _said:
         logging.getLogger("replicax").removeHandler(self.handler)
         self.caught.__exit__(None, None, None)
         ours = str(Path(rx.__file__).parent)
-        self.words += [str(w.message) for w in self.warnings if w.filename.startswith(ours) or "replica" in str(w.message)]
+        self.words += [
+            str(w.message) for w in self.warnings if w.filename.startswith(ours) or "replica" in str(w.message)
+        ]
 
 
 def _outcome(program: Program, text: str) -> list[tuple[str, Any]]:
@@ -114,7 +119,7 @@ def _outcome(program: Program, text: str) -> list[tuple[str, Any]]:
     try:
         exec(compile(text, f"<program {program.seed}>", "exec"), module.__dict__)
         found = module.main()
-        leaves = jax.tree_util.tree_flatten_with_path(found)[0]
+        leaves = jax.tree_util.tree_flatten_with_path(found, is_leaf=lambda leaf: isinstance(leaf, rx.PerReplica))[0]
         return [(jax.tree_util.keystr(path), _value(leaf)) for path, leaf in leaves if not callable(leaf)]
     finally:
         del sys.modules[module.__name__]
@@ -136,12 +141,17 @@ def _difference(expected: list[tuple[str, Any]], found: list[tuple[str, Any]]) -
             return f"{path}: {type(b).__name__} {b!r}, should be {type(a).__name__} {a!r}"[:400]
         if isinstance(a, np.ndarray) and (a.shape, a.dtype) != (b.shape, b.dtype):
             return f"{path}: {b.dtype}{b.shape}, should be {a.dtype}{a.shape}"
-    floats = [(path, np.asarray(a, np.float64), np.asarray(b, np.float64)) for (path, a), (_, b) in
-              zip(expected, found, strict=True) if not isinstance(a, str)]
+    floats = [
+        (path, np.asarray(a, np.float64), np.asarray(b, np.float64))
+        for (path, a), (_, b) in zip(expected, found, strict=True)
+        if not isinstance(a, str)
+    ]
     for path, a, b in floats:
         largest = max(1e-2, float(np.max(np.abs(a), initial=0.0)))
         if not np.allclose(a, b, rtol=0, atol=TOLERANCE * largest, equal_nan=True):
-            return f"{path}: {np.ravel(b)[:4]}, should be {np.ravel(a)[:4]} (off by {np.max(np.abs(a - b)) / largest:.2g})"
+            return (
+                f"{path}: {np.ravel(b)[:4]}, should be {np.ravel(a)[:4]} (off by {np.max(np.abs(a - b)) / largest:.2g})"
+            )
     return ""
 
 

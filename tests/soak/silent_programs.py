@@ -4,6 +4,7 @@ A program is drawn from ingredients that multiply: a framework, a model, a loss,
 data and of the batch, a strategy, and sometimes a typical mistake.
 """
 
+# ruff: noqa: E501  # Programs are written as their users write them.
 from __future__ import annotations
 
 import dataclasses
@@ -11,7 +12,24 @@ import random
 import textwrap
 
 #: What is done wrong in the distributed form only, and where it is said by an error or a warning of ours.
-MISTAKES = ("not distributed", "summed twice", "local mean", "varying variable", "varying value")
+MISTAKES = ("not distributed", "summed twice", "local mean", "varying variable", "varying value", "captured")
+
+#: Forms in which a step finds another value outside of its arguments in each call.
+_CAPTURED = (
+    "self",
+    "self in a function",
+    "global",
+    "cell",
+    "dict",
+    "dict changed inside",
+    "number changed between calls",
+    "array changed between calls",
+    "NumPy array changed in place",
+    "new lambda",
+    "new closure",
+    "partial",
+    "default argument",
+)
 
 _STRATEGIES = {
     "rx.OneDeviceStrategy('cpu:0')": 1,
@@ -364,7 +382,7 @@ _OPERATIONS = (
 # How the list of weights `w` is held: what is defined, how it is packed and unpacked.
 _CONTAINERS = {
     "list": ("", "w", "params"),
-    "dict": ("", '{f"w{i}": v for i, v in enumerate(w)}', 'list(params.values())'),
+    "dict": ("", '{f"w{i}": v for i, v in enumerate(w)}', "list(params.values())"),
     "nested": ("", '{"first": w[0], "rest": {"some": tuple(w[1:])}}', '[params["first"], *params["rest"]["some"]]'),
     "NamedTuple": (
         "class Params(NamedTuple):\n    first: Any\n    rest: Any\n",
@@ -400,7 +418,11 @@ _CONTAINERS = {
         "Params(w, 0.5)",
         "[params.factor * v for v in params.w]",
     ),
-    "with numbers": ("", '{"w": w, "scale": 0.5, "shift": jnp.float32(0.1)}', '[params["scale"] * v + params["shift"] for v in params["w"]]'),
+    "with numbers": (
+        "",
+        '{"w": w, "scale": 0.5, "shift": jnp.float32(0.1)}',
+        '[params["scale"] * v + params["shift"] for v in params["w"]]',
+    ),
     "with None": ("", '{"w": w, "bias": None}', 'params["w"]'),
     "one vector": (
         "import jax.flatten_util\n",
@@ -552,7 +574,10 @@ _EQUINOX_FIELDS = {
     "size": ("power: int = 2", "{} ** self.power"),
     "static": ("act: Any = eqx.field(static=True, default='tanh')", "getattr(jnp, self.act)({})"),
     "function": ("act: Any = jnp.tanh", "self.act({})"),
-    "array": ("mask: Any = eqx.field(default_factory=lambda: np.array([True, False, True]))", "jnp.where(self.mask, {}, 0.1)"),
+    "array": (
+        "mask: Any = eqx.field(default_factory=lambda: np.array([True, False, True]))",
+        "jnp.where(self.mask, {}, 0.1)",
+    ),
     "integers": ("order: Any = eqx.field(default_factory=lambda: jnp.array([2, 0, 1]))", "{}[self.order]"),
     "none": ("bias: Any = None", "{}"),
 }
@@ -669,7 +694,13 @@ def _loss(draw: _Draw, grad: str = "jax.grad", collectives_in_rows: bool = False
     row = draw.named(draw.of(list(_ROW_LOSSES)))
     average = _average(draw)
     operation = draw.of(_OPERATIONS) if draw.chance.random() < 0.3 else ""
-    weights = {"none": 8, "weights": 3, "gradient of the input": 1, "gradient of each row": 1, "adapted for each row": 1}
+    weights = {
+        "none": 8,
+        "weights": 3,
+        "gradient of the input": 1,
+        "gradient of each row": 1,
+        "adapted for each row": 1,
+    }
     weights["gradient of the batch"] = 1
     # Losses that replicas have reduced count once, and a sum of losses that differ counts every replica's part.
     if collectives_in_rows or "reduced" in draw.names or draw.mistake:
@@ -683,7 +714,7 @@ def _loss(draw: _Draw, grad: str = "jax.grad", collectives_in_rows: bool = False
     call = "jax.checkpoint(forward)" if remat and grad == "jax.grad" else "forward"
     return f"""
 def floats(tree):
-    return [v for v in jax.tree.leaves(tree) if isinstance(v, float) or (eqx.is_inexact_array(v))]
+    return [v for v in jax.tree.leaves(tree) if {"" if grad == "eqx.filter_grad" else "isinstance(v, float) or "}eqx.is_inexact_array(v)]
 
 
 def stepped(params, grads):
@@ -715,7 +746,6 @@ _OPTIMIZERS = (
     "optax.MultiSteps(optax.sgd(0.1), 2)",
     "optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)",
     "optax.apply_if_finite(optax.sgd(0.1), 2)",
-    "optax.lookahead_free",
     "optax.contrib.schedule_free_sgd(0.1)",
     "optax.contrib.prodigy(0.1, eps=1e-2)",
     "optax.contrib.dog(0.1)",
@@ -724,8 +754,18 @@ _OPTIMIZERS = (
 )
 
 
+_ARRAYS_ONLY = (
+    "optax.adafactor(1e-2)",
+    "optax.contrib.schedule_free_sgd(0.1)",
+    "optax.contrib.prodigy(0.1, eps=1e-2)",
+    "optax.contrib.dog(0.1)",
+)
+
+
 def _optimizer(draw: _Draw) -> str:
-    text = draw.named(draw.of([text for text in _OPTIMIZERS if text != "optax.lookahead_free"]))
+    # Some have no room for numbers of Python, in plain JAX either.
+    choices = [text for text in _OPTIMIZERS if "with numbers" not in draw.names or text not in _ARRAYS_ONLY]
+    text = draw.named(draw.of(choices))
     return f"\ntx = {text}\n"
 
 
@@ -826,7 +866,12 @@ def step(state, batch, rate=None):
 # Forms of the step: what stands before `main`, what stands before the loop, the call in the plain library, and ours.
 
 _FORMS: dict[str, tuple[str, str, str, str]] = {
-    "arguments": ("", "", "state, loss = jitted(state, batch)", "state, loss = strategy.run(step, args=(state, batch))"),
+    "arguments": (
+        "",
+        "",
+        "state, loss = jitted(state, batch)",
+        "state, loss = strategy.run(step, args=(state, batch))",
+    ),
     "keywords": (
         "",
         "",
@@ -989,8 +1034,12 @@ def _main(draw: _Draw, is_equinox: bool) -> str:
     names = list(_FORMS)
     if is_equinox or "with numbers" in draw.names:
         names.remove("variables")  # Of arrays only.
-    form = draw.named(draw.of({name: 4 if name in ("arguments", "rx.function") else 1 for name in names}))
+    form = draw.named(
+        draw.of({name: 1 if name in _CAPTURED else 5 if name in ("arguments", "rx.function") else 3 for name in names})
+    )
     before, setup, plain, ours = _FORMS[form]
+    if form in _CAPTURED and not draw.mistake:
+        draw.mistake = "captured"
     data = "strategy.distribute_dataset(batches)"
     if draw.wrong("not distributed", 0.05):
         data = "batches"
@@ -1039,12 +1088,20 @@ def main():
 def _of_pytrees(draw: _Draw) -> str:
     model = _pytree_model(draw)
     statistics = {"batch statistics", "rows by vmap with an axis"} & set(draw.names)
-    return model + _loss(draw, "jax.grad", bool(statistics)) + _optimizer(draw) + _step(draw, False) + _main(draw, False)
+    return (
+        model + _loss(draw, "jax.grad", bool(statistics)) + _optimizer(draw) + _step(draw, False) + _main(draw, False)
+    )
 
 
 def _of_linen(draw: _Draw) -> str:
     model = _linen_model(draw)
-    return model + _loss(draw, "jax.grad", "BatchNorm" in draw.names) + _optimizer(draw) + _step(draw, False) + _main(draw, False)
+    return (
+        model
+        + _loss(draw, "jax.grad", "BatchNorm" in draw.names)
+        + _optimizer(draw)
+        + _step(draw, False)
+        + _main(draw, False)
+    )
 
 
 def _of_equinox(draw: _Draw) -> str:
@@ -1052,8 +1109,381 @@ def _of_equinox(draw: _Draw) -> str:
     return model + _loss(draw, "eqx.filter_grad") + _optimizer(draw) + _step(draw, True) + _main(draw, True)
 
 
+_NNX = {
+    "Linear": (
+        "self.a, self.b = nnx.Linear(8, 6, rngs=rngs), nnx.Linear(6, 3, rngs=rngs)",
+        "self.b(jnp.tanh(self.a(x)))",
+    ),
+    "Conv": (
+        "self.a, self.b = nnx.Conv(2, 4, (3,), rngs=rngs), nnx.Linear(16, 3, rngs=rngs)",
+        "self.b(jnp.tanh(self.a(x.reshape(-1, 4, 2))).reshape(x.shape[0], -1))",
+    ),
+    "LayerNorm": ("self.a, self.b = nnx.LayerNorm(8, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)", "self.b(self.a(x))"),
+    "BatchNorm": (
+        """
+        axis = None
+        axis = "replica"  # +
+        self.a = nnx.BatchNorm(8, epsilon=1e-2, axis_name=axis, rngs=rngs)
+        self.b = nnx.Linear(8, 3, rngs=rngs)
+        """,
+        "self.b(self.a(x))",
+    ),
+    "attention": (
+        "self.a, self.b = nnx.MultiHeadAttention(2, 2, 4, decode=False, rngs=rngs), nnx.Linear(2, 3, rngs=rngs)",
+        "self.b(self.a(x.reshape(-1, 4, 2)).mean(1))",
+    ),
+    "Dropout off": (
+        "self.a, self.b = nnx.Dropout(0.5, deterministic=True, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)",
+        "self.b(self.a(x))",
+    ),
+    "Embed": (
+        "self.a, self.b = nnx.Embed(5, 4, rngs=rngs), nnx.Linear(32, 3, rngs=rngs)",
+        "self.b(self.a(jnp.clip(jnp.abs(x) * 3, 0, 4).astype(jnp.int32)).reshape(-1, 32))",
+    ),
+    "GRU": (
+        "self.a, self.b = nnx.RNN(nnx.GRUCell(2, 4, rngs=rngs), rngs=rngs), nnx.Linear(4, 3, rngs=rngs)",
+        "self.b(self.a(x.reshape(-1, 4, 2))[:, -1])",
+    ),
+    "shared": (
+        "self.a = self.c = nnx.Linear(8, 8, rngs=rngs); self.b = nnx.Linear(8, 3, rngs=rngs)",
+        "self.b(jnp.tanh(self.c(jnp.tanh(self.a(x)))))",
+    ),
+    "list": (
+        "self.a = nnx.List([nnx.Linear(8, 8, rngs=rngs) for _ in range(2)]); self.b = nnx.Linear(8, 3, rngs=rngs)",
+        "self.b(jnp.tanh(self.a[1](self.a[0](x))))",
+    ),
+}
+_NNX_FORMS = {
+    "arguments": ("", "strategy.run(step, args=(model, optimizer, batch))"),
+    "rx.function": (
+        "@rx.function  # +\ndef outer(model, optimizer, batch):  # +\n"
+        "    return strategy.run(step, args=(model, optimizer, batch))  # +\n",
+        "outer(model, optimizer, batch)",
+    ),
+    "captured": ("", "strategy.run(captured, args=(batch,))"),
+    "new lambda": ("", "strategy.run(lambda batch: step(model, optimizer, batch), args=(batch,))"),
+    "nnx.jit": ("", "strategy.run(nnx.jit(step), args=(model, optimizer, batch))"),
+    "split": ("", "split_step(model, optimizer, batch)"),
+}
+
+
+def _of_nnx(draw: _Draw) -> str:
+    layers, call = _NNX[draw.named(draw.of(list(_NNX)))]
+    counts = draw.chance.random() < 0.3
+    number = draw.chance.random() < 0.4
+    form = draw.named(draw.of(list(_NNX_FORMS)))
+    before, run = _NNX_FORMS[form]
+    changed = number and draw.chance.random() < 0.4
+    if changed:
+        draw.named("number changed between calls")
+    loss = _average(draw)
+    how = "mean" if "reported as a mean" in draw.names else "sum"
+    row = _ROW_LOSSES[draw.named(draw.of(list(_ROW_LOSSES)))]
+    optimizer = draw.named(draw.of(["optax.sgd(0.1, momentum=0.9)", "optax.adam(1e-2, eps=1e-2)"]))
+    data = "batches" if draw.wrong("not distributed", 0.05) else "strategy.distribute_dataset(batches)"
+    count = "\n        self.calls[...] += 1" if counts else ""
+    return f"""
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.scale = 0.5
+        self.calls = nnx.Variable(jnp.int32(0))
+{_indented(layers, 8)}
+
+    def __call__(self, x):{count}
+        return {call}{" * self.scale" if number else ""}
+
+
+def average(losses, weight):
+{loss}
+
+
+def loss_fn(model, batch):
+    x, y, label, weight = fields(batch)
+    out = model(x)
+    return average({row}, weight)
+
+
+def step(model, optimizer, batch):
+    loss, grads = nnx.value_and_grad(loss_fn)(model, batch)
+    optimizer.update(model, grads)
+    return loss
+
+
+{before}
+
+def main():
+    model = Net(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, {optimizer}, wrt=nnx.Param)
+    graph = nnx.graphdef((model, optimizer))
+    jitted = nnx.jit(step)
+
+    def captured(batch):
+        return step(model, optimizer, batch)
+
+    def merged(state, batch):
+        model, optimizer = nnx.merge(graph, state)
+        loss = step(model, optimizer, batch)
+        return nnx.state((model, optimizer)), loss
+
+    def split_step(model, optimizer, batch):
+        state, loss = strategy.run(merged, args=(nnx.state((model, optimizer)), batch))  # +
+        # - state, loss = merged(nnx.state((model, optimizer)), batch)
+        nnx.update((model, optimizer), state)
+        return loss
+
+    losses = []
+    # - for number, batch in enumerate(batches):
+    for number, batch in enumerate({data}):  # +
+{"        model.scale = 0.5 + 0.1 * number; graph = nnx.graphdef((model, optimizer))" if changed else ""}
+        # - losses.append(jitted(model, optimizer, batch))
+        losses.append(strategy.reduce("{how}", {run}, axis=None))  # +
+    return {{
+        "model": nnx.to_pure_dict(nnx.state(model)),
+        "optimizer": nnx.to_pure_dict(nnx.state(optimizer)),
+        "losses": losses,
+        "scale": model.scale,
+    }}
+"""
+
+
+_KERAS = {
+    "Dense": 'layers.Dense(3)(layers.Dense(6, "tanh")(x))',
+    "regularised": 'layers.Dense(3)(layers.Dense(6, "tanh", kernel_regularizer="l2")(x))',
+    "Conv1D": 'layers.Dense(3)(layers.Flatten()(layers.Conv1D(4, 3, activation="tanh")(layers.Reshape((4, 2))(x))))',
+    "LayerNormalization": "layers.Dense(3)(layers.LayerNormalization()(layers.Dense(6)(x)))",
+    "BatchNormalization": "layers.Dense(3)(NORM(epsilon=1e-2)(layers.Dense(6, use_bias=False)(x)))",
+    "frozen": 'layers.Dense(3)(layers.Dense(6, "tanh", trainable=False)(x))',
+    "GRU": "layers.Dense(3)(layers.GRU(4)(layers.Reshape((4, 2))(x)))",
+    "attention": "layers.Dense(3)(layers.Flatten()(layers.MultiHeadAttention(2, 2, use_bias=False)(r := layers.Reshape((4, 2))(x), r)))",
+    "activity": 'layers.Dense(3)(layers.Dense(6, "tanh", activity_regularizer="l2")(x))',
+    "Embedding": "layers.Dense(3)(layers.Flatten()(layers.Embedding(5, 4)(layers.Lambda(ids)(x))))",
+    "shared": 'layers.Dense(3)((d := layers.Dense(8, "tanh"))(d(x)))',
+    "GroupNormalization": "layers.Dense(3)(layers.GroupNormalization(2)(layers.Dense(6)(x)))",
+    "SpectralNormalization": 'layers.Dense(3)(layers.SpectralNormalization(layers.Dense(6, "tanh"))(x))',
+    "Discretization": "layers.Dense(3)(layers.Concatenate()([x, layers.Rescaling(2.0)(layers.UnitNormalization()(x))]))",
+}
+_KERAS_OPTIMIZERS = (
+    "SGD(0.1, momentum=0.9)",
+    "Adam(1e-2, epsilon=1e-2)",
+    "AdamW(1e-2, epsilon=1e-2, clipnorm=0.5)",
+    "RMSprop(1e-2, epsilon=1e-2)",
+    "SGD(0.1, global_clipnorm=0.3)",
+    "SGD(0.1, use_ema=True, ema_momentum=0.5)",
+    "SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5))",
+    "Adam(1e-2, epsilon=1e-2, gradient_accumulation_steps=2)",
+    "Adagrad(0.1, epsilon=1e-2)",
+    "Lamb(1e-2, epsilon=1e-2)",
+)
+
+
+def _keras_model(draw: _Draw, norm: str, leave_out: tuple[str, ...] = ()) -> str:
+    model = draw.named(draw.of([name for name in _KERAS if name not in leave_out]))
+    return f"""
+layers = keras.layers
+
+
+def ids(x):
+    return keras.ops.cast(keras.ops.clip(keras.ops.abs(x) * 3, 0, 4), "int32")
+
+
+def build():
+    norm = keras.layers.BatchNormalization
+    {norm}
+    x = keras.Input((8,))
+    return keras.Model(x, {_KERAS[model].replace("NORM", "norm")})
+"""
+
+
+def _of_keras_loop(draw: _Draw) -> str:
+    # A penalty on activities is a mean over a replica's rows, which the guide scales; of unequal batches it is exact, too.
+    # What SpectralNormalization assigns to a kernel, Keras's own stateless_call loses.
+    model = _keras_model(draw, "norm = rx.keras.BatchNormalization  # +", ("SpectralNormalization",))
+    average = _average(draw)
+    how = "mean" if "reported as a mean" in draw.names else "sum"
+    row = _ROW_LOSSES[draw.named(draw.of(list(_ROW_LOSSES)))]
+    optimizer = draw.named(draw.of(_KERAS_OPTIMIZERS))
+    form = draw.named(draw.of(["run", "rx.function", "self"]))
+    penalties = (
+        "" if "reported as a mean" in draw.names or draw.mistake else " + rx.scale_regularization_loss(model.losses)"
+    )
+    run = {
+        "run": "strategy.run(train_step, args=(batch,))",
+        "rx.function": "outer(batch)",
+        "self": "strategy.run(trainer.step, args=(batch,))",
+    }[form]
+    data = "batches" if draw.wrong("not distributed", 0.05) else "strategy.distribute_dataset(batches)"
+    extra_before = extra = ""
+    if draw.wrong("varying variable", 0.06):
+        extra_before = '    seen = rx.Variable(0.0, name="seen")  # +\n'
+        extra = "    seen.assign(jnp.mean(x))  # +\n"
+    return f"""{model}
+
+def average(losses, weight):
+{average}
+
+
+with strategy.scope():  # +
+    model = build()
+    optimizer = keras.optimizers.{optimizer}
+    optimizer.build(model.trainable_variables)
+    metric = keras.metrics.SparseCategoricalAccuracy()
+{extra_before}
+
+def train_step(batch):  # +
+    x, y, label, weight = fields(batch)  # +
+{extra}
+    def loss_fn():  # +
+        out = model(x, training=True)  # +
+        return average({row}, weight){penalties}, out  # +
+
+    (loss, out), grads = rx.value_and_grad(loss_fn, model.trainable_variables, has_aux=True)()  # +
+    optimizer.apply_gradients(zip(grads, model.trainable_variables))  # +
+    metric.update_state(label, out)  # +
+    return loss  # +
+
+
+@jax.jit
+def plain_step(trainable, other, state, batch):
+    x, y, label, weight = fields(batch)
+
+    def loss_fn(trainable, other):
+        out, other, penalties = model.stateless_call(trainable, other, x, training=True, return_losses=True)
+        return average({row}, weight){" + sum(penalties)" if penalties else ""}, (out, other)
+
+    (loss, (out, other)), grads = jax.value_and_grad(loss_fn, has_aux=True)(trainable, other)
+    trainable, state = optimizer.stateless_apply(state, grads, trainable)
+    return loss, out, trainable, other, state
+
+
+def plain(batch):
+    variables = model.trainable_variables, model.non_trainable_variables, optimizer.variables
+    loss, out, *new = plain_step(*[[v.value for v in group] for group in variables], batch)
+    for group, values in zip(variables, new):
+        for v, value in zip(group, values):
+            v.assign(value)
+    metric.update_state(fields(batch)[2], out)
+    return loss
+
+
+class Trainer:
+    def step(self, batch):
+        return train_step(batch)
+
+
+trainer = Trainer()
+
+
+@rx.function  # +
+def outer(batch):  # +
+    return strategy.run(train_step, args=(batch,))  # +
+
+
+def main():
+    losses = []
+    # - for batch in batches:
+    for batch in {data}:  # +
+        # - losses.append(plain(batch))
+        losses.append(strategy.reduce("{how}", {run}, axis=None))  # +
+    return {{
+        "weights": [np.asarray(w) for w in model.get_weights()],
+        "optimizer": [np.asarray(v) for v in optimizer.variables],
+        "losses": losses,
+        "metric": metric.result(),
+    }}
+"""
+
+
+_FITS = {
+    "plain": "model.fit(x, y, batch_size=12, epochs=2, verbose=0)",
+    "not shuffled": "model.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0)",
+    "weights": "model.fit(x, y, batch_size=12, epochs=2, sample_weight=weight, verbose=0)",
+    "generator": "model.fit((b for _ in range(2) for b in blocks), steps_per_epoch=3, epochs=2, verbose=0)",
+    "validation": "model.fit(x, y, batch_size=12, epochs=2, validation_data=(x[:7], y[:7]), verbose=0)",
+    "validation split": "model.fit(x, y, batch_size=8, epochs=2, validation_split=0.25, verbose=0)",
+    "again and again": "[model.fit(x, y, batch_size=12, epochs=1, verbose=0) for _ in range(2)][-1]",
+    "train_on_batch": "[model.train_on_batch(*b) for b in blocks] and None",
+    "after evaluate": "(model.evaluate(x, y, verbose=0), model.fit(x, y, batch_size=12, verbose=0))[1]",
+    "learning rate": "model.fit(x, y, batch_size=12, epochs=2, verbose=0, callbacks=[keras.callbacks.LearningRateScheduler(lambda e: 0.1 / (e + 1))])",
+    "stops early": "model.fit(x, y, batch_size=12, epochs=2, verbose=0, callbacks=[keras.callbacks.EarlyStopping('loss')])",
+    "recompiled": "(model.fit(x, y, batch_size=12, verbose=0), compiled(), model.fit(x, y, batch_size=12, verbose=0))[2]",
+    "weights set between": "(model.fit(x, y, batch_size=12, verbose=0), model.set_weights([0.9 * w for w in model.get_weights()]), model.fit(x, y, batch_size=12, verbose=0))[2]",
+}
+_SUBCLASSES = {
+    "Model": "",
+    "train_step": """
+    def train_step(self, state, data):
+        return super().train_step(state, data)
+""",
+    "compute_loss": """
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        return loss + 0.01 * sum(keras.ops.sum(keras.ops.square(w)) for w in self.trainable_weights)
+""",
+    "number": """
+    factor = 0.5
+
+    def call(self, x, training=None):
+        return self.factor * super().call(x, training=training)
+""",
+}
+
+
+def _of_keras_fit(draw: _Draw) -> str:
+    model = _keras_model(draw, "")
+    fit = draw.named(draw.of(list(_FITS)))
+    subclass = draw.named(draw.of(list(_SUBCLASSES)))
+    dropout = draw.chance.random() < 0.3 and draw.named("dropout")
+    optimizer = draw.named(draw.of(list(_KERAS_OPTIMIZERS)))
+    while fit == "learning rate" and "schedules" in optimizer:
+        optimizer = draw.of(list(_KERAS_OPTIMIZERS))
+    loss = draw.named(draw.of(["mse", "huber", "keras.losses.MeanSquaredError(reduction='sum')", "own"]))
+    loss = {"mse": '"mse"', "huber": '"huber"', "own": "lambda a, b: keras.ops.mean(keras.ops.abs(a - b), -1)"}.get(
+        loss, loss
+    )
+    steps = draw.of({"1": 4, "2": 1})
+    fit_text = _FITS[fit]
+    return f"""{model}
+
+class Net(keras.Model):{_SUBCLASSES[subclass] or chr(10) + "    pass" + chr(10)}
+
+def compiled():
+    model.compile(keras.optimizers.{optimizer}, {loss}, metrics=["mae"], weighted_metrics=[], steps_per_execution={steps})
+
+
+with strategy.scope():  # +
+    inner = build()
+    x = inner.inputs[0]
+    y = inner.outputs[0]
+{"    y = keras.layers.Dropout(0.3)(y)" if dropout else ""}
+    model = Net(x, y)
+    compiled()
+
+
+def main():
+    n = {draw.of(["36", "31", "25"])}
+    x, y = rng.normal(size=(n, 8)).astype("float32"), rng.normal(size=(n, 3)).astype("float32")
+    weight = rng.uniform(0.5, 1.5, n).astype("float32")
+    blocks = [(x[i : i + 12], y[i : i + 12]) for i in range(0, 36, 12)][:3]
+    keras.utils.set_random_seed(1)
+    history = {fit_text}
+    return {{
+        "weights": model.get_weights(),
+        "optimizer": [np.asarray(v) for v in model.optimizer.variables],
+        "history": {{k: np.float32(v) for k, v in history.history.items()}} if history else {{}},
+        "evaluated": np.float32(model.evaluate(x, y, batch_size=8, verbose=0)),
+        "predicted": model.predict(x[:11], batch_size=4, verbose=0),
+    }}
+
+
+"""
+
+
 _FRAMEWORKS = {
     "pytrees": (9, _of_pytrees),
     "linen": (3, _of_linen),
-    "equinox": (5, _of_equinox),
+    "equinox": (4, _of_equinox),
+    "nnx": (3, _of_nnx),
+    "keras loop": (2, _of_keras_loop),
+    "keras fit": (2, _of_keras_fit),
 }
