@@ -13,7 +13,7 @@ from replicax.compat.jax import is_random_key
 from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.equality import Difference, difference
 from replicax.errors import ReplicaDivergenceError, VariableError
-from replicax.named import member_of
+from replicax.named import Named, member_of
 from replicax.reduce_op import mean_over
 from replicax.runtime.mesh import REPLICA_AXIS
 
@@ -21,7 +21,7 @@ from replicax.runtime.mesh import REPLICA_AXIS
 _ASSIGNMENT = "replicax_assignment<{}>"
 
 
-class _Named(enum.Enum):
+class _Named(Named):
     @classmethod
     def of(cls, value: str | enum.Enum | None) -> Self:
         """Returns the member that `value` is or names (any case; None is the default member)."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
+import itertools
 import math
 import numbers
 import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeGuard, TypeVar
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeGuard, TypeVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import ArgumentError, ReplicaxError
@@ -83,6 +89,22 @@ def checked_seconds(
 ARGS = " In `args` each item is one argument: a batch that is a tuple is args=(batch,)."
 
 
+def checked_array(name: str, value: object) -> jax.Array:
+    """Returns `value` as an array of numbers.
+
+    Raises:
+        ArgumentError: It is none.
+    """
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        if type(error) not in (TypeError, ValueError, OverflowError):
+            raise  # One of ours, or what JAX says of a tracer.
+        raise ArgumentError(
+            f"`{name}` must be an array of numbers or a number, got {value!r:.100}. Give one of NumPy's or JAX's."
+        ) from None
+
+
 def explain_misfit(
     name: str, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], hint: str = ARGS
 ) -> None:
@@ -126,3 +148,148 @@ def call(
     except TypeError:
         explain_misfit(name, fn, args, kwargs, hint)
         raise
+
+
+_C = TypeVar("_C", bound=Callable[..., object])
+
+
+def checked(named: _C) -> _C:
+    """Decorates a public function or class: its arguments are compared with the annotations of its parameters.
+
+    What the annotations leave open (a range, a length) the function checks itself; a type that exists for type checkers
+    only is taken as it comes. It costs some microseconds a call, so steps do without it.
+
+    Example:
+        >>> @checked
+        ... def repeated(word: str, times: int | None = None) -> str:
+        ...     return word * (times or 1)
+        >>> try:
+        ...     repeated("no", times="two")
+        ... except ArgumentError as error:
+        ...     print(error)
+        `times` of repeated must be an int or None, got 'two'. See help(repeated).
+    """
+    if inspect.isclass(named):
+        named.__init__ = _checking(named.__init__, named.__name__)  # type: ignore[misc]
+        return named
+    return _checking(named, named.__name__)
+
+
+def _checking(function: Callable[..., _T], shown: str) -> Callable[..., _T]:
+    signature = inspect.signature(function)
+    rules: dict[str, tuple[_Rule, ...]] = {}
+    names = inspect.unwrap(function).__globals__  # type: ignore[attr-defined]  # it is a function
+
+    @functools.wraps(function)
+    def call_with_checks(*args: object, **kwargs: object) -> _T:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # Python says what is missing, or too much.
+        if not rules:
+            for name, parameter in signature.parameters.items():
+                rules[name] = _rules_of(parameter.annotation, names)
+        for name, value in given.items():
+            parameter = signature.parameters[name]
+            if parameter.kind is parameter.VAR_POSITIONAL or parameter.kind is parameter.VAR_KEYWORD:
+                continue
+            if value is not parameter.default and not any(rule.fits(value) for rule in rules[name]):
+                allowed = " or ".join(dict.fromkeys(rule.words for rule in rules[name]))
+                raise ArgumentError(f"`{name}` of {shown} must be {allowed}, got {value!r:.100}. See help({shown}).")
+        return function(*args, **kwargs)
+
+    return call_with_checks
+
+
+class _Rule(NamedTuple):
+    """A kind of values: a test, and its words for a message."""
+
+    fits: Callable[[object], bool]
+    words: str
+
+
+def _is_sequence(value: object) -> bool:
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, (bool, np.bool_, str, bytes, complex)):
+        return False
+    return hasattr(value, "__float__") and np.ndim(value) == 0 and not math.isnan(value)  # type: ignore[arg-type]
+
+
+def _is_index(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, (bool, np.bool_)) and np.ndim(value) == 0  # type: ignore[arg-type]
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, (bool, np.bool_)) or (is_int(value) and value in (0, 1))
+
+
+def _first_items(value: Any) -> list[object]:
+    """Returns items to look at; those of an iterator are not taken."""
+    return list(itertools.islice(value, 100)) if hasattr(value, "__len__") else []
+
+
+_ANYTHING = _Rule(lambda value: True, "anything")
+_KINDS: Mapping[object, _Rule] = {
+    int: _Rule(_is_index, "an int"),
+    float: _Rule(_is_number, "a number"),
+    bool: _Rule(_is_flag, "True or False"),
+    str: _Rule(lambda value: isinstance(value, str), "a str"),
+    type(None): _Rule(lambda value: value is None, "None"),
+    Sequence: _Rule(_is_sequence, "a sequence"),
+    Iterable: _Rule(lambda value: hasattr(value, "__iter__") or _is_sequence(value), "an iterable"),
+    Mapping: _Rule(lambda value: isinstance(value, Mapping), "a mapping"),
+    Callable: _Rule(callable, "a function"),
+}
+
+
+def _rules_of(annotation: object, names: Mapping[str, object]) -> tuple[_Rule, ...]:
+    """Returns the rules of which a value must meet one; an annotation that means nothing here allows all."""
+    if annotation is inspect.Parameter.empty:
+        return (_ANYTHING,)
+    if isinstance(annotation, typing.ForwardRef):
+        annotation = annotation.__forward_arg__
+    if isinstance(annotation, str):
+        # Each alternative by itself: some are types that only a type checker has.
+        parts = [part for part in _alternatives(annotation) if part != annotation]
+        if parts:
+            return tuple(rule for part in parts for rule in _rules_of(part, names))
+        try:
+            return _rules_of(eval(annotation, dict(names)), names)
+        except (NameError, AttributeError, TypeError):
+            return (_ANYTHING,)
+    origin, parts = typing.get_origin(annotation), list(typing.get_args(annotation))
+    if origin in (types.UnionType, typing.Union):
+        return tuple(rule for part in parts for rule in _rules_of(part, names))
+    if origin is Annotated:
+        return _rules_of(parts[0], names)
+    kind = annotation if origin is None else origin
+    if kind is None:
+        kind = type(None)
+    if kind in (Sequence, Iterable) and parts and all(part in (int, float, str) for part in parts):
+        whole, each = _KINDS[kind], _KINDS[parts[0]]
+        words = f"{whole.words}, each item {each.words}"
+        return (_Rule(lambda value: whole.fits(value) and all(map(each.fits, _first_items(value))), words),)
+    if kind in _KINDS:
+        return (_KINDS[kind],)
+    if not inspect.isclass(kind) or kind in (object, Any):
+        return (_ANYTHING,)
+    own = kind
+    if getattr(own, "_is_protocol", False):
+        parts = [part for part in (*vars(own), *inspect.get_annotations(own)) if not part.startswith("_")]
+        words = f"an object with {' and '.join(map(repr, parts))}"
+        return (_Rule(lambda value: all(hasattr(value, part) for part in parts), words),)
+    return (_Rule(lambda value: isinstance(value, own), f"a {own.__name__}"),)
+
+
+def _alternatives(annotation: str) -> list[str]:
+    found, todo = [], [ast.parse(annotation, mode="eval").body]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            todo += [node.right, node.left]
+        else:
+            found.append(ast.unparse(node))
+    return found

@@ -17,6 +17,7 @@ from typing import Protocol, TypedDict, Unpack
 
 import jax
 
+from replicax.checks import checked
 from replicax.host import Host, RunningReplica
 from replicax.variable_access import VariableLike
 
@@ -190,6 +191,7 @@ def replace(context: Context) -> None:
     _current.set(context)
 
 
+@checked
 def run_eagerly(enable: bool = True) -> None:
     """Makes `rx.function` and `strategy.run` execute operation by operation instead of compiling, for debugging.
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax.context as context
-from replicax.checks import is_int
+from replicax.checks import checked_array, is_int
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.advice import advise
 from replicax.strategies.ambient import get_replica_context, in_cross_replica_context
@@ -42,13 +42,13 @@ def compute_average_loss(
         >>> compute_average_loss(jnp.array([1.0, 2.0, 3.0]), global_batch_size=4)
         Array(1.5, dtype=float32)
     """
-    losses = jnp.asarray(per_example_loss)
+    losses = checked_array("per_example_loss", per_example_loss)
     if losses.ndim == 0:
         raise ArgumentError("compute_average_loss needs one loss per example, got a scalar. Use reduction=None/'none'.")
     if not jnp.issubdtype(losses.dtype, jnp.inexact):
         losses = losses.astype(float)
     if sample_weight is not None:
-        losses = losses * _aligned(jnp.asarray(sample_weight, losses.dtype), losses.shape)
+        losses = losses * _aligned(checked_array("sample_weight", sample_weight).astype(losses.dtype), losses.shape)
     size = _global_rows(losses.shape[0]) if global_batch_size is None else _checked_size(global_batch_size)
     if isinstance(size, int):
         _advise_of_size(size, losses.shape[0])
@@ -77,7 +77,9 @@ def scale_regularization_loss(regularization_loss: PyTree) -> jax.Array:
         raise ContextError(
             "scale_regularization_loss was called in cross-replica context; call it inside strategy.run."
         )
-    total = sum(jnp.sum(jnp.asarray(part)) for part in jax.tree_util.tree_leaves(regularization_loss))
+    total = sum(
+        jnp.sum(checked_array("regularization_loss", part)) for part in jax.tree_util.tree_leaves(regularization_loss)
+    )
     return jnp.asarray(total) * float(context.current().part_of_rows) / _replicas()
 
 

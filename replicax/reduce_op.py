@@ -37,14 +37,13 @@ class ReduceOp(enum.Enum):
             >>> ReduceOp.of("Mean")
             <ReduceOp.MEAN: 'mean'>
         """
-        if isinstance(op, cls):
-            return op
-        try:
-            return cls(op.lower())  # type: ignore[union-attr]
-        except (AttributeError, ValueError):
-            raise ReduceError(
-                f"A reduce op must be rx.ReduceOp.SUM ('sum') or rx.ReduceOp.MEAN ('mean'), got {op!r}."
-            ) from None
+        return cls(op.lower() if isinstance(op, str) else op)
+
+    @classmethod
+    def _missing_(cls, value: object) -> ReduceOp:
+        raise ReduceError(
+            f"A reduce op must be rx.ReduceOp.SUM ('sum') or rx.ReduceOp.MEAN ('mean'), got {value!r:.100}."
+        )
 
     @classmethod
     def from_variable_aggregation(cls, aggregation: enum.Enum | str) -> ReduceOp:

@@ -23,7 +23,7 @@ import numpy as np
 import replicax.context as context
 from replicax.checks import is_int
 from replicax.compat.jax import is_random_key, vary
-from replicax.errors import ContextError, ReduceError, ReplicaShapeError, VariableError
+from replicax.errors import ArgumentError, ContextError, ReduceError, ReplicaShapeError, VariableError
 from replicax.no_array import NoArray
 from replicax.reduce_op import ReduceOp, mean_over
 from replicax.runtime.devices import device_name
@@ -70,7 +70,7 @@ class Mirrored(DistributedValues, metaclass=_MirroredType):
     """
 
     def __new__(cls, *args: PyTree, **kwargs: PyTree) -> Mirrored:
-        raise TypeError("rx.Mirrored describes ordinary arrays; make one with strategy.replicate(value).")
+        raise ArgumentError(f"rx.Mirrored describes ordinary arrays, got {args!r:.100}; use strategy.replicate(value).")
 
 
 @jax.tree_util.register_pytree_node_class
@@ -90,6 +90,11 @@ class PerReplica(DistributedValues):
     __slots__ = ("stacked",)
 
     def __init__(self, stacked: jax.Array):
+        if not getattr(stacked, "shape", ()):
+            raise ArgumentError(
+                f"rx.PerReplica is made of an array with a row for each replica, got {stacked!r:.100}. A step returns "
+                "such values; others are made by strategy.distribute_values_from_function."
+            )
         self.stacked = stacked
 
     def tree_flatten(self) -> tuple[tuple[jax.Array], None]:
@@ -100,7 +105,9 @@ class PerReplica(DistributedValues):
     def tree_unflatten(cls, aux: None, children: Sequence[jax.Array]) -> PerReplica:
         """Rebuilds the value from the stacked array (JAX's pytree protocol)."""
         del aux
-        return cls(children[0])
+        value = cls.__new__(cls)
+        value.stacked = children[0]  # JAX puts placeholders of its own there.
+        return value
 
     @property
     def num_replicas(self) -> int:

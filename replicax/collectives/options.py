@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 
 from replicax.checks import is_int, is_real
 from replicax.collectives.compression import Compression, compression_of
 from replicax.errors import ArgumentError
 from replicax.migration import called_as
-from replicax.named import member_of
+from replicax.named import Named, member_of
 
 
-class CommunicationImplementation(enum.Enum):
+class CommunicationImplementation(Named):
     """Which algorithm moves the data, where a strategy is free to choose.
 
     `NCCL` means XLA's own all-reduce (NCCL on GPUs, ICI on TPUs, Gloo between CPU processes), `RING` means

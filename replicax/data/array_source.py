@@ -60,4 +60,6 @@ def _as_array(leaf: Leaf) -> np.ndarray:
     array = np.asarray(leaf)
     if hasattr(leaf, "dtype"):
         return array
+    if array.dtype.kind not in "biufc":
+        raise ArgumentError(f"`arrays` are arrays of numbers, got {leaf!r:.100}. Give texts as an array of NumPy's.")
     return array.astype(_NARROW.get(array.dtype.name, array.dtype.name))

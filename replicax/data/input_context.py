@@ -27,6 +27,11 @@ class InputContext:
     input_pipeline_id: int = 0
     num_replicas_in_sync: int = 1
 
+    def __post_init__(self) -> None:
+        pipelines = checked_int("num_input_pipelines", self.num_input_pipelines, least=1)
+        _check_index("input_pipeline_id", self.input_pipeline_id, pipelines)
+        checked_int("num_replicas_in_sync", self.num_replicas_in_sync, least=1)
+
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Returns how many of the `global_batch_size` rows of a step go to each replica.
 
@@ -67,3 +72,12 @@ class ValueContext:
 
     replica_id_in_sync_group: int = 0
     num_replicas_in_sync: int = 1
+
+    def __post_init__(self) -> None:
+        replicas = checked_int("num_replicas_in_sync", self.num_replicas_in_sync, least=1)
+        _check_index("replica_id_in_sync_group", self.replica_id_in_sync_group, replicas)
+
+
+def _check_index(name: str, value: object, count: int) -> None:
+    if checked_int(name, value) >= count:
+        raise ArgumentError(f"`{name}` counts from 0 and must be below {count}, got {value!r:.100}.")

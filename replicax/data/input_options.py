@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 
 from replicax.checks import checked_int, checked_seconds
 from replicax.errors import ArgumentError
 from replicax.migration import Advised, called_as
-from replicax.named import member_of
+from replicax.named import Named, member_of
 
 _REMAINDERS = ("exact", "drop")
 _UNEVEN = ("drain", "shortest", "error")
 
 
-class AutoShardPolicy(enum.Enum):
+class AutoShardPolicy(Named):
     """How the rows of a dataset are divided among several workers (processes).
 
     Example:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from replicax.checks import checked, checked_int
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import constants_are_traced
 from replicax.dtensor.arrays import checked_layout, is_traced, laid_out
@@ -106,6 +107,7 @@ def _checked(result: Leaf, layout: Layout | None) -> jax.Array:
     return result
 
 
+@checked
 def stateless_uniform(
     shape: Sequence[int],
     seed: Seed,
@@ -143,6 +145,7 @@ def stateless_uniform(
     return _drawn(draw, shape, seed, layout, minval=minval, maxval=maxval, dtype=np.dtype(dtype))
 
 
+@checked
 def stateless_normal(
     shape: Sequence[int],
     seed: Seed,
@@ -161,6 +164,7 @@ def stateless_normal(
     return _drawn(_normal, shape, seed, layout, mean=mean, stddev=stddev, dtype=np.dtype(dtype))
 
 
+@checked
 def stateless_truncated_normal(
     shape: Sequence[int],
     seed: Seed,
@@ -192,7 +196,7 @@ def _drawn(
         if layout is not None:  # JAX makes keys on the default mesh, and a user's key may be anywhere.
             key = laid_out(key, Layout.replicated(layout.mesh, key.ndim))
         # One program, also without a layout: operation by operation, the numbers would be rounded once more.
-        return _call(draw, layout, (key, tuple(shape)), parameters)
+        return _call(draw, layout, (key, tuple(checked_int("shape", size) for size in shape)), parameters)
 
 
 def _normal(key: jax.Array, shape: tuple[int, ...], mean: ArrayLike, stddev: ArrayLike, dtype: np.dtype) -> jax.Array:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
-from replicax.checks import checked_int, checked_seconds
+from replicax.checks import checked, checked_int, checked_seconds
 from replicax.errors import EstimatorError, NanLossError
 from replicax.estimator.hooks import Hook, HookContext
 from replicax.typing import PyTree
@@ -85,6 +85,7 @@ class StopAtStepHook(Hook):
         return max(0, (self._last_step or 0) - context.step)
 
 
+@checked
 class NanTensorHook(Hook):
     """Ends a training whose loss is not finite. The estimator adds one to each training.
 

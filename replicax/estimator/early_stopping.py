@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from replicax.checks import checked_int
+from replicax.checks import checked, checked_int
 from replicax.errors import EstimatorError
 from replicax.estimator.basic_hooks import EveryN
 from replicax.estimator.hooks import Hook, HookContext
@@ -70,6 +70,7 @@ def make_early_stopping_hook(
     return EarlyStoppingHook(should_stop_fn, EveryN(run_every_steps, run_every_secs))
 
 
+@checked
 def stop_if_no_decrease_hook(
     estimator: Estimator,
     metric_name: str,
@@ -100,6 +101,7 @@ def stop_if_no_decrease_hook(
     return make_early_stopping_hook(estimator, stop, run_every_secs, run_every_steps)
 
 
+@checked
 def stop_if_no_increase_hook(
     estimator: Estimator,
     metric_name: str,
@@ -121,6 +123,7 @@ def stop_if_no_increase_hook(
     return make_early_stopping_hook(estimator, stop, run_every_secs, run_every_steps)
 
 
+@checked
 def stop_if_higher_hook(
     estimator: Estimator,
     metric_name: str,
@@ -144,6 +147,7 @@ def stop_if_higher_hook(
     return make_early_stopping_hook(estimator, stop, run_every_secs, run_every_steps)
 
 
+@checked
 def stop_if_lower_hook(
     estimator: Estimator,
     metric_name: str,

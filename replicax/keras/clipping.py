@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from replicax.checks import checked, checked_array
 from replicax.errors import ArgumentError
 from replicax.typing import Leaf
 
 
+@checked
 def clip_by_global_norm(
     t_list: Sequence[Leaf | None], clip_norm: Leaf | float, use_norm: Leaf | None = None
 ) -> tuple[list[jax.Array | None], jax.Array]:
@@ -35,13 +37,15 @@ def clip_by_global_norm(
         >>> clip_by_global_norm([jnp.array([3.0]), None, jnp.array([4.0])], 1.0)
         ([Array([0.6], dtype=float32), None, Array([0.8], dtype=float32)], Array(5., dtype=float32))
     """
-    norm = global_norm(t_list) if use_norm is None else jnp.asarray(use_norm)
-    scale = clip_norm * jnp.minimum(1 / norm, 1 / jnp.asarray(clip_norm, norm.dtype))
+    norm = global_norm(t_list) if use_norm is None else checked_array("use_norm", use_norm)
+    limit = checked_array("clip_norm", clip_norm).astype(norm.dtype)
+    scale = limit * jnp.minimum(1 / norm, 1 / limit)
     scale = jnp.where(jnp.isfinite(norm), scale, jnp.nan)
     tensors = [None if each is None else jnp.asarray(each) for each in t_list]
     return [None if each is None else each * scale.astype(each.dtype) for each in tensors], norm
 
 
+@checked
 def global_norm(t_list: Sequence[Leaf | None]) -> jax.Array:
     """Returns the root of the sum of the squares of all tensors, a scalar: `tf.linalg.global_norm`.
 
@@ -57,10 +61,11 @@ def global_norm(t_list: Sequence[Leaf | None]) -> jax.Array:
     """
     if hasattr(t_list, "shape"):
         raise ArgumentError(f"A global norm is that of a list of tensors, not of one tensor, of shape {t_list.shape}.")
-    squares = [jnp.sum(jnp.square(jnp.asarray(each))) for each in t_list if each is not None]
+    squares = [jnp.sum(jnp.square(checked_array("t_list", each))) for each in t_list if each is not None]
     return jnp.sqrt(sum(squares, start=jnp.zeros((), squares[0].dtype if squares else None)))
 
 
+@checked
 def clip_by_norm(t: Leaf, clip_norm: Leaf | float, axes: int | Sequence[int] | None = None) -> jax.Array:
     """Scales a tensor so that its norm is at most `clip_norm`: `tf.clip_by_norm`.
 
@@ -73,7 +78,7 @@ def clip_by_norm(t: Leaf, clip_norm: Leaf | float, axes: int | Sequence[int] | N
         >>> clip_by_norm(jnp.array([3.0, 4.0]), 1.0)
         Array([0.6, 0.8], dtype=float32)
     """
-    values = jnp.asarray(t)
+    values, clip_norm = checked_array("t", t), checked_array("clip_norm", clip_norm)
     along = axes if axes is None or isinstance(axes, int) else tuple(axes)
     squares = jnp.sum(values * values, axis=along, keepdims=True)
     # The root has no derivative at zero, and a tensor of zeros is to have one.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import jax
 import numpy as np
 
+from replicax.checks import checked
 from replicax.errors import ArgumentError
 from replicax.plots.style import Palette, drawn, legend_above, with_unit
 from replicax.typing import PyTree
@@ -163,6 +164,7 @@ def _binary_ticks(most: float) -> Any:
     return MultipleLocator(step * (2 if most / step > 6 else 1))
 
 
+@checked
 def staleness(
     stats: StatsLike | Mapping[int, int],
     *,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
+from replicax.checks import checked
 from replicax.errors import ArgumentError
 from replicax.plots.style import Palette, drawn
 
@@ -144,6 +145,7 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
     return [mean + gap * (i - (count - 1) / 2) for mean, count in groups for i in range(int(count))]
 
 
+@checked
 def learning_rates(
     rates: Sequence[float],
     values: Sequence[float],

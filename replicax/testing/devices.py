@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import jax
 
+from replicax.checks import checked
 from replicax.config import set_virtual_devices
 from replicax.errors import DeviceError
 
 
+@checked
 def simulated_devices(count: int) -> list[jax.Device]:
     """Splits this process's CPU into `count` virtual devices and returns them.
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from replicax.checks import checked_seconds
+from replicax.checks import checked, checked_seconds
 from replicax.errors import ArgumentError, LaunchError
 from replicax.launch.plan import flags_for_workers
 from replicax.testing import behind_cable
@@ -22,6 +22,7 @@ _OUTPUT = "launcher.txt"
 _NOT_STARTED = "The job has not been started: write `with rx.testing.ElasticJob(...) as job:`."
 
 
+@checked
 class ElasticJob:
     """A script under `replicax run --elastic` on this machine, until the block ends.
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from replicax.checks import checked_seconds
+from replicax.checks import checked, checked_seconds
 from replicax.errors import ArgumentError, WorkersFailedError
 from replicax.exit_codes import describe
 from replicax.launch.options import Options
@@ -30,6 +30,7 @@ _SECONDS_TO_END = 2.0
 _REQUEST = "request.json"
 
 
+@checked
 def free_ports(count: int) -> list[int]:
     """Returns ports of 127.0.0.1 that are free now. Other processes may take them.
 
@@ -42,6 +43,7 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in opened]
 
 
+@checked
 def run_workers(
     function: Callable[..., object], workers: int = 2, devices: int = 1, timeout: float = 120, **arguments: object
 ) -> list[PyTree]:
@@ -71,6 +73,7 @@ def run_workers(
     return Cluster().run(function, workers, devices, timeout, **arguments)
 
 
+@checked
 class Cluster:
     """Runs functions in several processes, as `run_workers` does; the fixture `cluster` is one.
 

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from replicax.checks import checked
 from replicax.errors import ArgumentError
 from replicax.trackers.tracker import Tracker
 
 _STEP = "step"
 
 
+@checked
 class CSV(Tracker):
     """Writes a CSV file with a row for each step, whose first column is `step`.
 

@@ -7,11 +7,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from replicax.checks import checked
 from replicax.errors import ArgumentError
 from replicax.keras.tensorboard import _EventFiles
 from replicax.trackers.tracker import Tracker
 
 
+@checked
 class TensorBoard(Tracker):
     """Writes event files, which `tensorboard --logdir` shows. It needs `replicax[tensorboard]`, and no TensorFlow.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from replicax import plots
-from replicax.checks import checked_int, is_real
+from replicax.checks import checked, checked_int, is_real
 from replicax.errors import ArgumentError
 from replicax.shown import html_table, in_columns
 
@@ -22,6 +22,7 @@ _SHOWN = 12  # lines of the table
 _HARDLY = 0.01
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class LearningRates:
     """The outcome of `rx.find_learning_rate`.
@@ -125,6 +126,7 @@ class LearningRates:
 _RULES = {"linear": 1.0, "sqrt": 0.5}
 
 
+@checked
 def scaled_learning_rate(learning_rate: float, *, batch_size: int, base_batch_size: int, rule: str = "linear") -> float:
     """Returns a learning rate for another global batch size than the one that it was chosen for.
 

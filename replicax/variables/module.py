@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from replicax.checks import checked
 from replicax.variable_access import VariableLike, is_variable
 
 
+@checked
 class Module:
     """A base class for objects that hold variables in their attributes: layers and models without Keras.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replicax.checks import checked
 from replicax.cluster.addresses import join_address
 from replicax.cluster.environment import Environ, number, required, text
 from replicax.cluster.resolvers.base import Verdict
@@ -10,6 +11,7 @@ from replicax.cluster.resolvers.ranks import RankClusterResolver
 _COORDINATOR, _PORT = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"
 
 
+@checked
 class JaxClusterResolver(RankClusterResolver):
     """Reads `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`.
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
+from replicax.checks import checked
 from replicax.cluster.addresses import join_address
 from replicax.cluster.environment import Environ, text
 from replicax.cluster.resolvers.base import ClusterResolver
 from replicax.cluster.spec import ClusterSpec
 from replicax.errors import ArgumentError, ClusterError
+from replicax.named import Named
 
 _DEFAULT_LABELS = {"worker": ["job-name=tensorflow"]}
 _GIVEN_UP = "Failed"  # The controller has replaced the pod.
@@ -40,7 +41,7 @@ class PodClient(Protocol):
         """Returns the pods with some labels, in all namespaces."""
 
 
-class KubernetesExecutableLocation(enum.Enum):
+class KubernetesExecutableLocation(Named):
     """Where the program runs that asks for the pods.
 
     Example:
@@ -52,6 +53,7 @@ class KubernetesExecutableLocation(enum.Enum):
     OFF_CLUSTER = 1
 
 
+@checked
 class KubernetesClusterResolver(ClusterResolver):
     """Asks Kubernetes for the pods of each job; needs the package `kubernetes`.
 

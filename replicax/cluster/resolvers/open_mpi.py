@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from replicax.checks import checked
 from replicax.cluster.addresses import join_address
 from replicax.cluster.environment import text
 from replicax.cluster.resolvers.ranks import RankClusterResolver
@@ -14,6 +15,7 @@ _URI = re.compile(r"(?P<job>[0-9]{1,18})\..*?(tcp://(?P<v4>[^,:\]]+)[,:]|tcp6://
 _PORTS = 2**12
 
 
+@checked
 class OpenMPIClusterResolver(RankClusterResolver):
     """Reads `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` and `OMPI_COMM_WORLD_LOCAL_RANK`.
 

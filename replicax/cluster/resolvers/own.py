@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replicax.checks import checked
 from replicax.cluster.environment import Environ, required, text
 from replicax.cluster.resolvers.base import Verdict
 from replicax.cluster.resolvers.ranks import RankClusterResolver
@@ -9,6 +10,7 @@ from replicax.cluster.resolvers.ranks import RankClusterResolver
 _COORDINATOR = "REPLICAX_COORDINATOR"
 
 
+@checked
 class ReplicaxClusterResolver(RankClusterResolver):
     """Reads `REPLICAX_COORDINATOR`, `REPLICAX_NUM_PROCESSES` and `REPLICAX_PROCESS_ID`.
 

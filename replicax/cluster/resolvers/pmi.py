@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from replicax.checks import checked
 from replicax.cluster.environment import Environ, check_complete, text
 from replicax.cluster.resolvers.base import Verdict
 from replicax.cluster.resolvers.ranks import RankClusterResolver
 
 
+@checked
 class PMIClusterResolver(RankClusterResolver):
     """Reads `PMI_RANK` and `PMI_SIZE`; with `MPI_LOCALRANKID` and `MPI_LOCALNRANKS`.
 

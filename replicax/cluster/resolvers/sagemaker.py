@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from replicax.checks import checked
 from replicax.cluster.environment import Environ, required, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.spec import ClusterSpec
@@ -13,6 +14,7 @@ _HOSTS, _ME = "SM_HOSTS", "SM_CURRENT_HOST"
 _CURE = 'SageMaker sets it: SM_HOSTS=["algo-1", "algo-2"] and SM_CURRENT_HOST=algo-1.'
 
 
+@checked
 class SageMakerClusterResolver(ClusterResolver):
     """Reads `SM_HOSTS` and `SM_CURRENT_HOST`. Every host is a worker; the indices follow the order of the names.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from replicax.checks import checked
 from replicax.cluster.addresses import join_address
 from replicax.cluster.environment import number, required, text
 from replicax.cluster.resolvers.ranks import RankClusterResolver
 
 
+@checked
 class TorchrunClusterResolver(RankClusterResolver):
     """Reads `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`; also `LOCAL_RANK` and `LOCAL_WORLD_SIZE`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from replicax.checks import checked
 from replicax.cluster.addresses import join_address, parse_address
 from replicax.cluster.environment import Environ, check_complete, number, optional_number, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
@@ -16,6 +17,7 @@ _SLICES, _SLICE, _COORDINATOR = "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "M
 _CURE = "On a Cloud TPU the platform sets it; elsewhere unset the TPU_* variables."
 
 
+@checked
 class TPUClusterResolver(ClusterResolver):
     """Knows the names of the hosts of a TPU slice.
 
