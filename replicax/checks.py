@@ -11,7 +11,7 @@ import numbers
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypeGuard, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeGuard, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -169,36 +169,68 @@ def checked(named: _C) -> _C:
         ...     print(error)
         `times` of repeated must be an int or None, got 'two'. See help(repeated).
     """
-    if inspect.isclass(named):
-        named.__init__ = _checking(named.__init__, named.__name__)  # type: ignore[misc]
-        return named
-    return _checking(named, named.__name__)
+    return _with_annotations(named, before=True)
 
 
-def _checking(function: Callable[..., _T], shown: str) -> Callable[..., _T]:
+def explained(named: _C) -> _C:
+    """Does the same after an error that is not ours, where a function has checks of its own and says more in them.
+
+    Example:
+        >>> @explained
+        ... def repeated(word: str, times: int = 1) -> str:
+        ...     return word * times
+        >>> try:
+        ...     repeated("no", "two")
+        ... except ArgumentError as error:
+        ...     print(error)
+        `times` of repeated must be an int, got 'two'. See help(repeated).
+    """
+    return _with_annotations(named, before=False)
+
+
+def _with_annotations(named: _C, before: bool) -> _C:
+    if not inspect.isclass(named):
+        return cast("_C", _comparing(named, named.__name__, before))
+    setattr(named, "__init__", _comparing(named.__init__, named.__name__, before))  # noqa: B010 - no new method
+    return cast("_C", named)
+
+
+def _comparing(function: Callable[..., _T], shown: str, before: bool) -> Callable[..., _T]:
     signature = inspect.signature(function)
     rules: dict[str, tuple[_Rule, ...]] = {}
-    names = inspect.unwrap(function).__globals__  # type: ignore[attr-defined]  # it is a function
+    names: dict[str, object] = getattr(inspect.unwrap(function), "__globals__", {})
 
-    @functools.wraps(function)
-    def call_with_checks(*args: object, **kwargs: object) -> _T:
+    def compare(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
-            return function(*args, **kwargs)  # Python says what is missing, or too much.
-        if not rules:
-            for name, parameter in signature.parameters.items():
-                rules[name] = _rules_of(parameter.annotation, names)
+            return  # Python says what is missing, or too much.
         for name, value in given.items():
             parameter = signature.parameters[name]
-            if parameter.kind is parameter.VAR_POSITIONAL or parameter.kind is parameter.VAR_KEYWORD:
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or value is parameter.default:
                 continue
-            if value is not parameter.default and not any(rule.fits(value) for rule in rules[name]):
+            if name not in rules:
+                rules[name] = _rules_of(parameter.annotation, names)
+            if not any(rule.fits(value) for rule in rules[name]):
                 allowed = " or ".join(dict.fromkeys(rule.words for rule in rules[name]))
-                raise ArgumentError(f"`{name}` of {shown} must be {allowed}, got {value!r:.100}. See help({shown}).")
-        return function(*args, **kwargs)
+                raise ArgumentError(
+                    f"`{name}` of {shown} must be {allowed}, got {value!r:.100}. See help({shown})."
+                ) from None
 
-    return call_with_checks
+    @functools.wraps(function)
+    def comparing(*args: object, **kwargs: object) -> _T:
+        if before:
+            compare(args, kwargs)
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except ReplicaxError:
+            raise
+        except Exception:
+            compare(args, kwargs)
+            raise
+
+    return comparing
 
 
 class _Rule(NamedTuple):
@@ -228,7 +260,10 @@ def _is_flag(value: object) -> bool:
 
 def _first_items(value: Any) -> list[object]:
     """Returns items to look at; those of an iterator are not taken."""
-    return list(itertools.islice(value, 100)) if hasattr(value, "__len__") else []
+    try:
+        return list(itertools.islice(value, 100)) if hasattr(value, "__len__") else []
+    except TypeError:  # An array without dimensions.
+        return []
 
 
 _ANYTHING = _Rule(lambda value: True, "anything")
@@ -268,6 +303,8 @@ def _rules_of(annotation: object, names: Mapping[str, object]) -> tuple[_Rule, .
     kind = annotation if origin is None else origin
     if kind is None:
         kind = type(None)
+    if typing.is_typeddict(kind):
+        kind = Mapping
     if kind in (Sequence, Iterable) and parts and all(part in (int, float, str) for part in parts):
         whole, each = _KINDS[kind], _KINDS[parts[0]]
         words = f"{whole.words}, each item {each.words}"

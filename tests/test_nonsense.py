@@ -128,7 +128,19 @@ def faults_of(call: Callable[[], object], shown: str) -> str | None:
         if len(text.splitlines()) > 3:
             return f"more than three lines: {text:.300}"
         # The value (or of what it is made), what it is taken for, or the name of the argument whose fault it is.
-        parts = (shown.strip("'")[:20], "got", "Got", " no ", "not ", "<a thing>", "()", "objects", "`")
+        parts = (
+            shown.strip("'")[:20],
+            "got",
+            "Got",
+            " no ",
+            "not ",
+            "Not a",
+            "must",
+            "<a thing>",
+            "()",
+            "objects",
+            "`",
+        )
         if shown not in EMPTY and not any(part in text for part in parts):
             return f"the value {shown:.30} is not in it: {text:.200}"
     return None

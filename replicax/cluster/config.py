@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from replicax.checks import checked, is_int
+from replicax.checks import explained, is_int
 from replicax.cluster.spec import ClusterSpec, Task
 from replicax.errors import ClusterError
 
@@ -12,7 +12,7 @@ ROLES = ("chief", "worker", "ps", "evaluator")
 _AT_MOST_ONE = ("chief", "evaluator")
 
 
-@checked
+@explained
 @dataclasses.dataclass(frozen=True)
 class ClusterConfig:
     """A cluster, and which of its tasks this process is.

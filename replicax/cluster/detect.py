@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.cluster.config import ClusterConfig
 from replicax.cluster.environment import Environ
 from replicax.cluster.resolvers.base import ClusterResolver
@@ -99,7 +99,7 @@ class Detection:
         return "\n".join([*lines, *(f"  Conflict: {conflict}" for conflict in self.conflicts)])
 
 
-@checked
+@explained
 def detect_cluster(environ: Environ | None = None) -> Detection:
     """Finds out from environment variables which cluster this process is in.
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import jax
 import numpy as np
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.data.position import Position
 from replicax.data.rebatching import rebatched
 from replicax.data.shards import ShardReader
@@ -19,7 +19,7 @@ from replicax.typing import PyTree
 _File = TypeVar("_File")
 
 
-@checked
+@explained
 class FileSource(Generic[_File]):
     """A dataset in files, for `strategy.distribute_dataset`: each worker reads files of its own.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from replicax.checks import checked, checked_int
+from replicax.checks import checked_int, explained
 from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import constants_are_traced
 from replicax.dtensor.arrays import checked_layout, is_traced, laid_out
@@ -107,7 +107,7 @@ def _checked(result: Leaf, layout: Layout | None) -> jax.Array:
     return result
 
 
-@checked
+@explained
 def stateless_uniform(
     shape: Sequence[int],
     seed: Seed,
@@ -145,7 +145,7 @@ def stateless_uniform(
     return _drawn(draw, shape, seed, layout, minval=minval, maxval=maxval, dtype=np.dtype(dtype))
 
 
-@checked
+@explained
 def stateless_normal(
     shape: Sequence[int],
     seed: Seed,
@@ -164,7 +164,7 @@ def stateless_normal(
     return _drawn(_normal, shape, seed, layout, mean=mean, stddev=stddev, dtype=np.dtype(dtype))
 
 
-@checked
+@explained
 def stateless_truncated_normal(
     shape: Sequence[int],
     seed: Seed,

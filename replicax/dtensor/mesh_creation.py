@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from replicax.checks import checked, is_int
+from replicax.checks import is_int
 from replicax.dtensor.clients import check_connected, global_devices, local_devices, preferred_device_type
 from replicax.dtensor.mesh import Mesh
 from replicax.errors import DeviceError, MeshError
@@ -18,7 +18,6 @@ from replicax.runtime.devices import parse_devices
 MeshDims = Sequence[tuple[str, int]] | Mapping[str, int]
 
 
-@checked
 @called_as("tf.experimental.dtensor.create_mesh")
 def create_mesh(
     mesh_dims: MeshDims | None = None,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from replicax.checkpoint import Checkpoint as _Checkpoint, entries, read_arrays, write_arrays
 from replicax.checkpoint.writing import Directory
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.dtensor.arrays import is_traced, layout_of
 from replicax.dtensor.layout import Layout
 from replicax.dtensor.mesh import Mesh, MeshLike
@@ -62,7 +62,7 @@ class Checkpoint(_Checkpoint):
         return parts
 
 
-@checked
+@explained
 @called_as("tf.experimental.dtensor.sharded_save")
 def sharded_save(
     mesh: MeshLike, directory: Directory, tensor_names: Sequence[str], tensors: Sequence[jax.Array | DVariable]
@@ -157,7 +157,7 @@ def name_based_restore(
     return OrderedDict((name, jnp.asarray(value)) for name, value in read_arrays(directory, wanted).items())
 
 
-@checked
+@explained
 def saved_tensors(directory: Directory) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the names, shapes and stored dtypes of the tensors in a checkpoint.
 

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 import replicax.context as context
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.compat.jax_tracing import constants_are_traced
 from replicax.dtensor.arrays import TensorLike, as_array, checked_layout, is_traced, laid_out, layout_of
 from replicax.dtensor.creation import call_with_layout
@@ -166,7 +166,7 @@ class DVariable(Variable):
         return f"<DVariable {self.name!r} shape={self._shape} dtype={self._dtype} {self.layout!r}{self._shown_value()}>"
 
 
-@checked
+@explained
 def enable_save_as_bf16(variables: Iterable[DVariable]) -> None:
     """Makes checkpoints store variables as bfloat16: half the size, 8 bits of precision. Only float32 variables change.
 

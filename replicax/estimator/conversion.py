@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.errors import EstimatorError
 from replicax.estimator.estimator import Estimator
 from replicax.estimator.run_config import RunConfig
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import keras
 
 
-@checked
+@explained
 @called_as("tf.keras.estimator.model_to_estimator")
 def model_to_estimator(
     keras_model: keras.Model | None = None,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from types import TracebackType
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.errors import ArgumentError
 from replicax.keras.tensorboard import _EventFiles
 
@@ -64,7 +64,7 @@ def note_evaluation(folder: str, values: Mapping[str, object]) -> None:
         file.write(line + "\n")
 
 
-@checked
+@explained
 def read_eval_metrics(eval_dir: str | os.PathLike[str]) -> dict[int, dict[str, float]]:
     """Returns the evaluations in the folder of `Estimator.eval_dir()`: the loss and metrics by global step.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.errors import ArgumentError, ClusterError
 from replicax.estimator.client import train_and_evaluate_there
 from replicax.estimator.estimator import Estimator
@@ -22,7 +22,7 @@ from replicax.strategies import Strategy
 _log = logging.getLogger(__name__)
 
 
-@checked
+@explained
 @called_as("tf.estimator.train_and_evaluate")
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> Result:
     """Trains, evaluates and exports; in a cluster, it does the part that the role of this process is.

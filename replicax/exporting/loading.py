@@ -13,7 +13,7 @@ import numpy as np
 
 from replicax.checkpoint import read_arrays
 from replicax.checkpoint.writing import absolute
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.dtensor.arrays import laid_out
 from replicax.dtensor.layout import UNSHARDED, Layout
 from replicax.dtensor.mesh import Mesh, MeshLike
@@ -34,7 +34,7 @@ from replicax.typing import Leaf, PyTree
 from replicax.variables import Variable
 
 
-@checked
+@explained
 class LoadedFunction:
     """A function that was exported, with variables of its own.
 

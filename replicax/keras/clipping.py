@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from replicax.checks import checked, checked_array
+from replicax.checks import checked_array, explained
 from replicax.errors import ArgumentError
 from replicax.typing import Leaf
 
 
-@checked
+@explained
 def clip_by_global_norm(
     t_list: Sequence[Leaf | None], clip_norm: Leaf | float, use_norm: Leaf | None = None
 ) -> tuple[list[jax.Array | None], jax.Array]:
@@ -45,7 +45,7 @@ def clip_by_global_norm(
     return [None if each is None else each * scale.astype(each.dtype) for each in tensors], norm
 
 
-@checked
+@explained
 def global_norm(t_list: Sequence[Leaf | None]) -> jax.Array:
     """Returns the root of the sum of the squares of all tensors, a scalar: `tf.linalg.global_norm`.
 
@@ -65,7 +65,7 @@ def global_norm(t_list: Sequence[Leaf | None]) -> jax.Array:
     return jnp.sqrt(sum(squares, start=jnp.zeros((), squares[0].dtype if squares else None)))
 
 
-@checked
+@explained
 def clip_by_norm(t: Leaf, clip_norm: Leaf | float, axes: int | Sequence[int] | None = None) -> jax.Array:
     """Scales a tensor so that its norm is at most `clip_norm`: `tf.clip_by_norm`.
 

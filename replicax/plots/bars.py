@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import jax
 import numpy as np
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.errors import ArgumentError
 from replicax.plots.style import Palette, drawn, legend_above, with_unit
 from replicax.typing import PyTree
@@ -164,7 +164,7 @@ def _binary_ticks(most: float) -> Any:
     return MultipleLocator(step * (2 if most / step > 6 else 1))
 
 
-@checked
+@explained
 def staleness(
     stats: StatsLike | Mapping[int, int],
     *,

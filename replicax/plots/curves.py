@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.errors import ArgumentError
 from replicax.plots.style import Palette, drawn
 
@@ -145,7 +145,7 @@ def apart(heights: Sequence[float], gap: float) -> list[float]:
     return [mean + gap * (i - (count - 1) / 2) for mean, count in groups for i in range(int(count))]
 
 
-@checked
+@explained
 def learning_rates(
     rates: Sequence[float],
     values: Sequence[float],

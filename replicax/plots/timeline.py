@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.errors import ArgumentError
 from replicax.plots.style import Palette, drawn, legend_above
 
@@ -61,7 +61,7 @@ _MEMBER, _BAR = "a member", 0.62
 _HEIGHT, _ROW = 1.7, 0.42  # inches
 
 
-@checked
+@explained
 def worker_timeline(
     job: Job,
     *,

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.compat.jax_tracing import is_tracing
 from replicax.errors import ArgumentError
 from replicax.program.calls import check_function
@@ -64,7 +64,7 @@ def cond(pred: PyTree, true_fun: PyTreeFunction, false_fun: PyTreeFunction, *ope
     return _branches("rx.cond", functools.partial(jax.lax.cond, pred), [true_fun, false_fun], operands)
 
 
-@checked
+@explained
 @entry_point
 def switch(index: PyTree, branches: Sequence[PyTreeFunction], *operands: PyTree) -> PyTree:
     """Calls one of several functions; like `jax.lax.switch`, but they may read and assign variables. See `cond`.

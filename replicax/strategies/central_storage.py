@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.program.halves import Halves, Places
 from replicax.program.results import marked_like
@@ -21,7 +21,7 @@ from replicax.values import is_per_replica
 from replicax.variable_access import VariableLike, is_per_replica_variable
 
 
-@checked
+@explained
 class CentralStorageStrategy(MeshStrategy):
     """Keeps variables and optimizer state on one device, the host's CPU, and computes on several.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import PartitionSpec
 
-from replicax.checks import checked, is_int
+from replicax.checks import explained, is_int
 from replicax.cluster import ClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps, NcclAllReduce
 from replicax.errors import ArgumentError
@@ -21,7 +21,7 @@ from replicax.strategies.workers import START_TIMEOUT_S, SpansWorkers
 from replicax.variable_access import VariableLike, shape_of
 
 
-@checked
+@explained
 class FullyShardedStrategy(SpansWorkers):
     """Trains like `MirroredStrategy`, but between steps each device holds only a part of every large variable.
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import replicax.context as context
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.collectives import Compression, computing_dtype
 from replicax.collectives.compression import MemoryKind
 from replicax.compat.jax_tracing import outside_traces
@@ -40,7 +40,7 @@ class _KnownVariable(Variable):
             set_array(self, placed_copy(first, sharding))
 
 
-@checked
+@explained
 class GradientMemory(Mapping[str, Record]):
     """The state of gradient compression (`rx.Int8`, `rx.PowerSGD`): `strategy.gradient_memory`.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.runtime.devices import chosen_devices
 from replicax.strategies.mesh_strategy import checked_random_numbers
@@ -14,7 +14,7 @@ from replicax.strategies.placement import Placement
 from replicax.strategies.sharded_update import ShardsUpdate
 
 
-@checked
+@explained
 class MirroredStrategy(ShardsUpdate):
     """Trains on several devices of this process: each has a copy of all variables and a part of each global batch.
 

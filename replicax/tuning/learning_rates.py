@@ -126,7 +126,6 @@ class LearningRates:
 _RULES = {"linear": 1.0, "sqrt": 0.5}
 
 
-@checked
 def scaled_learning_rate(learning_rate: float, *, batch_size: int, base_batch_size: int, rule: str = "linear") -> float:
     """Returns a learning rate for another global batch size than the one that it was chosen for.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.errors import WeightsError
 from replicax.variable_access import AssignableLike, name_of, shape_of
 from replicax.weights.homes import home_of
@@ -19,7 +19,7 @@ from replicax.weights.regions import FileRegion
 from replicax.weights.safetensors_format import read_tensors
 
 
-@checked
+@explained
 def load_safetensors(
     model: Model, path: str | os.PathLike[str], names: Names | None = None, *, strict: bool = True
 ) -> None:

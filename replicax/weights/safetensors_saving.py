@@ -14,7 +14,7 @@ from typing import BinaryIO
 import jax
 import numpy as np
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.errors import ArgumentError, WeightsError
 from replicax.variable_access import AssignableLike, dtype_of, shape_of
 from replicax.weights.gathering import on_host
@@ -24,7 +24,7 @@ from replicax.weights.safetensors_format import INDEX, header_of
 _GB = 2**30
 
 
-@checked
+@explained
 def save_safetensors(
     model: Model,
     path: str | os.PathLike[str],

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from replicax.checkpoint.tensorflow.table import MAGIC
-from replicax.checks import checked
+from replicax.checks import explained
 
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 STATE = "checkpoint"  # The file in which TensorFlow notes the latest checkpoint of a folder.
@@ -14,7 +14,7 @@ _LATEST = re.compile(rb'^\s*model_checkpoint_path\s*:\s*"((?:[^"\\]|\\.)*)"\s*$'
 _ENDING = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$|-\d{5}-of-\d{5}$")
 
 
-@checked
+@explained
 def is_tensorflow(path: Path) -> bool:
     """Returns whether a path looks like a checkpoint of TensorFlow's, a SavedModel, or an HDF5 file of weights.
 

@@ -19,7 +19,7 @@ from replicax.checkpoint.tensorflow.locating import located
 from replicax.checkpoint.tensorflow.object_graph import ObjectGraph
 from replicax.checkpoint.tensorflow.saver_v1 import SaverV1
 from replicax.checkpoint.tensorflow.tensors import Source, TensorInfo
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.errors import CheckpointError
 
 SLOT = "/.OPTIMIZER_SLOT/"  # Between the names of a variable and of the optimizer that keeps the slot.
@@ -107,7 +107,7 @@ class TensorFlowCheckpoint:
         return damaged
 
 
-@checked
+@explained
 def open_checkpoint(path: str | os.PathLike[str]) -> TensorFlowCheckpoint:
     """Opens a checkpoint that TensorFlow or Keras 2 wrote; needs no TensorFlow.
 

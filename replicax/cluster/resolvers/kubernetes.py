@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.cluster.addresses import join_address
 from replicax.cluster.environment import Environ, text
 from replicax.cluster.resolvers.base import ClusterResolver
@@ -53,7 +53,7 @@ class KubernetesExecutableLocation(Named):
     OFF_CLUSTER = 1
 
 
-@checked
+@explained
 class KubernetesClusterResolver(ClusterResolver):
     """Asks Kubernetes for the pods of each job; needs the package `kubernetes`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from replicax.checks import checked, is_int
+from replicax.checks import explained, is_int
 from replicax.cluster.environment import Environ, check_complete, number, optional_number, required, text
 from replicax.cluster.resolvers.base import ClusterResolver, Verdict
 from replicax.cluster.resolvers.hostlist import expand_hostlist, expand_tasks_per_node
@@ -18,7 +18,7 @@ _HOSTS, _TASKS_PER_NODE = "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"
 _SRUN = "Start the program with srun, which sets it; or name the cluster yourself (SimpleClusterResolver)."
 
 
-@checked
+@explained
 class SlurmClusterResolver(ClusterResolver):
     """Reads the variables of a Slurm job step.
 
