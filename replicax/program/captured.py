@@ -5,7 +5,6 @@ from __future__ import annotations
 from replicax.compat.jax_errors import captured_array, is_about_array_on_mesh
 from replicax.errors import ProgramError
 
-
 _ON_THE_DEVICES = (
     "A step has captured an array that is on the strategy's devices (from strategy.replicate, or what strategy.run has "
     "returned), and computes with it alone. Inside strategy.run JAX takes no such array but as an argument. "
