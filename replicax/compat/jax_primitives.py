@@ -1,10 +1,12 @@
-"""Two primitives of our own: a promise that a value is equal over an axis, and a stand-in for an unknown value."""
+"""Primitives of our own: a promise that a value is equal over an axis, a stand-in for an unknown value, mapped axes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
@@ -71,3 +73,52 @@ def stand_in(shape: Sequence[int], dtype: jax.typing.DTypeLike) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     sharding = None if mesh.empty else NamedSharding(mesh, PartitionSpec(*[None] * len(shape)))
     return _stand_in_p.bind(aval=jax.core.ShapedArray(tuple(shape), dtype, sharding=sharding))
+
+
+# Collectives over an axis of `jax.vmap`. JAX refuses its own where types say what varies over a mesh, since the axis is
+# none of that. These two, each the transpose of the other, leave the types alone, and `vmap` leaves nothing of them.
+_rows_p = jex_core.Primitive("replicax_rows_of_mapped_axis")
+_own_sum_p = jex_core.Primitive("replicax_own_sum_over_mapped_axis")
+
+
+@_rows_p.def_abstract_eval
+def _rows_abstract(aval: jax.core.ShapedArray, *, axis_name: Hashable, size: int) -> jax.core.ShapedArray:
+    del axis_name
+    return aval.update(shape=(size, *aval.shape))
+
+
+@_own_sum_p.def_abstract_eval
+def _own_sum_abstract(aval: jax.core.ShapedArray, *, axis_name: Hashable, size: int) -> jax.core.ShapedArray:
+    del axis_name, size
+    return aval.update(shape=aval.shape[1:])
+
+
+def _batch_rows(axis: Any, values: Any, dims: Any, *, axis_name: Hashable, size: int) -> tuple[jax.Array, int | None]:
+    [x], [dim] = values, dims
+    if axis.name != axis_name:
+        return _rows_p.bind(x, axis_name=axis_name, size=size), None if dim is None else dim + 1
+    return (jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)), None
+
+
+def _batch_sum(axis: Any, values: Any, dims: Any, *, axis_name: Hashable, size: int) -> tuple[jax.Array, int | None]:
+    [x], [dim] = values, dims
+    if axis.name == axis_name:
+        return (x * size if dim is None else jnp.sum(x, axis=dim, dtype=x.dtype)), 0
+    if dim is not None:
+        x = jnp.moveaxis(x, dim, 1)  # The first dimension is the one that is summed.
+    return _own_sum_p.bind(x, axis_name=axis_name, size=size), None if dim is None else 0
+
+
+batching.fancy_primitive_batchers[_rows_p] = _batch_rows
+batching.fancy_primitive_batchers[_own_sum_p] = _batch_sum
+ad.deflinear2(_rows_p, lambda cotangent, x, **params: [_own_sum_p.bind(cotangent, **params)])
+ad.deflinear2(_own_sum_p, lambda cotangent, x, **params: [_rows_p.bind(cotangent, **params)])
+
+
+def rows_of_mapped_axis(x: jax.Array, axis_name: Hashable) -> jax.Array:
+    """Returns what `x` is in all places of an axis of `jax.vmap`, one after the other, in a new first dimension.
+
+    Raises:
+        NameError: There is no such axis.
+    """
+    return _rows_p.bind(x, axis_name=axis_name, size=jax.lax.axis_size(axis_name))

@@ -37,6 +37,7 @@ from replicax.program.handover import store_values
 from replicax.program.jaxprs import inlined, marked_as_gradient
 from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.late import Late
+from replicax.program.mapped_axes import install_mapped_axes
 from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
 from replicax.program.replica_program import ReplicaProgram, cut_at_gradients, trace_as_one_device, trace_replica
 from replicax.program.row_draws import RowDraws, with_rows_together
@@ -358,6 +359,7 @@ class ReplicaCall:
         with changes_taken_back(frame), flax_state(), here:
             used.note_in(frame)
             install_control_flow()
+            install_mapped_axes()
             with axes_explained(), types_explained():
                 result = self.fn(*args, **kwargs)
                 frame.settle_at_end(BY_HAND if self.replicas > 1 else None)

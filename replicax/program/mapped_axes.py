@@ -1,0 +1,117 @@
+"""JAX's collectives over an axis of `jax.vmap`, in a replica function.
+
+There, JAX types values as varying over the axis of the replicas or not, and its collectives take such axes only.
+An axis of `jax.vmap` is all in one place, so such a collective is a sum, a maximum, ... of rows. Where axes of both
+kinds are named, the rows come first.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import replicax.context as context
+from replicax.compat.jax_primitives import rows_of_mapped_axis
+from replicax.runtime.once import once
+from replicax.typing import PyTree, PyTreeFunction
+
+
+@once
+def install_mapped_axes() -> None:
+    """Wraps `psum`, `pmean`, `pmax`, `pmin` and `all_gather` of `jax.lax`; they change in replicas only."""
+    lax: Any = jax.lax
+    lax.psum = summed = _over_axes(lax.psum, _sum)
+    lax.pmean = _over_axes(lax.pmean, _mean(summed))
+    lax.pmax = _over_axes(lax.pmax, _reduction(jnp.max))
+    lax.pmin = _over_axes(lax.pmin, _reduction(jnp.min))
+    lax.all_gather = _gathered(lax.all_gather)
+
+
+def _over_axes(original: PyTreeFunction, over_rows: Callable[..., PyTree]) -> PyTreeFunction:
+    @functools.wraps(original)
+    def call(x: PyTree, axis_name: Hashable, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        mapped, others = _kinds(axis_name)
+        if not mapped or args or kwargs:
+            return original(x, axis_name, *args, **kwargs)
+        rest = functools.partial(original, axis_name=others) if others else lambda x: x
+        return over_rows(x, mapped, others, rest)
+
+    return call
+
+
+def _sum(x: PyTree, mapped: tuple[Hashable, ...], others: tuple[Hashable, ...], rest: PyTreeFunction) -> PyTree:
+    def total(leaf: jax.typing.ArrayLike) -> jax.Array:
+        array = jnp.asarray(leaf)
+        if array.dtype == bool:
+            array = array.astype(jnp.int32)  # as JAX has it
+        for axis in mapped:
+            array = jnp.sum(rows_of_mapped_axis(array, axis), axis=0, dtype=array.dtype)
+        return array
+
+    # The sum of what is no traced array is a product with a known number, which may be a shape.
+    is_known = not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(x))
+    size = math.prod(jax.lax.axis_size(axis) for axis in mapped)
+    return rest(jax.tree_util.tree_map((lambda leaf: leaf * size) if is_known else total, x))
+
+
+def _mean(summed: PyTreeFunction) -> Callable[..., PyTree]:
+    def mean(x: PyTree, mapped: tuple[Hashable, ...], others: tuple[Hashable, ...], rest: PyTreeFunction) -> PyTree:
+        del rest
+        size = math.prod(jax.lax.axis_size(axis) for axis in (*mapped, *others))
+        return jax.tree_util.tree_map(lambda total: total / size, summed(x, (*mapped, *others)))
+
+    return mean
+
+
+def _reduction(reduce: Callable[..., jax.Array]) -> Callable[..., PyTree]:
+    def reduced(x: PyTree, mapped: tuple[Hashable, ...], others: tuple[Hashable, ...], rest: PyTreeFunction) -> PyTree:
+        def of_rows(leaf: jax.typing.ArrayLike) -> jax.Array:
+            array = jnp.asarray(leaf)
+            for axis in mapped:
+                array = reduce(rows_of_mapped_axis(array, axis), axis=0)
+            return array
+
+        return rest(jax.tree_util.tree_map(of_rows, x))
+
+    return reduced
+
+
+def _gathered(original: PyTreeFunction) -> PyTreeFunction:
+    @functools.wraps(original)
+    def all_gather(
+        x: PyTree, axis_name: Hashable, *args: PyTree, axis: int = 0, tiled: bool = False, **kwargs: PyTree
+    ) -> PyTree:
+        mapped, others = _kinds(axis_name)
+        if len(mapped) != 1 or others or kwargs:
+            return original(x, axis_name, axis=axis, tiled=tiled, **kwargs)
+
+        def gathered(leaf: jax.typing.ArrayLike) -> jax.Array:
+            rows = rows_of_mapped_axis(jnp.asarray(leaf), mapped[0])
+            return jnp.concatenate(list(rows), axis=axis) if tiled else jnp.moveaxis(rows, 0, axis)
+
+        return jax.tree_util.tree_map(gathered, x)
+
+    return all_gather
+
+
+def _kinds(axis_name: Hashable) -> tuple[tuple[Hashable, ...], tuple[Hashable, ...]]:
+    """Returns the axes of `jax.vmap` among some axes, and the others; none of `jax.vmap` outside of replicas."""
+    names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    if context.current().manual_replicas is None:
+        return (), names
+    of_mesh = jax.sharding.get_abstract_mesh().axis_names
+    mapped = tuple(name for name in names if name not in of_mesh and not isinstance(name, int) and _is_bound(name))
+    return mapped, tuple(name for name in names if name not in mapped)
+
+
+def _is_bound(name: Hashable) -> bool:
+    try:
+        jax.lax.axis_size(name)
+    except NameError:
+        return False
+    return True

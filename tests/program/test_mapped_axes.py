@@ -1,0 +1,92 @@
+"""Collectives over an axis of `jax.vmap` in `strategy.run`, against plain JAX on the whole batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(12, 4, 3)).astype("float32")
+W = RNG.normal(size=(3, 2)).astype("float32")
+
+
+def through(fn, how):
+    return {
+        "direct": fn,
+        "jit": jax.jit(fn),
+        "checkpoint": jax.checkpoint(fn),
+        "cond": lambda h: jax.lax.cond(jnp.sum(jnp.asarray(W)) > -100, fn, lambda h: h, h),
+        "scan": lambda h: jax.lax.scan(lambda c, _: (fn(c), None), h, None, length=2)[0],
+        "vmap": lambda h: jax.vmap(fn)(jnp.stack([h, 2 * h])).sum(0),
+    }[how]
+
+
+COLLECTIVES = {
+    "psum": lambda h: h - jax.lax.psum(h, "t"),
+    "pmean": lambda h: h - jax.lax.pmean(h, "t"),
+    "pmean of a tree": lambda h: h - jax.lax.pmean({"a": (h, 2 * h)}, axis_name="t")["a"][1],
+    "pmax": lambda h: h / (1 + jnp.abs(jax.lax.stop_gradient(jax.lax.pmax(jax.lax.stop_gradient(h), "t")))),
+    "pmin": lambda h: h + jax.lax.pmin(jax.lax.stop_gradient(h), "t"),
+    "all_gather": lambda h: h + jnp.tanh(jax.lax.all_gather(h, "t")).sum(0),
+    "all_gather, tiled": lambda h: h + jnp.tanh(jax.lax.all_gather(h, "t", tiled=True)).sum(),
+    "size": lambda h: h / jax.lax.psum(1, "t"),
+    "what is equal": lambda h: h + jax.lax.psum(jnp.asarray(W)[0], "t"),
+    "whether": lambda h: h * jax.lax.psum(h > 0, "t"),
+}
+
+
+def loss(w, x, collective, how):
+    of_token = through(COLLECTIVES[collective], how)
+    tokens = jax.vmap(lambda t: jnp.tanh(of_token(t @ w)), axis_name="t")
+    return jnp.sum(jnp.square(jax.vmap(tokens)(x))) / len(X)
+
+
+@pytest.mark.parametrize("how", ["direct", "jit", "checkpoint", "cond", "scan", "vmap"])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_collective_over_an_axis_of_vmap_is_that_of_plain_jax(two, collective, how):
+    gradient = jax.value_and_grad(loss)
+    expected = jax.jit(lambda w, x: gradient(w, x, collective, how))(W, X)
+    [batch] = two.distribute_dataset([X])
+    found = two.run(lambda w, x: gradient(w, x, collective, how), args=(two.replicate(jnp.asarray(W)), batch))
+    np.testing.assert_allclose(two.reduce("sum", found[0], axis=None), expected[0], rtol=1e-5)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin"])
+def test_rows_and_replicas_together_are_all_rows(mirrored, name):
+    three = mirrored(3)
+    expected = jax.vmap(lambda x: x + getattr(jax.lax, name)(x, "rows"), axis_name="rows")(X)
+    [batch] = three.distribute_dataset([X])
+
+    def step(x):
+        return jax.vmap(lambda x: x + getattr(jax.lax, name)(x, ("rows", "replica")), axis_name="rows")(x)
+
+    found = three.gather(three.run(step, args=(batch,)), axis=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_statistics_of_all_rows_have_the_gradient_of_one_device(mirrored):
+    two = mirrored(2)
+
+    def of(axes, divide):
+        def loss(w, x):
+            def row(x):
+                h = x @ w
+                return jnp.sum(jnp.square(jnp.tanh(h - jax.lax.pmean(h, axes))))
+
+            return divide(jax.vmap(row, axis_name="rows")(x))
+
+        return jax.grad(loss)
+
+    expected = of("rows", jnp.mean)(jnp.asarray(W), X)
+    [batch] = two.distribute_dataset([X])
+    found = two.run(of(("rows", "replica"), rx.compute_average_loss), args=(two.replicate(jnp.asarray(W)), batch))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_axis_that_is_not_there_is_still_named(two):
+    [batch] = two.distribute_dataset([X])
+    with pytest.raises(rx.errors.ProgramError, match="'batch'"):
+        two.run(lambda x: jax.vmap(lambda x: jax.lax.pmean(x, "batch"), axis_name="rows")(x), args=(batch,))
