@@ -314,7 +314,7 @@ def _rules_of(annotation: object, names: Mapping[str, object]) -> tuple[_Rule, .
     if not inspect.isclass(kind) or kind in (object, Any):
         return (_ANYTHING,)
     own = kind
-    if getattr(own, "_is_protocol", False):
+    if typing.Protocol in own.__bases__:
         parts = [part for part in (*vars(own), *inspect.get_annotations(own)) if not part.startswith("_")]
         words = f"an object with {' and '.join(map(repr, parts))}"
         return (_Rule(lambda value: all(hasattr(value, part) for part in parts), words),)
