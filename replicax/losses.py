@@ -29,13 +29,15 @@ def compute_average_loss(
             `(rows,)` weights whole rows.
         global_batch_size: Rows in the global batch, at least 0. By default this replica's rows times the number of
             replicas in the running step; in a micro-batch of `rx.accumulate_gradients` those of all micro-batches. A
-            size of 0 gives 0. One that is smaller than that is warned of, once.
+            size of 0 gives 0. One that is smaller than that is warned of, once; where the step has no distributed
+            batch, so that every replica has all rows, it is an error.
 
     Returns:
         Scalar of the losses' dtype.
 
     Raises:
-        ArgumentError: Scalar losses, weights that do not fit them, or a size that is no non-negative integer.
+        ArgumentError: Scalar losses, weights that do not fit them, a size that is no non-negative integer, or one that
+            is smaller than the rows of a step whose batch was not distributed.
         ContextError: Called in cross-replica context without a size.
 
     Example:
@@ -95,6 +97,12 @@ def _global_rows(rows: int) -> int:
 def _advise_of_size(size: int, rows: int) -> None:
     """Says so if a step has more rows than the global batch is said to have. (Steps of an accumulation have fewer.)"""
     replica = get_replica_context()
+    if replica is not None and not replica.batch_rows and 0 < size < rows * replica.num_replicas_in_sync:
+        raise ArgumentError(
+            f"compute_average_loss got losses of {rows} rows on each of {replica.num_replicas_in_sync} replicas and "
+            f"global_batch_size={size}, and the step has no distributed batch: every replica would compute "
+            "all rows, and gradients would be too large. Pass batches of strategy.distribute_dataset(...)."
+        )
     if replica is None or rows not in getattr(replica, "batch_rows", ()):
         return  # Of pieces of rows, such as tokens, there may be more.
     replicas = replica.num_replicas_in_sync

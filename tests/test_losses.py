@@ -119,3 +119,16 @@ def test_a_penalty_in_one_loss_with_the_data_is_counted_once_by_each_kind_of_gra
     plain = two.run(lambda rows, w: jax.grad(loss)(w, rows), args=(rows, jnp.float32(2.0)))
     of_variable = two.run(lambda rows: rx.grad(lambda: loss(variable, rows), variable)(), args=(rows,))
     assert float(plain) == float(of_variable) == 2.5 + 4.0
+
+
+def test_a_batch_that_was_not_distributed_is_refused():
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    x = np.ones((4, 2), "float32")
+
+    def step(x):
+        return rx.compute_average_loss(jnp.sum(x, axis=1), global_batch_size=4)
+
+    with pytest.raises(ArgumentError, match="distribute_dataset"):
+        strategy.run(step, args=(x,))
+    [batch] = strategy.distribute_dataset([x])
+    assert float(strategy.reduce("sum", strategy.run(step, args=(batch,)), axis=None)) == 2.0

@@ -9,23 +9,33 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend import source_info_util
 
 import replicax.context as context
 from replicax.compat.jax_primitives import rows_of_mapped_axis
+from replicax.equality import difference
+from replicax.errors import ReduceError
+from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.once import once
 from replicax.typing import PyTree, PyTreeFunction
 
 
 @once
 def install_mapped_axes() -> None:
-    """Wraps `psum`, `pmean`, `pmax`, `pmin` and `all_gather` of `jax.lax`; they change in replicas only."""
+    """Wraps `psum`, `pmean`, `pmax`, `pmin` and `all_gather` of `jax.lax`; they change in replicas only.
+
+    `psum` refuses what is equal on all replicas already, as `all_reduce` does.
+    """
+    source_info_util.register_exclusion(__file__)  # A collective stands where the user has written it.
     lax: Any = jax.lax
-    lax.psum = summed = _over_axes(lax.psum, _sum)
+    summed = _over_axes(lax.psum, _sum)
+    lax.psum = _refusing_equal(summed)
     lax.pmean = _over_axes(lax.pmean, _mean(summed))
     lax.pmax = _over_axes(lax.pmax, _reduction(jnp.max))
     lax.pmin = _over_axes(lax.pmin, _reduction(jnp.min))
@@ -115,3 +125,34 @@ def _is_bound(name: Hashable) -> bool:
     except NameError:
         return False
     return True
+
+
+def _refusing_equal(original: PyTreeFunction) -> PyTreeFunction:
+    @functools.wraps(original)
+    def psum(x: PyTree, axis_name: Hashable, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        replicas = context.current().manual_replicas
+        names = axis_name if isinstance(axis_name, (tuple, list)) else (axis_name,)
+        if (replicas or 1) > 1 and REPLICA_AXIS in names and not _is_called_by_replicax():
+            x = jax.tree_util.tree_map(_checked_to_differ, x)
+        return original(x, axis_name, *args, **kwargs)
+
+    return psum
+
+
+def _checked_to_differ(leaf: PyTree) -> PyTree:
+    if not isinstance(leaf, jax.core.Tracer):
+        return leaf  # A known number: `psum(1, ...)` counts the replicas.
+    value, why = difference(leaf, refused_if_equal=True)
+    if why is None:
+        replicas = context.current().manual_replicas
+        raise ReduceError(
+            f"jax.lax.psum over {REPLICA_AXIS!r} got a value that is equal on all {replicas} replicas: the sum would "
+            f"be {replicas} times the value. Gradients with respect to what is equal on all replicas, and what a "
+            "collective has returned, are summed already; use them as they are."
+        )
+    return value
+
+
+def _is_called_by_replicax() -> bool:
+    name: str = sys._getframe(2).f_globals.get("__name__", "")
+    return name.partition(".")[0] == "replicax"

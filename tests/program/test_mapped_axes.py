@@ -90,3 +90,37 @@ def test_an_axis_that_is_not_there_is_still_named(two):
     [batch] = two.distribute_dataset([X])
     with pytest.raises(rx.errors.ProgramError, match="'batch'"):
         two.run(lambda x: jax.vmap(lambda x: jax.lax.pmean(x, "batch"), axis_name="rows")(x), args=(batch,))
+
+
+# A sum over the replicas of what is equal on all of them.
+
+
+def doubled(w, x):
+    return jax.grad(lambda w: rx.compute_average_loss(jnp.square(x @ w).sum((1, 2))))(w)
+
+
+SUMMED_TWICE = {
+    "psum": lambda g: jax.lax.psum(g, "replica"),
+    "of a tree": lambda g: jax.lax.psum({"g": g}, ("replica",))["g"],
+    "in jit": jax.jit(lambda g: jax.lax.psum(g, "replica")),
+    "in cond": lambda g: jax.lax.cond(g.sum() > 0, lambda: jax.lax.psum(g, "replica"), lambda: g),
+    "twice": lambda g: jax.lax.psum(jax.lax.psum(jax.lax.pcast(g, "replica", to="varying"), "replica"), "replica"),
+}
+
+
+@pytest.mark.parametrize("how", SUMMED_TWICE)
+def test_a_sum_of_what_is_summed_already_is_refused(two, how):
+    [batch] = two.distribute_dataset([X])
+    with pytest.raises(rx.errors.ReduceError, match="2 times the value"):
+        two.run(lambda w, x: SUMMED_TWICE[how](doubled(w, x)), args=(two.replicate(jnp.asarray(W)), batch))
+
+
+def test_sums_that_count_are_not_refused(two):
+    def step(w, x):
+        count = jax.lax.psum(1, "replica") * jax.lax.psum(jnp.sum(x > 0), "replica")
+        return jax.lax.pmean(w, "replica"), count, jax.lax.psum(jax.lax.axis_index("replica"), "replica")
+
+    [batch] = two.distribute_dataset([X])
+    w, count, index = two.run(step, args=(two.replicate(jnp.asarray(W)), batch))
+    np.testing.assert_array_equal(w, W)
+    assert (int(count), int(index)) == (2 * int((X > 0).sum()), 1)

@@ -1041,7 +1041,7 @@ def _main(draw: _Draw, is_equinox: bool) -> str:
     if form in _CAPTURED and not draw.mistake:
         draw.mistake = "captured"
     data = "strategy.distribute_dataset(batches)"
-    if draw.wrong("not distributed", 0.05):
+    if "global size" in draw.names and draw.wrong("not distributed", 0.2):
         data = "batches"
     elif draw.chance.random() < 0.2:
         data = "strategy.distribute_dataset(iter(batches))"
@@ -1180,7 +1180,11 @@ def _of_nnx(draw: _Draw) -> str:
     how = "mean" if "reported as a mean" in draw.names else "sum"
     row = _ROW_LOSSES[draw.named(draw.of(list(_ROW_LOSSES)))]
     optimizer = draw.named(draw.of(["optax.sgd(0.1, momentum=0.9)", "optax.adam(1e-2, eps=1e-2)"]))
-    data = "batches" if draw.wrong("not distributed", 0.05) else "strategy.distribute_dataset(batches)"
+    data = (
+        "batches"
+        if "global size" in draw.names and draw.wrong("not distributed", 0.2)
+        else "strategy.distribute_dataset(batches)"
+    )
     count = "\n        self.calls[...] += 1" if counts else ""
     return f"""
 
@@ -1312,7 +1316,11 @@ def _of_keras_loop(draw: _Draw) -> str:
         "rx.function": "outer(batch)",
         "self": "strategy.run(trainer.step, args=(batch,))",
     }[form]
-    data = "batches" if draw.wrong("not distributed", 0.05) else "strategy.distribute_dataset(batches)"
+    data = (
+        "batches"
+        if "global size" in draw.names and draw.wrong("not distributed", 0.2)
+        else "strategy.distribute_dataset(batches)"
+    )
     extra_before = extra = ""
     if draw.wrong("varying variable", 0.06):
         extra_before = '    seen = rx.Variable(0.0, name="seen")  # +\n'
