@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import libcst as cst
+from libcst import matchers as m
 
 from replicax.codemod import imports, leftovers, losses, plans, reduced_batches, tables
 from replicax.codemod.depth import check_depth, too_deep
@@ -19,6 +20,7 @@ from replicax.codemod.writer import Binding, Writer
 from replicax.errors import ArgumentError
 
 _NOTHING: Mapping[cst.CSTNode, Action] = {}
+_OF_TF = m.Attribute(value=m.Name("tf"))
 
 
 class Conversion(NamedTuple):
@@ -77,7 +79,10 @@ def _converted(text: str, name: str, tf_data: Literal["convert", "keep"]) -> Con
     except cst.ParserSyntaxError as error:
         raise ArgumentError(_unparsable(name, text, error)) from error
     if not script.imports_tensorflow():
-        return Conversion(text, text, ())
+        if (spelled := _with_import_behind_star(script, text)) is None:
+            return Conversion(text, text, ())
+        found = _converted(spelled, name, tf_data)
+        return found._replace(before=text)
     writer, module = _rewritten(dataclasses.replace(script, tf_data=tf_data))
     if tf_data == "convert" and any(each.name.startswith("tf.data") for each in writer.findings if is_edit(each)):
         writer, module = _rewritten(dataclasses.replace(script, tf_data="stay"))
@@ -88,6 +93,20 @@ def _converted(text: str, name: str, tf_data: Literal["convert", "keep"]) -> Con
         module = _with_imports(writer, module)
     findings = sorted({*writer.findings, *losses.notes(writer.script), *reduced_batches.notes(writer.script)})
     return Conversion(text, formatted(text, module.code), tuple(findings))
+
+
+def _with_import_behind_star(script: Script, text: str) -> str | None:
+    """Returns the script with TensorFlow's import on the line of `from mine import *` that brings `tf`; or None."""
+    stars = list(m.findall(script.module, m.ImportFrom(names=m.ImportStar())))
+    read = [cst.ensure_type(each, cst.Attribute).value for each in m.findall(script.module, _OF_TF)]
+    if not stars or all(script.names.assignments(cst.ensure_type(each, cst.Name)) for each in read):
+        return None
+    lines = text.splitlines(keepends=True)
+    at = script.line(stars[-1]) - 1
+    code, comment, rest = lines[at].partition("#")
+    body = code.rstrip()
+    lines[at] = f"{body}; import tensorflow as tf{code[len(body) :]}{comment}{rest}"
+    return "".join(lines)
 
 
 def _with_imports(writer: Writer, module: cst.Module) -> cst.Module:

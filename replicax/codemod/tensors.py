@@ -23,6 +23,16 @@ _SHAPE = (
 SHAPED = frozenset({"reshape", "zeros", "ones", "fill", "broadcast_to", "normal", "uniform", "truncated_normal"})
 
 
+WIDE = "JAX computes with 32 bits, unless `jax_enable_x64` is set: where it counts, set it."
+WIDE_DTYPES = ("int64", "uint64", "float64", "complex128")
+
+
+def note_wide(rewriting: Rewriting, node: cst.Call, name: str) -> None:
+    """Says of a call with a dtype as a string what is said of `tf.float64`."""
+    texts = [arg.value for arg in node.args if isinstance(arg.value, cst.SimpleString)]
+    rewriting.note(node, name, WIDE if any(text.evaluated_value in WIDE_DTYPES for text in texts) else "")
+
+
 def refusing(convert: Converter) -> Converter:
     """Returns the function that refuses a call, with its reason, where `convert` raises `Unconvertible`."""
 
@@ -45,6 +55,7 @@ def by_row(row: OpRow) -> Converter:
         for module in template_modules(result):
             rewriting.target(module)
         rewriting.note(node, row.name, f"{row.note[0].upper()}{row.note[1:]}." if row.note else "")
+        note_wide(rewriting, node, row.name)
         return result
 
     return refusing(convert)
@@ -88,6 +99,7 @@ def constant(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.Bas
         if dtype is None
         else rewriting.code("keras.ops.convert_to_tensor({value}, dtype={dtype})", value=value, dtype=dtype)
     )
+    note_wide(rewriting, node, "tf.constant")
     shape = given.get("shape")
     if shape is None or (is_literal(shape) and literal(shape) is None):
         return result

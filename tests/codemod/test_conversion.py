@@ -149,3 +149,51 @@ def test_star_imports_are_refused():
 def test_no_python(text):
     with pytest.raises(ArgumentError, match=r"old.py, line \d+.*is no Python 3 that can be parsed"):
         convert("import tensorflow as tf\n" + text, "old.py")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("from tensorflow.python.keras.layers import Dense", "from keras.layers import Dense"),
+        ("from tensorflow.python.keras.layers.core import Dense", "from keras.layers import Dense"),
+        ("from tensorflow.python.keras.utils.data_utils import Sequence as Dense", "import PyDataset as Dense"),
+        ("import tensorflow as tf\nDense = tf.zeros_initializer", "keras.initializers.Zeros"),
+        (
+            "import tensorflow as tf\nDense = tf.random_normal_initializer(stddev=0.1)",
+            "keras.initializers.RandomNormal(",
+        ),
+        ("import tensorflow as tf\nDense = tf.initializers.GlorotUniform()", "keras.initializers.GlorotUniform()"),
+        ("import tensorflow as tf\nDense = tf.name_scope('a')", "keras.name_scope('a')"),
+        ("from common import *  # mine\nDense = tf.zeros", "keras.ops.zeros"),
+    ],
+)
+def test_names_that_are_private_old_or_brought_by_a_star_are_converted(before, after):
+    conversion = convert(f"{before}\nprint(Dense)\n")
+    assert after in conversion.after
+    assert "tensorflow" not in conversion.after
+    assert conversion.edits == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("from tensorflow.python.keras.engine.nothing import NoSuch as training", "Keras 3 has no keras."),
+        ("from tensorflow.keras.layers import NoSuchLayer as training", "Keras 3 has no keras.layers.NoSuchLayer"),
+        ("from tensorflow.python.ops import math_ops as training", "private to TensorFlow"),
+        ("import tensorflow as tf\ntraining = tf.config.experimental.set_visible_devices([])", "JAX_PLATFORMS"),
+    ],
+)
+def test_no_import_is_written_of_what_keras_does_not_have(line, words):
+    conversion = convert(f"{line}\nprint(training)\n")
+    assert [words in finding.reason for finding in conversion.edits] == [True]
+    assert "tensorflow" in conversion.after
+
+
+def test_a_script_whose_star_brings_no_tensorflow_is_left_alone():
+    for text in ("from common import *\nprint(x)\n", "from common import *\ntf = 3\nprint(tf.real)\n"):
+        assert convert(text).after == text
+
+
+def test_a_wide_dtype_is_told_of_as_a_string_too():
+    conversion = convert("import tensorflow as tf\nprint(tf.cast(x, 'float64'), tf.cast(x, 'float32'))\n")
+    assert ["jax_enable_x64" in finding.reason for finding in conversion.findings] == [True]

@@ -9,6 +9,10 @@ A new table is a file beside this one with any of these, added to `TABLES`; a la
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import pathlib
+import re
 from collections.abc import Iterable
 from types import ModuleType
 from typing import TypeVar
@@ -48,6 +52,7 @@ OTHERS_IN_V1 = (
     *("tf.metrics.", "tf.nn.", "tf.summary.", "tf.train."),
 )
 _UNKNOWN = Refuse("replicax does not know what becomes of it.")
+_PRIVATE = Refuse("It is private to TensorFlow: take the public name in `tf` that it serves, and convert again.")
 _V1 = Refuse("It belongs to TensorFlow 1's sessions and graphs; write the script for TensorFlow 2 first.")
 
 
@@ -56,11 +61,42 @@ def lookup(name: str) -> Rule:
     rule = RULES.get(name)
     if rule is not None:
         return rule
+    if ".experimental." in name and _by_prefix(name) in (None, RULES["tf.keras"]):
+        return lookup(name.replace(".experimental.", ".", 1))
     by_prefix = _by_prefix(name)
     if by_prefix is None and name.startswith("tf.compat.v1."):
         newer = name.replace("tf.compat.v1.", "tf.", 1)
         return _V1 if newer.startswith(OTHERS_IN_V1) else RULES.get(newer, _V1)
-    return by_prefix or _UNKNOWN
+    if isinstance(by_prefix, Rename) and not is_in_keras(by_prefix.target):
+        # Files of Keras's own, as in `tensorflow.python.keras.layers.core`: the name is that of the module above.
+        above, _, last = name.rpartition(".")
+        if is_in_keras(by_prefix.target.rpartition(".")[0]):
+            return _gone(by_prefix.target)
+        return lookup(f"{above.rpartition('.')[0]}.{last}")
+    return by_prefix or (_PRIVATE if name.startswith("tf.python.") else _UNKNOWN)
+
+
+def _gone(target: str) -> Refuse:
+    return Refuse(f"Keras 3 has no {target}: look for its counterpart on keras.io.")
+
+
+@functools.cache
+def is_in_keras(target: str) -> bool:
+    """Returns whether Keras has a public name, without an import of Keras; parts of a class or function count as there.
+
+    >>> is_in_keras("keras.layers.Dense"), is_in_keras("keras.layers.core.Dense")
+    (True, False)
+    """
+    first, *parts = target.split(".")
+    found = importlib.util.find_spec("keras") if first == "keras" else None
+    folder = pathlib.Path(found.origin).parent if found is not None and found.origin else None
+    for part in parts:
+        if folder is None:
+            return True  # Another package, or no Keras to look at.
+        if not (folder / part / "__init__.py").is_file():
+            return re.search(rf"\bas {re.escape(part)}\b", (folder / "__init__.py").read_text()) is not None
+        folder /= part
+    return True
 
 
 def _by_prefix(name: str) -> Rule | None:

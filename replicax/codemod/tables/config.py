@@ -73,5 +73,8 @@ RULES: dict[str, Rule] = {
     f"{_C}.optimizer.set_jit": _XLA,
     f"{_C}.threading.set_inter_op_parallelism_threads": _XLA,
     f"{_C}.threading.set_intra_op_parallelism_threads": _XLA,
-    f"{_C}.set_visible_devices": Refuse("Set `JAX_PLATFORMS`, or `CUDA_VISIBLE_DEVICES`, in the environment."),
+    f"{_C}.set_visible_devices": Refuse(
+        "Set `JAX_PLATFORMS`, or `CUDA_VISIBLE_DEVICES`, in the environment; a strategy takes `devices`."
+    ),
+    f"{_C}.get_visible_devices": Refuse("Take jax.devices(): the devices that this process sees."),
 }

@@ -117,7 +117,15 @@ _COMPILE = {
 
 _SEED = Rename("keras.utils.set_random_seed", "It seeds Python's and NumPy's numbers too; the numbers differ.")
 
+_DRAWS = "The numbers differ, and an initializer of Keras 3 draws the same ones at each call; give each a seed."
+_INITIALIZERS = "zeros:Zeros ones:Ones constant:Constant random_normal:RandomNormal random_uniform:RandomUniform"
+
 RULES: dict[str, Rule] = {
+    **{
+        f"tf.{old}_initializer": Rename(f"keras.initializers.{new}", _DRAWS if old.startswith("random") else "")
+        for old, _, new in (pair.partition(":") for pair in _INITIALIZERS.split())
+    },
+    "tf.name_scope": Rename("keras.name_scope"),
     "tf.compat.v1.train.latest_checkpoint": Rename("replicax.latest_checkpoint"),
     **_optimizers(),
     **_lower_names(),
@@ -180,6 +188,7 @@ RULES: dict[str, Rule] = {
 }
 
 PREFIXES: dict[str, str | Rule] = {
+    "tf.initializers": "keras.initializers",
     f"{_K}.experimental": Refuse("Keras 3 has no such name."),
     f"{_K}.layers.experimental": Refuse("Keras 3 has no such layer."),
     f"{_K}.wrappers.scikit_learn": Refuse("Take the wrappers of keras.wrappers, or scikeras."),

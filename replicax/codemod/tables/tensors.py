@@ -50,9 +50,7 @@ ACTIVATIONS = frozenset(
     ]
 )
 
-_WIDE = "JAX computes with 32 bits, unless `jax_enable_x64` is set: where it counts, set it."
 _DTYPES = "bool uint8 uint16 uint32 int8 int16 int32 float16 bfloat16 float32 complex64"
-_WIDE_DTYPES = "int64 uint64 float64 complex128"
 
 
 def _mention(row: OpRow) -> Rename | None:
@@ -76,8 +74,8 @@ def _row_rules() -> dict[str, Rule]:
 
 def _dtype_rules() -> dict[str, Rule]:
     rules: dict[str, Rule] = {}
-    for name in f"{_DTYPES} {_WIDE_DTYPES}".split():
-        note = _WIDE if name in _WIDE_DTYPES.split() else ""
+    for name in (*_DTYPES.split(), *tensors.WIDE_DTYPES):
+        note = tensors.WIDE if name in tensors.WIDE_DTYPES else ""
         for prefix in ("tf", "tf.dtypes"):
             rules[f"{prefix}.{name}"] = Code(f'"{name}"', note)
             rules[f"{prefix}.{name}.name"] = Code(f'"{name}"')
