@@ -32,6 +32,16 @@ class SynchronizingMethods:
         return self._sync.meeting.index
 
     @property
+    def num_workers(self) -> int:
+        """The same as `num_islands`."""
+        return self.num_islands
+
+    @property
+    def worker_index(self) -> int:
+        """The same as `island_index`."""
+        return self.island_index
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process is the one that writes logs and the like."""
         return self.island_index == 0
@@ -68,6 +78,14 @@ class SynchronizingMethods:
         if current.frame is not None or current.replica is not None:
             raise ContextError("strategy.synchronize() was called in a step. Call it between steps.")
         self._sync.synchronize()
+
+    def _meet(self, name: str) -> None:
+        if self.num_islands == 1:
+            return
+        raise ContextError(
+            f"strategy.barrier({name!r}): islands do not wait for each other by name. strategy.synchronize() waits for "
+            "all of them, and makes their variables equal."
+        )
 
     def lower_exchange(self) -> list[jax.stages.Lowered]:
         """Returns the programs with which fragments are summed over the islands, as JAX lowers them, to look at them.

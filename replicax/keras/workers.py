@@ -10,11 +10,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import random
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from replicax.compat.keras import stop_writing
 from replicax.errors import ArgumentError
@@ -22,6 +19,7 @@ from replicax.host import Host
 from replicax.keras.alike import decides_alike
 from replicax.keras.elastic_loops import elastic_callbacks
 from replicax.keras.host import KerasHost
+from replicax.keras.random_state import set_told_generators, told_generators
 from replicax.keras.together import is_elastic, told_by_all
 from replicax.keras.writers import SAVERS, WRITERS, is_a
 
@@ -31,32 +29,25 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: KerasHost, trains: 
     """Prepares the arguments of a loop for this worker, and lets all workers draw the same random numbers in it.
 
     Every worker reads the same global batches, so shuffling and random augmentation must be the same everywhere: the
-    global generators of NumPy and Python are seeded alike inside the block, and restored.
+    global generators of NumPy and Python go on from the chief's state, and have advanced alike afterwards.
     """
     if is_elastic(strategy):
-        with elastic_callbacks(given, strategy, trains), _random_numbers_alike():
+        with elastic_callbacks(given, strategy, trains):
+            _go_on_as_the_chief(strategy)
             yield
         return
     if not strategy.placement.is_chief:
         given.arguments["verbose"] = 0
     if "callbacks" in given.signature.parameters:
         given.arguments["callbacks"] = _callbacks(given.arguments.get("callbacks"), strategy, trains)
-    with _random_numbers_alike():
-        yield
+    _go_on_as_the_chief(strategy)
+    yield
 
 
-@contextlib.contextmanager
-def _random_numbers_alike() -> Iterator[None]:
-    """Seeds the generators of all workers alike for a `with` block."""
-    numpys, pythons = np.random.get_state(), random.getstate()
-    seed = told_by_all("the seed of a loop of Keras", int(np.random.randint(2**32, dtype=np.uint64)))[0]
-    np.random.seed(seed)
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        np.random.set_state(numpys)
-        random.setstate(pythons)
+def _go_on_as_the_chief(strategy: KerasHost) -> None:
+    """Gives the generators of all workers the chief's state."""
+    tells = is_elastic(strategy) or strategy.placement.is_chief  # The chief may be lost meanwhile.
+    set_told_generators(told_by_all("the random numbers of a loop of Keras", told_generators() if tells else None)[0])
 
 
 def _callbacks(callbacks: Any, strategy: Host, trains: bool) -> Any:

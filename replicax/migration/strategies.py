@@ -122,7 +122,7 @@ STRATEGIES: Rows = {
     f"{_S}.colocate_vars_with": absent(
         "The strategy places variables; `rx.LayoutStrategy` and `rx.dtensor` let you say where."
     ),
-    f"{_S}.experimental_barrier": absent("Use `rx.dtensor.barrier`; a step needs none."),
+    f"{_S}.experimental_barrier": absent("`strategy.barrier()` waits for all workers; a step needs none."),
     f"{_S}.broadcast": renamed("Strategy.replicate"),
     # Names that are reached through `strategy.extended`.
     _E: absent("There is one object for each strategy: its methods are the strategy's."),

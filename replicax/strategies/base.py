@@ -20,9 +20,10 @@ from replicax.data import (
     InputOptions,
     ValueContext,
 )
-from replicax.errors import ContextError
+from replicax.errors import ArgumentError, ContextError
 from replicax.host import HostDefaults
 from replicax.keras.entering import keras_entered
+from replicax.keras.together import has_workers, told_by_all
 from replicax.migration import AdvisedContract, called_as
 from replicax.placement_like import PlacementLike
 from replicax.program.calls import checked_call
@@ -77,6 +78,54 @@ class Strategy(TFSpellings, Explaining, HostDefaults, AdvisedContract):
     @abc.abstractmethod
     def num_replicas_in_sync(self) -> int:
         """Number of replicas whose gradients are combined in one step."""
+
+    # Workers.
+
+    @property
+    def num_workers(self) -> int:
+        """Number of processes that train together; 1 where there are no others."""
+        return 1
+
+    @property
+    def worker_index(self) -> int:
+        """Number of this process among them, from 0."""
+        return 0
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes logs and the like; always, where there are no others."""
+        return True
+
+    @entry_point
+    def barrier(self, name: str = "barrier") -> None:
+        """Waits until all workers have called it; in one process it returns at once.
+
+        A worker that does not come ends the job after the strategy's `stall_timeout`, with a report that has the name.
+        The barrier is one of processes: what devices still compute is not waited for.
+
+        Args:
+            name: A name for messages; all workers must give the same one. It may be used again.
+
+        Raises:
+            ArgumentError: The name is not a string.
+            ContextError: Called inside `run`, or while another strategy is current.
+            WorkersDisagreeError: A worker has come to something else that all do together, such as another barrier.
+
+        Example:
+            >>> strategy = rx.MirroredStrategy()
+            >>> if strategy.is_chief:
+            ...     pass  # prepare the data, which all read
+            >>> strategy.barrier("data are prepared")
+        """
+        if not isinstance(name, str):
+            raise ArgumentError(f"`name` is a string, got {name!r:.100}.")
+        self._check_cross_replica("strategy.barrier")
+        self._meet(name)
+
+    def _meet(self, name: str) -> None:
+        """Waits until all workers have come here."""
+        if has_workers(self):
+            told_by_all(f"barrier {name!r}", None)
 
     # Contexts.
 

@@ -136,7 +136,7 @@ def test_an_evaluation_by_the_chief_alone_is_noticed(launch: Callable[..., Launc
     begin = time.monotonic()
     code, output = job.end()
     assert time.monotonic() - begin < 60, output
-    assert "at 'the seed of a loop of Keras'" in output
+    assert "at 'the random numbers of a loop of Keras'" in output
     assert code == ExitCode.PEER_LOST, output
     assert "worker:1 (127.0.0.1:" in output
     assert "has ended, and others wait for it" in output

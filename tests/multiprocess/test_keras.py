@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,46 @@ def noisy(strategy: Any) -> keras.callbacks.Callback:
     return keras.callbacks.LambdaCallback(on_epoch_end=end)
 
 
+class Shuffled(keras.utils.PyDataset):
+    """Rows in another order in every epoch."""
+
+    def __init__(self, x: Any, y: Any):
+        super().__init__()
+        self.x, self.y, self.order = x, y, np.arange(len(x))
+
+    def __len__(self) -> int:
+        return len(self.x) // 10
+
+    def __getitem__(self, index: int) -> Any:
+        rows = self.order[10 * index : 10 * (index + 1)]
+        return self.x[rows], self.y[rows]
+
+    def on_epoch_end(self) -> None:
+        np.random.shuffle(self.order)
+
+
+def losses_of_fits(strategy: rx.Strategy | None) -> list[list[float]]:
+    """Trains by one `fit` after the other, each of which shuffles; chiefs alone have the right seed."""
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
+    y, classes = x.sum(1, keepdims=True), (x[:, 0] > 0).astype(np.int32)
+    weights = np.linspace(0.1, 2.0, ROWS).astype(np.float32)
+    keras.utils.set_random_seed(0)
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(1)])
+        model.compile(optimizer=keras.optimizers.SGD(0.02), loss="mse")
+    if strategy is not None and strategy.worker_index:
+        keras.utils.set_random_seed(1)
+    ways: list[dict[str, Any]] = [
+        *({"x": x, "y": y} for _ in range(3)),
+        {"x": x, "y": classes, "class_weight": {0: 1.0, 1: 3.0}},
+        {"x": x, "y": y, "sample_weight": weights, "validation_split": 0.2},
+        {"x": Shuffled(x, y), "shuffle": True, "epochs": 3},
+    ]
+    sizes = {"batch_size": 8, "verbose": 0}
+    logs = [model.fit(**way, **({"verbose": 0} if "epochs" in way else sizes)).history for way in ways]
+    return [[loss for each in sorted(log) for loss in log[each]] for log in logs]
+
+
 def worker(folder: str) -> dict[str, Any]:
     strategy = rx.MultiWorkerMirroredStrategy(start_timeout=60)
     x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
@@ -46,6 +88,7 @@ def worker(folder: str) -> dict[str, Any]:
     at = Path(folder)
     model = compiled_model(strategy)
     np.random.seed(strategy.worker_index)  # each would shuffle in its own way
+    trained = losses_of_fits(strategy)
     callbacks = [
         noisy(strategy),
         keras.callbacks.EarlyStopping("val_loss", patience=3, restore_best_weights=True),
@@ -59,7 +102,12 @@ def worker(folder: str) -> dict[str, Any]:
     ]
     history = model.fit(x, y, batch_size=8, epochs=EPOCHS, validation_split=0.2, verbose=1, callbacks=callbacks)
     if strategy.is_chief:
-        time.sleep(1)  # The other must not look for the file before it is there.
+        time.sleep(1)  # The other must not look for files before they are there.
+        (at / "prepared").touch()
+    strategy.barrier("prepared")
+    prepared = (at / "prepared").exists()
+    with pytest.raises(WorkersDisagreeError, match="barrier 'of 1'"):
+        strategy.barrier(f"of {strategy.worker_index}")
     model.save(at / "final.keras")
     loaded = keras.saving.load_model(at / "final.keras")
     result = {
@@ -68,7 +116,9 @@ def worker(folder: str) -> dict[str, Any]:
         "rate": float(model.optimizer.learning_rate),
         "weights": [np.asarray(variable).tolist() for variable in model.trainable_variables],
         "predicted": np.asarray(model.predict(x, batch_size=7, verbose=1)).tolist(),
-        "drawn": float(np.random.rand()),
+        "drawn": [float(np.random.rand()), random.random()],
+        "trained": trained,
+        "prepared": prepared,
     }
     result["error"] = _error_of_logs(model, strategy, x, y)
     return result
@@ -88,18 +138,15 @@ def _error_of_logs(model: keras.Model, strategy: Any, x: Any, y: Any) -> str:
 
 def test_two_workers_write_once_and_decide_alike(tmp_path: Path):
     first, second = run_workers(worker, 2, 1, 100, folder=str(tmp_path))
-    drawn = [first.pop("drawn"), second.pop("drawn")]
-    assert first == second
+    assert first == second, "also what generators give that were seeded otherwise, after fit"
+    alone = losses_of_fits(None)
+    for found, wanted in zip(first["trained"], alone, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert first["prepared"]
     assert first["epochs"] == EPOCHS, "only worker 1 had a reason to stop"
     assert len(first["predicted"]) == ROWS
     assert first.pop("loaded") == first["weights"]
     assert "worker:0 alone or with some others: only here" in first["error"]
-    # Each worker's own generator goes on where it was.
-    expected = []
-    for index in range(2):
-        np.random.seed(index)
-        expected.append(float(np.random.rand()))
-    assert drawn == expected
     assert sorted(path.name for path in tmp_path.glob("*.keras")) == sorted(
         ["final.keras", *(f"epoch-{i + 1}.keras" for i in range(EPOCHS))]
     )

@@ -25,6 +25,23 @@ def any_strategy(request):
     return STRATEGIES[request.param]()
 
 
+# Workers.
+
+
+def test_alone_there_is_one_worker_and_nobody_to_wait_for(any_strategy):
+    assert (any_strategy.is_chief, any_strategy.worker_index, any_strategy.num_workers) == (True, 0, 1)
+    assert any_strategy.barrier() is None
+    assert any_strategy.barrier("again") is None
+    with pytest.raises(ArgumentError, match="`name` is a string, got 3"):
+        any_strategy.barrier(3)
+
+
+def test_a_barrier_is_not_for_steps():
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    with pytest.raises(ContextError, match=r"strategy\.barrier was called inside strategy\.run"):
+        strategy.run(strategy.barrier)
+
+
 # run.
 
 
