@@ -20,7 +20,8 @@ from replicax.typing import PyTree
 # looks at what JAX makes of an array of one number.
 _AT_ONCE, _INTO_PROGRAM, _ON_DEVICES = "EvalTrace", "DynamicJaxprTrace", "ShardMapTrace"
 _DIFFERENTIATE = ("JVPTrace", "LinearizeTrace")
-_PASS_CONSTANTS_ON = (*_DIFFERENTIATE, "BatchTrace")
+_MAP, _MAPPED = "BatchTrace", "BatchTracer"
+_PASS_CONSTANTS_ON = (*_DIFFERENTIATE, _MAP)
 
 
 def trace_state() -> object:
@@ -124,6 +125,19 @@ def being_differentiated() -> set[int]:
         return set()
     tracers = [found for found in gc.get_objects() if isinstance(found, jax.core.Tracer) and found._trace is trace]
     return {id(tracer.primal) for tracer in tracers if hasattr(tracer, "primal")}
+
+
+def is_batching() -> bool:
+    """Returns whether the innermost transformation that is no derivative is `jax.vmap`."""
+    trace: Trace | None = current_trace()
+    while type(trace).__name__ in _DIFFERENTIATE:
+        trace = getattr(trace, "parent_trace", None)
+    return type(trace).__name__ == _MAP
+
+
+def is_batched(value: PyTree) -> bool:
+    """Returns whether `jax.vmap` maps a value, which may be differentiated besides."""
+    return type(primal_of(value)).__name__ == _MAPPED
 
 
 def primal_of(value: PyTree) -> PyTree:

@@ -124,3 +124,55 @@ def test_sums_that_count_are_not_refused(two):
     w, count, index = two.run(step, args=(two.replicate(jnp.asarray(W)), batch))
     np.testing.assert_array_equal(w, W)
     assert (int(count), int(index)) == (2 * int((X > 0).sum()), 1)
+
+
+# Gradients of single rows.
+
+
+def error_of_row(w, row):
+    return jnp.sum(jnp.square(jnp.tanh(row @ w)))
+
+
+def norms(w, x):
+    each = jax.vmap(jax.grad(error_of_row), in_axes=(None, 0))(w, x)
+    return jnp.sum(jnp.square(each), axis=(1, 2))
+
+
+def norms_of_captured(w, x):
+    return jax.vmap(lambda row: jnp.sum(jnp.square(jax.value_and_grad(lambda w: error_of_row(w, row))(w)[1])))(x)
+
+
+def adapted(w, x):
+    return jax.vmap(lambda row: error_of_row(w - 0.1 * jax.grad(error_of_row)(w, row), -row))(x)
+
+
+OF_ROWS = {"norms": norms, "captured": norms_of_captured, "adapted": adapted}
+
+
+@pytest.mark.parametrize("strategy", [2, 3])
+@pytest.mark.parametrize("what", OF_ROWS)
+def test_a_gradient_of_each_row_inside_a_loss_is_that_of_one_device(mirrored, what, strategy):
+    def loss(average):
+        return jax.value_and_grad(lambda w, x: average(OF_ROWS[what](w, x)))
+
+    strategy = mirrored(strategy)
+    expected = jax.jit(loss(jnp.mean))(jnp.asarray(W), X[:, 0])
+    [batch] = strategy.distribute_dataset([X[:, 0]])
+    found = strategy.run(
+        lambda w, x: loss(rx.compute_average_loss)(w, x), args=(strategy.replicate(jnp.asarray(W)), batch)
+    )
+    np.testing.assert_allclose(strategy.reduce("sum", found[0], axis=None), expected[0], rtol=1e-5)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_of_the_batch_under_vmap_is_still_that_of_all_replicas(two):
+    def square(x, w):
+        g = jax.grad(lambda w: jnp.sum(jnp.square(x[:, 0] @ w)))
+        models = jax.vmap(g)(jnp.stack([w, 2 * w]))
+        return models, jax.vmap(lambda rate: w - rate * g(w))(jnp.array([0.1, 0.2]))
+
+    expected = square(X, jnp.asarray(W))
+    [batch] = two.distribute_dataset([X])
+    found = two.run(square, args=(batch, two.replicate(jnp.asarray(W))))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
