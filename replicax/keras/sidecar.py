@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from replicax.checkpoint.following import Follower, Found, Outcome, Rules
-from replicax.checks import checked, is_int, is_real
+from replicax.checks import explained, is_int, is_real
 from replicax.errors import ArgumentError
 from replicax.keras.checkpoints import Watched
 from replicax.keras.saving import write_atomically
@@ -38,7 +38,7 @@ class Evaluation:
     logs: Mapping[str, float]
 
 
-@checked
+@explained
 class SidecarEvaluator:
     """Waits for checkpoints, evaluates each new one once, in order, and keeps the best model.
 
