@@ -51,7 +51,7 @@ def train(epochs: int, strategy: rx.Strategy | None = None) -> tuple[CNN, list[d
     images, labels = (images / 16).astype("float32").reshape(-1, 8, 8, 1), labels.astype("int32")
 
     model = CNN(nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.05, momentum=0.9), wrt=nnx.Param)
     metrics = nnx.MultiMetric(accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss"))
     history = []
     for epoch in range(epochs):

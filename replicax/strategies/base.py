@@ -23,7 +23,6 @@ from replicax.data import (
 from replicax.errors import ArgumentError, ContextError
 from replicax.host import HostDefaults
 from replicax.keras.entering import keras_entered
-from replicax.keras.together import has_workers, told_by_all
 from replicax.migration import AdvisedContract, called_as
 from replicax.placement_like import PlacementLike
 from replicax.program.calls import checked_call
@@ -124,7 +123,9 @@ class Strategy(TFSpellings, Explaining, HostDefaults, AdvisedContract):
 
     def _meet(self, name: str) -> None:
         """Waits until all workers have come here."""
-        if has_workers(self):
+        if self.placement.spans_processes or self.placement.worlds is not None:
+            from replicax.keras.together import told_by_all
+
             told_by_all(f"barrier {name!r}", None)
 
     # Contexts.

@@ -12,10 +12,11 @@ from replicax.checks import explained
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.program.halves import Halves, Places
 from replicax.program.results import marked_like
-from replicax.runtime.devices import chosen_devices, device_name, parse_devices
+from replicax.runtime.devices import device_name, parse_devices
 from replicax.runtime.transfer import put
 from replicax.strategies.mesh_strategy import MeshStrategy
 from replicax.strategies.placement import Placement
+from replicax.strategies.workers import own_devices
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import is_per_replica
 from replicax.variable_access import VariableLike, is_per_replica_variable
@@ -60,7 +61,7 @@ class CentralStorageStrategy(MeshStrategy):
         cross_device_ops: CrossDeviceOps | None = None,
         communication_options: CommunicationOptions | None = None,
     ):
-        devices = chosen_devices(compute_devices)
+        devices = own_devices(self, compute_devices, "compute_devices")
         if parameter_device is not None:
             (self.parameter_device,) = parse_devices([parameter_device])
         else:

@@ -8,10 +8,10 @@ import jax
 
 from replicax.checks import explained
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
-from replicax.runtime.devices import chosen_devices
 from replicax.strategies.mesh_strategy import checked_random_numbers
 from replicax.strategies.placement import Placement
 from replicax.strategies.sharded_update import ShardsUpdate
+from replicax.strategies.workers import own_devices
 
 
 @explained
@@ -23,6 +23,7 @@ class MirroredStrategy(ShardsUpdate):
     Args:
         devices: Device names (`"gpu:0"`, `"/cpu:1"`) or JAX devices; by default every accelerator of the process, or
             every (virtual) CPU where there is none. An empty list means the default too; a number the first so many.
+            In one of several processes (under `replicax run`, say) give `jax.local_devices()` to train there alone.
         cross_device_ops: The algorithm that combines gradients; by default `NcclAllReduce`, XLA's own all-reduce.
         communication_options: How gradients are packed and compressed on the way.
         shard_update: Whether training shards optimizer state of at least 4,096 elements over the devices. Each device
@@ -37,6 +38,7 @@ class MirroredStrategy(ShardsUpdate):
 
     Raises:
         ArgumentError: `shard_update` is neither a bool nor None, or `random_numbers` is something else.
+        ClusterError: This is one of several processes, and `devices` are not given: each would train a copy of its own.
         DeviceError: A device does not exist or comes twice.
 
     Example:
@@ -54,7 +56,7 @@ class MirroredStrategy(ShardsUpdate):
         *,
         random_numbers: str | None = None,
     ):
-        found = chosen_devices(devices)
+        found = own_devices(self, devices, "devices")
         super().__init__(Placement(found), cross_device_ops, communication_options)
         self.shard_update = self._checked_shard_update(shard_update, default=True)
         self.random_numbers = checked_random_numbers(random_numbers)

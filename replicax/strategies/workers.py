@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import jax
 
-from replicax.cluster import ClusterConfig, ClusterResolver, Task, cluster_of
+from replicax.cluster import ClusterConfig, ClusterResolver, Task, cluster_of, detect_cluster
 from replicax.collectives import CommunicationOptions
-from replicax.errors import ArgumentError
+from replicax.errors import ArgumentError, ClusterError
 from replicax.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
+from replicax.membership.worlds import running
 from replicax.runtime.devices import chosen_devices
 from replicax.runtime.memory import keep_freed_memory
 from replicax.strategies.mesh_strategy import MeshStrategy
@@ -154,6 +155,31 @@ class SpansWorkers(MeshStrategy):
 
     def __repr__(self) -> str:
         return super().__repr__() if self.num_workers == 1 else self._shown_as_worker()
+
+
+def own_devices(
+    strategy: MeshStrategy, devices: int | Sequence[str | jax.Device] | None, argument: str
+) -> list[jax.Device]:
+    """Returns the devices of a strategy of one process. One of several processes has to ask for its own.
+
+    Raises:
+        ClusterError: It has not, and each would train a copy of its own.
+        DeviceError: A device does not exist.
+    """
+    is_default = devices is None or (not isinstance(devices, int) and not len(devices))
+    if is_default and not strategy.waits_for_workers and not jax.distributed.is_initialized() and running() is None:
+        found = detect_cluster()
+        # Of a cluster with parameter servers the coordinator alone runs the script.
+        if "ps" not in found.config.spec.jobs and found.config.num_processes > 1:
+            name = type(strategy).__name__
+            raise ClusterError(
+                f"{name}()",
+                problem=f"trains on the devices of one process, but this process is {found}: each would train a model "
+                "of its own on all the data",
+                cure="Use rx.MultiWorkerMirroredStrategy() to train one model together, or, if each is to train alone, "
+                f"rx.{name}({argument}=jax.local_devices()).",
+            )
+    return chosen_devices(devices)
 
 
 def patience(stall_timeout: float | None, timeout_seconds: float | None) -> float | None:

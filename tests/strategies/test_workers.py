@@ -1,5 +1,7 @@
 """Who trains together, as far as one process shows it. (tests/multiprocess has the rest.)"""
 
+import json
+
 import jax
 import pytest
 
@@ -63,3 +65,39 @@ def test_processes_that_others_have_connected_have_names(monkeypatch):
     found = Workers.of([_Device(0), _Device(1)], None, 1, 1)
     assert found.names == ("worker:0", "worker:1")
     assert (found.config.process_id, found.config.num_processes, found.config.is_chief) == (0, 2, True)
+
+
+LAUNCHED = {
+    "REPLICAX_COORDINATOR": "127.0.0.1:8888",
+    "REPLICAX_NUM_PROCESSES": "2",
+    "REPLICAX_PROCESS_ID": "1",
+}
+TASKS = {"worker": ["127.0.0.1:1", "127.0.0.1:2"], "chief": ["127.0.0.1:3"]}
+
+
+@pytest.mark.parametrize("kind", [rx.MirroredStrategy, rx.CentralStorageStrategy])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        LAUNCHED,
+        {"TF_CONFIG": json.dumps({"cluster": TASKS, "task": {"type": "worker", "index": 1}})},
+        {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:8888", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"},
+    ],
+    ids=["replicax", "TF_CONFIG", "JAX"],
+)
+def test_a_strategy_of_one_process_does_not_train_beside_others(monkeypatch, kind, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(rx.errors.ClusterError, match=r"rx\.MultiWorkerMirroredStrategy\(\)") as error:
+        kind()
+    assert f"rx.{kind.__name__}(" in str(error.value)
+    assert kind(jax.local_devices()).num_replicas_in_sync == 8
+    assert kind(2).num_replicas_in_sync == 2
+
+
+@pytest.mark.parametrize(
+    ("tasks", "task"), [(TASKS, "evaluator"), ({**TASKS, "ps": ["127.0.0.1:4"]}, "chief")], ids=["evaluator", "servers"]
+)
+def test_a_process_that_trains_alone_in_its_cluster_may(monkeypatch, tasks, task):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": tasks, "task": {"type": task, "index": 0}}))
+    assert rx.MirroredStrategy().num_replicas_in_sync == 8
