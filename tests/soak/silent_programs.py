@@ -457,18 +457,19 @@ def forward(params, extra, x):
 """
 
 
+# No weight has a gradient of zero, as the bias of attention's keys has: optimizers would make steps of rounding errors.
 _LINEN = {
     "Dense": "x = nn.Dense(3)(jnp.tanh(nn.Dense(6)(x)))",
     "Conv": "x = nn.Dense(3)(jnp.tanh(nn.Conv(4, (3,))(x.reshape(-1, 4, 2))).reshape(x.shape[0], -1))",
     "LayerNorm": "x = nn.Dense(3)(nn.LayerNorm()(nn.Dense(6)(x)))",
     "GroupNorm": "x = nn.Dense(3)(nn.GroupNorm(2)(nn.Dense(6)(x)))",
-    "attention": "x = nn.Dense(3)(nn.MultiHeadDotProductAttention(2, qkv_features=4)(x.reshape(-1, 4, 2)).mean(1))",
+    "attention": "x = nn.Dense(3)(nn.MultiHeadDotProductAttention(2, qkv_features=4, use_bias=False)(x.reshape(-1, 4, 2)).mean(1))",
     "RNN": "x = nn.Dense(3)(nn.RNN(nn.LSTMCell(4))(x.reshape(-1, 4, 2))[:, -1])",
     "GRU": "x = nn.Dense(3)(nn.RNN(nn.GRUCell(4))(x.reshape(-1, 4, 2))[:, -1])",
     "BatchNorm": """
         axis = None
         axis = "replica" if not self.is_initializing() else None  # +
-        x = nn.BatchNorm(use_running_average=False, momentum=0.9, epsilon=1e-2, axis_name=axis)(nn.Dense(6)(x))
+        x = nn.BatchNorm(use_running_average=False, momentum=0.9, epsilon=1e-2, axis_name=axis)(nn.Dense(6, use_bias=False)(x))
         x = nn.Dense(3)(jnp.tanh(x))
     """,
     "remat": "x = nn.Dense(3)(nn.remat(nn.Dense)(6)(x))",
@@ -572,7 +573,7 @@ _EQUINOX_FIELDS = {
     "number": ("scale: float = 0.5", "self.scale * {}"),
     "flag": ("negative: bool = True", "(-{0} if self.negative else {0})"),
     "size": ("power: int = 2", "{} ** self.power"),
-    "static": ("act: Any = eqx.field(static=True, default='tanh')", "getattr(jnp, self.act)({})"),
+    "static": ("kind: Any = eqx.field(static=True, default='tanh')", "getattr(jnp, self.kind)({})"),
     "function": ("act: Any = jnp.tanh", "self.act({})"),
     "array": (
         "mask: Any = eqx.field(default_factory=lambda: np.array([True, False, True]))",
@@ -1129,7 +1130,7 @@ _NNX = {
         "self.b(self.a(x))",
     ),
     "attention": (
-        "self.a, self.b = nnx.MultiHeadAttention(2, 2, 4, decode=False, rngs=rngs), nnx.Linear(2, 3, rngs=rngs)",
+        "self.a, self.b = nnx.MultiHeadAttention(2, 2, 4, decode=False, use_bias=False, rngs=rngs), nnx.Linear(2, 3, rngs=rngs)",
         "self.b(self.a(x.reshape(-1, 4, 2)).mean(1))",
     ),
     "Dropout off": (
