@@ -17,17 +17,17 @@ from typing import TypedDict, cast
 
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.lines import decoded, encoded, is_number
+from replicax.cluster.proof import Strangers
 from replicax.errors import ClusterError
 
 SECONDS_BETWEEN_QUESTIONS = 1.0
 SECONDS_OF_SILENCE = 5.0  # after which a process that has come counts as silent
 LONGEST_GREETING = 2**16
-_SECONDS_TO_GREET = 5.0
 _BACKLOG = 1024
 _SECONDS_TO_SEND = 5.0
 _SECONDS_TO_RECOVER = 0.05
 MOST_NAMED = 100  # processes that a question names: thousands ask who is missing
-_MOST_STRANGERS = 256  # connected at once; then the oldest is closed
+_ACCEPTED_AT_ONCE = 256
 
 
 class Greeting(TypedDict):
@@ -51,7 +51,6 @@ class Guest:
 
     Attributes:
         connection: The connection.
-        since: When it was made (`time.monotonic`).
         process: Index of the process; None for a stranger.
         info: The information in its greeting.
         heard_at: When its last message came.
@@ -60,7 +59,7 @@ class Guest:
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
-        self.since = self.heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
         self.process: int | None = None
         self.info: dict[str, object] = {}
         self.answered = 0
@@ -112,7 +111,7 @@ class RendezvousServer:
     def __init__(self, listener: socket.socket, mine: Greeting):
         self._listener, self._mine = listener, mine
         self._selector = selectors.DefaultSelector()
-        self._strangers: dict[socket.socket, Guest] = {}
+        self._strangers = Strangers[Guest]()
         self.came: dict[int, Guest] = {}
         self._through: set[int] = set()  # processes that need process 0 no more
         self._missing = set(range(1, mine["processes"]))
@@ -127,7 +126,7 @@ class RendezvousServer:
 
     def __exit__(self, *exception: object) -> None:
         self._selector.close()
-        for guest in [*self._strangers.values(), *self.came.values()]:
+        for guest in [*self._strangers.all(), *self.came.values()]:
             guest.connection.close()
 
     def missing(self) -> list[int]:
@@ -147,18 +146,16 @@ class RendezvousServer:
     def serve(self, until: float) -> None:
         """Serves the connections until something happens, at most until `until` (`time.monotonic`)."""
         self._ask()
-        first = next(iter(self._strangers.values()), None)  # The oldest.
-        until = min(until, self._next_question, first.since + _SECONDS_TO_GREET if first else until)
+        until = min(until, self._next_question, self._strangers.due())
         for key, _ in self._selector.select(max(until - time.monotonic(), 0.001)):
             key.data()
-        self._drop_the_slow()
+        self._drop_all(self._strangers.overdue())
 
     def shut(self) -> None:
         """Accepts no more connections and frees the port. Processes that have come stay connected."""
         self._selector.unregister(self._listener)
         self._listener.close()
-        for stranger in list(self._strangers.values()):
-            self._drop(stranger)
+        self._drop_all(self._strangers.all())
 
     def tell(self, message: Mapping[str, object]) -> None:
         """Sends a message to all processes that have come."""
@@ -186,7 +183,7 @@ class RendezvousServer:
                 self._drop(guest)
 
     def _accept(self) -> None:
-        for _ in range(_MOST_STRANGERS):  # Then the other connections have their turn.
+        for _ in range(_ACCEPTED_AT_ONCE):  # Then the other connections have their turn.
             try:
                 connection = self._listener.accept()[0]
             except BlockingIOError:
@@ -195,12 +192,12 @@ class RendezvousServer:
                 continue
             except OSError:  # This process has too many files open.
                 time.sleep(_SECONDS_TO_RECOVER)
-                return self._drop_oldest()
+                return self._drop_all(self._strangers.oldest())
             connection.setblocking(False)
-            guest = self._strangers[connection] = Guest(connection)
+            guest = Guest(connection)
+            self._strangers.add(guest)
             self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._read, guest))
-            if len(self._strangers) > _MOST_STRANGERS:
-                self._drop_oldest()
+            self._drop_all(self._strangers.overdue())
 
     def _read(self, guest: Guest) -> None:
         try:
@@ -220,7 +217,7 @@ class RendezvousServer:
             raise ConnectionRefusedError(refusal)
         greeting = cast(Greeting, message)  # `refused` has checked it.
         guest.process, guest.info, guest.heard_at = greeting["process"], greeting["info"], time.monotonic()
-        del self._strangers[guest.connection]
+        self._strangers.remove(guest)
         self.came[greeting["process"]] = guest
         self._missing.discard(greeting["process"])
 
@@ -247,20 +244,15 @@ class RendezvousServer:
             return
         self._selector.unregister(guest.connection)
         guest.connection.close()
-        self._strangers.pop(guest.connection, None)
+        self._strangers.remove(guest)
         if guest.process is not None and self.came.get(guest.process) is guest:
             del self.came[guest.process]
             self._asked_all = None
             if guest.process not in self._through:
                 self._missing.add(guest.process)
 
-    def _drop_oldest(self) -> None:
-        if self._strangers:
-            self._drop(next(iter(self._strangers.values())))
-
-    def _drop_the_slow(self) -> None:
-        late = time.monotonic() - _SECONDS_TO_GREET
-        for guest in [guest for guest in self._strangers.values() if guest.since <= late]:
+    def _drop_all(self, guests: Sequence[Guest]) -> None:
+        for guest in guests:
             self._drop(guest)
 
 

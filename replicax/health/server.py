@@ -20,15 +20,14 @@ from http import HTTPStatus
 from typing import Protocol, TypeAlias
 
 from replicax.cluster.lines import decoded, is_number
+from replicax.cluster.proof import Strangers
 from replicax.health.client import TOKEN_HEADER
 from replicax.health.order import order_from
 
 _LARGEST_QUESTION = 2**23
 _Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int]  # of IPv4 or IPv6
 _SECONDS_OF_SILENCE = 60.0  # after which a connection is closed
-_SECONDS_TO_SHOW_THE_TOKEN = 5.0
 _SECONDS_TO_RECOVER = 0.05
-_MOST_STRANGERS = 256  # connected at once; then the oldest is closed
 
 
 class Answers(Protocol):
@@ -65,8 +64,7 @@ class HealthServer(http.server.ThreadingHTTPServer):
         super().__init__((host, 0), _Handler)
         self._token: bytes | None = None
         self.answers: Answers | None = None
-        self._lock = threading.Lock()
-        self._strangers: dict[socket.socket, float] = {}  # the oldest first
+        self._strangers = Strangers[socket.socket]()
 
     @property
     def port(self) -> int:
@@ -96,15 +94,13 @@ class HealthServer(http.server.ThreadingHTTPServer):
         except OSError:  # It was closed again, or this process has too many open files: pause before the next.
             time.sleep(_SECONDS_TO_RECOVER)
             raise
-        with self._lock:
-            self._strangers[connection] = time.monotonic()
+        self._strangers.add(connection)
         self.service_actions()
         return connection, address
 
     def recognize(self, connection: socket.socket) -> None:
         """Notes that a connection is one of this job's."""
-        with self._lock:
-            self._strangers.pop(connection, None)
+        self._strangers.remove(connection)
 
     def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
         """Forgets a connection that ends."""
@@ -114,14 +110,9 @@ class HealthServer(http.server.ThreadingHTTPServer):
 
     def service_actions(self) -> None:
         """Closes connections of strangers that take too long or are too many; their threads notice it."""
-        late = time.monotonic() - _SECONDS_TO_SHOW_THE_TOKEN
-        with self._lock:
-            too_many = len(self._strangers) - _MOST_STRANGERS
-            for i, (connection, since) in enumerate([*self._strangers.items()]):
-                if i < too_many or since < late:
-                    del self._strangers[connection]
-                    with contextlib.suppress(OSError):  # It was closed already.
-                        connection.shutdown(socket.SHUT_RDWR)
+        for connection in self._strangers.overdue():
+            with contextlib.suppress(OSError):  # It was closed already.
+                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Reports nothing: the client has gone, or does not belong to this job."""

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from replicax.cluster.addresses import join_address
-from replicax.cluster.lines import decoded, encoded
+from replicax.cluster.proof import Session, proved
 from replicax.errors import LaunchError
 from replicax.exit_codes import ExitCode, describe, is_restartable
 from replicax.launch.invitation import Invitation, invitation_to
 from replicax.launch.job import signals_as
 from replicax.launch.options import Options, check_script, make_log_dir
-from replicax.launch.plan import REPORTS
+from replicax.launch.plan import MEMBER_VARIABLES, REPORTS
 from replicax.remote.events import Event, Events, FoundSilent, MemberNews, SignalReceived
 from replicax.remote.guarding import Guard
-from replicax.remote.guests import LONGEST_LINE, keep_alive
+from replicax.remote.guests import keep_alive
 from replicax.remote.outlets import outlets_to
 from replicax.remote.output import Log, error_line
 from replicax.remote.planned import WORKER, PlannedTask, Program, common_environment
@@ -34,6 +34,7 @@ from replicax.remote.terminal import Terminal
 
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_BETWEEN_TRIES = 0.5
+_SECONDS_TO_BE_HEARD = 5.0
 _SECONDS_TO_COME_BACK = 15.0  # The job may be starting again as a whole.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _SECONDS_OF_A_USEFUL_LIFE = 60.0
@@ -83,7 +84,7 @@ def join(
 class _Seat(NamedTuple):
     """A place in the job: the connection with its launcher, its number, and the variables of the cluster."""
 
-    connection: socket.socket
+    session: Session
     number: int
     environment: Mapping[str, str]
 
@@ -119,7 +120,7 @@ class _Visitor:
         seat = self._take_seat(start_timeout)
         for run in itertools.count():
             began = time.monotonic()
-            with contextlib.closing(seat.connection):
+            with contextlib.closing(seat.session.connection):
                 end = self._run(seat, run)
             error = error_line(end.words) if end.code == ExitCode.FAILED else ""
             if end.is_over or not is_restartable(end.code) or run >= left or (error and error == before):
@@ -143,24 +144,27 @@ class _Visitor:
         """
         host, port = self._invitation.address
         there = join_address(host, port)
-        connection = _connected(host, port, patience_s)
-        keep_alive(connection)
-        asked = {"join": 1, "token": self._invitation.token, "host": socket.gethostname(), "wanted": self._wanted}
+        session = _met(self._invitation, patience_s)
+        connection = session.connection
         try:
-            connection.sendall(encoded(asked))
-            told = decoded(_first_line(connection), LONGEST_LINE)
+            session.tell({"host": socket.gethostname(), "wanted": self._wanted})
+            told = session.hear(time.monotonic() + _SECONDS_TO_CONNECT)
         except (OSError, ValueError) as error:
             connection.close()
-            raise LaunchError(
-                f"The program that listens at {there} is no launcher of an elastic job: {error}."
-            ) from error
+            raise LaunchError(f"The job at {there} does not let this worker in: {error}.") from error
         index, environment = told.get("index"), told.get("environment")
         if not isinstance(index, int) or not isinstance(environment, dict):
             connection.close()
             raise LaunchError(f"The job at {there} does not let this worker in: {told.get('no', told)}.")
+        if environment.keys() != MEMBER_VARIABLES or not all(isinstance(each, str) for each in environment.values()):
+            connection.close()
+            raise LaunchError(
+                f"The job at {there} sends the variables {sorted(environment)!r:.300}, not {sorted(MEMBER_VARIABLES)}: "
+                "install the same version of replicax here and there."
+            )
         connection.settimeout(None)
         self._wanted = index
-        return _Seat(connection, index, environment)
+        return _Seat(session, index, environment)
 
     def _run(self, seat: _Seat, run: int) -> _End:
         options = self._options
@@ -169,7 +173,7 @@ class _Visitor:
         task = PlannedTask(WORKER, seat.number, None, own)
         program = Program("module" if options.module else "file", options.script, options.arguments)
         events = Events[Event]()
-        wire = _Wire(seat.connection, events)
+        wire = _Wire(seat.session, events)
 
         def start() -> Iterator[Process]:
             log = Log(self._log_dir / task.log_name, run)
@@ -195,7 +199,7 @@ class _Wire:
     News of the others goes to that launcher, and all other events go to the supervisor here.
 
     Args:
-        connection: The connection.
+        session: The connection.
         events: The supervisor's events.
 
     Attributes:
@@ -204,11 +208,10 @@ class _Wire:
         is_cut: Whether the connection was lost.
     """
 
-    def __init__(self, connection: socket.socket, events: Events[Event]):
+    def __init__(self, session: Session, events: Events[Event]):
         self.was_told, self.over, self.is_cut = False, "", False
-        self._connection, self._events = connection, events
+        self._session, self._events = session, events
         self._ending = False
-        self._lock = threading.Lock()
         self._process: Process | None = None
         self._thread = threading.Thread(target=self._listen, name="replicax-join", daemon=True)
 
@@ -234,19 +237,19 @@ class _Wire:
             self._tell({"leaves": True})
         self._tell({"ended": code, "words": words[-_MOST_WORDS:]})
         with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+            self._session.connection.shutdown(socket.SHUT_RDWR)
         self._thread.join(_SECONDS_TO_CONNECT)
 
     def _tell(self, message: Mapping[str, object]) -> None:
-        with self._lock, contextlib.suppress(OSError):  # It is cut, which `_listen` notices.
-            self._connection.sendall(encoded(message))
+        with contextlib.suppress(OSError):  # It is cut, which `_listen` notices.
+            self._session.tell(message)
 
     def _listen(self) -> None:
         """Takes the orders of the job's launcher until the connection ends; without it the worker ends, too."""
         assert self._process is not None
-        with contextlib.suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
-            for line in lines:
-                told = decoded(line, LONGEST_LINE)
+        with contextlib.suppress(OSError, ValueError):
+            while True:
+                told = self._session.hear()
                 number = told.get("signal")
                 self.over = str(told.get("no", "")) or self.over
                 self.was_told = True
@@ -257,6 +260,26 @@ class _Wire:
         if not self._ending:
             self.is_cut = not self.was_told
             self._process.kill()
+
+
+def _met(invitation: Invitation, patience_s: float) -> Session:
+    """Returns a session with the job's launcher; strangers who knock too may have it dropped a few times."""
+    there, until = join_address(*invitation.address), time.monotonic() + _SECONDS_TO_BE_HEARD
+    while True:
+        connection = _connected(*invitation.address, patience_s)
+        keep_alive(connection)
+        try:
+            return proved(connection, invitation.token, _SECONDS_TO_CONNECT)
+        except ConnectionRefusedError as refusal:
+            connection.close()
+            raise LaunchError(f"The job at {there} does not let this worker in: {str(refusal)!r:.200}.") from refusal
+        except (OSError, ValueError) as error:
+            connection.close()
+            if not isinstance(error, ConnectionError) or time.monotonic() >= until:
+                raise LaunchError(
+                    f"The program that listens at {there} is no launcher of this elastic job: {error}."
+                ) from error
+        time.sleep(_SECONDS_BETWEEN_TRIES)
 
 
 def _connected(host: str, port: int, patience_s: float) -> socket.socket:
@@ -271,13 +294,3 @@ def _connected(host: str, port: int, patience_s: float) -> socket.socket:
                     "or listens elsewhere (--address)."
                 ) from error
         time.sleep(_SECONDS_BETWEEN_TRIES)
-
-
-def _first_line(connection: socket.socket) -> bytes:
-    heard = b""
-    while not heard.endswith(b"\n"):
-        chunk = connection.recv(1)  # The rest belongs to the next messages.
-        if not chunk or len(heard) > LONGEST_LINE:
-            raise ValueError("it closes the connection" if not chunk else "it sends too much")
-        heard += chunk
-    return heard

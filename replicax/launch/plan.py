@@ -109,6 +109,12 @@ def meeting_address(options: Options, ports: Sequence[int]) -> str:
     return join_address(meeting_host(options), ports[-1])
 
 
+#: The variables of `member_environment`; a worker that joins takes no others from the job.
+MEMBER_VARIABLES = frozenset(
+    {"REPLICAX_COORDINATOR", "REPLICAX_NUM_PROCESSES", "REPLICAX_PROCESS_ID", MEETING, LIFE, ELASTIC}
+)
+
+
 def member_environment(elastic: ElasticRange, meeting: str, life: Life, workers: int) -> dict[str, str]:
     """Returns the cluster's variables for a worker of an elastic job that knows no address but that of the meeting.
 

@@ -5,7 +5,8 @@ on which both send JSON, one object a line:
 
 | from | message | meaning |
 | --- | --- | --- |
-| guest | `join`, `token`, `host`, `wanted` | asks for a place, if possible with the index that it had before |
+| both | | prove that they know the job's token (`replicax.cluster.proof`) |
+| guest | `host`, `wanted` | asks for a place, if possible with the index that it had before |
 | door | `environment`, `index` | it has this place; these are the variables of its cluster |
 | door | `no` | it cannot join, and why |
 | guest | `pid` | its process runs |
@@ -19,26 +20,22 @@ If the connection ends, so does the process: the door counts it as lost, and the
 from __future__ import annotations
 
 import contextlib
-import hmac
 import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from replicax.cluster.addresses import Address, join_address
-from replicax.cluster.lines import decoded, encoded, is_number
+from replicax.cluster.lines import is_number
+from replicax.cluster.proof import SECONDS_TO_PROVE, Session, Strangers, demanded
 from replicax.exit_codes import from_signal
 from replicax.remote.events import EventSink, FoundSilent, Joined, MemberNews, ProcessEnded, ScriptEnded, member_news
 from replicax.remote.planned import WORKER, PlannedTask
 
-LONGEST_LINE = 2**20
-_SECONDS_TO_SHOW_THE_TOKEN = 5.0
 _SECONDS_FOR_THREADS = 2.0
-_MOST_STRANGERS = 64
 _MOST_WORKERS = 2**20
-_BYTES = 65_536
 # A connection whose cable is cut is given up after about ten seconds.
 _IDLE_S, _BETWEEN_PROBES_S, _PROBES = 4, 2, 3
 
@@ -47,7 +44,7 @@ class Guest:
     """A worker that has been started elsewhere to join the job; see `ProcessLike`.
 
     Args:
-        connection: That with its launcher.
+        session: That with its launcher.
         host: The name of its machine.
         wanted: The index that it would like to have; None if any will do.
         events: Where its end is reported.
@@ -55,15 +52,14 @@ class Guest:
 
     is_guest = True
 
-    def __init__(self, connection: socket.socket, host: str, wanted: int | None, events: EventSink):
+    def __init__(self, session: Session, host: str, wanted: int | None, events: EventSink):
         self.task = PlannedTask(WORKER, -1, None, {})
         self.host, self.wanted = host, wanted
         self.last_words, self.pid, self.meets, self.watched, self.has_left = "", 0, 0, False, False
         self.told: ScriptEnded | None = None
         self.log_path: Path | None = None
-        self._connection, self._events = connection, events
+        self._session, self._events = session, events
         self._returncode = from_signal(signal.SIGHUP)  # if the connection is lost
-        self._lock = threading.Lock()
 
     def admit(self, index: int, environment: Mapping[str, str]) -> None:
         """Gives it a place."""
@@ -90,22 +86,12 @@ class Guest:
         self._hang_up()
         return self._returncode
 
-    def listen(self, heard: bytes) -> None:
-        """Reads what its launcher tells, until the connection ends.
-
-        Args:
-            heard: What has come already.
-        """
+    def listen(self) -> None:
+        """Reads what its launcher tells, until the connection ends."""
         with contextlib.suppress(OSError, ValueError):  # It was lost, or sends something else than we expect.
             while True:
-                *lines, heard = heard.split(b"\n")
-                for line in lines:
-                    self._take(decoded(line, LONGEST_LINE))
-                chunk = self._connection.recv(_BYTES)
-                if not chunk or len(heard) > LONGEST_LINE:
-                    break
-                heard += chunk
-        self._connection.close()
+                self._take(self._session.hear())
+        self._session.connection.close()
         self._events.put(ProcessEnded(self, time.monotonic()))
 
     def _take(self, told: Mapping[str, object]) -> None:
@@ -123,12 +109,12 @@ class Guest:
             self.has_left = True
 
     def _tell(self, message: Mapping[str, object]) -> None:
-        with self._lock, contextlib.suppress(OSError):  # It is lost, which `listen` reports.
-            self._connection.sendall(encoded(message))
+        with contextlib.suppress(OSError):  # It is lost, which `listen` reports.
+            self._session.tell(message)
 
     def _hang_up(self) -> None:
         with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+            self._session.connection.shutdown(socket.SHUT_RDWR)
 
 
 class Door:
@@ -144,11 +130,11 @@ class Door:
     """
 
     def __init__(self, address: Address, token: str, events: EventSink):
-        self._token, self._events = token.encode(), events
+        self._token, self._events = token, events
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self._listener = socket.create_server((address.host, address.port), family=family)
         self.address = join_address(address.host, self._listener.getsockname()[1])
-        self._strangers = threading.Semaphore(_MOST_STRANGERS)
+        self._strangers = Strangers[socket.socket]()
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name="replicax-door", daemon=True)
         self._thread.start()
@@ -166,48 +152,48 @@ class Door:
             try:
                 connection, _ = self._listener.accept()
             except OSError:  # It was closed, or this process has too many open files.
+                _hang_up(self._strangers.oldest())
                 time.sleep(0 if self._closed else 0.1)
                 continue
-            if not self._strangers.acquire(blocking=False):
-                connection.close()
-                continue
+            self._strangers.add(connection)
+            _hang_up(self._strangers.overdue())
             threading.Thread(target=self._meet, args=(connection,), name="replicax-guest", daemon=True).start()
 
     def _meet(self, connection: socket.socket) -> None:
         try:
-            guest, heard = self._known(connection)
-        except (OSError, ValueError):
+            guest = self._known(connection)
+        except (OSError, ValueError):  # It said nothing in time, or does not belong to this job.
             connection.close()
             return
         finally:
-            self._strangers.release()
+            self._strangers.remove(connection)
         self._events.put(Joined(guest))
-        guest.listen(heard)
+        guest.listen()
 
-    def _known(self, connection: socket.socket) -> tuple[Guest, bytes]:
-        """Returns who has come, and what came after its first message.
+    def _known(self, connection: socket.socket) -> Guest:
+        """Returns who has come.
 
         Raises:
             OSError: It said nothing in time.
             ValueError: It does not belong to this job.
         """
-        deadline, heard = time.monotonic() + _SECONDS_TO_SHOW_THE_TOKEN, b""
-        while b"\n" not in heard:
-            connection.settimeout(max(deadline - time.monotonic(), 0.001))
-            chunk = connection.recv(_BYTES)
-            if not chunk or len(heard) > LONGEST_LINE or time.monotonic() > deadline:
-                raise ValueError("It said nothing.")
-            heard += chunk
-        line, _, rest = heard.partition(b"\n")
-        told = decoded(line, LONGEST_LINE)
+        session = demanded(connection, self._token)
+        if not self._strangers.remove(connection):
+            raise ValueError("It was closed, since too many came after it.")
+        told = session.hear(time.monotonic() + SECONDS_TO_PROVE)
         wanted = told.get("wanted")
-        if not hmac.compare_digest(str(told.get("token")).encode(), self._token):
-            connection.sendall(encoded({"no": "its token (REPLICAX_TOKEN) is not that of the job"}))
-            raise ValueError("It does not know the token.")
         connection.settimeout(None)
         keep_alive(connection)
-        place = wanted if is_number(wanted, 0, _MOST_WORKERS) else None
-        return Guest(connection, str(told.get("host", "")), place, self._events), rest
+        return Guest(
+            session, str(told.get("host", "")), wanted if is_number(wanted, 0, _MOST_WORKERS) else None, self._events
+        )
+
+
+def _hang_up(connections: Iterable[socket.socket]) -> None:
+    """Ends connections; the threads that read them notice it."""
+    for connection in connections:
+        with contextlib.suppress(OSError):  # It was closed already.
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def keep_alive(connection: socket.socket) -> None:

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from replicax.cluster import gathering, rendezvous
+from replicax.cluster import gathering, proof, rendezvous
 from replicax.errors import ClusterError, ClusterTimeoutError
 
 
@@ -222,7 +222,7 @@ def test_those_who_say_nothing_delay_nobody():
         with meeting(address, 1, 2) as others:
             pass
         assert len(others) == 2
-        assert time.monotonic() - begun < gathering._SECONDS_TO_GREET
+        assert time.monotonic() - begun < proof.SECONDS_TO_PROVE
     assert len(found[0]) == 3
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import replicax.health.server as server_module
+from replicax.cluster import proof
 from replicax.health.client import TOKEN_HEADER, Client, in_parallel
 from replicax.health.diagnosis import Diagnosis, Limits, ProblemKind
 from replicax.health.monitor import Monitor
@@ -79,7 +79,7 @@ def test_who_hangs_up_is_not_dead(error: OSError, refusals: int):
 
 
 def test_strangers_who_hold_connections_keep_nobody_out(workers: list[Worker], monkeypatch):
-    monkeypatch.setattr(server_module, "_MOST_STRANGERS", 8)
+    monkeypatch.setattr(proof, "MOST_STRANGERS", 8)
     before = threading.active_count()
     with contextlib.ExitStack() as stack:
         for half in (b"", b"GET /status HT", b"POST /alarm HTTP/1.1\r\nContent-Length: 9\r\n") * 20:
@@ -95,7 +95,7 @@ def test_strangers_who_hold_connections_keep_nobody_out(workers: list[Worker], m
 
 
 def test_strangers_are_dropped_in_time_and_friends_are_not(workers: list[Worker], monkeypatch):
-    monkeypatch.setattr(server_module, "_SECONDS_TO_SHOW_THE_TOKEN", 0.2)
+    monkeypatch.setattr(proof, "SECONDS_TO_PROVE", 0.2)
     client = workers[0].client
     client.status(5.0)
     (connection,) = client._idle

@@ -1,18 +1,26 @@
 """One more worker for a running job: invitations, and real launchers with small scripts."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from replicax.cluster.addresses import Address
+from replicax.cluster.proof import demanded
 from replicax.errors import LaunchError
 from replicax.launch.invitation import Invitation, invitation_to, write_invitation
-from replicax.membership.telling import ElasticRange
+from replicax.launch.joining import _Visitor
+from replicax.launch.options import Options
+from replicax.launch.plan import MEMBER_VARIABLES, member_environment
+from replicax.membership.telling import ElasticRange, Life
+from replicax.remote.terminal import Terminal
 from tests.launch.conftest import LIMIT_S, wait_for
 
 
@@ -34,6 +42,28 @@ def test_neither_a_folder_nor_an_address(tmp_path):
         invitation_to("nowhere", {})
     with pytest.raises(LaunchError, match="no elastic job has left an invitation there"):
         invitation_to(str(tmp_path), {})
+
+
+def test_a_worker_that_joins_takes_the_named_variables_of_a_job_and_no_others():
+    """Not even from one who knows the token."""
+    environment = member_environment(ElasticRange(1, 4), "127.0.0.1:1", Life(2, 0), 1)
+    assert environment.keys() == MEMBER_VARIABLES
+
+    def answer(more):
+        with listener.accept()[0] as connection:
+            session = demanded(connection, "secret")
+            session.hear()
+            session.tell({"index": 2, "environment": {**environment, **more}})
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        invitation = Invitation(Address("127.0.0.1", listener.getsockname()[1]), "secret")
+        for more in {"PYTHONPATH": "/tmp"}, {"REPLICAX_COORDINATOR": 3}:
+            host = threading.Thread(target=answer, args=(more,))
+            host.start()
+            visitor = _Visitor(Options("script.py"), invitation, {}, Path(), Terminal(sys.stdout, sys.stderr))
+            with contextlib.closing(visitor.guard), pytest.raises(LaunchError, match="sends the variables"):
+                visitor._take_seat(LIMIT_S)
+            host.join(LIMIT_S)
 
 
 # What a member of a world tells, without JAX.

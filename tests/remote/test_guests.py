@@ -1,16 +1,20 @@
 """The door of an elastic job, and those who come to it."""
 
+import concurrent.futures
 import contextlib
 import json
 import queue
 import signal
 import socket
+import time
 
 import pytest
 
+from replicax.cluster import proof
 from replicax.cluster.addresses import Address, parse_address
+from replicax.cluster.proof import LONGEST_LINE, proved
 from replicax.remote.events import Events, FoundSilent, Joined, MemberNews, ProcessEnded
-from replicax.remote.guests import LONGEST_LINE, Door
+from replicax.remote.guests import Door
 
 LIMIT_S = 20.0
 
@@ -21,17 +25,27 @@ class Visitor:
     def __init__(self, door):
         address = parse_address(door.address, "")
         self.connection = socket.create_connection(address, timeout=LIMIT_S)
-        self.lines = self.connection.makefile("rb")
+        self.session = None
+
+    def asks(self, **message):
+        """Proves that it knows the token, and asks for a place."""
+        self.session = proved(self.connection, "secret", LIMIT_S)
+        self.says(**message)
 
     def says(self, **message):
-        self.connection.sendall(json.dumps(message).encode() + b"\n")
+        self.session.tell(message)
 
     def hears(self):
-        line = self.lines.readline()
-        return json.loads(line) if line else None
+        with contextlib.suppress(ConnectionResetError):
+            return self.session.hear(time.monotonic() + LIMIT_S)
+
+    def is_dropped(self):
+        self.connection.settimeout(LIMIT_S)
+        with contextlib.suppress(ConnectionResetError):
+            return self.connection.recv(1) == b""
+        return True
 
     def close(self):
-        self.lines.close()
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
@@ -59,7 +73,7 @@ def visitor(door):
 @pytest.fixture
 def guest(visitor, events):
     """A guest that has been admitted."""
-    visitor.says(join=1, token="secret", host="afar", wanted=5)
+    visitor.asks(host="afar", wanted=5)
     joined = events.get(timeout=LIMIT_S)
     assert isinstance(joined, Joined)
     joined.process.admit(3, {"REPLICAX_LIFE": "1"})
@@ -73,30 +87,98 @@ def test_who_knows_the_token_gets_a_place(guest):
 
 @pytest.mark.parametrize("wanted", [None, -1, "3", True, 2**40])
 def test_an_index_that_is_none_is_not_wanted(visitor, events, wanted):
-    visitor.says(join=1, token="secret", wanted=wanted)
+    visitor.asks(wanted=wanted)
     assert events.get(timeout=LIMIT_S).process.wanted is None
 
 
-@pytest.mark.parametrize("token", ["wrong", "", None, ["secret"]])
+@pytest.mark.parametrize("token", ["wrong", "", "secret "])
 def test_who_does_not_know_the_token_is_sent_away(visitor, events, token):
-    visitor.says(join=1, token=token)
-    assert visitor.hears() == {"no": "its token (REPLICAX_TOKEN) is not that of the job"}
-    assert visitor.hears() is None
+    with pytest.raises(ConnectionRefusedError, match=r"its token \(REPLICAX_TOKEN\) is not that of the job"):
+        proved(visitor.connection, token, LIMIT_S)
+    assert visitor.is_dropped()
     assert events.empty()
+
+
+@pytest.mark.parametrize("told", [{"join": 1, "token": "secret"}, {"join": 2}, {"join": 2, "nonce": "0"}])
+def test_a_greeting_of_another_kind_lets_nobody_in(visitor, events, told):
+    visitor.connection.sendall(json.dumps(told).encode() + b"\n")
+    while visitor.connection.recv(1000):
+        pass
+    assert events.empty()
+
+
+@pytest.mark.parametrize("answer", ["reflected", "invented", "none"])
+def test_a_false_door_does_not_get_a_session_and_never_sees_the_token(answer):
+    visitor, his = socket.socketpair()
+    with visitor, his, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        session = pool.submit(proved, visitor, "secret", LIMIT_S)
+        his.settimeout(LIMIT_S)
+        heard = his.makefile("rb")
+        hello = heard.readline()
+        his.sendall(json.dumps({"nonce": json.loads(hello)["nonce"]}).encode() + b"\n")
+        shown = heard.readline()
+        said = {"reflected": json.loads(shown), "invented": {"proof": "0" * 64}, "none": {"index": 0}}[answer]
+        his.sendall(json.dumps(said).encode() + b"\n")
+        with pytest.raises(ValueError, match="does not know the job's token"):
+            session.result(LIMIT_S)
+        assert b"secret" not in hello + shown
+
+
+@pytest.mark.parametrize("changed", ["forged", "repeated", "sent back", "left out"])
+def test_who_sits_between_can_change_no_message(changed):
+    visitor, his = socket.socketpair()
+    his_far, host = socket.socketpair()
+    with visitor, his, his_far, host, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        sessions = pool.submit(proved, visitor, "secret", LIMIT_S), pool.submit(proof.demanded, host, "secret")
+        near, far = his.makefile("rb"), his_far.makefile("rb")
+        for _ in range(2):
+            his_far.sendall(near.readline())
+            his.sendall(far.readline())
+        guests, hosts = (session.result(LIMIT_S) for session in sessions)
+        hosts.tell({"signal": 15})
+        first = far.readline()
+        hosts.tell({"signal": 9})
+        second = far.readline()
+        guests.tell({"pid": 1})
+        bad = {
+            "forged": first.replace(b"15", b"19"),
+            "repeated": first + first,
+            "sent back": near.readline(),
+            "left out": second,
+        }[changed]
+        his.sendall(bad)
+        if changed == "repeated":
+            assert guests.hear() == {"signal": 15}
+        with pytest.raises(ValueError, match="a message that the other side did not write"):
+            guests.hear(time.monotonic() + LIMIT_S)
+
+
+def test_silent_strangers_keep_nobody_out_and_are_dropped(door, visitor, guest, events, monkeypatch):
+    monkeypatch.setattr(proof, "MOST_STRANGERS", 8)
+    with contextlib.ExitStack() as stack:
+        strangers = [Visitor(door) for _ in range(100)]
+        for stranger in strangers:
+            stack.callback(stranger.close)
+        late = Visitor(door)
+        stack.callback(late.close)
+        late.asks(host="late")
+        assert events.get(timeout=LIMIT_S).process.host == "late"
+        assert all(stranger.is_dropped() for stranger in strangers)
+        visitor.says(pid=77)
+        assert events.get(timeout=LIMIT_S) == MemberNews(guest, started_at="afar")
 
 
 @pytest.mark.parametrize("line", [b"hello\n", b"[]\n", b"\xff\n", b"GET / HTTP/1.1\r\n\r\n"])
 def test_what_is_no_message_of_ours_ends_the_connection(visitor, events, line):
     visitor.connection.sendall(line)
-    assert visitor.hears() is None
+    assert visitor.is_dropped()
     assert events.empty()
 
 
 def test_a_line_without_an_end_is_not_read_for_ever(visitor, events):
     with contextlib.suppress(OSError):
         visitor.connection.sendall(b"x" * (2 * LONGEST_LINE))
-    with contextlib.suppress(ConnectionResetError):
-        assert visitor.hears() is None
+    assert visitor.is_dropped()
     assert events.empty()
 
 
@@ -140,7 +222,7 @@ def test_who_is_killed_has_ended_at_once(visitor, guest, events):
 
 
 def test_who_is_refused_hears_why(visitor, events):
-    visitor.says(join=1, token="secret")
+    visitor.asks()
     events.get(timeout=LIMIT_S).process.refuse("the training is done")
     assert visitor.hears() == {"no": "the training is done"}
     assert visitor.hears() is None
