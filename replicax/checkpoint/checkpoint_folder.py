@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import warnings
 from pathlib import Path
@@ -11,6 +12,8 @@ from replicax.checkpoint.metadata import FILE, REPLACED, name_of_replaced, place
 from replicax.checkpoint.numbered import NumberedCheckpoint, name_of, numbered
 from replicax.checkpoint.retention import PermanentCheckpoints
 from replicax.checkpoint.writing import UNFINISHED, delete
+
+_log = logging.getLogger(__name__)
 
 _STRANGERS = (
     "{what}, and this CheckpointManager has neither written it nor found it there when it restored{so}. If another "
@@ -74,14 +77,16 @@ class CheckpointFolder:
         warnings.warn(_STRANGERS.format(what=what, so=so), stacklevel=4)
 
     def clean(self) -> None:
-        """Deletes, once, what an earlier run has left that was killed while it wrote."""
+        """Deletes, once, what an earlier run has left that was killed while it wrote, and says so."""
         if self.is_clean:
             return
         self.is_clean = True
         for path in self._directory.glob(f".*{UNFINISHED}"):
+            name = path.name[1:].removesuffix(UNFINISHED).rpartition(".")[0]
+            _log.warning("An earlier process was ended while it wrote or deleted %s.", self._directory / name)
             shutil.rmtree(path, ignore_errors=True)
         for path in self._directory.glob(f".*{REPLACED}"):
-            if place_of(self._directory / str(name_of_replaced(path.name))) != path:  # What replaced it is there.
+            if place_of(self._directory / str(name_of_replaced(path.name))) != path:  # The one that replaced it is there.
                 delete(path)
 
     def delete_old(self, newest: int) -> None:

@@ -35,6 +35,7 @@ from replicax.checkpoint.load_status import LoadStatus
 from replicax.checkpoint.numbered import name_of, numbered
 from replicax.checkpoint.writing import PREPARED, could_not_write, write_in_place
 from replicax.errors import CheckpointError
+from replicax.runtime.ending import finish_at_end
 
 SNAPSHOTS = "REPLICAX_SNAPSHOTS"
 _COST = 0.005  # of the training's time; what runs beside it is slowed down a little, too
@@ -123,6 +124,7 @@ class MemorySnapshots:
         self._agreed = None  # Unless the thread sets it.
         self._thread = threading.Thread(target=self._write, args=arguments, name="replicax-snapshot", daemon=True)
         self._thread.start()
+        finish_at_end(self._thread, self._thread.join)
 
     def wait(self) -> None:
         """Returns when nothing is being written any more."""

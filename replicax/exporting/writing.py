@@ -32,6 +32,7 @@ from replicax.exporting.pytrees import TreeDocument, flattened, is_value, unflat
 from replicax.program.function import Function, function
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure
+from replicax.runtime.ending import writing
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike, array_of, name_of
 
@@ -39,6 +40,7 @@ _Arrays: TypeAlias = list[jax.Array]
 _Shapes: TypeAlias = list[jax.ShapeDtypeStruct]
 
 
+@writing()
 def export(
     fn: PyTreeFunction,
     path: str | os.PathLike[str],

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from replicax.errors import ArgumentError
+from replicax.runtime.ending import finish_at_end, finished
 
 _log = logging.getLogger(__name__)
 
@@ -194,6 +195,7 @@ class _EventFiles:
     def open(self, run: str) -> Any:
         """Returns the writer of a run."""
         if run not in self._writers:
+            finish_at_end(self, self.close)
             suffix = f".{os.getpid()}.{next(_file_numbers):06d}"
             try:
                 self._writers[run] = self._summary_writer(
@@ -214,6 +216,7 @@ class _EventFiles:
         """Closes all files; writing opens new ones."""
         while self._writers:
             self._writers.popitem()[1].close()
+        finished(self)
 
 
 class _Event:

@@ -1,10 +1,13 @@
-"""What must be done before a process ends: files that are being written are finished when the script has ended.
+"""The end of a script: files that are being written then are finished first.
 
 When the last line of a script has run, Python first shuts down the pools of `concurrent.futures`, then waits for
 threads, and calls `atexit` last. Orbax, TensorStore and asyncio hand work to these pools. So a save in the background
 that is awaited by `atexit`, or by Python itself, has lost what it needs, and fails after the script has succeeded.
-Here it is awaited before the pools go. What fails then is an uncaught error of the script: `sys.excepthook` gets it,
+Here it is awaited before the pools go. A failure then is an uncaught error of the script: `sys.excepthook` gets it,
 and the exit code is 1.
+
+SIGTERM ends a script, too: whoever sends it gives some time before SIGKILL. Files being written are finished first,
+unless the script handles the signal.
 """
 
 from __future__ import annotations
@@ -13,16 +16,18 @@ import atexit
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 from replicax.compat.interpreter import call_when_script_ends
 from replicax.errors import CheckpointError
 from replicax.exit_codes import ExitCode
 
 _unfinished: dict[object, Callable[[], object]] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()  # The handler of SIGTERM may interrupt whoever has it.
 _watches = False
 _has_ended = False
 _failed = False
@@ -34,8 +39,8 @@ def finish_at_end(key: object, finish: Callable[[], object]) -> None:
     The thread that asks for it may ask again: one that Python waits for anyway (no daemon) is waited for, too.
 
     Args:
-        key: What is to be finished; it is finished once.
-        finish: Waits until it is. What it raises makes the exit code 1.
+        key: Names the work; it is finished once.
+        finish: Waits until it is finished. An error that it raises makes the exit code 1.
     """
     global _watches, _has_ended
     thread = threading.current_thread()
@@ -44,14 +49,17 @@ def finish_at_end(key: object, finish: Callable[[], object]) -> None:
             del _unfinished[ended]
         if not _watches:
             _watches = True
-            atexit.register(_exit_if_failed)  # What is registered from now on runs before it.
+            atexit.register(_exit_if_failed)  # Functions that are registered from now on run before it.
             try:
                 call_when_script_ends(_finish_all)
             except RuntimeError:
                 _has_ended = True
         _unfinished.setdefault(key, finish)
-        if thread is not threading.main_thread() and not thread.daemon:
-            _unfinished.setdefault(thread, thread.join)
+        if thread is not threading.main_thread():
+            if not thread.daemon:
+                _unfinished.setdefault(thread, thread.join)
+        elif signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _on_sigterm)
 
 
 def finished(key: object) -> None:
@@ -81,7 +89,7 @@ def writing() -> Iterator[None]:
             )
         yield
     except BaseException:
-        _failed = _failed or _has_ended  # What a thread raises now changes no exit code.
+        _failed = _failed or _has_ended  # An error in a thread changes no exit code now.
         raise
     finally:
         written.set()
@@ -102,6 +110,23 @@ def _finish_all() -> None:
         except BaseException as error:  # Ctrl-C, too: it ends this wait, and the others are still awaited.
             _failed = True
             sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    """Finishes what is being written now, and ends as the signal does; a second one ends the process at once."""
+    del frame
+    signal.signal(number, signal.SIG_DFL)
+    for key, finish in list(_unfinished.items()):
+        if isinstance(key, threading.Thread):
+            continue  # It may train for hours.
+        try:
+            finish()
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os.kill(os.getpid(), number)
 
 
 def _exit_if_failed() -> None:

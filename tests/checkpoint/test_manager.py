@@ -417,3 +417,9 @@ def test_a_failure_that_nobody_waits_for_is_logged(
     assert "division by zero" in caplog.text
     with pytest.raises(CheckpointError, match="division by zero"):  # Else this process would end with it.
         kept.close()
+
+
+def test_what_was_cut_short_is_said_at_the_next_save(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / ".00000003.0123abcd.unfinished").mkdir()
+    rx.CheckpointManager(tmp_path, async_=False, objects={"w": rx.Variable(1.0)}).save(4)
+    assert f"while it wrote or deleted {tmp_path / '00000003'}" in caplog.text

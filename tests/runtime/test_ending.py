@@ -98,3 +98,36 @@ def test_a_save_that_fails_when_the_script_has_ended_is_said(tmp_path: Path, end
     assert "CheckpointError: The checkpoint " in words
     assert "00000002 could not be written: [Errno 28] No space left on device" in words
     assert steps == [1]
+
+
+def test_a_save_is_finished_before_sigterm_ends_the_script(tmp_path: Path):
+    script = "import signal\ntrain()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(100)"
+    code, _, steps = _ended(script, tmp_path)
+    assert (code, steps) == (-15, [1, 2, 3])
+
+
+def test_event_files_are_complete_beside_a_save_that_fails(tmp_path: Path):
+    script = """
+tracker = rx.trackers.TensorBoard(sys.argv[1] + "/events")
+tracker.log({"loss": 1.0}, step=0)
+writing.save_files = full
+manager.save(1)
+"""
+    code, _, steps = _ended(_FAILS + script, tmp_path)
+    assert (code, steps) == (1, [])
+    (file,) = (tmp_path / "events").iterdir()
+    assert b"loss" in file.read_bytes()
+
+
+def test_a_thread_that_exports_is_waited_for(tmp_path: Path):
+    script = """
+def traced(x):
+    begun.set()
+    time.sleep(0.3)
+    return x * w
+begun = threading.Event()
+threading.Thread(target=rx.export, args=(traced, sys.argv[1] + "/exported", np.zeros((256, 256), np.float32))).start()
+begun.wait()
+"""
+    assert _ended(script, tmp_path)[0] == 0
+    assert (tmp_path / "exported").is_dir()
