@@ -278,6 +278,7 @@ class Checkpoint(Advised):
                 `build` raises it if it turns out then that it is another object.
         """
         if save_path is None:
+            coordinated("Restoring no checkpoint", TIMEOUT_S, _check_none, alone=lambda: None)
             return LoadStatus({}, None)
         path = place_of(absolute(save_path))
         name = f"Restoring the checkpoint {path}"
@@ -386,3 +387,9 @@ class Checkpoint(Advised):
         }
         new |= {name: states[name] for name, old in parts.states.items() if name in states and is_value(old)}
         return replace_values(self.objects, parts, new)
+
+
+def _check_none(coordination: Coordination) -> None:
+    """Checks that no process restores a checkpoint: it would wait for the others, and train with other values."""
+    coordination.check_same("directory", "None")
+    coordination.end()

@@ -86,7 +86,7 @@ class CheckpointFolder:
             _log.warning("An earlier process was ended while it wrote or deleted %s.", self._directory / name)
             shutil.rmtree(path, ignore_errors=True)
         for path in self._directory.glob(f".*{REPLACED}"):
-            if place_of(self._directory / str(name_of_replaced(path.name))) != path:  # The one that replaced it is there.
+            if place_of(self._directory / str(name_of_replaced(path.name))) != path:  # Its successor is there.
                 delete(path)
 
     def delete_old(self, newest: int) -> None:

@@ -335,6 +335,7 @@ def saves_differently(directory: str) -> Any:
     failures = {
         "names": failure(lambda: rx.Checkpoint({"a": a, f"b{index}": b}).write(f"{directory}/names")),
         "folder": failure(lambda: ordered.write(f"{directory}/od_{index}")),
+        "none": failure(lambda: ordered.restore(path if index == 0 else None)),
         "state": failure(lambda: rx.Checkpoint(a=a, it=Told(index == 1)).write(f"{directory}/state")),
     }
     manager = rx.CheckpointManager(f"{directory}/managed", checkpoint=ordered, max_to_keep=1, timeout=60)
@@ -354,6 +355,7 @@ def test_workers_that_save_different_things_are_told(tmp_path: Path):
         assert result["b"] == np.full((64, 4), 2.0).tolist()
         assert "'b0' (process 0: float32[64, 4]; process 1: nothing)" in result["failures"]["names"]
         assert f"process 0: {tmp_path}/od_0; process 1: {tmp_path}/od_1" in result["failures"]["folder"]
+        assert f"process 0: {tmp_path}/ordered; process 1: None" in result["failures"]["none"]
         assert "the reader is closed" in result["failures"]["state"]
         assert "process 1: " in result["failures"]["step"]
         assert (result["steps"], result["later"]) == ([1], [9])

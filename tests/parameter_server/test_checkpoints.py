@@ -248,6 +248,24 @@ def test_without_a_checkpoint_a_lost_server_ends_the_training(fake_ray):
             assert found.type is rx.errors.ParameterServerLost
 
 
+def test_a_server_lost_before_the_first_save_is_told_to_be_saved_before(fake_ray, tmp_path):
+    with strategy_of(1, 1) as strategy:
+        with strategy.scope():
+            count = rx.Variable(0.0, name="count")
+        manager = rx.CheckpointManager(tmp_path, objects={"count": count})
+        coordinator = rx.coordinator.ClusterCoordinator(strategy, checkpoint_manager=manager)
+        coordinator.schedule(lambda: count.assign_add(1.0)).fetch(60)
+        strategy.servers.handles[0].actor.kill()
+
+        def train():
+            coordinator.schedule(lambda: count.assign_add(1.0))
+            coordinator.join(60)
+
+        with pytest.raises(rx.errors.ParameterServerLost, match="save once before the first step") as found:
+            train()
+        assert "Give the" not in str(found.value)
+
+
 def test_servers_that_do_not_come_back_end_training_in_time(fake_ray, tmp_path, monkeypatch):
     with strategy_of(1, 1) as strategy:
         with strategy.scope():

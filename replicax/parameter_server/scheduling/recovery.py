@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -72,7 +73,7 @@ class Recovery:
                 reason = str(error)
             else:
                 if not found_checkpoint:
-                    raise no_checkpoint(f"There is no checkpoint in {self._manager.directory}. {reason}")
+                    raise no_checkpoint(reason, self._manager.directory)
                 return
 
     def _restore(self, lost: Sequence[int]) -> bool:
@@ -91,12 +92,13 @@ class Recovery:
         return True
 
 
-def no_checkpoint(reason: str) -> ParameterServerLost:
-    """Returns the error for a lost server when there is no checkpoint to go on from."""
-    return ParameterServerLost(
-        "A parameter server was lost, and with it the variables that it had. Give the ClusterCoordinator a "
-        f"CheckpointManager, so that training goes on from the newest checkpoint. {reason}"
-    )
+def no_checkpoint(reason: str, directory: str | os.PathLike[str] | None = None) -> ParameterServerLost:
+    """Returns the error for a lost server when there is no checkpoint to go on from; `directory` is the manager's."""
+    if directory is not None:
+        advice = f"There is no checkpoint in {directory} yet: save once before the first step, by manager.save(0)."
+    else:
+        advice = "Give the ClusterCoordinator a CheckpointManager, so that training goes on from the newest checkpoint."
+    return ParameterServerLost(f"A parameter server was lost, and with it the variables that it had. {advice} {reason}")
 
 
 def _check_known(variables: Sequence[VariableLike]) -> None:

@@ -267,8 +267,7 @@ def _answer(server: int, future: Future[T], timeout_s: float) -> T:
     if not is_actor_lost(error):
         raise own_error(error)
     raise ParameterServerLost(
-        f"ps:{server} has gone, and with it the variables that it had. Give the coordinator a "
-        f"CheckpointManager, so that training goes on from the newest checkpoint. Ray said: {error}"
+        f"ps:{server} has gone, and with it the variables that it had. Ray said: {error}"
     ) from error
 
 
