@@ -69,7 +69,7 @@ def settings_among(leaves: Sequence[Leaf], tree: PyTree) -> frozenset[int]:
     for node in jax.tree_util.tree_leaves(opened(tree), is_leaf=lambda node: isinstance(node, equinox.Module)):
         end = start + 1
         if isinstance(node, equinox.Module):
-            end = start + jax.tree_util.tree_structure(node).num_leaves
+            end = start + len(jax.tree_util.tree_leaves(node))
             found |= {i for i in range(start, end) if _is_setting(leaves[i])}
         start = end
     return frozenset(found)

@@ -29,6 +29,7 @@ import jax
 
 from replicax.cluster.joined import joined, separated
 from replicax.cluster.key_value_store import ServiceStore, Store, get_pieces, put_pieces
+from replicax.cluster.signing import checked, signed
 from replicax.errors import BarrierTimeoutError, ContextError
 
 _T = TypeVar("_T")
@@ -150,7 +151,8 @@ class Exchange:
         Raises:
             ContextError: The store cannot be reached.
         """
-        self._reached(lambda: put_pieces(self._store, self._key(stage, self.process), value))
+        key = self._key(stage, self.process)
+        self._reached(lambda: put_pieces(self._store, key, signed(key, value)))
 
     def collect(self, stage: str, processes: Sequence[int] | None = None, longer_s: float = 0.0) -> list[bytes]:
         """Waits for the values of processes at a stage, and returns them in the order of `processes`.
@@ -163,7 +165,7 @@ class Exchange:
         Raises:
             AbsentError: Some of them have not come in time; it lists all that have not.
             ClosedError: The exchange was closed meanwhile.
-            ContextError: The store cannot be reached.
+            ContextError: The store cannot be reached, or a stranger has written to it.
         """
         deadline = time.monotonic() + self._timeout_s + longer_s
         whose = self.processes if processes is None else processes
@@ -176,7 +178,11 @@ class Exchange:
         missing = [process for process, value in zip(whose, found, strict=True) if value is None]
         if missing:
             raise AbsentError(stage, missing)
-        return [value for value in found if value is not None]
+        return [
+            checked(self._key(stage, each), value)
+            for each, value in zip(whose, found, strict=True)
+            if value is not None
+        ]
 
     def exchange(self, stage: str, value: bytes = b"") -> list[bytes]:
         """Tells the value of this process and returns those of all, in their order.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import os
-import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
 import replicax.cluster.runtime as runtime
 from replicax.cluster import ClusterConfig, parse_address
-from replicax.cluster.runtime import TOKEN
+from replicax.cluster.signing import job_token
 from replicax.errors import ArgumentError
 from replicax.health import monitor
 from replicax.health.client import Client
@@ -29,7 +28,7 @@ STALL_TIMEOUT = "REPLICAX_STALL_TIMEOUT"
 SLOW_TIMEOUT = "REPLICAX_SLOW_TIMEOUT"
 END_TIMEOUT = "REPLICAX_END_TIMEOUT"
 DEFAULT_STALL_TIMEOUT_S = 300.0
-_ADDRESS, _TOKEN = "health address", "health token"
+_ADDRESS = "health address"
 
 
 def stall_timeout_from(given: float | None, environ: Mapping[str, str] = os.environ) -> float | None:
@@ -77,9 +76,7 @@ def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) 
     def introduction(ip: str) -> dict[str, object]:
         nonlocal server
         server = HealthServer(ip)  # Without an address it listens on all of IPv4.
-        info: dict[str, object] = {"same stall_timeout": stall_timeout, _ADDRESS: [ip or _host(config), server.port]}
-        with_token = config.process_id == 0 and not os.environ.get(TOKEN)
-        return info | ({_TOKEN: secrets.token_hex(16)} if with_token else {})
+        return {"same stall_timeout": stall_timeout, _ADDRESS: [ip or _host(config), server.port]}
 
     try:
         workers = runtime.start(config, introduction, timeout_s)
@@ -101,7 +98,7 @@ def _watch(
     limits: Limits,
     seconds_to_end: float,
 ) -> None:
-    token = os.environ.get(TOKEN) or str(workers[0].info[_TOKEN])
+    token = job_token()
     peers = []
     for i, worker in enumerate(workers):
         if i != config.process_id:

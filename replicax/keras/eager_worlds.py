@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax.cluster.signing import pickled, unpickled
 from replicax.keras.steps import KerasStep
 from replicax.placement_like import WorldsLike
 from replicax.program.handover import store_values
 from replicax.runtime.transfer import host_copy, put
 from replicax.typing import PyTree
 from replicax.variable_access import array_of
+
+_OUTPUTS = "the outputs of a step"
 
 
 def eager_in_world(worlds: WorldsLike, step: KerasStep, data: PyTree, place: Callable[[], None]) -> PyTree:
@@ -43,14 +45,14 @@ def eager_in_world(worlds: WorldsLike, step: KerasStep, data: PyTree, place: Cal
 
     def outcome(result: tuple[PyTree, list[jax.Array]]) -> list[np.ndarray]:
         outputs, values = result
-        told = pickle.dumps(jax.tree.map(np.asarray, outputs))
+        told = pickled(_OUTPUTS, jax.tree.map(np.asarray, outputs))
         return [np.frombuffer(told, np.uint8), *map(host_copy, values)]
 
     def adopted(arrays: list[np.ndarray]) -> tuple[PyTree, list[jax.Array]]:
         place()
         homes = [array_of(variable).sharding for variable in step.variables]
         values = [put(value, home) for value, home in zip(arrays[1:], homes, strict=True)]
-        return jax.tree.map(jax.numpy.asarray, pickle.loads(arrays[0].tobytes())), values
+        return jax.tree.map(jax.numpy.asarray, unpickled(_OUTPUTS, arrays[0].tobytes())), values
 
     outputs, values = worlds.executed(run, outcome, adopted)
     store_values(step.variables, values)

@@ -8,7 +8,6 @@ and makes the next step with the others.
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from replicax.checkpoint.joining import OF_FIT
+from replicax.cluster.signing import pickled, unpickled
 from replicax.compat.keras import set_initial_epoch, set_steps_seen
 from replicax.errors import ElasticError
 from replicax.keras.callback_states import set_callback_states, states_of_callbacks
@@ -24,6 +24,8 @@ from replicax.keras.writers import Writers
 from replicax.membership.worlds import Worlds
 from replicax.typing import PyTree
 from replicax.variable_access import array_of, set_array
+
+_PLACE = "the place of a fit"
 
 if TYPE_CHECKING:
     import keras
@@ -125,7 +127,7 @@ class Progress:
             self._writers.steps,
             None if self._dataset is None else self._state_of(self._dataset),
         )
-        return [], OF_FIT + pickle.dumps(position)
+        return [], OF_FIT + pickled(_PLACE, position)
 
     def _state_of(self, dataset: Any) -> dict[str, object]:
         """Returns where a distributed dataset is; at the beginning of an epoch that is the next pass."""
@@ -144,7 +146,7 @@ class Progress:
                 "This worker waits in Model.fit to join the others, and they have come to a strategy.join(checkpoint). "
                 "All workers must run the same script."
             )
-        self._given = pickle.loads(meta[len(OF_FIT) :])
+        self._given = unpickled(_PLACE, meta[len(OF_FIT) :])
 
     # For callbacks.
 

@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 
 from replicax.cluster.environment import Environ, text
-from replicax.cluster.runtime import TOKEN
+from replicax.cluster.signing import TOKEN
 from replicax.errors import ClusterError
 from replicax.ray_cluster.task_counts import INSECURE
 

@@ -9,6 +9,7 @@ from typing import ParamSpec, Self, TypeVar, cast
 
 from replicax.cluster import ClusterResolver
 from replicax.cluster.exchange import exchanged
+from replicax.cluster.signing import pickled, unpickled
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.errors import ArgumentError
 from replicax.health import DEFAULT_STALL_TIMEOUT_S
@@ -23,6 +24,7 @@ from replicax.strategies.workers import START_TIMEOUT_S, Workers, patience
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_RESULT = "a result of remote_all"
 
 
 class MultiWorkerMirroredStrategy(RunsInWorlds, ShardsUpdate):
@@ -144,8 +146,9 @@ class MultiWorkerMirroredStrategy(RunsInWorlds, ShardsUpdate):
     def remote_all(self, fn: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> tuple[_R, ...]:
         """Like `remote`, and returns the results of all workers, in their order."""
         own = fn(*args, **kwargs)
-        found = [own] if self.num_workers == 1 else [pickle.loads(each) for each in exchanged(pickle.dumps(own))]
-        return tuple(found)
+        if self.num_workers == 1:
+            return (own,)
+        return tuple(unpickled(_RESULT, each) for each in exchanged(pickled(_RESULT, own)))
 
     def close(self) -> None:
         """Does nothing; a client gives its cluster back."""

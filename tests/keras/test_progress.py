@@ -50,6 +50,11 @@ class Pass:
         return self._order.pop()
 
 
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPLICAX_TOKEN", "the job's")  # `replicax run` sets it; without it no object is taken.
+
+
 def fitted(worlds: Worlds, seed: int) -> list[tuple[int, int]]:
     """Returns the epoch and batch of each step that a worker makes, as Keras's loop makes them."""
     random.seed(seed)
