@@ -8,6 +8,7 @@ import inspect
 import itertools
 import math
 import numbers
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -110,11 +111,14 @@ def explain_misfit(
 ) -> None:
     """Says what is wrong with a call `fn(*args, **kwargs)` of a user's function if its arguments do not fit.
 
-    A step calls it after a `TypeError`: to compare a function with its arguments takes longer than to call it.
+    A step calls it after a `TypeError`: to compare a function with its arguments takes longer than to call it. If that
+    error is one of ours it has said more already, and `args` may be what it refuses.
 
     Raises:
         ArgumentError: `fn` does not take these arguments.
     """
+    if isinstance(sys.exception(), ReplicaxError):
+        return
     try:
         parameters = inspect.signature(fn)
     except (TypeError, ValueError):  # A builtin may have none.
