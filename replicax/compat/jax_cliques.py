@@ -27,6 +27,7 @@ from jaxlib import xla_client
 
 from replicax.compat.jax_processes import _found_in_time
 from replicax.errors import MeetingError
+from replicax.exit_codes import ExitCode
 
 _T = TypeVar("_T")
 _SECONDS_BETWEEN_TRIES, _SECONDS_TO_CONNECT = 0.2, 1.0
@@ -110,9 +111,14 @@ class StoreClient:
         return True
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
-        """Waits for the value of a key; returns None if there is none in time."""
+        """Waits for the value of a key; returns None if there is none in time.
+
+        JAX gives up when the time is up, also if the service has not answered. So it is asked once more then: None
+        means that there is none, and never that the network is slow or cut.
+        """
         timeout_ms = max(1, round(1000 * timeout_s))
-        return self._reached(lambda: _found_in_time(self.client.blocking_key_value_get_bytes, key, timeout_ms))
+        found = self._reached(lambda: _found_in_time(self.client.blocking_key_value_get_bytes, key, timeout_ms))
+        return self._reached(lambda: self._found_now(key)) if found is None else found
 
     def listing(self, prefix: str) -> dict[str, bytes]:
         """Returns what is stored under all keys that begin with `prefix/`."""
@@ -122,6 +128,14 @@ class StoreClient:
         """Removes a key, and all keys that begin with `key/`."""
         self._reached(lambda: self.client.key_value_delete(key))
 
+    def _found_now(self, key: str) -> bytes | None:
+        try:
+            return bytes(self.client.key_value_try_get_bytes(key))
+        except jax.errors.JaxRuntimeError as error:
+            if str(error).startswith("NOT_FOUND"):
+                return None
+            raise
+
     def _reached(self, ask: Callable[[], _T]) -> _T:
         deadline = time.monotonic() + self._patience_s
         while True:
@@ -130,8 +144,10 @@ class StoreClient:
             except jax.errors.JaxRuntimeError as error:
                 if not str(error).startswith("UNAVAILABLE"):
                     raise
-                if time.monotonic() >= deadline or _is_refused(self._address):
-                    raise MeetingError(text_of_loss(self._address)) from error
+                if _is_refused(self._address):
+                    raise board_is_gone(self._address) from error
+                if time.monotonic() >= deadline:
+                    raise board_is_silent(self._address, self._patience_s) from error
             time.sleep(_SECONDS_BETWEEN_TRIES)
 
 
@@ -147,12 +163,22 @@ def _is_refused(address: str) -> bool:
     return False
 
 
-def text_of_loss(address: str) -> str:
-    """Returns the message for users of a service that is gone."""
-    return (
-        f"The process at {address} that keeps the list of islands for their meetings has ended or cannot be reached. "
-        "No island can go on without it. Start the job again; it goes on from its newest checkpoint."
+def board_is_gone(address: str) -> MeetingError:
+    """Returns the error of a service that has ended: nobody can go on."""
+    return MeetingError(
+        f"The process at {address} that keeps the list of members for their meetings has ended. "
+        "No member can go on without it. Start the job again; it goes on from its newest checkpoint."
     )
+
+
+def board_is_silent(address: str, seconds: float) -> MeetingError:
+    """Returns the error of a service that does not answer: this process ends as a lost one, and the others go on."""
+    error = MeetingError(
+        f"The process at {address} that keeps the list of members for their meetings cannot be reached: no answer for "
+        f"{seconds:g} s. Is a cable cut, or a machine gone? This process ends, and the others go on without it."
+    )
+    error.exit_code = ExitCode.STALLED
+    return error
 
 
 class Clique:
@@ -171,7 +197,7 @@ class Clique:
     """
 
     def __init__(self, address: str, rank: int, size: int, ip: str, timeout_s: float, num_devices: int | None = 1):
-        self._store = StoreClient(address, timeout_s)
+        self._store = StoreClient(address, timeout_s, timeout_s)
         self._sockets_before = frozenset(_open_sockets().values())
         make_client: Any = xla_client.make_cpu_client
         self._client = make_client(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from replicax.cluster.addresses import join_address
+from replicax.cluster.outages import end_if_silent
 from replicax.cluster.proof import Session, proved
 from replicax.errors import LaunchError
 from replicax.exit_codes import ExitCode, describe, is_restartable
@@ -24,7 +25,7 @@ from replicax.launch.options import Options, check_script, make_log_dir
 from replicax.launch.plan import MEMBER_VARIABLES, REPORTS
 from replicax.remote.events import Event, Events, FoundSilent, MemberNews, SignalReceived
 from replicax.remote.guarding import Guard
-from replicax.remote.guests import keep_alive
+from replicax.remote.guests import SECONDS_OF_SILENCE
 from replicax.remote.outlets import outlets_to
 from replicax.remote.output import Log, error_line
 from replicax.remote.planned import WORKER, PlannedTask, Program, common_environment
@@ -267,7 +268,7 @@ def _met(invitation: Invitation, patience_s: float) -> Session:
     there, until = join_address(*invitation.address), time.monotonic() + _SECONDS_TO_BE_HEARD
     while True:
         connection = _connected(*invitation.address, patience_s)
-        keep_alive(connection)
+        end_if_silent(connection, SECONDS_OF_SILENCE)
         try:
             return proved(connection, invitation.token, _SECONDS_TO_CONNECT)
         except ConnectionRefusedError as refusal:

@@ -9,7 +9,7 @@
 | `ending` | once | the whole job is to end |
 | `passed/<index>` | once | after how many calls a life has last gone on, when all are to end |
 | `at` | over and over | the number of a late roll, from which a newcomer reads on |
-| `roll/<number>` | once | the lives that a roll names, with their notes |
+| `roll/<number>` | once | the lives that a roll names, with their notes; empty when it is forgotten |
 | `service/<number>` | once | where the clique of a roll meets |
 | `here/<roll>/<sum>/<index>` | once | a member has come to a sum, with shapes and dtypes |
 | `ended/<roll>/<sum>/<index>` | once | a member has the result (empty), or the error |
@@ -28,8 +28,11 @@ from typing import Protocol
 
 from replicax.membership.decisions import AGAIN, Life, Sheet
 
-_AT_ONCE_S = 0.05
+_AT_ONCE_S = 0.001
+_FORGOTTEN = b""  # a roll that was
 _KEPT = 50  # rolls
+# Of older ones it is kept that there was one, for so many: a process that was cut off meanwhile could make one anew.
+_KNOWN = 100_000
 
 
 class Store(Protocol):
@@ -142,22 +145,31 @@ class Board:
         return frozenset(Life(int(index), int(number)) for index, number in keys)
 
     def roll(self, number: int, timeout_s: float) -> Sheet | None:
-        """Waits for a roll; returns None if it is not there in time."""
+        """Waits for a roll; returns None if it is not there in time, and a later one if it is forgotten."""
         found = self.store.get(f"roll/{number}", timeout_s)
+        while found == _FORGOTTEN:
+            number += 1
+            found = self.store.get(f"roll/{number}", _AT_ONCE_S)
         return None if found is None else sheet_from(found)
 
     def latest(self) -> Sheet | None:
-        """Returns a late roll; None if there is none yet."""
-        number = self.store.get("at", _AT_ONCE_S)
-        return None if number is None else self.roll(int(number), _AT_ONCE_S)
+        """Returns the newest roll; None if there is none yet."""
+        number, newest = int(self.store.get("at", _AT_ONCE_S) or 1), None
+        while (found := self.roll(number, _AT_ONCE_S)) is not None:  # Its proposer may have been lost before it told.
+            number, newest = found.number + 1, found
+        return newest
 
     def propose(self, sheet: Sheet) -> None:
         """Proposes a roll; the first proposal holds. Old ones are forgotten."""
         if self.store.put_if_absent(f"roll/{sheet.number}", written(sheet)):
             self.store.put("at", str(sheet.number).encode())
             old = sheet.number - _KEPT
-            for what in ("roll", "here", "ended", "outcome", "call", "silent", "done") if old > 0 else ():
+            for what in ("here", "ended", "outcome", "call", "silent", "done") if old > 0 else ():
                 self.store.delete(f"{what}/{old}")
+            if old > 0:
+                self.store.put(f"roll/{old}", _FORGOTTEN)
+            if old > _KNOWN:
+                self.store.delete(f"roll/{old - _KNOWN}")
 
     def come(self, sum_name: str, index: int, signature: str) -> None:
         """Tells that a member has come to a sum."""
@@ -179,16 +191,16 @@ class Board:
         """Returns what the members have told of the end of a sum."""
         return _by_index(self.store, f"ended/{sum_name}")
 
-    def judge(self, sum_name: str, outcome: bytes) -> None:
-        """Proposes the outcome of a sum; the first proposal holds."""
-        self.store.put_if_absent(f"outcome/{sum_name}", outcome)
+    def judge(self, sum_name: str, outcome: bytes) -> bytes:
+        """Proposes the outcome of a sum; the first proposal holds, and is returned."""
+        if self.store.put_if_absent(f"outcome/{sum_name}", outcome):
+            return outcome
+        return self.outcome(sum_name, _AT_ONCE_S) or AGAIN  # It is forgotten: the others have gone on.
 
     def break_off(self, number: int) -> None:
         """Lets the sums of a roll fail whose lives are all over: at least the next one that they would have made."""
         index = 0
-        while self.store.put_if_absent(f"outcome/{number}/{index}", AGAIN) is False:
-            if self.outcome(f"{number}/{index}", _AT_ONCE_S) == AGAIN:
-                return
+        while self.judge(f"{number}/{index}", AGAIN) != AGAIN:
             index += 1
 
     def outcome(self, sum_name: str, timeout_s: float) -> bytes | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 
 import replicax.health as health
 from replicax.errors import BarrierTimeoutError, ClusterTimeoutError, MeetingError, WorkersDisagreeError
+from replicax.exit_codes import ExitCode
 from replicax.health.launcher import tell_launcher
 from replicax.membership.attempts import Attempt, CliqueLike, pack, unpack
 from replicax.membership.board import Board
@@ -26,7 +27,6 @@ from replicax.membership.watch import Watch
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_AT_ONCE = 0.001
-_SECONDS_TO_READ = 5.0
 # After a broken connection a process without a sign of life is lost sooner.
 _SECONDS_IF_BROKEN = 10.0
 _SLOWEST_BYTES_PER_S = 1e5
@@ -215,9 +215,7 @@ class ElasticMeeting:
             self._propose(last, what, self._clock() - began)
             found = self._board.roll(last.number + 1 if last else 1, _SECONDS_BETWEEN_LOOKS)
             if found is None:
-                found = self._board.latest()  # The next roll may have been forgotten already.
-                if found is None or (last is not None and found.number <= last.number):
-                    continue
+                continue
             last = found
             if self.life in last.lives:
                 return last
@@ -232,10 +230,12 @@ class ElasticMeeting:
         if self._rules.admits is None or own is None or last is None or last.number == own.number:
             return
         if self.life in own.holders_after(self._broken):
-            raise MeetingError(
+            error = MeetingError(
                 f"{self.names[self.index]} gave no sign of life for too long, and the others have gone on without it. "
                 "It ends, so that another one takes its place."
             )
+            error.exit_code = ExitCode.STALLED  # It is the lost one: the launcher may not know yet that they go on.
+            raise error
 
     def _propose(self, last: Sheet | None, what: str, waited_s: float) -> None:
         notes = self._board.notes()
@@ -311,7 +311,7 @@ class ElasticMeeting:
             found = self._board.signatures(name)
             if len(found) == len(sheet.lives):
                 break
-            self._check_outcome(sheet, name)
+            self._check_outcome(sheet, name, came={life for life in sheet.lives if life.index in found})
             absent = next(life.index for life in sheet.lives if life.index not in found)
             self._board.wait_for(name, absent, _SECONDS_BETWEEN_LOOKS)
         if len(set(found.values())) > 1:
@@ -347,9 +347,23 @@ class ElasticMeeting:
         return clique
 
     def _check_outcome(
-        self, sheet: Sheet, name: str, error: str = "", late: bool = False, wait_s: float = _SECONDS_AT_ONCE
+        self,
+        sheet: Sheet,
+        name: str,
+        error: str = "",
+        late: bool = False,
+        wait_s: float = _SECONDS_AT_ONCE,
+        came: Collection[Life] | None = None,
     ) -> bool:
         """Returns whether a sum counts, and waits a little; judges it if that is possible.
+
+        Args:
+            sheet: The roll.
+            name: The sum.
+            error: Why this process's attempt has failed; empty if it has not.
+            late: Whether its time is up.
+            wait_s: How long to wait for the outcome.
+            came: Those who have come to it; None for all. The others must do something on their way.
 
         Raises:
             MemberLostError: It must be repeated.
@@ -360,12 +374,11 @@ class ElasticMeeting:
             outcome = self._board.outcome(name, wait_s)
         view = None
         if outcome is None:
-            view = self._view(sheet.lives, sheet.lives, {})
+            view = self._view(sheet.lives, sheet.lives if came is None else came, {})
             outcome = verdict(sheet, ended, view)
         if outcome is None:
             return False
-        self._board.judge(name, outcome)
-        if self._board.outcome(name, _SECONDS_TO_READ) != AGAIN:
+        if self._board.judge(name, outcome) != AGAIN:
             return True
         self._broken, self._clique = True, []
         self._give_up_if_hopeless(error)

@@ -23,6 +23,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 import replicax.cluster.exchange as exchange
+import replicax.health as health
 from replicax.compat.jax_worlds import WorldClique, install_alone, is_lost_connection
 from replicax.errors import MeetingError, NotJoinedError
 from replicax.membership.breaking import BrokenOffError
@@ -318,6 +319,7 @@ class ElasticWorlds:
                 f"with at least {self._fewest}. Start the job again; it goes on from its newest checkpoint."
             )
 
+    @health.phase(health.CHECKPOINT)  # Between the sums: one that reads or lays out much is not stuck.
     def _agreed(self, roll: Roll, places: Sequence[Place]) -> Given:
         """Connects the members, and hands on what some of them lack: the outcome of a call, or all the state."""
         own = roll.present.index(self._meeting.index)

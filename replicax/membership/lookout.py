@@ -4,6 +4,9 @@ JAX aborts whoever is connected with such a process, in a thread of its own, wit
 So a thread of ours keeps a connection with it that carries nothing: when the system closes that, it says what happened,
 and ends the process with a code of ours, while JAX still collects its stack. Where many processes share a core, JAX may
 be faster; nothing else than these words is lost then.
+
+A machine that does not answer any more, since a cable is cut, closes nothing. JAX's questions to the board would wait
+for it without end. So the system asks whether it is there, and after a while this process ends as well.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from replicax.cluster import parse_address
-from replicax.compat.jax_cliques import text_of_loss
-from replicax.exit_codes import ExitCode
+from replicax.cluster.outages import end_if_silent
+from replicax.compat.jax_cliques import board_is_gone, board_is_silent
+from replicax.errors import MeetingError
 
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_BETWEEN_TRIES = 1.0
@@ -25,17 +30,18 @@ _STDERR = 2
 
 
 class Lookout:
-    """Ends this process, with a message, when nobody listens any more where the board of the meeting is.
+    """Ends this process, with a message, when nobody listens or answers any more where the board of the meeting is.
 
     Args:
         address: `"host:port"` of the board.
         name: What this process is called.
+        patience_s: For how long the machine of the board may give no answer, in seconds.
         end: Ends the process with an exit code.
     """
 
-    def __init__(self, address: str, name: str, end: Callable[[int], object] = os._exit):
-        self._address, self._end = address, end
-        self._message = f"\n{name}: {text_of_loss(address)}\n".encode()
+    def __init__(self, address: str, name: str, patience_s: float, end: Callable[[int], object] = os._exit):
+        self._address, self._patience_s, self._end = address, patience_s, end
+        self._name = name
         self._stopped = threading.Event()
         self._connection: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="replicax-meeting-lookout", daemon=True)
@@ -52,15 +58,18 @@ class Lookout:
 
     def _run(self) -> None:
         host, port = parse_address(self._address, "meeting")
+        answered = time.monotonic()
         while not self._stopped.is_set():
             try:
                 with socket.create_connection((host, port), timeout=_SECONDS_TO_CONNECT) as connection:
-                    self._connection = connection
+                    self._connection, answered = connection, time.monotonic()
                     self._await_end(connection)
+                    answered = time.monotonic()  # Otherwise it was silent for as long as it may be.
             except ConnectionRefusedError:
-                return None if self._stopped.is_set() else self.tell()
-            except OSError:  # No answer in time: its machine is busy, or gone; JAX will say so, too.
-                pass
+                return None if self._stopped.is_set() else self.tell(board_is_gone(self._address))
+            except OSError:  # No answer in time: its machine is busy, or gone, or the cable is cut.
+                if time.monotonic() - answered > self._patience_s and not self._stopped.is_set():
+                    return self.tell(board_is_silent(self._address, self._patience_s))
             finally:
                 self._connection = None
             if self._is_listening(host, port):  # It has only closed a connection on which nothing came.
@@ -70,6 +79,7 @@ class Lookout:
         if self._stopped.is_set():
             return
         connection.settimeout(None)
+        end_if_silent(connection, self._patience_s)
         peer = connection.getpeername()
         with socket.socket(connection.family) as again:
             with contextlib.suppress(ConnectionResetError):
@@ -83,8 +93,8 @@ class Lookout:
             return True
         return False
 
-    def tell(self) -> None:
-        """Says that the board is gone, and ends the process."""
+    def tell(self, why: MeetingError) -> None:
+        """Says why this process cannot go on, and ends it."""
         with contextlib.suppress(OSError):  # Nobody reads it.
-            os.write(_STDERR, self._message)  # At once: what Python buffers would be lost.
-        self._end(ExitCode.PEER_LOST)
+            os.write(_STDERR, f"\n{self._name}: {why}\n".encode())  # At once: what Python buffers would be lost.
+        self._end(why.exit_code)

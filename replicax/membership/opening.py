@@ -107,6 +107,7 @@ def _opened(
     if MEETING not in environ and config.process_id == 0 and not _is_listening(address):
         atexit.register(Host(address).let_go)
     _await_listener(address, names[config.process_id], timeout_s)
+    lookout = Lookout(address, names[config.process_id], stall_s)  # Before all else that waits for the board.
 
     def connect() -> Board:
         return Board(StoreClient(address, timeout_s, stall_s))  # After so long the others have left it out.
@@ -117,7 +118,7 @@ def _opened(
     make_clique = functools.partial(_clique, clique_type, board, own_ip_of(config, timeout_s) if ip is None else ip)
     patience = Patience(timeout_s, stall_s, stall_s if MEETING in environ else min(stall_s, _SECONDS_OF_SILENCE))
     meeting = ElasticMeeting(board, life, names, make_clique, patience, rules=rules)
-    return Opened(meeting, pulse, Lookout(address, names[config.process_id]), connect)
+    return Opened(meeting, pulse, lookout, connect)
 
 
 def open_worlds(
@@ -167,20 +168,20 @@ def _is_given_state(holders: Mapping[Life, bytes], newcomer: bytes) -> bool:
 
 
 def _close_worlds(worlds: ElasticWorlds, pulse: Pulse, lookout: Lookout) -> None:
-    lookout.stop()
     if getattr(sys, "last_value", None) is None:  # Otherwise the script has failed: the others cannot wait for it.
         with contextlib.suppress(MeetingError):  # Without the board there is nobody to wait for.
             worlds.finish()
     with contextlib.suppress(MeetingError):
         worlds.leave()
     pulse.stop()
+    lookout.stop()  # Last: a board that is cut off must not keep this process from its end.
 
 
 def _close(meeting: ElasticMeeting, pulse: Pulse, lookout: Lookout) -> None:
-    lookout.stop()
     with contextlib.suppress(MeetingError):  # Without the board there is nobody to tell.
         meeting.leave()
     pulse.stop()
+    lookout.stop()
 
 
 def _clique(

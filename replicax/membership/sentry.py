@@ -12,6 +12,7 @@ from typing import Protocol
 import jax
 
 from replicax.errors import MeetingError
+from replicax.health.launcher import tell_launcher
 from replicax.health.phases import WAITING_PHASES, now
 from replicax.membership.board import Board
 from replicax.membership.breaking import Breaker
@@ -55,7 +56,9 @@ class Sentry:
         wanted: Set when the members must meet: somebody is lost, or has called.
     """
 
-    def __init__(self, board: Board, life: Life, meeting: Meets, patience: Patience, lost: Callable[[], object]):
+    def __init__(
+        self, board: Board, life: Life, meeting: Meets, patience: Patience, lost: Callable[[MeetingError], object]
+    ):
         self.wanted = threading.Event()
         self.breaker = Breaker()
         self._board, self._life, self._meeting, self._patience = board, life, meeting, patience
@@ -63,6 +66,7 @@ class Sentry:
         self._awake, self._stopped = threading.Event(), threading.Event()
         self._works_since: float | None = None
         self._waiting: frozenset[Life] = frozenset()
+        self._told: set[Life] = set()
         self._thread = threading.Thread(target=self._run, name="replicax-sentry", daemon=True)
         self._thread.start()
 
@@ -123,9 +127,9 @@ class Sentry:
         while not self._stopped.is_set():
             try:
                 self._look()
-            except MeetingError:
+            except MeetingError as error:
                 if not self._stopped.is_set():
-                    self._lost()
+                    self._lost(error)
                 return
             except jax.errors.JaxRuntimeError:
                 _log.exception("The sentry could not read the board of the meeting; it goes on.")
@@ -141,6 +145,8 @@ class Sentry:
         lost = [life for life in sheet.lives if not view.is_up(life)]
         # A newcomer waits if it has come, is up, and no roll has named it.
         self._waiting = frozenset(life for life in view.ready(sheet) if life not in sheet.lives)
+        if next(filter(view.is_up, sheet.lives), None) == self._life:  # One of them is enough.
+            self._tell_of_silent_newcomers({life for life in view.silent if not view.is_over(life)} - {*sheet.lives})
         late = self._seconds_in_call() > max(_SECONDS_IN_A_CALL, self._patience.stall)
         self._board.suspect(sheet.number, (life for life in lost if life in view.silent))
         if (lost or late) and called is None:
@@ -152,6 +158,12 @@ class Sentry:
             return
         self.wanted.set()
         self._interrupt(sheet)
+
+    def _tell_of_silent_newcomers(self, lives: set[Life]) -> None:
+        """Lets the launcher end those that are stopped or cut off before they take part; nobody waits for them."""
+        for life in lives - self._told:
+            tell_launcher({"silent": f"worker {life.index}", "life": life.number})
+        self._told |= lives
 
     def _interrupt(self, sheet: Sheet) -> None:
         """Interrupts collectives of the thread that trains until the members meet: it may begin another one."""
@@ -165,12 +177,12 @@ class Sentry:
             self._stopped.wait(_SECONDS_BETWEEN_INTERRUPTS)
 
     def _view(self, sheet: Sheet) -> View:
-        beats, notes = self._board.beats(), self._board.notes()
-        others = {*sheet.lives, *notes} - {self._life}
+        beats, notes, newest = self._board.beats(), self._board.notes(), self._board.newest()
+        others = {*sheet.lives, *newest.values()} - {self._life}
         silent = self._watch.silent(others, beats, float("inf"), self._patience.pulse)
         if self._seconds_in_call() > self._patience.stall:
             silent |= self._late(sheet, beats)
-        return View(self._board.newest(), self._board.gone(), silent, notes)
+        return View(newest, self._board.gone(), silent, notes)
 
     def _late(self, sheet: Sheet, beats: dict[Life, bytes]) -> set[Life]:
         """Returns the members for which this one waits in vain: alive, they do nothing, and do not come to it.

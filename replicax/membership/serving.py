@@ -54,7 +54,7 @@ def _serve_cliques(board: Board, host: str, services: list[Service]) -> None:
             service, address = _service_at_free_port(host)
             services.append(service)
             board.store.put(f"service/{sheet.clique}", address.encode())
-        number += 1
+        number = sheet.number + 1
 
 
 def _service_at_free_port(host: str) -> tuple[Service, str]:

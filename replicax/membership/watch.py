@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+
+import jax
 
 from replicax.errors import MeetingError
 from replicax.health.phases import SLOW_PHASES, Activity, now
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life
 
+_log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_BEATS = 0.5
 
 
@@ -80,8 +84,12 @@ class Pulse:
         while True:
             try:
                 self._board.beat(self._life, count, doing(count))
-            except MeetingError:  # The thread that trains finds the same, and the lookout tells of it.
-                return
+            except MeetingError:
+                # It goes on: one that gives no sign of life is never taken in, and it may be that this thread alone
+                # could not reach the board. If the board is gone or cut off, the lookout ends the process.
+                pass
+            except jax.errors.JaxRuntimeError:
+                _log.exception("No sign of life could be given to the board of the meeting; it is tried again.")
             count += 1
             if self._stopped.wait(_SECONDS_BETWEEN_BEATS):
                 return

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from replicax.cluster.addresses import Address, join_address
 from replicax.cluster.lines import is_number
+from replicax.cluster.outages import end_if_silent
 from replicax.cluster.proof import SECONDS_TO_PROVE, Session, Strangers, demanded
 from replicax.exit_codes import from_signal
 from replicax.remote.events import EventSink, FoundSilent, Joined, MemberNews, ProcessEnded, ScriptEnded, member_news
@@ -36,8 +37,8 @@ from replicax.remote.planned import WORKER, PlannedTask
 
 _SECONDS_FOR_THREADS = 2.0
 _MOST_WORKERS = 2**20
-# A connection whose cable is cut is given up after about ten seconds.
-_IDLE_S, _BETWEEN_PROBES_S, _PROBES = 4, 2, 3
+#: After so many seconds without an answer a connection with a guest is given up: its cable is cut.
+SECONDS_OF_SILENCE = 10.0
 
 
 class Guest:
@@ -183,7 +184,7 @@ class Door:
         told = session.hear(time.monotonic() + SECONDS_TO_PROVE)
         wanted = told.get("wanted")
         connection.settimeout(None)
-        keep_alive(connection)
+        end_if_silent(connection, SECONDS_OF_SILENCE)
         return Guest(
             session, str(told.get("host", "")), wanted if is_number(wanted, 0, _MOST_WORKERS) else None, self._events
         )
@@ -194,17 +195,3 @@ def _hang_up(connections: Iterable[socket.socket]) -> None:
     for connection in connections:
         with contextlib.suppress(OSError):  # It was closed already.
             connection.shutdown(socket.SHUT_RDWR)
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Lets a connection end when the other machine does not answer any more."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    limits = {
-        "TCP_KEEPIDLE": _IDLE_S,
-        "TCP_KEEPINTVL": _BETWEEN_PROBES_S,
-        "TCP_KEEPCNT": _PROBES,
-        "TCP_USER_TIMEOUT": 1000 * (_IDLE_S + _PROBES * _BETWEEN_PROBES_S),
-    }
-    for name, value in limits.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

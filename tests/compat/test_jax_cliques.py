@@ -150,3 +150,22 @@ def test_one_that_has_ended_is_not_waited_for():
 def test_other_failures_are_told_as_they_are(listening):
     with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID"):
         store(listening, Answers("INVALID_ARGUMENT: no key"), 60.0).listing("a")
+
+
+class Late:
+    """A client of JAX's on a slow network: it gives up before the service has answered."""
+
+    values = {"there": b"1"}  # noqa: RUF012
+
+    def blocking_key_value_get_bytes(self, key, timeout_ms):
+        raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
+
+    def key_value_try_get_bytes(self, key):
+        if key not in self.values:
+            raise jax.errors.JaxRuntimeError(f"NOT_FOUND: Config key {key} not found.")
+        return self.values[key]
+
+
+def test_no_answer_in_time_does_not_mean_that_there_is_nothing(listening):
+    assert store(listening, Late(), 1.0).get("there", 0.001) == b"1"
+    assert store(listening, Late(), 1.0).get("not there", 0.001) is None

@@ -56,7 +56,31 @@ def test_old_rolls_are_forgotten(board):
         board.come(f"{number}/0", 0, "float32[2]")
         board.tell_end(f"{number}/0", 0, "")
         board.judge(f"{number}/0", DONE)
-    assert board.roll(9, 0.0) is None
-    assert board.roll(59, 0.0) is not None
-    kept = {key.split("/")[1] for key in board.store.values if "/" in key}
+    kept = {key.split("/")[1] for key, value in board.store.values.items() if "/" in key and value != b""}
     assert kept == {str(number) for number in range(10, 60)}
+    assert {key for key, value in board.store.values.items() if value == b"" and "ended" not in key} == {
+        f"roll/{number}" for number in range(1, 10)
+    }
+
+
+def test_who_was_cut_off_cannot_make_a_roll_anew_that_is_forgotten(board):
+    for number in range(1, 60):
+        board.propose(Sheet(number, 1, (A,), (b"",), (A,)))
+    board.propose(Sheet(1, 1, (B,), (b"",), (B,)))
+    board.propose(Sheet(5, 1, (B,), (b"",), (B,)))
+    assert board.latest().number == 59
+    assert board.roll(1, 0.0).lives == board.roll(5, 0.0).lives == (A,)
+    assert board.roll(60, 0.0) is None
+
+
+def test_the_newest_roll_is_found_though_its_proposer_was_lost_before_it_told(board):
+    assert board.latest() is None
+    for number in (1, 2, 3):
+        sheet = Sheet(number, 1, (A,), (b"",), (A,))
+        board.store.put(f"roll/{number}", written(sheet))
+        assert board.latest() == sheet
+
+
+def test_the_outcome_that_holds_is_told(board):
+    assert board.judge("1/0", DONE) == DONE
+    assert board.judge("1/0", AGAIN) == DONE

@@ -42,7 +42,7 @@ def ended():
 
 def test_it_ends_the_process_when_nobody_listens_any_more(ended, capfd):
     with listening() as (server, address):
-        lookout = Lookout(address, "worker:3", ended.end)
+        lookout = Lookout(address, "worker:3", _TIMEOUT_S, ended.end)
         connection, _ = server.accept()
     connection.close()
     assert ended.came.wait(_TIMEOUT_S)
@@ -57,7 +57,7 @@ def test_it_ends_the_process_when_nobody_listens_any_more(ended, capfd):
 def test_a_connection_that_is_only_closed_is_made_again(ended, monkeypatch):
     monkeypatch.setattr(module, "_SECONDS_BETWEEN_TRIES", 0.01)
     with listening() as (server, address):
-        lookout = Lookout(address, "worker:0", ended.end)
+        lookout = Lookout(address, "worker:0", _TIMEOUT_S, ended.end)
         for _ in range(3):
             server.accept()[0].close()
         with contextlib.closing(server.accept()[0]) as connection:
@@ -69,11 +69,30 @@ def test_a_connection_that_is_only_closed_is_made_again(ended, monkeypatch):
 @pytest.mark.parametrize("after", [0.0, 0.05])
 def test_it_stops(ended, after):
     with listening() as (_, address):
-        lookout = Lookout(address, "worker:0", ended.end)
+        lookout = Lookout(address, "worker:0", _TIMEOUT_S, ended.end)
         time.sleep(after)
         lookout.stop()
         assert not lookout._thread.is_alive()
     assert not ended
+
+
+def test_a_machine_that_gives_no_answer_ends_this_process_as_a_lost_one(ended, capfd):
+    # A connection that is never accepted: the queue of this server is full.
+    with socket.socket() as server, contextlib.ExitStack() as queue:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(2):
+            waits = queue.enter_context(socket.socket())
+            waits.setblocking(False)
+            waits.connect_ex(server.getsockname())
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        lookout = Lookout(address, "worker:3", 0.5, ended.end)
+        assert ended.came.wait(_TIMEOUT_S)
+        lookout.stop()
+    assert ended == [70]
+    message = capfd.readouterr().err
+    assert f"worker:3: The process at {address} " in message
+    assert "no answer for 0.5 s" in message
 
 
 @pytest.mark.parametrize(
@@ -99,5 +118,5 @@ def test_a_store_that_is_gone_is_an_error_of_ours(use, monkeypatch):
             return fail
 
     monkeypatch.setattr(jax_cliques.jaxlib, "get_distributed_runtime_client", lambda *_, **__: Client())
-    with pytest.raises(MeetingError, match=r"10\.0\.0\.1:5 .*Start the job again"):
+    with pytest.raises(MeetingError, match=r"10\.0\.0\.1:5 .*cannot be reached"):
         use(StoreClient("10.0.0.1:5", 1.0))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import time
+from queue import SimpleQueue
 
 import pytest
 
 from replicax.errors import MeetingError
+from replicax.membership import sentry as sentry_module
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life, Sheet
 from replicax.membership.elastic import Patience
@@ -40,7 +42,7 @@ def sentry(meeting):
         board.enter(life)
         board.beat(life, 1, "")
     board.wait_with(OTHER, 0, b"new")
-    made = Sentry(board, OWN, meeting, PATIENCE, lost=lambda: None)
+    made = Sentry(board, OWN, meeting, PATIENCE, lost=lambda why: None)
     yield made
     made.stop()
 
@@ -52,6 +54,22 @@ def test_a_newcomer_waits_until_a_roll_names_it(sentry, meeting):
     assert not sentry.somebody_knocks()
 
 
+def test_the_launcher_is_told_of_a_newcomer_that_is_stopped_before_it_takes_part(meeting, monkeypatch):
+    told = SimpleQueue()
+    monkeypatch.setattr(sentry_module, "tell_launcher", told.put)
+    store = MemoryStore()
+    board = Board(store)
+    for life in (OWN, OTHER, Life(2, 0), Life(2, 1)):
+        board.enter(life)
+    for life in (Life(2, 0), Life(2, 1)):  # One is over, and its successor has ended.
+        board.end(life)
+    made = Sentry(board, OWN, meeting, PATIENCE._replace(pulse=0.1), lost=lambda why: None)
+    assert told.get(timeout=20) == {"silent": "worker 1", "life": 0}
+    time.sleep(2.5)  # It looks once a second.
+    made.stop()
+    assert told.empty()
+
+
 class OutOfReach(MemoryStore):
     """A store that cannot be asked any more."""
 
@@ -60,7 +78,7 @@ class OutOfReach(MemoryStore):
 
 
 def test_a_process_that_is_cut_off_from_the_board_ends(meeting):
-    lost = threading.Event()
-    made = Sentry(Board(OutOfReach()), OWN, meeting, PATIENCE, lost.set)
-    assert lost.wait(20)
+    lost = SimpleQueue()
+    made = Sentry(Board(OutOfReach()), OWN, meeting, PATIENCE, lost.put)
+    assert str(lost.get(timeout=20)) == "cut off"
     made.stop()

@@ -2,6 +2,10 @@
 
 import time
 
+import jax
+import pytest
+
+from replicax.errors import MeetingError
 from replicax.health.phases import COMPILE, IDLE, Activity
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life
@@ -71,3 +75,23 @@ def test_a_pulse_beats_until_it_is_stopped():
     last = board.beats()
     time.sleep(0.6)
     assert board.beats() == last
+
+
+@pytest.mark.parametrize("error", [MeetingError("cut off"), jax.errors.JaxRuntimeError("INTERNAL: no")])
+def test_a_pulse_outlasts_an_outage(error, caplog):
+    class CutOff(MemoryStore):
+        errors = [error, error]
+
+        def put(self, key, value):
+            if self.errors:
+                raise self.errors.pop()
+            super().put(key, value)
+
+    board = Board(CutOff())
+    pulse = Pulse(board, B)
+    deadline = time.monotonic() + 20
+    while not board.beats():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    pulse.stop()
+    assert ("No sign of life" in caplog.text) == (not isinstance(error, MeetingError))
