@@ -391,11 +391,18 @@ class BarrierTimeoutError(ReplicaxError, TimeoutError):
 class MeetingError(ReplicaxError, RuntimeError):
     """The processes of a job that exchange values from time to time cannot go on doing so.
 
+    Args:
+        message: Why.
+        exit_code: As below.
+
     Attributes:
-        exit_code: The exit code of a process that does not catch it: 71, `rx.exit_codes.ExitCode.PEER_LOST`.
+        exit_code: The exit code of a process that does not catch it: 71, `rx.exit_codes.ExitCode.PEER_LOST`; 70
+            (`STALLED`) if it is this process that is cut off, and the others go on.
     """
 
-    exit_code = 71
+    def __init__(self, message: str = "", exit_code: int = 71):
+        self.exit_code = exit_code
+        super().__init__(message)
 
 
 class ElasticError(ReplicaxError, RuntimeError):

@@ -70,7 +70,7 @@ def pickled(purpose: str, value: object) -> bytes:
     Raises:
         ClusterError: The job has no token.
     """
-    _check_token(purpose)
+    check_token(purpose)
     return signed(purpose, pickle.dumps(value))
 
 
@@ -81,11 +81,19 @@ def unpickled(purpose: str, message: bytes) -> Any:
         ClusterError: The job has no token.
         ContextError: No process of this job wrote it for this purpose.
     """
-    _check_token(purpose)
+    check_token(purpose)
     return pickle.loads(checked(purpose, message))
 
 
-def _check_token(purpose: str) -> None:
+def check_token(purpose: str) -> None:
+    """Checks that the job has a token, for Python objects of other processes.
+
+    Args:
+        purpose: What they are.
+
+    Raises:
+        ClusterError: It has none.
+    """
     if not job_token():
         raise ClusterError(
             TOKEN,

@@ -27,7 +27,6 @@ from jaxlib import xla_client
 
 from replicax.compat.jax_processes import _found_in_time
 from replicax.errors import MeetingError
-from replicax.exit_codes import ExitCode
 
 _T = TypeVar("_T")
 _SECONDS_BETWEEN_TRIES, _SECONDS_TO_CONNECT = 0.2, 1.0
@@ -173,12 +172,11 @@ def board_is_gone(address: str) -> MeetingError:
 
 def board_is_silent(address: str, seconds: float) -> MeetingError:
     """Returns the error of a service that does not answer: this process ends as a lost one, and the others go on."""
-    error = MeetingError(
+    return MeetingError(
         f"The process at {address} that keeps the list of members for their meetings cannot be reached: no answer for "
-        f"{seconds:g} s. Is a cable cut, or a machine gone? This process ends, and the others go on without it."
+        f"{seconds:g} s. Is a cable cut, or a machine gone? This process ends, and the others go on without it.",
+        exit_code=70,
     )
-    error.exit_code = ExitCode.STALLED
-    return error
 
 
 class Clique:

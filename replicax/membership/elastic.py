@@ -230,12 +230,11 @@ class ElasticMeeting:
         if self._rules.admits is None or own is None or last is None or last.number == own.number:
             return
         if self.life in own.holders_after(self._broken):
-            error = MeetingError(
+            raise MeetingError(
                 f"{self.names[self.index]} gave no sign of life for too long, and the others have gone on without it. "
-                "It ends, so that another one takes its place."
+                "It ends, so that another one takes its place.",
+                exit_code=ExitCode.STALLED,  # It is the lost one. The launcher may not know yet that they go on.
             )
-            error.exit_code = ExitCode.STALLED  # It is the lost one: the launcher may not know yet that they go on.
-            raise error
 
     def _propose(self, last: Sheet | None, what: str, waited_s: float) -> None:
         notes = self._board.notes()

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from replicax.cluster import ClusterConfig, parse_address
 from replicax.cluster.own_address import own_ip, own_ip_of
+from replicax.cluster.signing import check_token
 from replicax.compat.jax_cliques import Clique, StoreClient
 from replicax.compat.jax_worlds import WorldClique, prepare_gpus
 from replicax.errors import ClusterTimeoutError, MeetingError
@@ -140,9 +141,12 @@ def open_worlds(
         environ: The environment.
 
     Raises:
+        ClusterError: The job has no token; without this check the first newcomer would end those who hold the state.
         ClusterTimeoutError: The others did not come in time.
         MeetingError: The meeting cannot be opened.
     """
+    if environ.get(MEETING) or config.coordinator_address:
+        check_token("the place in Model.fit, for workers that join")
     prepare_gpus()
     stall_s = stall_timeout or _DEFAULT_STALL_S
     rules = Rules(config.num_processes, fewest, renews=True, admits=_is_given_state)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import replicax
-from replicax.cluster import signing
+from replicax.cluster import ClusterConfig, ClusterSpec, Task, signing
 from replicax.cluster.exchange import Exchange
 from replicax.cluster.signing import checked, pickled, signed, unpickled
 from replicax.errors import ClusterError, ContextError
+from replicax.membership.opening import open_worlds
 from tests.cluster.fake_store import FakeStore
 
 #: The files that unpickle, and who can have written what they read.
@@ -69,6 +70,16 @@ def test_without_a_token_nothing_is_unpickled(monkeypatch: pytest.MonkeyPatch):
         unpickled("results", pickle.dumps(Bomb()))
     with pytest.raises(ClusterError, match=r"Set REPLICAX_TOKEN .*replicax run"):
         pickled("results", 1)
+
+
+def test_an_elastic_job_without_a_token_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch):
+    # Later it would end whoever gives its state to the first newcomer.
+    monkeypatch.delenv("REPLICAX_TOKEN", raising=False)
+    monkeypatch.setattr(signing, "_told", "")
+    addresses = ["127.0.0.1:2300", "127.0.0.1:2301"]
+    config = ClusterConfig(ClusterSpec({"worker": addresses}), Task("worker", 1))
+    with pytest.raises(ClusterError, match="REPLICAX_TOKEN is not set"):
+        open_worlds(config, 1, 2, 1.0, 1.0, environ={})
 
 
 def test_a_stranger_in_the_store_is_refused(token: str):

@@ -80,7 +80,7 @@ def test_a_pulse_beats_until_it_is_stopped():
 @pytest.mark.parametrize("error", [MeetingError("cut off"), jax.errors.JaxRuntimeError("INTERNAL: no")])
 def test_a_pulse_outlasts_an_outage(error, caplog):
     class CutOff(MemoryStore):
-        errors = [error, error]
+        errors = [error, error]  # noqa: RUF012
 
         def put(self, key, value):
             if self.errors:
