@@ -10,6 +10,7 @@ _OPEN_FILES = "/proc/self/fd"
 
 
 _IDLE, _BETWEEN_PROBES, _PROBES = 0.4, 0.2, 3  # parts of the time, and a number
+_LONGEST_S = 12 * 60 * 60.0  # The system takes no more than some hours before the first probe.
 
 
 def end_if_silent(connection: socket.socket, seconds: float) -> None:
@@ -22,6 +23,7 @@ def end_if_silent(connection: socket.socket, seconds: float) -> None:
         seconds: The time; whole seconds count.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    seconds = min(seconds, _LONGEST_S)
     limits = {
         "TCP_KEEPIDLE": max(1, int(_IDLE * seconds)),
         "TCP_KEEPINTVL": max(1, int(_BETWEEN_PROBES * seconds)),

@@ -28,3 +28,15 @@ def test_only_the_connections_of_the_service_are_changed():
 def test_where_open_files_are_not_shown(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(outages, "_OPEN_FILES", "/nowhere")
     outages.outlast_outages(1)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 7.0, 300.0, 1e9])
+def test_the_system_is_told_how_long_a_connection_may_be_silent(seconds: float):
+    with socket.socket() as connection:
+        outages.end_if_silent(connection, seconds)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+        idle, between, probes = (connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names)
+        told = connection.getsockopt(*OPTION) / 1000
+        assert told == min(seconds, 12 * 60 * 60)
+        assert idle + probes * between <= max(told, 4)
