@@ -100,7 +100,9 @@ def main(folder: Path, pause_s: float) -> None:
         training.number = done // STEPS_PER_PASS
         for batch in training.dataset:
             ids, rows = training.call(batch)
-            own = strategy.experimental_local_results(ids)[0]
+            # Taken over from a world of another size, a result has the components of all: whose rows are own is unknown.
+            local = strategy.experimental_local_results(ids)
+            own = local[0] if len(local) == 1 else []
             rows = strategy.experimental_local_results(rows)[0]
             total = strategy.reduce("sum", ids, axis=0)  # A call of its own, of a value that may be of an old world.
             if int(np.asarray(total)) != int(np.sum(rows_of(done))):
