@@ -100,7 +100,7 @@ def main(folder: Path, pause_s: float) -> None:
         training.number = done // STEPS_PER_PASS
         for batch in training.dataset:
             ids, rows = training.call(batch)
-            # Taken over from a world of another size, a result has the components of all: whose rows are own is unknown.
+            # A result taken over from a world of another size has the components of all: the own rows are unknown.
             local = strategy.experimental_local_results(ids)
             own = local[0] if len(local) == 1 else []
             rows = strategy.experimental_local_results(rows)[0]
