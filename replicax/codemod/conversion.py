@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -9,13 +10,14 @@ from typing import Literal, NamedTuple
 import libcst as cst
 from libcst import matchers as m
 
-from replicax.codemod import imports, leftovers, losses, plans, reduced_batches, tables
+from replicax.codemod import imports, leftovers, losses, plans, reduced_batches, tables, wide
 from replicax.codemod.depth import check_depth, too_deep
 from replicax.codemod.findings import Finding
 from replicax.codemod.formatting import formatted
 from replicax.codemod.rewriter import Action, Rewriter
 from replicax.codemod.rules import Call, Rename
 from replicax.codemod.script import Script
+from replicax.codemod.spreading import joined
 from replicax.codemod.writer import Binding, Writer
 from replicax.errors import ArgumentError
 
@@ -87,25 +89,32 @@ def _converted(text: str, name: str, tf_data: Literal["convert", "keep"]) -> Con
     if tf_data == "convert" and any(each.name.startswith("tf.data") for each in writer.findings if is_edit(each)):
         writer, module = _rewritten(dataclasses.replace(script, tf_data="stay"))
     module = _with_imports(writer, module)
-    unexplained = leftovers.unexplained(writer.script, module, writer.left)
-    if unexplained and not any(is_edit(each) for each in writer.findings):
-        writer, module = _rewritten(writer.script, unexplained)
+    more = leftovers.taken(writer.script, writer.modules & imports.MODULES.keys())
+    if not any(is_edit(each) for each in writer.findings):
+        more = {**more, **leftovers.unexplained(writer.script, module, writer.left)}
+    if more:
+        writer, module = _rewritten(writer.script, more)
         module = _with_imports(writer, module)
-    findings = sorted({*writer.findings, *losses.notes(writer.script), *reduced_batches.notes(writer.script)})
-    return Conversion(text, formatted(text, module.code), tuple(findings))
+    notes = (note for each in (losses, reduced_batches, wide) for note in each.notes(writer.script))
+    return Conversion(text, formatted(text, module.code), tuple(sorted({*writer.findings, *notes})))
 
 
 def _with_import_behind_star(script: Script, text: str) -> str | None:
-    """Returns the script with TensorFlow's import on the line of `from mine import *` that brings `tf`; or None."""
-    stars = list(m.findall(script.module, m.ImportFrom(names=m.ImportStar())))
+    """Returns the script with TensorFlow's import behind the first `from mine import *`, which may bring `tf`; or None.
+
+    A script that does not read `tf`, or assigns it itself, has no such import.
+    """
+    stars = [
+        each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.ImportFrom) and each.names[0].name == "*"
+    ]
     read = [cst.ensure_type(each, cst.Attribute).value for each in m.findall(script.module, _OF_TF)]
     if not stars or all(script.names.assignments(cst.ensure_type(each, cst.Name)) for each in read):
         return None
+    first = min(stars, key=lambda each: each.lineno)
     lines = text.splitlines(keepends=True)
-    at = script.line(stars[-1]) - 1
-    code, comment, rest = lines[at].partition("#")
-    body = code.rstrip()
-    lines[at] = f"{body}; import tensorflow as tf{code[len(body) :]}{comment}{rest}"
+    line, end = (first.end_lineno or first.lineno) - 1, first.end_col_offset
+    written = lines[line].encode()
+    lines[line] = (written[:end] + b"; import tensorflow as tf" + written[end:]).decode()
     return "".join(lines)
 
 
@@ -124,7 +133,7 @@ def _rewritten(script: Script, more: Mapping[cst.CSTNode, Action] = _NOTHING) ->
     while True:
         writer = Writer(script, spelled_out)
         rewriter = Rewriter(writer, {**plans.actions(script), **more}, plans.kept(script))
-        module = cst.ensure_type(script.module.visit(rewriter), cst.Module)
+        module = joined(cst.ensure_type(script.module.visit(rewriter), cst.Module), script.spread.before)
         both = writer.converted & writer.left
         if both <= spelled_out:
             return writer, module

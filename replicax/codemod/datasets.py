@@ -98,6 +98,9 @@ def step(signature: str) -> Callable[[Step], Converter]:
             unknown = set(given) - {*known.names, "num_parallel_calls", "deterministic"}
             if unknown:
                 raise Unconvertible(f"the argument `{unknown.pop()}` has no counterpart in Grain")
+            missing = [name for name in known.names if name not in given and name not in known.defaults]
+            if missing:
+                raise Unconvertible(f"the argument `{missing[0]}` is missing")
             return convert(rewriting, node, cst.ensure_type(updated.func, cst.Attribute).value, given)
 
         return kept(converted, f"{DATASET}.{signature.partition('(')[0]}")

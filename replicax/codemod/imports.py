@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import libcst as cst
@@ -65,18 +65,18 @@ def bindings(node: cst.Import | cst.ImportFrom) -> Iterator[tuple[cst.ImportAlia
         yield alias, Binding(name, canonical(meaning.partition(".")[0] if bound_is_root else meaning))
 
 
-def fixed(module: cst.Module, converted: Mapping[tuple[str, str], str], needed: Iterable[str]) -> cst.Module:
+def fixed(module: cst.Module, converted: Mapping[tuple[str, str], str], needed: Collection[str]) -> cst.Module:
     """Returns a rewritten script with the imports that it needs.
 
     Args:
         module: The script.
         converted: Bindings that get a new meaning, and the new name, such as
             `("layers", "tf.keras.layers"): "keras.layers"`.
-        needed: Short names of the modules that the rewritten parts use.
+        needed: Short names of the modules that the rewritten parts use: they are no longer names of TensorFlow's.
     """
     used = used_names(module)
     place = next((at for at, each in enumerate(module.body) if _imports_keras(each)), _behind_docstring(module))
-    found = cst.ensure_type(module.visit(_Fixer(converted, used)), cst.Module)
+    found = cst.ensure_type(module.visit(_Fixer(converted, used - set(needed))), cst.Module)
     place = min(place, len(found.body))
     bound = _bound(found)
     new = [line for name, line in MODULES.items() if name in needed and name in used and line not in bound]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import libcst as cst
 from libcst import matchers as m
 
-from replicax.codemod.imports import bindings, of_tensorflow
+from replicax.codemod.imports import MODULES, bindings, of_tensorflow
 from replicax.codemod.names import is_tensorflow
 from replicax.codemod.rewriter import Action
 from replicax.codemod.script import Script
@@ -23,6 +23,10 @@ _UPON = (
 _OF_DATA = ("tensorflow_datasets", "tensorflow_io", "tensorflow_data_validation", "tensorflow_transform")
 #: Packages upon TensorFlow whose names do not say it.
 _OTHERS = ("horovod", "sparkdl", "tf_agents", "tf_slim")
+_TAKEN = (
+    "The script has this name for something else, and its converted parts for {}: give it another name, and convert "
+    "again."
+)
 _UNTOLD = "It is still used, in a way that is not understood: under a name with two meanings, for instance."
 
 
@@ -54,6 +58,22 @@ def unexplained(script: Script, module: cst.Module, explained: Collection[Bindin
         for _, binding in bindings(node)
         if binding in left
     }
+
+
+def taken(script: Script, modules: Collection[str]) -> Mapping[cst.CSTNode, Action]:
+    """Returns refusals for names of a script's own that are the short names of modules, too.
+
+    Args:
+        script: The script.
+        modules: Short names of modules that its converted parts use.
+    """
+    found: dict[str, cst.CSTNode] = {}
+    for node in m.findall(script.module, m.OneOf(*(m.Name(short) for short in modules))) if modules else ():
+        name = cst.ensure_type(node, cst.Name)
+        whole, meaning = MODULES[name.value].split()[1], script.names.of(name) or ""
+        if script.names.assignments(name) and meaning != whole and not meaning.startswith("tf."):
+            found.setdefault(name.value, name)
+    return {node: _refusal(short, _TAKEN.format(MODULES[short].split()[1])) for short, node in found.items()}
 
 
 def _is_upon_tensorflow(module: str) -> bool:

@@ -133,7 +133,10 @@ class Rewriter(cst.CSTTransformer):
         if isinstance(rule, Refuse):
             self._writer.refuse(node, shown, rule.reason)
             return None
-        if isinstance(rule, (Keep, Code)):
+        if isinstance(rule, Keep):
+            return None
+        if isinstance(rule, Code):
+            self._writer.refuse(node, shown, "It is a value, and no function that can be called.")
             return None
         if isinstance(rule, Drop):
             return self._dropped_call(rule, shown, node, updated)

@@ -10,6 +10,7 @@ from libcst import matchers as m, metadata
 
 from replicax.codemod.kinds import Kinds, KindTables
 from replicax.codemod.names import Names, is_tensorflow
+from replicax.codemod.spreading import Spread, spread
 
 TfData = Literal["convert", "keep", "stay"]
 
@@ -19,7 +20,7 @@ class Script:
     """A parsed script.
 
     Attributes:
-        module: Its tree. Metadata is known of these nodes only.
+        spread: Its tree, with one statement a line.
         names: Which name of TensorFlow an expression is.
         kinds: What kind of object an expression gives.
         wrapper: The metadata.
@@ -27,11 +28,16 @@ class Script:
             counterpart: then all of them are kept, and what has no counterpart is reported.
     """
 
-    module: cst.Module
+    spread: Spread
     names: Names
     kinds: Kinds
     wrapper: metadata.MetadataWrapper
     tf_data: TfData = "convert"
+
+    @property
+    def module(self) -> cst.Module:
+        """The tree. Metadata is known of its nodes only."""
+        return self.spread.module
 
     @property
     def keeps_tf_data(self) -> bool:
@@ -49,13 +55,21 @@ class Script:
         Raises:
             libcst.ParserSyntaxError: It is no Python that can be parsed.
         """
-        wrapper = metadata.MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
+        found = spread(cst.parse_module(text))
+        wrapper = metadata.MetadataWrapper(found.module, unsafe_skip_copy=True)
         names = Names(wrapper)
-        return cls(wrapper.module, names, Kinds(wrapper, names, tables), wrapper)
+        return cls(found, names, Kinds(wrapper, names, tables), wrapper)
 
     def line(self, node: cst.CSTNode) -> int:
-        """Returns the line of a node, from 1."""
-        return self.wrapper.resolve(metadata.PositionProvider)[node].start.line
+        """Returns the line of a node in the script as it was, from 1."""
+        positions = self.wrapper.resolve(metadata.PositionProvider)
+        line, first = positions[node].start.line, node
+        while first not in self.spread.lines:
+            parent = self.names.parent(first)
+            if parent is None:
+                return line
+            first = parent
+        return self.spread.lines[first] + line - positions[first].start.line
 
     def statement(self, node: cst.CSTNode) -> cst.CSTNode | None:
         """Returns the statement that a node stands in, or is: one that can have comments above it."""

@@ -23,16 +23,6 @@ _SHAPE = (
 SHAPED = frozenset({"reshape", "zeros", "ones", "fill", "broadcast_to", "normal", "uniform", "truncated_normal"})
 
 
-WIDE = "JAX computes with 32 bits, unless `jax_enable_x64` is set: where it counts, set it."
-WIDE_DTYPES = ("int64", "uint64", "float64", "complex128")
-
-
-def note_wide(rewriting: Rewriting, node: cst.Call, name: str) -> None:
-    """Says of a call with a dtype as a string what is said of `tf.float64`."""
-    texts = [arg.value for arg in node.args if isinstance(arg.value, cst.SimpleString)]
-    rewriting.note(node, name, WIDE if any(text.evaluated_value in WIDE_DTYPES for text in texts) else "")
-
-
 def refusing(convert: Converter) -> Converter:
     """Returns the function that refuses a call, with its reason, where `convert` raises `Unconvertible`."""
 
@@ -55,7 +45,6 @@ def by_row(row: OpRow) -> Converter:
         for module in template_modules(result):
             rewriting.target(module)
         rewriting.note(node, row.name, f"{row.note[0].upper()}{row.note[1:]}." if row.note else "")
-        note_wide(rewriting, node, row.name)
         return result
 
     return refusing(convert)
@@ -99,7 +88,6 @@ def constant(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.Bas
         if dtype is None
         else rewriting.code("keras.ops.convert_to_tensor({value}, dtype={dtype})", value=value, dtype=dtype)
     )
-    note_wide(rewriting, node, "tf.constant")
     shape = given.get("shape")
     if shape is None or (is_literal(shape) and literal(shape) is None):
         return result
@@ -129,9 +117,10 @@ def _is_wide(value: cst.BaseExpression) -> bool:
 @refusing
 def shape(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:
     """`tf.shape`, where a tuple of numbers is as good as a tensor."""
-    if not _takes_a_tuple(rewriting, node):
+    given, _ = bound("tf.shape", parameters("shape(input, out_type=None)"), updated.args)
+    if "input" not in given or not _takes_a_tuple(rewriting, node):
         raise Unconvertible(_SHAPE)
-    return rewriting.code("keras.ops.shape({value})", value=updated.args[0].value)
+    return rewriting.code("keras.ops.shape({value})", value=given["input"])
 
 
 def _takes_a_tuple(rewriting: Rewriting, node: cst.BaseExpression) -> bool:
@@ -213,9 +202,13 @@ def as_numpy(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.Bas
     return rewriting.code("np.asarray({x})", x=receiver) if not node.args else updated
 
 
+@refusing
 def backend_value(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:
     """`tf.keras.backend.get_value(x)`."""
-    return rewriting.code("np.asarray({x})", x=updated.args[0].value)
+    given, _ = bound("tf.keras.backend.get_value", parameters("get_value(x)"), updated.args)
+    if "x" not in given:
+        raise Unconvertible("The argument `x` is missing.")
+    return rewriting.code("np.asarray({x})", x=given["x"])
 
 
 def as_list(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.BaseExpression | None:

@@ -28,7 +28,6 @@ class Writer:
         spelled_out: Bindings whose uses are all written with the new name in full.
 
     Attributes:
-        findings: What was not converted, and notes.
         modules: Short names of modules that what was written needs.
         converted: Bindings whose uses stay, since the import will give them their new meaning.
         left: Bindings that are needed as they are.
@@ -36,40 +35,35 @@ class Writer:
 
     def __init__(self, script: Script, spelled_out: frozenset[Binding] = frozenset()):
         self.script = script
-        self.findings: list[Finding] = []
         self.modules: set[str] = set()
         self.converted: set[Binding] = set()
         self.left: set[Binding] = set()
         self._spelled_out = spelled_out
-        self._comments: dict[cst.CSTNode, list[str]] = {}
-        self._refused: dict[cst.CSTNode, Finding] = {}
+        self._notes: list[Finding] = []
+        self._refused: dict[cst.CSTNode | None, list[tuple[cst.CSTNode, Finding]]] = {}
 
     # Findings.
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The places that were not converted, and notes."""
+        return [*(finding for refused in self._refused.values() for _, finding in refused), *self._notes]
 
     def refuse(self, node: cst.CSTNode, name: str, reason: str) -> None:
         """Notes that something is left as it is, and marks its statement with a comment."""
         finding = Finding(self.script.line(node), name, reason)
-        statement = self.script.statement(node)
-        self._refused[node] = finding
-        if finding not in self.findings:
-            self.findings.append(finding)
-            if statement is not None:
-                self._comments.setdefault(statement, []).append(finding.comment())
+        self._refused.setdefault(self.script.statement(node), []).append((node, finding))
 
     def replaces(self, node: cst.CSTNode) -> None:
         """Says that an expression is replaced as a whole: what was found in its parts no longer counts."""
-        statement = self.script.statement(node)
-        for inside in m.findall(node, m.MatchIfTrue(lambda each: each in self._refused)):
-            finding = self._refused.pop(inside)
-            if finding not in self._refused.values():
-                self.findings.remove(finding)
-                if statement is not None:
-                    self._comments[statement].remove(finding.comment())
+        inside = set(m.findall(node, m.MatchIfTrue(lambda each: True)))
+        refused = self._refused.get(self.script.statement(node), [])
+        refused[:] = [(at, finding) for at, finding in refused if at not in inside]
 
     def note(self, node: cst.CSTNode, name: str, reason: str) -> None:
         """Notes what a user should know about something that was converted."""
         if reason:
-            self.findings.append(Finding(self.script.line(node), name, reason, "note"))
+            self._notes.append(Finding(self.script.line(node), name, reason, "note"))
 
     def comments(self, node: cst.CSTNode) -> list[str]:
         """Returns the comments that a statement gets, without those that stand above it already."""
@@ -77,7 +71,8 @@ class Writer:
         if self.script.module.body[:1] == (node,):
             lines += self.script.module.header
         there = {line.comment.value for line in lines if line.comment is not None}
-        return [text for text in dict.fromkeys(self._comments.get(node, ())) if text not in there]
+        texts = dict.fromkeys(finding.comment() for _, finding in self._refused.get(node, ()))
+        return [text for text in texts if text not in there]
 
     def leave(self, node: cst.CSTNode) -> None:
         """Says that a part of the script stays as it is, so that its imports are needed."""

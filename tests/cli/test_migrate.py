@@ -44,7 +44,7 @@ def test_hand_edits_are_listed_and_are_exit_code_1(tmp_path):
     script.write_text(BY_HAND)
     result = run("--write", script)
     assert result.exit_code == 1
-    assert f"{script}:4: edit: tf.something_new: replicax does not know what becomes of it.\n" in result.output
+    assert f"{script}:4: edit: tf.something_new: replicax does not know what becomes of it: " in result.output
     assert result.output.endswith("converted; 1 place to edit by hand\n")
     assert "# replicax: tf.something_new" in script.read_text()
     once = script.read_text()

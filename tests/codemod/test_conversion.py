@@ -4,7 +4,7 @@ import pytest
 
 from replicax.codemod.conversion import convert
 from replicax.errors import ArgumentError
-from tests.codemod.converted import conversion
+from tests.codemod.converted import conversion, converted
 
 
 def test_imports_are_replaced_added_and_sorted():
@@ -197,3 +197,61 @@ def test_a_script_whose_star_brings_no_tensorflow_is_left_alone():
 def test_a_wide_dtype_is_told_of_as_a_string_too():
     conversion = convert("import tensorflow as tf\nprint(tf.cast(x, 'float64'), tf.cast(x, 'float32'))\n")
     assert ["jax_enable_x64" in finding.reason for finding in conversion.findings] == [True]
+
+
+def test_a_note_on_quotients_of_integers():
+    text = "import tensorflow as tf\na = tf.constant([3])\nb = a / 2\nc = tf.cast(x, tf.int32) / a\nd = tf.abs(3.0)/2\n"
+    assert [each.line for each in convert(text).findings if each.name == "/"] == [3, 4]
+
+
+def test_statements_beside_one_that_goes_stay():
+    text = """
+        import tensorflow as tf
+        x = 1; tf.config.set_soft_device_placement(True); y = tf.abs(x); z = 3  # three
+        with tf.GradientTape() as tape: loss = f(x); seen = 2
+        g = tape.gradient(loss, w); del tape; q = 3
+        if x: tf.config.set_soft_device_placement(True); y = 4
+        else: a = 1; b=2  # as it was
+    """
+    assert converted(text) == (
+        "x = 1\ny = keras.ops.abs(x)\nz = 3  # three\n\n\n"
+        "def loss_fn():\n    loss = f(x)\n    seen = 2\n    return loss\n\n\n"
+        "g = rx.grad(loss_fn, w)()\nq = 3\nif x:\n    y = 4\nelse: a = 1; b=2  # as it was\n"
+    )
+
+
+def test_each_statement_of_a_line_has_its_comment():
+    text = "import tensorflow as tf\n\nif x: y = 1; z = tf.new(y)\na = tf.new(2); b = 1; c = tf.new(3)\n"
+    found = conversion(text)
+    assert [each.line for each in found.edits] == [3, 4]
+    assert found.after.count("# replicax: tf.new: ") == 3
+    assert "\nb = 1\n" in found.after
+
+
+def test_a_name_that_the_script_has_for_something_else_is_a_finding():
+    found = conversion("import tensorflow as tf\nrx = 3\nstrategy = tf.distribute.MirroredStrategy()\nprint(rx)\n")
+    assert [(each.line, each.name) for each in found.edits] == [(2, "rx")]
+
+
+def test_the_old_keras_does_not_hide_the_new_one():
+    for use in ("", "keras.backend.sum(x)\n"):
+        after = convert(f"import tensorflow as tf\nfrom tensorflow import keras\nx = tf.zeros(3)\n{use}").after
+        assert "import keras\n" in after
+        assert "from tensorflow" not in after
+
+
+def test_the_first_star_brings_tensorflow():
+    text = "from a import \\\n    *\nx = tf.zeros([1])\nif x:\n    from b import *\n"
+    assert converted(text).endswith("x = keras.ops.zeros([1])\nif x:\n    from b import *\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tf.custom_gradient", "jax.custom_vjp"),
+        ("tf.io.read_file", "Python"),
+        ("tf.train.load_checkpoint", "open_checkpoint"),
+    ],
+)
+def test_names_without_a_counterpart_have_a_sentence(name, words):
+    assert [words in each.reason for each in conversion(f"import tensorflow as tf\n{name}(x)\n").edits] == [True]

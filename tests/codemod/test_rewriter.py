@@ -39,7 +39,8 @@ def test_an_imported_module_keeps_its_name():
 def test_what_is_unknown_stays_below_a_comment_and_is_listed():
     found = conversion("import tensorflow as tf\n\nx = tf.something_new(1)\n")
     assert found.after == (
-        "import tensorflow as tf\n\n# replicax: tf.something_new: replicax does not know what becomes of it.\n"
+        "import tensorflow as tf\n\n# replicax: tf.something_new: replicax does not know what becomes of it: "
+        "look in keras.ops and jax.numpy for its counterpart.\n"
         "x = tf.something_new(1)\n"
     )
     assert [(each.line, each.name) for each in found.edits] == [(3, "tf.something_new")]

@@ -20,6 +20,7 @@ from typing import TypeVar
 from replicax.codemod.kinds import KindTables
 from replicax.codemod.rules import MethodRules, Refuse, Rename, Rule, Rules
 from replicax.codemod.tables import (
+    absent,
     config,
     datasets,
     distribute,
@@ -33,7 +34,9 @@ from replicax.codemod.tables import (
 
 _T = TypeVar("_T")
 
-TABLES: tuple[ModuleType, ...] = (rows, tensors, random_ops, datasets, distribute, keras_api, files, config, estimators)
+TABLES: tuple[ModuleType, ...] = (
+    *(absent, rows, tensors, random_ops, datasets, distribute, keras_api, files, config, estimators),
+)
 
 
 def _merged(attribute: str) -> dict[object, object]:
@@ -51,7 +54,7 @@ OTHERS_IN_V1 = (
     *("tf.Variable", "tf.gradients", "tf.initializers.", "tf.layers.", "tf.losses."),
     *("tf.metrics.", "tf.nn.", "tf.summary.", "tf.train."),
 )
-_UNKNOWN = Refuse("replicax does not know what becomes of it.")
+_UNKNOWN = Refuse("replicax does not know what becomes of it: look in keras.ops and jax.numpy for its counterpart.")
 _PRIVATE = Refuse("It is private to TensorFlow: take the public name in `tf` that it serves, and convert again.")
 _V1 = Refuse("It belongs to TensorFlow 1's sessions and graphs; write the script for TensorFlow 2 first.")
 
@@ -61,8 +64,8 @@ def lookup(name: str) -> Rule:
     rule = RULES.get(name)
     if rule is not None:
         return rule
-    if ".experimental." in name and _by_prefix(name) in (None, RULES["tf.keras"]):
-        return lookup(name.replace(".experimental.", ".", 1))
+    if (stable := RULES.get(name.replace(".experimental.", ".", 1))) is not None:
+        return stable
     by_prefix = _by_prefix(name)
     if by_prefix is None and name.startswith("tf.compat.v1."):
         newer = name.replace("tf.compat.v1.", "tf.", 1)
@@ -116,6 +119,5 @@ def member(family: Iterable[str], attribute: str) -> Rule | None:
         family: The object's kind and those above it; empty if the kind is unknown.
         attribute: The attribute's name.
     """
-    kinds = tuple(family)
-    found = next((METHODS[kind, attribute] for kind in kinds if (kind, attribute) in METHODS), None)
-    return found if kinds else UNKNOWN_METHODS.get(attribute)
+    found = next((METHODS[kind, attribute] for kind in family if (kind, attribute) in METHODS), None)
+    return found or UNKNOWN_METHODS.get(attribute)

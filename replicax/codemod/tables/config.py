@@ -15,8 +15,8 @@ def _devices(rewriting: Rewriting, node: cst.Call, updated: cst.Call) -> cst.Bas
     kinds = [arg.value for arg in updated.args]
     if not kinds:
         return rewriting.code("jax.devices()")
-    (kind,) = kinds
-    if not isinstance(kind, cst.SimpleString):
+    kind = kinds[0]
+    if len(kinds) > 1 or not isinstance(kind, cst.SimpleString):
         rewriting.refuse(node, f"{_C}.list_physical_devices", "The kind of device is not a literal.")
         return None
     name = str(kind.evaluated_value).lower()

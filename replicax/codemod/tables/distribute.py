@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from replicax.codemod.rules import Call, Drop, Rename, Rewrite, Rewriting, Rule
+from replicax.codemod.rules import Call, Drop, Refuse, Rename, Rewrite, Rewriting, Rule
 from replicax.migration import NAMES, Keyword
 
 _D = "tf.distribute"
@@ -14,9 +14,9 @@ _C = "tf.distribute.coordinator"
 _XC = "tf.distribute.experimental.coordinator"
 _T = "tf.experimental.dtensor"
 
-#: Modules of TensorFlow that are modules here.
-PREFIXES = {
-    "tf.experimental.dtensor": "replicax.dtensor",
+#: Keras's names are the same; those of DTensor have rows.
+PREFIXES: dict[str, str | Rule] = {
+    "tf.experimental.dtensor": Refuse("rx.dtensor has no such name: the page of its names says what it has."),
     "tf.keras": "keras",
 }
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from replicax.codemod.op_row import OpRow, renamed
+from replicax.codemod.wide import QUOTIENT
 
 INTEGER_MEAN = "of integers TensorFlow's result is an integer, rounded towards zero, and that of Keras is a float"
 NARROW_INTEGERS = "of integers narrower than 32 bits TensorFlow's result keeps the dtype, and that of Keras has 32 bits"
 INDEX_DTYPE = "TensorFlow's result is int64, that of Keras on JAX int32"
 ZERO = (("axis", "zero_for_none"),)
-DIVISION = "of integers TensorFlow's quotient is float64, that of Keras on JAX float32"
 
 ELEMENTWISE = [
     *renamed("abs acos:arccos acosh:arccosh asin:arcsin asinh:arcsinh atan:arctan atanh:arctanh cos cosh exp floor"),
@@ -35,8 +35,8 @@ BINARY = [
     ),
     *renamed("not_equal pow:power subtract", arguments="x, y"),
     *renamed("logical_xor floordiv:floor_divide floormod:mod", "math.", arguments="x, y"),
-    OpRow("divide(x, y)", "keras.ops.divide(x, y)", note=DIVISION),
-    OpRow("truediv(x, y)", "keras.ops.divide(x, y)", note=DIVISION),
+    OpRow("divide(x, y)", "keras.ops.divide(x, y)", note=QUOTIENT),
+    OpRow("truediv(x, y)", "keras.ops.divide(x, y)", note=QUOTIENT),
     OpRow("atan2(y, x)", "keras.ops.arctan2(y, x)"),
     OpRow("math.divide_no_nan(x, y)", "keras.ops.divide_no_nan(x, y)"),
     OpRow("math.squared_difference(x, y)", "keras.ops.square(keras.ops.subtract(x, y))"),

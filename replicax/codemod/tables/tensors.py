@@ -6,6 +6,7 @@ from replicax.codemod import tensors
 from replicax.codemod.op_row import OpRow
 from replicax.codemod.rules import Call, Code, Refuse, Rename, Rewrite, Rule
 from replicax.codemod.tables import array_ops, math_ops, nn_ops
+from replicax.codemod.wide import WIDE, WIDE_DTYPES
 from replicax.migration import Keyword
 
 ROWS: tuple[OpRow, ...] = (*math_ops.OPS, *array_ops.OPS, *nn_ops.OPS)
@@ -74,15 +75,16 @@ def _row_rules() -> dict[str, Rule]:
 
 def _dtype_rules() -> dict[str, Rule]:
     rules: dict[str, Rule] = {}
-    for name in (*_DTYPES.split(), *tensors.WIDE_DTYPES):
-        note = tensors.WIDE if name in tensors.WIDE_DTYPES else ""
+    names = {name: name for name in (*_DTYPES.split(), *WIDE_DTYPES)} | {"half": "float16", "double": "float64"}
+    for old, name in names.items():
+        note = WIDE if name in WIDE_DTYPES else ""
         for prefix in ("tf", "tf.dtypes"):
-            rules[f"{prefix}.{name}"] = Code(f'"{name}"', note)
-            rules[f"{prefix}.{name}.name"] = Code(f'"{name}"')
-            rules[f"{prefix}.{name}.as_numpy_dtype"] = Code(f'np.dtype("{name}")')
+            rules[f"{prefix}.{old}"] = Code(f'"{name}"', note)
+            rules[f"{prefix}.{old}.name"] = Code(f'"{name}"')
+            rules[f"{prefix}.{old}.as_numpy_dtype"] = Code(f'np.dtype("{name}")')
             if name.startswith(("int", "uint", "float")):
                 info = "iinfo" if "int" in name else "finfo"
-                rules |= {f"{prefix}.{name}.{end}": Code(f'np.{info}("{name}").{end}') for end in ("min", "max")}
+                rules |= {f"{prefix}.{old}.{end}": Code(f'np.{info}("{name}").{end}') for end in ("min", "max")}
     return rules
 
 
@@ -136,8 +138,10 @@ RULES: dict[str, Rule] = {
     **{f"tf.image.ResizeMethod.{name.upper()}": Code(f'"{name}"') for name in ("bilinear", "bicubic", "area")},
     "tf.image.ResizeMethod.NEAREST_NEIGHBOR": Code('"nearest"'),
     "tf.string": _STRINGS,
+    "tf.dtypes.string": _STRINGS,
     "tf.Tensor": Rename("jax.Array"),
     "tf.__version__": Rewrite(tensors.constant, tensors.version),
+    "tf.version.VERSION": Rewrite(tensors.constant, tensors.version),
     "tf.constant": Rewrite(tensors.constant),
     "tf.convert_to_tensor": Rewrite(tensors.constant),
     "tf.zeros": Rewrite(tensors.by_row(_ROW["tf.zeros"]), Rename("keras.ops.zeros")),
