@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.aggregation import VariableAggregation, first_replica
+from replicax.checks import checked_array
 from replicax.compat.jax import strongly_typed, vary
 from replicax.compat.jax_primitives import assert_equal_over_axis
 from replicax.errors import ArgumentError, ReduceError, VariableError
@@ -174,14 +175,14 @@ class Scattered:
         dimensions = indices.shape[-1]
         self._check_range(indices, shape[:dimensions])
         wanted = (*indices.shape[:-1], *shape[dimensions:])
-        updates = strongly_typed(component_here(updates, self.name), dtype)
+        updates = strongly_typed(checked_array("updates", component_here(updates, self.name)), dtype)
         if updates.ndim and updates.shape != wanted:
             raise self._unfit("updates", updates.shape, f"shape {wanted}, or are one number")
         updates = jnp.broadcast_to(updates, wanted)
         return Entries(indices.reshape(-1, dimensions), updates.reshape(-1, *shape[dimensions:]))
 
     def _checked(self, indices: Leaf) -> jax.Array:
-        indices = jnp.asarray(component_here(indices, self.name))
+        indices = checked_array("indices", component_here(indices, self.name))
         if not jnp.issubdtype(indices.dtype, jnp.integer):
             raise VariableError(f"Rows of variable {self.name!r} are named by integers, got {indices.dtype} indices.")
         return indices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import keras  # noqa: F401 - the names of rx.keras load it
 import numpy as np
@@ -211,3 +211,23 @@ def test_arguments_are_compared_with_annotations():
         named(None, many=3)
     with pytest.raises(TypeError, match="missing 1 required"):
         named()
+
+
+def methods(folder) -> Iterator[tuple[str, Callable[..., object], int]]:
+    """Yields methods of objects, and how many arguments each must have."""
+    variable = rx.Variable(np.ones(3, np.float32))
+    for op in ("add", "sub", "update", "max", "min"):
+        yield f"scatter_nd_{op}", getattr(variable, f"scatter_nd_{op}"), 2
+    manager = rx.CheckpointManager(rx.Checkpoint(w=variable), folder, max_to_keep=2)
+    yield "path", manager.path, 1
+    yield "restore", manager.restore, 1
+
+
+def test_nonsense_for_methods_is_answered_in_our_words(tmp_path):
+    found = {}
+    for name, method, count in methods(tmp_path):
+        for kind, value in NONSENSE.items():
+            fault = faults_of(lambda: method(*[value] * count), repr(value))  # noqa: B023
+            if fault is not None:
+                found[name, kind] = fault
+    assert found == {}

@@ -36,6 +36,7 @@ from replicax.checkpoint.progress import Progress
 from replicax.checkpoint.save_interval import SaveInterval
 from replicax.checkpoint.tensorflow.reader import open_checkpoint
 from replicax.checkpoint.writing import PREPARED, TIMEOUT_S, Directory, absolute, could_not_write, write_in_place
+from replicax.checks import explained
 from replicax.compat.interpreter import STARTS_THREADS_AT_END
 from replicax.errors import CheckpointError
 from replicax.migration import Advised, called_as
@@ -260,10 +261,12 @@ class CheckpointManager(Advised):
         """
         return self._folder.latest_step()
 
+    @explained
     def path(self, step: int) -> Path:
         """Returns the path of the checkpoint of a step, which need not exist."""
         return self._folder.path(step)
 
+    @explained
     def restore(self, step: int | None = None, partial: bool = False, verify: bool = True) -> LoadStatus:
         """Restores a checkpoint and returns the values in it, as `rx.Checkpoint.restore` does.
 
