@@ -17,6 +17,7 @@ import replicax.health as health
 from replicax.errors import CheckpointError, MeetingError
 from replicax.membership.preemption import Preemption
 from replicax.membership.worlds import Worlds
+from replicax.runtime.threads import StoppedAtEnd
 
 _WAIT_S = 1.0
 _LOOK_S = 0.1
@@ -51,7 +52,7 @@ class ElasticStop:
         self._stop_after = 0
         self._failure: Exception | None = None
         preemption.saves, preemption.end = True, lambda: None  # The thread below sees that all are to end.
-        self._thread = threading.Thread(target=self._follow, name="replicax-elastic-stop", daemon=True)
+        self._thread = StoppedAtEnd("replicax-elastic-stop", self._follow, stop=self._closed.set)
         self._thread.start()
 
     def preempt(self) -> None:
@@ -81,8 +82,7 @@ class ElasticStop:
 
     def close(self) -> None:
         """Ends the thread. May be called twice."""
-        self._closed.set()
-        self._thread.join()
+        self._thread.stop()
 
     def _follow(self) -> None:
         """Waits until all are to end, tells how far this process is, and hears how far the others are."""

@@ -20,6 +20,7 @@ import replicax.health as health
 from replicax.cluster.exchange import AbsentError, ClosedError, Exchange
 from replicax.cluster.key_value_store import Store
 from replicax.errors import CheckpointError
+from replicax.runtime.threads import StoppedAtEnd
 
 _POLL_S = 1.0
 _LOOK_S = 0.1
@@ -69,9 +70,9 @@ class StopAgreement:
         self._stop_at = 0
         self._failure: Exception | None = None
         self.preempted_at: float | None = None
-        self._threads = [threading.Thread(target=self._announce, name="replicax-preemption", daemon=True)]
+        self._threads = [StoppedAtEnd("replicax-preemption", self._announce, stop=self._closed.set)]
         if self._count > 1:
-            self._threads.append(threading.Thread(target=self._follow, name="replicax-preemption-wait", daemon=True))
+            self._threads.append(StoppedAtEnd("replicax-preemption-wait", self._follow, stop=self._closed.set))
         for thread in self._threads:
             thread.start()
 
@@ -110,10 +111,8 @@ class StopAgreement:
 
     def close(self) -> None:
         """Ends the threads. May be called twice."""
-        self._closed.set()
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+            thread.stop()
 
     # Threads.
 

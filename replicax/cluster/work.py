@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from replicax.runtime.threads import StoppedAtEnd
+
 
 class Work:
     """A call in a thread that does not prevent the process from ending.
@@ -16,7 +18,7 @@ class Work:
     def __init__(self, call: Callable[[], None]):
         self._call, self._over = call, threading.Event()
         self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="replicax-connecting", daemon=True).start()
+        StoppedAtEnd("replicax-connecting", self._run).start()
 
     def _run(self) -> None:
         try:

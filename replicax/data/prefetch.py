@@ -16,6 +16,8 @@ from typing import Generic, TypeVar
 import jax
 import numpy as np
 
+from replicax.runtime.threads import StoppedAtEnd
+
 _Item = TypeVar("_Item")
 _THREAD_NAME = "replicax-prefetch"
 _SECONDS_TO_STOP = 5.0
@@ -46,8 +48,10 @@ class Prefetcher(Iterator[_Item]):
         self._queue: _Queue[_Item] = _Queue(size)
         run = contextvars.Context().run  # Empty, also on Pythons whose threads inherit their creator's context.
         arguments = (_produce, items, self._queue, _x64_is_enabled())
-        self._thread = threading.Thread(target=run, args=arguments, name=_THREAD_NAME, daemon=True)
-        self._finalizer = weakref.finalize(self, _abandon, self._queue, self._thread)
+        self._thread = StoppedAtEnd(_THREAD_NAME, run, *arguments, stop=self._queue.close)
+        # It does not wait: any thread may do the collecting.
+        self._finalizer = weakref.finalize(self, self._queue.close)
+        self._finalizer.atexit = False
         self._thread.start()
 
     def __next__(self) -> _Item:
@@ -65,23 +69,11 @@ class Prefetcher(Iterator[_Item]):
     def close(self) -> None:
         """Stops the thread and waits until it is gone, up to 5 seconds if the source is slow. May be called twice."""
         self._finalizer.detach()
-        self._queue.close()
-        if self._thread is not threading.current_thread():
-            self._thread.join(_SECONDS_TO_STOP)
+        self._thread.stop(_SECONDS_TO_STOP)
 
 
 def _x64_is_enabled() -> bool:
     return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-
-
-def _abandon(queue: _Queue[_Item], thread: threading.Thread) -> None:
-    """Runs at exit, or when a prefetcher is collected. Then it must not wait, since any thread may do the collecting.
-
-    A thread that is still in the middle of a transfer when the interpreter exits would abort the process.
-    """
-    queue.close()
-    if not threading.main_thread().is_alive():  # The interpreter is exiting.
-        thread.join(_SECONDS_TO_STOP)
 
 
 class _EndOfData:

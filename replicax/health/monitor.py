@@ -232,10 +232,13 @@ class Monitor:
         with an error that does not name the cause. The monitor goes on watching until the process is gone.
         """
         self._exits = True
+        self._connections.close()
         if self.alarm.is_raised:
             return _exit_after(self.alarm)
         if self._error is not None:
-            self._wait_for_looks(3)  # If a dead peer caused the error, the alarm says so, and the process ends there.
+            # If a dead peer caused the error, the alarm says so, and the process ends there.
+            begun = self._clock()
+            self._wait_for_looks(3, lambda: all(peer.history.is_known_since(begun) for peer in self.peers))
         error = self._error
         now.at = (LEAVE, time.monotonic())
         self._ended = DONE if error is None else f"{type(error).__name__}: {error}"[:500]
@@ -265,14 +268,14 @@ class Monitor:
                 remind_at += _SECONDS_BETWEEN_REMINDERS
                 _log.warning("%s has ended (%s) and waits for %s.", self._name, self._ended, ", ".join(running))
 
-    def _wait_for_looks(self, count: int) -> None:
+    def _wait_for_looks(self, count: int, is_enough: Callable[[], bool] = lambda: False) -> None:
         self.observer.asks_all = True
         with self._looked:
             goal = self._looks + count
             self._wake.set()
             self._wake.clear()
             seconds = count * (SECONDS_BETWEEN_LOOKS + SECONDS_FOR_A_LOOK)
-            self._looked.wait_for(lambda: self._looks >= goal or self.alarm.is_raised, seconds)
+            self._looked.wait_for(lambda: self._looks >= goal or self.alarm.is_raised or is_enough(), seconds)
 
 
 def _exit_after(alarm: Alarm) -> None:

@@ -57,6 +57,12 @@ class History:
         with self._lock:
             self._missed, self._refusals = True, 0
 
+    def is_known_since(self, time: float) -> bool:
+        """Returns whether it has answered since then, or has said how it ended."""
+        with self._lock:
+            ended = self.status is not None and bool(self.status.ended)
+            return ended or (not self._missed and self._heard >= time)
+
     def forgive(self, time: float) -> None:
         """Forgets a silence, because this process itself did not listen."""
         with self._lock:

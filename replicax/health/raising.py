@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from replicax.compat.jax_interrupts import collective_ports, is_of_lost_collective, shut_down_connections
 from replicax.errors import WorkerLostError
+from replicax.runtime.threads import StoppedAtEnd
 
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
@@ -39,7 +40,9 @@ class Connections:
         self._list, self._processes = ports, processes
         self._ports = set[int]()
         self._ask_at, self._pause, self._calls = 0.0, _FIRST_PAUSE_S, 0
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def look(self, calls: int) -> None:
         """Begins to ask where they listen, if that is not known and was not asked for a while; does not wait.
@@ -57,15 +60,22 @@ class Connections:
     def shut_down(self) -> int:
         """Shuts them down; returns how many there were."""
         if len(self._ports) < self._processes:
-            self._begin().join(_SECONDS_FOR_AN_ANSWER)
+            self._begin()
+            if self._thread is not None:
+                self._thread.join(_SECONDS_FOR_AN_ANSWER)
         return shut_down_connections(self._ports)
 
-    def _begin(self) -> threading.Thread:
+    def close(self) -> None:
+        """Asks no more: the script has ended, and nothing of it waits for others."""
+        with self._lock:
+            self._closed = True
+
+    def _begin(self) -> None:
         self._ask_at = time.monotonic() + self._pause
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._ask, name="replicax-health-ports", daemon=True)
-            self._thread.start()
-        return self._thread
+        with self._lock:
+            if not self._closed and (self._thread is None or not self._thread.is_alive()):
+                self._thread = StoppedAtEnd("replicax-health-ports", self._ask)
+                self._thread.start()
 
     def _ask(self) -> None:
         try:

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.runtime.threads import StoppedAtEnd
+
 
 class CliqueLike(Protocol):
     """Processes that sum vectors; `replicax.compat.jax_cliques.Clique` is one."""
@@ -83,10 +85,7 @@ class Attempt:
         self.fault: Exception | None = None
         self._clique: CliqueLike | None = None
         self._given_up = False
-        self._thread = threading.Thread(
-            target=self._run, args=(clique, parts), name="replicax-meeting-sum", daemon=True
-        )
-        self._thread.start()
+        StoppedAtEnd("replicax-meeting-sum", self._run, clique, parts, stop=self.give_up).start()
 
     def give_up(self) -> None:
         """Lets the thread end, as soon as it can be interrupted."""

@@ -19,6 +19,7 @@ import jax
 
 from replicax.errors import MeetingError
 from replicax.membership.board import Board
+from replicax.runtime.threads import StoppedAtEnd
 
 # The launcher tells the board that all are to end before it sends signals, but the news may be slower than they are.
 _SECONDS_TO_HEAR = 0.5
@@ -74,7 +75,7 @@ class Preemption:
         self.end: Callable[[], object] = lambda: None
         self._member = member
         self._notices: SimpleQueue[str] = SimpleQueue()  # Unlike a Queue it may be used in a signal handler.
-        self._thread = threading.Thread(target=self._run, name="replicax-preemption-notice", daemon=True)
+        self._thread = StoppedAtEnd("replicax-preemption-notice", self._run, stop=lambda: self._notices.put(""))
         self._thread.start()
 
     def notice(self, reason: str) -> None:
@@ -83,8 +84,7 @@ class Preemption:
 
     def stop(self) -> None:
         """Ends the thread."""
-        self._notices.put("")
-        self._thread.join()
+        self._thread.stop()
 
     def _run(self) -> None:
         while reason := self._notices.get():

@@ -19,6 +19,7 @@ from replicax.membership.breaking import Breaker
 from replicax.membership.decisions import Life, Sheet, View
 from replicax.membership.elastic import Patience
 from replicax.membership.watch import Watch
+from replicax.runtime.threads import StoppedAtEnd
 
 _log = logging.getLogger(__name__)
 # A call of another member is heard at once; all else may take a second. Each look costs all workers, and the board.
@@ -67,7 +68,7 @@ class Sentry:
         self._works_since: float | None = None
         self._waiting: frozenset[Life] = frozenset()
         self._told: set[Life] = set()
-        self._thread = threading.Thread(target=self._run, name="replicax-sentry", daemon=True)
+        self._thread = StoppedAtEnd("replicax-sentry", self._run, stop=self._ask_to_stop)
         self._thread.start()
 
     # For the thread that trains.
@@ -116,10 +117,12 @@ class Sentry:
         return any(life.index not in done and life not in gone for life in sheet.lives if life != self._life)
 
     def stop(self) -> None:
-        """Ends the thread: one that still asked the board when Python ends would abort the process."""
+        """Ends the thread."""
+        self._thread.stop(_SECONDS_TO_STOP)
+
+    def _ask_to_stop(self) -> None:
         self._stopped.set()
         self._awake.set()
-        self._thread.join(_SECONDS_TO_STOP)
 
     # The thread.
 

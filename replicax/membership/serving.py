@@ -7,10 +7,12 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable
 
 from replicax.cluster.addresses import join_address, parse_address
 from replicax.compat.jax_cliques import Service, StoreClient
+from replicax.exit_codes import ExitCode
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life
 
@@ -71,5 +73,9 @@ def _service_at_free_port(host: str) -> tuple[Service, str]:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.stdin)
-    os._exit(0)  # JAX would wait for whoever is connected.
+    try:
+        serve(sys.argv[1], sys.stdin)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(ExitCode.FAILED)
+    os._exit(ExitCode.OK)  # JAX would wait for whoever is connected, and a thread waits for rolls.

@@ -13,6 +13,7 @@ from replicax.errors import MeetingError
 from replicax.health.phases import SLOW_PHASES, Activity, now
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life
+from replicax.runtime.threads import StoppedAtEnd
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_BEATS = 0.5
@@ -71,13 +72,12 @@ class Pulse:
     def __init__(self, board: Board, life: Life):
         self._board, self._life = board, life
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="replicax-meeting-pulse", daemon=True)
+        self._thread = StoppedAtEnd("replicax-meeting-pulse", self._run, stop=self._stopped.set)
         self._thread.start()
 
     def stop(self) -> None:
         """Stops."""
-        self._stopped.set()
-        self._thread.join()
+        self._thread.stop()
 
     def _run(self) -> None:
         count = 0

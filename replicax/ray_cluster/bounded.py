@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+
+from replicax.runtime.threads import StoppedAtEnd
 
 _TICK_S = 0.1
 
@@ -23,7 +24,7 @@ def done_within(seconds: float, call: Callable[[], object]) -> bool:
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=run, name="replicax-ray-call", daemon=True)
+    thread = StoppedAtEnd("replicax-ray-call", run)
     thread.start()
     deadline = time.monotonic() + seconds
     while thread.is_alive() and time.monotonic() < deadline:

@@ -14,6 +14,7 @@ from replicax.remote.messages import CallEnded, Ended, Failed, Meets, News, Orde
 from replicax.remote.output import last_traceback
 from replicax.remote.planned import PlannedTask
 from replicax.remote.processes import Outlets
+from replicax.runtime.threads import StoppedAtEnd
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -132,10 +133,7 @@ class RemoteProcess:
         self._returncode: int = ExitCode.PEER_LOST
         self._is_over = threading.Event()
         starting = host.ask("start", order, payload)
-        self._thread = threading.Thread(
-            target=self._follow, args=(starting,), name=f"replicax-follow-{order.task.name}", daemon=True
-        )
-        self._thread.start()
+        StoppedAtEnd(f"replicax-follow-{order.task.name}", self._follow, starting).start()
 
     @property
     def log_path(self) -> Path | None:

@@ -77,7 +77,7 @@ def test_nobody_leaves_in_peace_after_a_call_more_or_less(
     run_programs(workers[1], *"B" * more)
     threads = [threading.Thread(target=worker.monitor.at_exit) for worker in workers]
     if more:  # What the thread of a monitor does, which would end the process.
-        monkeypatch.setattr(Monitor, "_wait_for_looks", lambda monitor, count: monitor._look())
+        monkeypatch.setattr(Monitor, "_wait_for_looks", lambda monitor, *_: monitor._look())
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -7,6 +7,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from replicax.runtime.threads import StoppedAtEnd
+
 _log = logging.getLogger(__name__)
 _JOIN_S = 10.0
 
@@ -25,7 +27,7 @@ class Periodic(contextlib.AbstractContextManager[None]):
     def __init__(self, task: Callable[[], None], every_s: float, name: str):
         self._task, self._every_s, self._name = task, every_s, name
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = StoppedAtEnd(name, self._run, stop=self._end.set)
 
     def _run(self) -> None:
         while not self._end.wait(self._every_s):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import queue
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeAlias
@@ -37,6 +36,7 @@ from replicax.parameter_server.scheduling.events import (
 from replicax.parameter_server.scheduling.handles import ServerIdentity, WorkerAnswer
 from replicax.parameter_server.scheduling.ledger import Attempt
 from replicax.parameter_server.scheduling.watch import SERVER, ActorId
+from replicax.runtime.threads import StoppedAtEnd
 
 #: Returns what has happened. The scheduler's thread calls it, since what it does may fail or take a moment.
 Observation: TypeAlias = Callable[[], Event]
@@ -96,7 +96,7 @@ class CallRunner:
     def __init__(self, actors: ActorGroup, observe: Callable[[Observation], None]):
         self._actors, self._observe = actors, observe
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._helper = threading.Thread(target=self._help, name="replicax-scheduler-helper", daemon=True)
+        self._helper = StoppedAtEnd("replicax-scheduler-helper", self._help, stop=self.close)
 
     @property
     def helper(self) -> int | None:
@@ -144,7 +144,7 @@ class CallRunner:
                 event = SchedulerFailed(error)
             self._observe(lambda: event)
 
-        threading.Thread(target=run, name="replicax-scheduler-aside", daemon=True).start()
+        StoppedAtEnd("replicax-scheduler-aside", run).start()
 
     def _start(self, actor: ActorId, life: int) -> Event:
         try:

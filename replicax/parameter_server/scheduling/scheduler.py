@@ -28,6 +28,7 @@ from replicax.parameter_server.scheduling.machine import next_state
 from replicax.parameter_server.scheduling.runner import ActorGroup, CallRunner, Observation
 from replicax.parameter_server.scheduling.state import SchedulerState
 from replicax.parameter_server.scheduling.stats import Queue
+from replicax.runtime.threads import StoppedAtEnd
 
 _TICK_S = 0.25
 _MOST_PER_TICK_S = 2.0  # If this process was held up, that is nobody else's fault.
@@ -56,7 +57,7 @@ class Scheduler:
         self._observations: queue.SimpleQueue[Observation | None] = queue.SimpleQueue()
         self._runner = CallRunner(actors, self._observations.put)
         self._beat = self._last_tick = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="replicax-scheduler", daemon=True)
+        self._thread = StoppedAtEnd("replicax-scheduler", self._run, stop=self._ask_to_stop)
 
     def start(self) -> None:
         """Begins; the workers are started."""
@@ -155,12 +156,13 @@ class Scheduler:
 
     def close(self) -> None:
         """Ends the thread; what is queued or under way is cancelled."""
+        self._thread.stop(_CLOSE_S)
+
+    def _ask_to_stop(self) -> None:
         with self._changed:
             self._apply(Closed())
         self._observations.put(None)
         self._runner.close()
-        if self._thread.is_alive():
-            self._thread.join(_CLOSE_S)
 
     # The state; the lock is held.
 
