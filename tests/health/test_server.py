@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import replicax.health.monitor as monitor_module
 from replicax.cluster import proof
 from replicax.health.client import TOKEN_HEADER, Client, in_parallel
 from replicax.health.diagnosis import Diagnosis, Limits, ProblemKind
@@ -171,6 +172,26 @@ def test_a_goodbye_is_remembered_and_ends_the_wait_of_those_who_have_ended(
     assert (left.phase, left.seconds, left.ended) == ("leave", 0.0, "done")
     assert "ended (done)" in workers[0].monitor.report()
     workers[0].monitor.at_exit()
+    leaving.join(10)
+    assert not leaving.is_alive()
+    assert (workers[0].codes, workers[1].codes) == ([], [])
+
+
+def test_after_an_error_an_answer_of_each_is_enough(workers: list[Worker], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(now, "at", now.at)
+    monkeypatch.setattr(monitor_module, "SECONDS_BETWEEN_LOOKS", 1000.0)  # Nobody looks again for a long time.
+    for worker in workers:
+        worker.monitor.peers[0].history.answered(status_of(), time.monotonic())
+    failed, other = workers[0].monitor, workers[1].monitor
+    failed.on_error(RuntimeError("x"))
+    leaving = threading.Thread(target=failed.at_exit)
+    leaving.start()
+    leaving.join(0.2)
+    assert not failed._ended  # It waits for a look.
+    failed._look()
+    while not failed._ended:
+        time.sleep(0.01)
+    other.at_exit()
     leaving.join(10)
     assert not leaving.is_alive()
     assert (workers[0].codes, workers[1].codes) == ([], [])

@@ -364,6 +364,7 @@ def main() -> int:
     parser.add_argument("--cases", help="only cases with one of these words, such as 'manager' or 'two workers'")
     arguments = parser.parse_args()
     os.environ |= {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # What a shell runs in the background ignores it.
     words = arguments.cases.split(",") if arguments.cases else [""]
     cases = QUICK if arguments.quick else [each for each in CASES if any(word in str(each) for word in words)]
     found = soak(cases)
