@@ -4,7 +4,8 @@
 
 They are workers under `replicax run` (of fixed size, preemptible, elastic, islands), of a notebook, of tests, and of a
 client of standalone servers, and coordinators of parameter servers (`normal_ends_job.py`). They end by their last line,
-by `sys.exit(0)` or by an exception, while threads prepare batches and ask other processes. Several jobs at a time keep
+by `sys.exit(0)` or by an exception, while threads prepare batches and ask other processes. No thread of ours may be
+left to Python that may be in compiled code. Several jobs at a time keep
 the machine busy; loops fill up where they do not. An abort is another exit code of the job than the ending has, or the
 words of one in its output. The time of an end is that from the last line of a script to the end of its process.
 """
@@ -12,7 +13,6 @@ words of one in its output. The time of an end is that from the last line of a s
 from __future__ import annotations
 
 import argparse
-import collections
 import concurrent.futures
 import contextlib
 import itertools
@@ -29,7 +29,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -42,6 +42,8 @@ LONGEST_END_S = 3.0
 AT_ONCE, LOAD = 3, 8
 LOOK_S = 0.05
 ABORTED = re.compile(r"terminate called|exception not rethrown|Fatal Python error|SIGABRT|SIGSEGV|exit code 13[49]")
+#: Threads that call nothing compiled but Python's own sockets and locks.
+PLAIN = re.compile(r"replicax-(health-(asking|monitor|server)|meeting-lookout)|Thread-\d+ \(process_request_thread\)")
 ENDINGS = ("last", "exit", "exception")
 CODES = {"last": 0, "exit": 0, "exception": 1}
 OPTIONS: dict[str, list[str]] = {
@@ -89,12 +91,10 @@ class Found(NamedTuple):
     Attributes:
         ends: The seconds that each process has taken from its last line to its end.
         wrong: What was wrong; empty if nothing was.
-        threads: The threads of ours that Python had to end, and where they were.
     """
 
     ends: list[float]
     wrong: str
-    threads: dict[str, str]
 
 
 def cases(processes: int, seed: int, kinds: Sequence[str]) -> list[Case]:
@@ -247,7 +247,8 @@ def run(case: Case, folder: Path, servers: ServersOfAll) -> Found:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     said = "\n".join([output.read_text(), *(each.read_text() for each in sorted(folder.glob("logs/*.log")))])
-    return Found(*_examined(case, code, said, folder, ends.at), _threads_of_ours(folder))
+    took, wrong = _examined(case, code, said, folder, ends.at)
+    return Found(took, wrong or _threads_left(folder))
 
 
 def _examined(
@@ -269,14 +270,15 @@ def _examined(
     return took, ""
 
 
-def _threads_of_ours(folder: Path) -> dict[str, str]:
-    """Returns the threads of ours that were there when Python ended, and the last line of Python of each."""
+def _threads_left(folder: Path) -> str:
+    """Returns which threads of ours Python has had to end that may have been in compiled code."""
     found = {}
     for path in folder.glob("threads-*[0-9]"):
         for name, stack in json.loads(path.read_text()).items():
-            if name.startswith("replicax") or any("/replicax/" in each for each in stack):
-                found[re.sub(r"[\d-]+$", "", name)] = stack[-1].strip().splitlines()[0]
-    return found
+            ours = name.startswith("replicax") or any("/replicax/" in each for each in stack)
+            if ours and not PLAIN.fullmatch(name):
+                found[name] = stack[-1].strip()
+    return f"threads were left: {found}" if found else ""
 
 
 @contextlib.contextmanager
@@ -319,7 +321,7 @@ def soak(todo: Sequence[Case], at_once: int = AT_ONCE) -> dict[int, Found]:
             try:
                 found = run(todo[number], folder, servers)
             except Exception as error:
-                found = Found([], repr(error), {})
+                found = Found([], repr(error))
             longest = max(found.ends, default=0.0)
             took = f"{time.monotonic() - begun:.0f} s, longest end {longest:.1f} s"
             print(f"{number + 1}: {todo[number]} ({took}): {found.wrong or 'well'}", flush=True)
@@ -349,12 +351,6 @@ def main() -> int:
     ends = [seconds for each in found.values() for seconds in each.ends]
     aborts = sum("it aborted" in each.wrong for each in found.values())
     wrong = sum(bool(each.wrong) for each in found.values())
-    left: dict[str, Any] = collections.defaultdict(set)
-    for each in found.values():
-        for name, line in each.threads.items():
-            left[name].add(line)
-    for name, lines in sorted(left.items()):
-        print(f"left to Python: {name}: {'; '.join(sorted(lines))}")
     longest = max(ends, default=0.0)
     print(f"RESULT normal_ends {len(ends)}")
     print(f"RESULT aborts {aborts}")

@@ -1,7 +1,8 @@
 """The processes that `normal_ends.py` starts: `normal_ends_job.py KIND ENDING FOLDER [WORKERS]`.
 
-Each says when it begins, trains a little, notes the time at its last line, and ends. What is registered first with
-`atexit` is called last: there it notes the threads that Python is about to end, and what they do.
+Each says when it begins, trains a little, notes the time at its last line, and ends. What a script registers first with
+`atexit` is called last: there it notes the threads that Python is about to end, and what they do. What a worker of a
+notebook registers comes too early for that.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ class KnownError(Exception):
 def begin(folder: Path) -> None:
     """Says that this process is one whose end is watched."""
     _note(folder, "begin", "")
-    atexit.register(_note_threads, folder)
 
 
 def end(folder: Path, ending: str) -> None:
@@ -238,6 +238,7 @@ KINDS = {
 
 def main() -> None:
     kind, ending, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    atexit.register(_note_threads, folder)
     begin(folder)
     KINDS[kind](folder, ending, int(sys.argv[4]))
     end(folder, "last" if kind in OF_CALLS else ending)
