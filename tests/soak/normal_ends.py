@@ -51,6 +51,7 @@ OPTIONS: dict[str, list[str]] = {
     "preemptible": [],
     "elastic": ["--elastic", "1:3"],
     "islands": ["--islands"],
+    "servers": ["--ps", "1"],
 }
 #: How many of 20 jobs are of a kind. Those that need Ray take the most time for a process.
 OFTEN = {
