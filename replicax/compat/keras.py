@@ -6,6 +6,7 @@ Keras is imported when it is asked, not before. `tests/compat/test_keras.py` nam
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -350,6 +351,35 @@ def epoch_iterator_noted(model: keras.Model, note: Callable[[object], None]) -> 
         yield
     finally:
         del vars(model)["_symbolic_build"]
+
+
+def build_otherwise(trainer: Any, build: Callable[[keras.Model, PyTree], bool]) -> None:
+    """Has models built in another way where Keras fails to build one by calling it with a part of the first batch.
+
+    Without the method: Keras's error about a model that it cannot build.
+
+    Args:
+        trainer: The class of the models.
+        build: Builds a model for batches like this one; returns False if it cannot either.
+    """
+    original = trainer._symbolic_build
+
+    @functools.wraps(original)
+    def symbolic_build(self: keras.Model, iterator: Any = None, data_batch: PyTree = None) -> None:
+        seen = [] if data_batch is None else [data_batch]
+
+        def noted() -> Iterator[tuple[Any, Any, list[PyTree]]]:
+            for begin, end, data in iterator:
+                seen.append(data[0] if isinstance(data, list | tuple) else next(data))
+                yield begin, end, seen[-1:]
+
+        try:
+            original(self, None if iterator is None else noted(), data_batch)
+        except Exception:
+            if not seen or not build(self, seen[-1]):
+                raise
+
+    trainer._symbolic_build = symbolic_build
 
 
 def set_steps_seen(epoch_iterator: Any, earlier: int) -> None:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import replicax.context as context
 import replicax.health as health
-from replicax.compat.keras import compilation_of, is_of_empty_generator, trainer_class
+from replicax.compat.keras import build_otherwise, compilation_of, is_of_empty_generator, trainer_class
 from replicax.data.sources import check_batch_size
 from replicax.errors import BatchError, ContextError
 from replicax.keras.custom_objects import remembering_arguments
+from replicax.keras.data_steps import takes_data
 from replicax.keras.feeding import as_keras_data
 from replicax.keras.host import KerasHost
 from replicax.keras.parcel import ModelParcel, like_a_row
@@ -30,6 +31,7 @@ from replicax.keras.steps import accept_state
 from replicax.keras.together import has_workers, is_elastic, written_by_chief
 from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import loop_of_workers
+from replicax.program.function import ProgramCache
 from replicax.program.keras_backend import check_keras_backend
 from replicax.runtime.once import once
 from replicax.tracebacks import entry_point
@@ -58,6 +60,7 @@ class _Membership:
         fits: How many `fit` have begun where workers may come and go.
         progress: Where the running one is; None without one.
         batch: One row of zeros like a batch with targets; None before the first.
+        is_built_by_step: Whether its variables were made by its own step.
         compilation: On a client, what the model was compiled with when it came back from its first loop.
     """
 
@@ -65,6 +68,7 @@ class _Membership:
         self.strategy = strategy
         self.steps = self.loops = self.thread = 0
         self.saves_together, self.fits = False, 0
+        self.is_built_by_step = False
         self.progress: Progress | None = None
         self.batch: PyTree = None
         self.compilation: object = None
@@ -108,6 +112,7 @@ def install_trainer_hooks() -> None:
     keras.Model.__new__ = staticmethod(remembering_arguments(keras.Model.__new__))
     for name in _LOOPS:
         setattr(trainer, name, _in_global_view(getattr(trainer, name)))
+    build_otherwise(trainer, _built_by_its_step)
     for name, kind in _STEPS.items():
         setattr(trainer, name, _with_strategy_steps(getattr(trainer, name), kind))
     trainer.__deepcopy__ = _deepcopy
@@ -161,6 +166,24 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
                 return _run_loop(original, self, given)
 
     return loop
+
+
+def _built_by_its_step(model: Any, batch: PyTree) -> bool:
+    """Builds a model by its step, if that takes the data alone; returns whether it does.
+
+    Such a step need not call the model, and what was compiled need not fit its batches.
+    """
+    strategy = strategy_of(model)
+    step = next(filter(takes_data, (model.train_step, model.test_step)), None)
+    if strategy is None or step is None:
+        return False
+    if not model._replicax.is_built_by_step:
+        with strategy.scope():
+            ProgramCache(lambda: step).program((batch,), {})
+        model._replicax.is_built_by_step = True
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return True
 
 
 def _joined(model: Any, call: str) -> Any:

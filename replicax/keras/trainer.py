@@ -34,7 +34,6 @@ from replicax.program.function import ProgramCache
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import store_values
 from replicax.program.keras_state import owner_of
-from replicax.program.split import DependentGradientError
 from replicax.renewal import renewed
 from replicax.typing import PyTree
 from replicax.variable_access import VariableLike, name_of
@@ -226,12 +225,7 @@ class _CompiledStep:
         return program.lower(arrays)
 
     def __call__(self, data: PyTree) -> PyTree:
-        try:
-            return self._programs((data,), {})
-        except DependentGradientError:
-            # Uncut, what has been updated is sent instead of gradients.
-            self._programs = self._cache(self._step.unmarked)
-            return self._programs((data,), {})
+        return self._programs((data,), {})
 
 
 class _EagerStep:

@@ -6,6 +6,9 @@ follows from them and ends in a variable is the update; it goes to the server, w
 they were made into where that does not need the variables (clipping by the global norm, say). Of all places where the
 two could be cut, the one is taken where least has to be sent: a minimum cut.
 
+A gradient may follow from an update by another one (a GAN whose generator learns from the discriminator's new weights).
+Then the worker does that update, too, on the values that it has read, and the server does it for good.
+
 A variable that is assigned in the forward pass, such as a metric's total or a moving average, is updated by the server
 too if the new value is a cheap function of the old one and of something that the worker sends; otherwise the worker
 sends the new value.
@@ -21,14 +24,9 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import CHEAP, PLACED
-from replicax.errors import ProgramError
 from replicax.program.jaxprs import Atom, Values, evaluate, is_literal, is_mark, leading_to, read
 from replicax.program.min_cut import cheapest_cut
 from replicax.runtime.mesh import REPLICA_AXIS
-
-
-class DependentGradientError(ProgramError):
-    """A step cannot be cut in two: one of its gradients follows from an update by another one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +76,6 @@ class Split:
         server_inputs: Which of the program's inputs the server's half reads; variables all of them.
         worker_inputs: Which of them the worker's half reads.
         worker_equations: The equations of the worker's half.
-
-    Raises:
-        DependentGradientError: A gradient is computed from variables that another gradient has updated just before.
     """
 
     def __init__(
@@ -97,12 +92,10 @@ class Split:
         own = [v for v in jaxpr.invars if v not in held]
         own += [v for v, const in zip(jaxpr.constvars, program.consts, strict=True) if _is_traced(const)]
         own += [out for equation in jaxpr.eqns if _is_bound_to_worker(equation) for out in equation.outvars]
-        marks = [equation for equation in jaxpr.eqns if is_mark(equation)]
-        self._tainted = _following(jaxpr.eqns, [out for mark in marks for out in mark.outvars])
         self._from_worker = _following(jaxpr.eqns, own)
         self._from_held = _following(jaxpr.eqns, held)
+        self._tainted = self._following_gradients()
         self._only_gradients = only_gradients
-        _check_independent(marks, self._tainted)
         self._parts: dict[int, Part] = {}
         self._served: dict[int, jex_core.JaxprEqn] = {}  # equations of the server's half, by identity
         self._leaves: dict[jex_core.Var, None] = {}  # values that they take from the worker, in order
@@ -117,6 +110,23 @@ class Split:
         ]
         self.worker_equations, needed = leading_to(jaxpr.eqns, self._made_by_worker(), and_effects=True)
         self.worker_inputs = [i for i, v in enumerate(jaxpr.invars) if v in needed]
+
+    def _following_gradients(self) -> set[jex_core.Var]:
+        """Returns the gradients and what is computed from them, up to where the worker begins another gradient."""
+        equations = self.program.jaxpr.eqns
+        marks = [equation for equation in equations if is_mark(equation)]
+        gradients = {out for mark in marks for out in mark.outvars}
+        found = _following(equations, gradients)
+        if not any(atom in found for mark in marks for atom in mark.invars if not is_literal(atom)):
+            return found
+        # Updated weights meet rows there; what meets an update otherwise are numbers, such as a rate.
+        rows = {v for v in self._from_worker if v.aval.shape}
+        found = set(gradients)
+        for equation in equations:
+            operands = {atom for atom in equation.invars if not is_literal(atom)}
+            if operands & found and not (operands & rows) - found:
+                found.update(equation.outvars)
+        return found
 
     def _server_outvars(self) -> list[jex_core.Var]:
         outvars = self.program.jaxpr.outvars
@@ -316,13 +326,3 @@ def _is_bound_to_worker(equation: jex_core.JaxprEqn) -> bool:
     if equation.effects or equation.primitive.name in PLACED:
         return True
     return any(REPLICA_AXIS in axes_of_type(atom.aval) for atom in [*equation.invars, *equation.outvars])
-
-
-def _check_independent(marks: Sequence[jex_core.JaxprEqn], tainted: set[jex_core.Var]) -> None:
-    for mark in marks:
-        if any(not is_literal(atom) and atom in tainted for atom in mark.invars):
-            raise DependentGradientError(
-                "A gradient of this step is computed from variables that the step has just updated by another "
-                "gradient, so the step cannot be cut in two: a server makes the updates, and a worker the gradients. "
-                "Compute all gradients first and apply them afterwards, or make two steps of it."
-            )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -141,3 +143,70 @@ def test_losses_that_layers_add_count_in_custom_loops_too(mirrored):
     expected = (0 + 1) / 2 + (4 + 9) / 2
     np.testing.assert_allclose(two.reduce("sum", loss), expected)
     np.testing.assert_allclose(gradients[0], [[2 * expected]])
+
+
+class Uncalled(keras.Model):
+    """Its step calls its parts; it has no `call`, and its batches are dicts."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(5, activation="tanh")
+        self.out = keras.layers.Dense(1)
+
+    def loss_of(self, batch):
+        return keras.ops.mean(keras.ops.square(self.out(self.hidden(batch["rows"])) - batch["targets"]))
+
+    def train_step(self, data):
+        loss, gradients = rx.value_and_grad(lambda: self.loss_of(data), self.trainable_variables)()
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"squares": loss}
+
+
+class OtherCall(Uncalled):
+    """It has one, which takes no such batch."""
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+
+class Rows(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        rows = X[6 * i : 6 * i + 6]
+        return {"rows": rows, "targets": np.sum(rows, axis=1, keepdims=True)}
+
+
+@pytest.mark.parametrize("name", ["three", "sharded", "central"])
+@pytest.mark.parametrize("kind", [Uncalled, OtherCall])
+def test_a_step_may_do_without_a_call_of_the_model(name, kind):
+    with HOSTS[name]().scope():
+        keras.utils.set_random_seed(0)
+        model = kind()
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss="mse")  # The loss is not used.
+    weights = []
+
+    def note(*_):
+        weights.extend(model.get_weights())
+
+    begin = keras.callbacks.LambdaCallback(on_train_begin=note)
+    history = [model.fit(Rows(), shuffle=False, verbose=0, callbacks=[begin]).history["squares"][-1] for _ in range(2)]
+
+    first = [jnp.asarray(value) for value in weights[:4]]
+    expected, momenta, losses = first, [jnp.zeros_like(value) for value in first], []
+
+    def loss_of(values, batch):
+        kernel, bias, out, shift = values
+        found = jnp.tanh(batch["rows"] @ kernel + bias) @ out + shift
+        return jnp.mean(jnp.square(found - batch["targets"]))
+
+    for _ in range(2):
+        for i in range(3):
+            loss, gradients = jax.value_and_grad(loss_of)(expected, Rows()[i])
+            momenta = [0.9 * m - 0.1 * g for m, g in zip(momenta, gradients, strict=True)]
+            expected = [value + m for value, m in zip(expected, momenta, strict=True)]
+        losses.append(float(loss))
+    np.testing.assert_allclose(history, losses, rtol=1e-5)
+    for ours, value in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(ours, value, rtol=1e-5, atol=1e-6)

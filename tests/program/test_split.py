@@ -297,3 +297,45 @@ def test_a_condition_over_the_update_is_the_servers():
     assert (IN, OUT) in cut.sent
     assert "cond" in cut.server
     assert cut.read_by_worker == {"w"}
+
+
+# A gradient that follows from an update by another one, as in a GAN.
+
+
+def second(w, u, x):
+    return marked_as_gradient(jax.grad(lambda u: jnp.sum(jnp.tanh(x @ w) * jnp.sin(x @ u)))(u))
+
+
+def one_after_the_other(v, x):
+    m = 0.9 * v["m"] + gradient(v["w"], x)
+    w = v["w"] - 0.1 * m
+    return {"w": w, "m": m, "u": v["u"] - 0.1 * second(w, v["u"], x)}, loss_of(w, x)
+
+
+def twice(v, x):
+    w = v["w"] - 0.1 * gradient(v["w"], x)
+    w = w - 0.1 * gradient(w, x)
+    return {"w": w, "u": v["u"] - 0.1 * second(w, v["u"], x)}, ()
+
+
+def clipped_between(v, x):
+    w = jnp.clip(v["w"] - 0.1 * gradient(v["w"], x), -0.3, 0.3)
+    return {"w": w, "u": v["u"] - 0.1 * second(w, v["u"], x)}, ()
+
+
+def counted(v, x):
+    w = v["w"] - 0.1 * gradient(v["w"], x)
+    u = v["u"] - 0.1 * second(w, v["u"], x)
+    return {"w": w, "u": u, "total": v["total"] + loss_of(w, x)}, ()
+
+
+@pytest.mark.parametrize("step", [one_after_the_other, twice, clipped_between, counted], ids=lambda step: step.__name__)
+def test_both_updates_are_the_servers_and_the_worker_makes_the_first_one_too(step):
+    variables = weights(m=ZEROS, u=np.full((IN, OUT), 0.1), total=0)
+    cut = Cut(step, variables, X).check()
+    assert cut.served == set(cut.assigned)
+    gradients = 3 if step is twice else 2
+    assert sorted(cut.sent) == [()] * (step is counted) + [(IN, OUT)] * gradients
+    assert "dot_general" not in cut.server
+    assert "w" in cut.read_by_worker
+    assert "w" in cut.read_by_server

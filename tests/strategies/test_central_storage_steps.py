@@ -287,3 +287,89 @@ def test_a_model_is_exported_like_any_other(beside, tmp_path):
     rx.export(lambda x: model(x, training=False), tmp_path / "model", BATCHES[0][0])
     loaded = rx.load_export(tmp_path / "model")
     np.testing.assert_allclose(loaded(BATCHES[0][0]), model(BATCHES[0][0]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", ["one after the other", "both first", "twice and clipped"])
+def test_two_models_and_two_optimizers_in_a_step(central, order):
+    """A GAN, in each order of its gradients and updates, against plain Keras on the whole batch."""
+    rng = np.random.default_rng(0)
+    rows = 4 * central.num_replicas_in_sync
+    batches = [rng.normal(size=(rows, 6)).astype("float32") for _ in range(2)]
+
+    def build():
+        keras.utils.set_random_seed(0)
+        models = {
+            "judge": keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, "tanh"), keras.layers.Dense(1)]),
+            "maker": keras.Sequential([keras.Input((2,)), keras.layers.Dense(4)]),
+        }
+        optimizers = {
+            "judge": keras.optimizers.SGD(0.1, momentum=0.9),
+            "maker": keras.optimizers.Adam(0.05, epsilon=1e-2),
+        }
+        for name, optimizer in optimizers.items():
+            optimizer.build(models[name].trainable_variables)
+        return models, optimizers
+
+    def losses(call, batch):
+        real, fake = call("judge", batch[:, :4]), call("judge", call("maker", batch[:, 4:]))
+        judged, made = jax.nn.softplus(-real) + jax.nn.softplus(fake), jax.nn.softplus(-fake)
+        return {"judge": jnp.sum(judged) / rows, "maker": jnp.sum(made) / rows}
+
+    def made(gradient, apply, clip):
+        """Makes a step of `gradient(name)`, `apply(name, gradient)` and `clip(name)`."""
+        if order == "both first":
+            found = {name: gradient(name) for name in ("judge", "maker")}
+            for name in ("maker", "judge"):
+                apply(name, found[name])
+            return
+        for _ in range(2 if order == "twice and clipped" else 1):
+            apply("judge", gradient("judge"))
+            if order == "twice and clipped":
+                clip("judge")
+        apply("maker", gradient("maker"))
+
+    with central.scope():
+        models, optimizers = build()
+
+    def step(batch):
+        def gradient(name):
+            call = lambda name, x: models[name](x)  # noqa: E731
+            return rx.grad(lambda: losses(call, batch)[name], models[name].trainable_variables)()
+
+        def apply(name, gradients):
+            optimizers[name].apply_gradients(zip(gradients, models[name].trainable_variables, strict=True))
+
+        def clip(name):
+            for each in models[name].trainable_variables:
+                each.assign(jnp.clip(each.value, -0.4, 0.4))
+
+        made(gradient, apply, clip)
+
+    plain_models, plain_optimizers = build()
+    weights = {name: [v.value for v in model.trainable_variables] for name, model in plain_models.items()}
+    slots = {name: [v.value for v in optimizer.variables] for name, optimizer in plain_optimizers.items()}
+
+    def plain_step(batch):
+        def gradient(name):
+            def loss(own):
+                values = {**weights, name: own}
+                return losses(lambda name, x: plain_models[name].stateless_call(values[name], [], x)[0], batch)[name]
+
+            return jax.grad(loss)(weights[name])
+
+        def apply(name, gradients):
+            weights[name], slots[name] = plain_optimizers[name].stateless_apply(slots[name], gradients, weights[name])
+
+        def clip(name):
+            weights[name] = [jnp.clip(value, -0.4, 0.4) for value in weights[name]]
+
+        made(gradient, apply, clip)
+
+    for plain, batch in zip(batches, central.distribute_dataset(batches), strict=True):
+        central.run(step, args=(batch,))
+        plain_step(plain)
+    for name, model in models.items():
+        for ours, expected in zip(model.trainable_variables, weights[name], strict=True):
+            np.testing.assert_allclose(ours.numpy(), expected, rtol=2e-5, atol=1e-6)
+        for ours, expected in zip(optimizers[name].variables, slots[name], strict=True):
+            np.testing.assert_allclose(ours.numpy(), expected, rtol=2e-5, atol=1e-6)
