@@ -133,6 +133,7 @@ class Context:
         named_variables: Where variables that are made are found again if they have been made before, or None.
         reader: Who reads variables of which other processes have shards; None where all processes read alike.
         part_of_rows: The part of the replica's rows that the running code sees: less than 1 in a micro-batch.
+        differentiates_apart: Whether a loss is differentiated in which weights count as each replica's own.
     """
 
     strategy: Host | None = None
@@ -147,6 +148,7 @@ class Context:
     named_variables: NamedVariables | None = None
     reader: Reader | None = None
     part_of_rows: Fraction = Fraction(1)
+    differentiates_apart: bool = False
 
 
 class Changes(TypedDict, total=False):
@@ -164,6 +166,7 @@ class Changes(TypedDict, total=False):
     named_variables: NamedVariables | None
     reader: Reader | None
     part_of_rows: Fraction
+    differentiates_apart: bool
 
 
 _current: ContextVar[Context] = ContextVar("replicax_context", default=Context())

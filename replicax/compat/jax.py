@@ -7,7 +7,7 @@ from typing import Any, NoReturn, TypeGuard
 
 import jax
 import numpy as np
-from jax._src import core as jax_core, dtypes as jax_dtypes
+from jax._src import core as jax_core, dtypes as jax_dtypes, lax as jax_lax
 
 
 def varying_axes(x: object) -> frozenset[str]:
@@ -42,6 +42,14 @@ def vary(x: jax.Array, axis_name: str) -> jax.Array:
     if axis_name in varying_axes(x):
         return x
     return jax.lax.pcast(x, (axis_name,), to="varying")
+
+
+def lax_modules() -> list[Any]:
+    """Returns the modules that have the functions of `jax.lax`: that one, and the one that JAX's own code uses.
+
+    Without the second name: solvers of JAX's (`gmres`, `bicgstab`) do not find what replaces a function.
+    """
+    return [jax.lax, *([jax_lax] if hasattr(jax_lax, "while_loop") else [])]
 
 
 def strongly_typed(x: jax.typing.ArrayLike, dtype: jax.typing.DTypeLike | None = None) -> jax.Array:

@@ -14,6 +14,8 @@ from jax._src import core as jax_core
 _CAPTURED = "Closing over jax.Array that spans non-addressable"
 _ON_A_MESH = ("should match the mesh of sharding", "use_abstract_mesh cannot change the size of the mesh")
 _CALLED_ARRAY = re.compile(r"'[\w.]*(Tracer|ArrayImpl)' object is not callable")
+# Where a function is called with values that differ, after it was traced with values that are equal.
+_VARYING = ("pvary is a invariant->variant collective", "requires varying manual axes to match")
 _TYPE = re.compile(r"\b(?P<of_one>\w+(?:<\w+>)?\[[^\]]*\])(?P<varying>\{[^{}]*\})?")
 
 
@@ -28,6 +30,12 @@ def unknown_axes(error: BaseException) -> tuple[str, ...]:
     if not isinstance(error, AssertionError) or frame.f_code is not jax_core.pvary.__code__:
         return ()
     return tuple(axis for axis in frame.f_locals["axes"] if axis not in frame.f_locals["new_axes"])
+
+
+def is_about_varying(error: BaseException, axis_name: str) -> bool:
+    """Returns whether an error is about types that differ only in whether a value may differ over an axis."""
+    said = str(error)
+    return axis_name in said and (any(words in said for words in _VARYING) or differ_in_axis_only(said, axis_name))
 
 
 def captured_array(error: BaseException) -> str | None:

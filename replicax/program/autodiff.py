@@ -103,6 +103,10 @@ def grad(
     return Differentiated(loss_fn, variables, has_aux, aggregation, "grad")
 
 
+#: JAX's own: in replicas `jax.value_and_grad` becomes another (`program/plain_gradients.py`).
+_value_and_grad = jax.value_and_grad
+
+
 class Differentiated:
     """The result of `value_and_grad` and `grad`: a function, which says so to those who take it for its result.
 
@@ -223,7 +227,7 @@ class Differentiation:
         """
         outer = context.current().frame
         with keras_scope():
-            evaluate = jax.value_and_grad(lambda values: self._loss(values, args, kwargs), has_aux=True)
+            evaluate = _value_and_grad(lambda values: self._loss(values, args, kwargs), has_aux=True)
             if outer is None:
                 around = OverrideFrame(None, (), ())
                 around.is_of_loss = False
@@ -231,7 +235,7 @@ class Differentiation:
                     (loss, (aux, new_values)), gradients = evaluate(values)
                 around.settle(1.0, self._refused(), self._is_applied())
             else:
-                with traced_apart():
+                with traced_apart(), context.entered(differentiates_apart=self._replica is not None):
                     (loss, (aux, new_values)), gradients = evaluate(values)
         if self._saw_new and outer is not None:
             raise VariablesCreatedError

@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import source_info_util
 
 import replicax.context as context
-from replicax.compat.jax import vary, varying_axes
+from replicax.compat.jax import axes_of_type, lax_modules, vary, varying_axes
 from replicax.compat.jax_errors import differ_in_axis_only
 from replicax.compat.jax_polynomial import retype_polynomials
 from replicax.equality import OWN_DATA
@@ -32,16 +33,28 @@ from replicax.typing import PyTree, PyTreeFunction
 def install_control_flow() -> None:
     """Wraps `scan`, `while_loop`, `fori_loop`, `cond` and `switch` of `jax.lax`; they change in replicas only.
 
+    So do `custom_root` and `custom_linear_solve`, which want the type of a solution for what they begin with, and
+    `jax.closure_convert`, by which `odeint` calls a function with a time that begins equal and comes to differ.
     Polynomials, which JAX may compute by a loop, are retyped too.
     """
     retype_polynomials()
     source_info_util.register_exclusion(__file__)  # A loop stands where the user has written it.
     lax: Any = jax.lax
-    lax.scan = _loop(lax.scan, _scan)
-    lax.while_loop = _loop(lax.while_loop, _while_loop)
-    lax.fori_loop = _loop(lax.fori_loop, _fori_loop)
-    lax.cond = _branches(lax.cond, _cond)
-    lax.switch = _branches(lax.switch, _switch)
+    wrapped = {
+        "scan": _loop(lax.scan, _scan),
+        "while_loop": _loop(lax.while_loop, _while_loop),
+        "fori_loop": _loop(lax.fori_loop, _fori_loop),
+        "cond": _branches(lax.cond, _cond),
+        "switch": _branches(lax.switch, _switch),
+        "custom_root": _alike(lax.custom_root),
+        "custom_linear_solve": _alike(lax.custom_linear_solve),
+    }
+    for module in lax_modules():
+        for name in filter(functools.partial(hasattr, module), wrapped):
+            setattr(module, name, wrapped[name])
+    derivatives: Any = jax.custom_derivatives
+    everywhere: Any = jax
+    everywhere.closure_convert = derivatives.closure_convert = _converted(jax.closure_convert)
 
 
 # Which arguments are the functions, by name or position.
@@ -180,6 +193,40 @@ def _branches(original: PyTreeFunction, take_apart: PyTreeFunction) -> PyTreeFun
         return _or_again(original, args, kwargs, again)
 
     return branch
+
+
+def _alike(original: PyTreeFunction) -> PyTreeFunction:
+    @functools.wraps(original)
+    def solve(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        if context.current().manual_replicas is not None and len(args) > 1:
+            function, start, *rest = args
+            if _differs(function, start):
+                args = function, _varying(start), *rest
+        return original(*args, **kwargs)
+
+    return solve
+
+
+def _converted(original: PyTreeFunction) -> PyTreeFunction:
+    @functools.wraps(original)
+    def closure_convert(fun: PyTreeFunction, *examples: PyTree) -> tuple[PyTreeFunction, list[jax.Array]]:
+        if context.current().manual_replicas is None or not _differs(fun, *examples):
+            return original(fun, *examples)
+        converted, captured = original(fun, *_varying(examples))
+        number = len(examples)
+        return lambda *args: converted(*_varying(args[:number]), *args[number:]), captured
+
+    return closure_convert
+
+
+def _differs(function: PyTreeFunction, *operands: PyTree) -> bool:
+    """Returns whether operands or results of a function are typed as varying."""
+    types = [*jax.make_jaxpr(function)(*operands).out_avals, *map(jax.typeof, jax.tree_util.tree_leaves(operands))]
+    return any(REPLICA_AXIS in axes_of_type(each) for each in types)
+
+
+def _varying(tree: PyTree) -> PyTree:
+    return jax.tree_util.tree_map(lambda leaf: vary(jnp.asarray(leaf), REPLICA_AXIS), tree)
 
 
 def _or_again(original: PyTreeFunction, args: PyTree, kwargs: PyTree, again: Callable[[], PyTree]) -> PyTree:

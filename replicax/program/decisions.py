@@ -27,13 +27,17 @@ class Decisions:
     Args:
         answers: By a decision's number, why its value differs (None: it does not), if that is known from an earlier
             trace. Otherwise it is believed to be equal, or what `refused_if_equal` asks for.
+        differentiates_apart: Whether in `jax.grad` each replica differentiates for itself.
 
     Attributes:
+        differentiates_apart: The same.
+        plain_gradients: How often `jax.grad` was called.
         taken: For each decision, why its value was taken to differ; None if it was taken to be equal.
     """
 
-    def __init__(self, answers: Answers | None = None):
+    def __init__(self, answers: Answers | None = None, differentiates_apart: bool = False):
         self._answers: Answers = answers or {}
+        self.differentiates_apart, self.plain_gradients = differentiates_apart, 0
         self.taken: list[Difference | None] = []
 
     def take(self, value: jax.Array, refused_if_equal: bool) -> tuple[jax.Array, Difference | None]:

@@ -47,6 +47,11 @@ class Divergence:
     split_draws: list[jex_core.JaxprEqn]
     differing: dict[int, dict[Atom, Difference | None]]
 
+    @property
+    def splits_gradients(self) -> bool:
+        """Whether not all replicas would come by a sum of gradients, or JAX leaves one out."""
+        return bool(self.split_gradients) or any("transpose(" in scopes(each) for each, _ in self.split_meetings)
+
     def values(self, jaxpr: jex_core.Jaxpr) -> dict[Atom, Difference | None]:
         """Returns the values in a program in it that is reached once, and why they may differ (None: they do not)."""
         return self.differing[id(jaxpr)]

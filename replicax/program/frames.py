@@ -281,6 +281,11 @@ class ReplicaFrame(TracedFrame):
         """Decides whether a value may differ between replicas."""
         return self.decisions.take(value, refused_if_equal)
 
+    def notes_plain_gradient(self) -> bool:
+        """Is told of each `jax.grad`; returns whether each replica differentiates for itself there."""
+        self.decisions.plain_gradients += 1
+        return self.decisions.differentiates_apart
+
     def number(self, variable: VariableLike) -> int:
         """Returns the position of an accumulator in `accumulators`."""
         self.accumulators.setdefault(id(variable), variable)
@@ -372,6 +377,10 @@ class OverrideFrame(_Frame):
     def decide(self, value: jax.Array, refused_if_equal: bool) -> tuple[jax.Array, Difference | None]:
         """Passes the decision on to the replica's frame."""
         return self._of_replica().decide(value, refused_if_equal)
+
+    def notes_plain_gradient(self) -> bool:
+        """Asks the replica's frame."""
+        return self._of_replica().notes_plain_gradient()
 
     def _of_replica(self) -> ReplicaFrame:
         """Returns the frame that decisions belong to, or one that passes them on."""

@@ -1,4 +1,4 @@
-"""JAX's collectives over an axis of `jax.vmap`, and gradients of rows under it, in a replica function.
+"""JAX's collectives over an axis of `jax.vmap`, in a replica function.
 
 There, JAX types values as varying over the axis of the replicas or not, and its collectives take such axes only.
 An axis of `jax.vmap` is all in one place, so such a collective is a sum, a maximum, ... of rows. Where axes of both
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -18,9 +18,7 @@ import jax.numpy as jnp
 from jax.extend import source_info_util
 
 import replicax.context as context
-from replicax.compat.jax import vary, varying_axes
 from replicax.compat.jax_primitives import rows_of_mapped_axis
-from replicax.compat.jax_tracing import is_batched, is_batching
 from replicax.equality import difference
 from replicax.errors import ReduceError
 from replicax.runtime.mesh import REPLICA_AXIS
@@ -32,7 +30,7 @@ from replicax.typing import PyTree, PyTreeFunction
 def install_mapped_axes() -> None:
     """Wraps `psum`, `pmean`, `pmax`, `pmin` and `all_gather` of `jax.lax`; they change in replicas only.
 
-    So do `jax.grad` and `jax.value_and_grad`. `psum` refuses what is equal on all replicas, as `all_reduce` does.
+    `psum` refuses what is equal on all replicas, as `all_reduce` does.
     """
     source_info_util.register_exclusion(__file__)  # A collective stands where the user has written it.
     lax: Any = jax.lax
@@ -42,8 +40,6 @@ def install_mapped_axes() -> None:
     lax.pmax = _over_axes(lax.pmax, _reduction(jnp.max))
     lax.pmin = _over_axes(lax.pmin, _reduction(jnp.min))
     lax.all_gather = _gathered(lax.all_gather)
-    wrapped: Any = jax
-    wrapped.grad, wrapped.value_and_grad = _of_rows(jax.grad), _of_rows(jax.value_and_grad)
 
 
 def _over_axes(original: PyTreeFunction, over_rows: Callable[..., PyTree]) -> PyTreeFunction:
@@ -160,41 +156,3 @@ def _checked_to_differ(leaf: PyTree) -> PyTree:
 def _is_called_by_replicax() -> bool:
     name: str = sys._getframe(2).f_globals.get("__name__", "")
     return name.partition(".")[0] == "replicax"
-
-
-# Gradients of single rows.
-
-
-def _of_rows(original: PyTreeFunction) -> PyTreeFunction:
-    """Wraps `grad` or `value_and_grad` of JAX, for gradients that `jax.vmap` takes of each row.
-
-    JAX sums a gradient with respect to what is equal on all replicas over them: that of a row with those of other rows.
-    """
-
-    @functools.wraps(original)
-    def make(fun: PyTreeFunction, argnums: int | Sequence[int] = 0, *args: PyTree, **kwargs: PyTree) -> PyTreeFunction:
-        differentiated = original(fun, argnums, *args, **kwargs)
-
-        @functools.wraps(differentiated)
-        def call(*operands: PyTree, **named: PyTree) -> PyTree:
-            if (context.current().manual_replicas or 1) > 1 and is_batching():
-                whole = jax.make_jaxpr(lambda: fun(*operands, **named))()
-                if any(is_batched(const) and REPLICA_AXIS in varying_axes(const) for const in whole.consts):
-                    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-                    own = [_own(each) if i in numbers else each for i, each in enumerate(operands)]
-                    return differentiated(*own, **named)
-            return differentiated(*operands, **named)
-
-        return call
-
-    return make
-
-
-def _own(tree: PyTree) -> PyTree:
-    """Returns arrays as a replica's own, except those that `jax.vmap` maps."""
-
-    def own(leaf: PyTree) -> PyTree:
-        is_float = isinstance(leaf, (jax.Array, float)) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-        return vary(jnp.asarray(leaf), REPLICA_AXIS) if is_float and not is_batched(leaf) else leaf
-
-    return jax.tree_util.tree_map(own, tree)

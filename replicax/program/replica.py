@@ -38,6 +38,7 @@ from replicax.program.jaxprs import inlined, marked_as_gradient
 from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.late import Late
 from replicax.program.mapped_axes import install_mapped_axes
+from replicax.program.plain_gradients import install_plain_gradients
 from replicax.program.pytrees import Structure, flatten_inputs, flatten_outputs, per_replica_arrays
 from replicax.program.replica_program import ReplicaProgram, cut_at_gradients, trace_as_one_device, trace_replica
 from replicax.program.row_draws import RowDraws, with_rows_together
@@ -360,6 +361,7 @@ class ReplicaCall:
             used.note_in(frame)
             install_control_flow()
             install_mapped_axes()
+            install_plain_gradients()
             with axes_explained(), types_explained():
                 result = self.fn(*args, **kwargs)
                 frame.settle_at_end(BY_HAND if self.replicas > 1 else None)

@@ -100,7 +100,8 @@ def trace_replica(
     """Traces a replica function.
 
     A decision that its Python has taken by a type may turn out to be wrong when the program is known, and so may what
-    was believed about its random numbers. Then it is traced again, with the right one.
+    was believed about its random numbers. Then it is traced again, with the right one. So it is where JAX sums a
+    gradient in a place that not all replicas come by.
 
     Args:
         name: The function's name, for messages.
@@ -116,8 +117,9 @@ def trace_replica(
         ProgramError: A collective waits for replicas that do something else.
     """
     answers: Answers | None = None
+    apart = False
     for _ in range(_MAX_PASSES):
-        decisions, found = Decisions(answers), Accesses()
+        decisions, found = Decisions(answers, apart), Accesses()
         if draws is not None:
             draws.begin()
         try:
@@ -130,8 +132,10 @@ def trace_replica(
         if draws is None or draws.are_right(traced.saw_new):
             divergence = find_divergence(traced.program)
             corrected = decisions.checked(divergence.names)
-            if corrected is None:
+            if corrected is None and (apart or not decisions.plain_gradients or not divergence.splits_gradients):
                 return _checked(traced, divergence)
+            if corrected is None:
+                apart = True  # The sums come after the gradients, and no decision is the same as before.
             answers = corrected
         found.lose()
     raise ProgramError(

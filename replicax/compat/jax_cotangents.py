@@ -1,0 +1,43 @@
+"""What the backward pass of a `jax.custom_vjp` returns, before JAX compares its types with those of the operands."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import custom_derivatives, linear_util
+
+
+def retype_cotangents(retyped: Callable[[jax.Array, jax.core.AbstractValue], jax.Array]) -> None:
+    """Has each cotangent that a rule returns retyped, in this process.
+
+    Rules that JAX has of its own (`odeint`) are among them. Without the name: JAX's errors about types.
+
+    Args:
+        retyped: The cotangent and the type of the operand -> the cotangent.
+    """
+    original: Any = getattr(custom_derivatives, "_flatten_bwd", None)
+    if original is None:
+        return
+
+    @linear_util.transformation2
+    def rule(backward: Callable[..., Any], types: Sequence[Any], tree: Any, *args: Any) -> Any:
+        found = backward(*args)
+        given = jax.tree_util.tree_unflatten(tree, types)
+        try:
+            return jax.tree_util.tree_map(
+                lambda cotangent, kind: retyped(cotangent, kind) if isinstance(cotangent, jax.Array) else cotangent,
+                tuple(found) if isinstance(found, list) else found,
+                given,
+                is_leaf=lambda leaf: leaf is None,
+            )
+        except ValueError:
+            return found  # JAX says what is wrong with its structure.
+
+    @functools.wraps(original)
+    def flatten_bwd(backward: Any, tree: Any, types: Sequence[Any], *rest: Any) -> Any:
+        return original(rule(backward, tuple(types), tree), tree, types, *rest)
+
+    custom_derivatives._flatten_bwd = flatten_bwd

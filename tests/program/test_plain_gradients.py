@@ -1,0 +1,237 @@
+"""`jax.grad` in `strategy.run` through rules, solvers and branches, against plain JAX on the whole batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.ode import odeint
+
+import replicax as rx
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(12, 8)).astype("float32"), RNG.normal(size=(12, 3)).astype("float32")
+W = {
+    "w": (RNG.normal(size=(8, 8)) / 3).astype("float32"),
+    "v": (RNG.normal(size=(8, 3)) / 3).astype("float32"),
+    "t": np.float32(0.5),
+}
+
+
+def path(p, x, until=0.5):
+    return odeint(lambda h, t: jnp.tanh(h @ p["w"]) * jnp.cos(t), x, jnp.stack([0.0, until]), rtol=1e-6, atol=1e-6)[-1]
+
+
+def regular(p):
+    return p["w"] @ p["w"].T + 2 * jnp.eye(8)
+
+
+def iterated(f, start):
+    return jax.lax.fori_loop(0, 40, lambda i, h: h - f(h), start)
+
+
+def solved(g, y):
+    return jnp.linalg.solve(jax.jacobian(g)(jnp.zeros_like(y)), y)
+
+
+def ruled(forward, backward):
+    rule = jax.custom_vjp(lambda x, w: x @ w)
+    rule.defvjp(forward, backward)
+    return rule
+
+
+product = ruled(lambda x, w: (x @ w, (x, w)), lambda s, g: (g @ s[1].T, s[0].T @ g))
+constant = ruled(lambda x, w: (x @ w, x.shape), lambda shape, g: (jnp.ones(shape), jnp.ones((8, 8))))
+
+
+def row_by_cond(p, r):
+    return jax.lax.cond(r[0] > 0, lambda: jnp.tanh(r @ p["w"]), lambda: jnp.sin(r @ p["w"] @ p["w"]))
+
+
+FORMS = {
+    "odeint": path,
+    "odeint to a weight": lambda p, x: path(p, x, p["t"]),
+    "odeint in rows": lambda p, x: jax.vmap(lambda r: path(p, r))(x),
+    "cg": lambda p, x: jax.scipy.sparse.linalg.cg(lambda v: v @ regular(p), x, tol=1e-8)[0],
+    "cg in rows": lambda p, x: jax.vmap(lambda r: jax.scipy.sparse.linalg.cg(lambda v: regular(p) @ v, r, tol=1e-7)[0])(
+        x
+    ),
+    "custom_linear_solve": lambda p, x: jax.lax.custom_linear_solve(
+        lambda v: v @ regular(p), x, lambda _, b: jnp.linalg.solve(regular(p), b.T).T, symmetric=True
+    ),
+    "custom_linear_solve of weights": lambda p, x: (
+        x
+        * jax.lax.custom_linear_solve(
+            lambda v: v @ regular(p), p["v"][:, 0], lambda _, b: jnp.linalg.solve(regular(p), b.T).T, symmetric=True
+        )
+    ),
+    "custom_root": lambda p, x: jax.lax.custom_root(
+        lambda h: h - 0.3 * jnp.tanh(h @ p["w"]) - x,
+        jnp.zeros_like(x),
+        iterated,
+        lambda g, y: iterated(lambda h: g(h) - y, y),
+    ),
+    "custom_root in rows": lambda p, x: jax.vmap(
+        lambda r: jax.lax.custom_root(lambda h: h - 0.3 * jnp.tanh(h @ p["w"]) - r, jnp.zeros(8), iterated, solved)
+    )(x),
+    "gmres in rows": lambda p, x: jax.vmap(
+        lambda r: jax.scipy.sparse.linalg.gmres(lambda v: regular(p) @ v, r, tol=1e-7)[0]
+    )(x),
+    "bicgstab in rows": lambda p, x: jax.vmap(
+        lambda r: jax.scipy.sparse.linalg.bicgstab(lambda v: regular(p) @ v, r, tol=1e-7)[0]
+    )(x),
+    "custom_vjp": lambda p, x: product(x, p["w"]),
+    "custom_vjp in a loop": lambda p, x: jax.lax.scan(
+        lambda h, _: (jnp.tanh(product(h, p["w"])), None), x, None, length=3
+    )[0],
+    "custom_vjp with constants": lambda p, x: constant(x @ p["w"], p["w"]),
+    "a branch for each row": lambda p, x: jax.lax.map(lambda r: row_by_cond(p, r), x),
+    "a branch for the rows": lambda p, x: jax.lax.cond(
+        jnp.sum(x) > 0.5, lambda: jnp.tanh(x @ p["w"]), lambda: jnp.sin(x @ p["w"])
+    ),
+}
+# With the branch of the whole batch the plain library does something else than replicas with their own.
+OWN_BRANCH = "a branch for the rows"
+
+
+def loss(p, x, y, form):
+    return jnp.sum(jnp.square(FORMS[form](p, x) @ p["v"] - y)) / len(X)
+
+
+def expected(form):
+    whole = jax.jit(jax.value_and_grad(lambda p: loss(p, X, Y, form)))
+    if form != OWN_BRANCH:
+        return whole(W)
+    parts = [jax.value_and_grad(loss)(W, X[i : i + 6], Y[i : i + 6], form) for i in (0, 6)]
+    return jax.tree.map(jnp.add, *parts)
+
+
+def equal(ours, others):
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(a, b, rtol=3e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["argument", "captured"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_gradient_is_that_of_plain_jax(two, form, weights):
+    held = two.replicate(W)
+
+    def step(p, batch):
+        value, gradients = jax.value_and_grad(loss)(p, *batch, form)
+        return value, gradients
+
+    [batch] = two.distribute_dataset([(X, Y)])
+    if weights == "argument":
+        value, gradients = two.run(step, args=(held, batch))
+    else:
+        value, gradients = two.run(lambda batch: step(held, batch), args=(batch,))
+    assert not any(isinstance(leaf, rx.PerReplica) for leaf in jax.tree.leaves(gradients))
+    equal((two.reduce("sum", value, axis=None), gradients), expected(form))
+
+
+# A constant for a weight would be counted once per replica there.
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "custom_vjp with constants"])
+def test_a_gradient_of_variables_is_that_of_plain_jax(two, form):
+    with two.scope():
+        variables = {name: rx.Variable(value) for name, value in W.items()}
+
+    def step(batch):
+        def own():
+            return loss({name: v.value for name, v in variables.items()}, *batch, form)
+
+        value, gradients = rx.value_and_grad(own, list(variables.values()))()
+        return value, [0.0 if g is None else g for g in gradients]
+
+    [batch] = two.distribute_dataset([(X, Y)])
+    value, gradients = two.run(step, args=(batch,))
+    equal((two.reduce("sum", value, axis=None), dict(zip(variables, gradients, strict=True))), expected(form))
+
+
+# A gradient inside of a loss in which each replica differentiates for itself.
+
+
+def squares(p, x, y):
+    return jnp.sum(jnp.square(jnp.tanh(x @ p["w"]) @ p["v"] - y)) / len(X)
+
+
+def of_the_batch(p, x, y, scaled):
+    inner = jax.grad(squares)(p, x, y)
+    return squares(p, x, y) + scaled(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(inner)))
+
+
+def of_the_input(p, x, y, scaled):
+    slopes = jax.grad(lambda x: jnp.sum(jnp.tanh(x @ p["w"]) @ p["v"]))(x)
+    return squares(p, x, y) + jnp.sum(jnp.square(slopes)) / len(X)
+
+
+def adapted(p, x, y, scaled):
+    inner = jax.grad(squares)(p, x, y)
+    return squares(jax.tree.map(lambda a, g: a - 0.1 * g, p, inner), x, -y)
+
+
+def of_a_penalty(p, x, y, scaled):
+    inner = jax.grad(lambda p: jnp.sum(jnp.sin(p["w"])))(p)
+    return squares(p, x, y) + scaled(jnp.sum(jnp.square(inner["w"])))
+
+
+INNER = [of_the_batch, of_the_input, adapted, of_a_penalty]
+
+
+@pytest.mark.parametrize("how", ["variables", "arrays", "arrays, each for itself"])
+@pytest.mark.parametrize("inner", INNER, ids=lambda inner: inner.__name__)
+def test_a_gradient_inside_a_loss_is_that_of_plain_jax(two, inner, how):
+    with two.scope():
+        variables = {name: rx.Variable(value) for name, value in W.items()}
+
+    def of(p, x, y):
+        found = inner(p, x, y, rx.scale_regularization_loss)
+        # A solver, because of which each replica differentiates for itself.
+        return found + jnp.sum(FORMS["cg"](p, x)) / len(X) if how == "arrays, each for itself" else found
+
+    def step(p, batch):
+        if how != "variables":
+            return jax.value_and_grad(of)(p, *batch)
+        loss = lambda: of({name: v.value for name, v in variables.items()}, *batch)  # noqa: E731
+        value, gradients = rx.value_and_grad(loss, list(variables.values()))()
+        return value, {name: jnp.zeros(()) if g is None else g for name, g in zip(variables, gradients, strict=True)}
+
+    def plain(p):
+        found = inner(p, X, Y, lambda penalty: penalty)
+        return found + jnp.sum(FORMS["cg"](p, X)) / len(X) if how == "arrays, each for itself" else found
+
+    [batch] = two.distribute_dataset([(X, Y)])
+    value, gradients = two.run(step, args=(two.replicate(W), batch))
+    equal((two.reduce("sum", value, axis=None), gradients), jax.value_and_grad(plain)(W))
+
+
+def test_auxiliary_values_of_weights_alone_stay_equal(two):
+    def step(p, batch):
+        def of(p):
+            return loss(p, *batch, "cg"), {"norm": jnp.sum(jnp.square(p["w"])), "rows": jnp.sum(batch[0])}
+
+        (_, aux), _ = jax.value_and_grad(of, has_aux=True)(p)
+        (gradients, _) = jax.grad(of, has_aux=True)(p)
+        return aux, gradients
+
+    [batch] = two.distribute_dataset([(X, Y)])
+    aux, gradients = two.run(step, args=(two.replicate(W), batch))
+    np.testing.assert_allclose(aux["norm"], np.sum(np.square(W["w"])), rtol=1e-5)
+    assert isinstance(aux["rows"], rx.PerReplica)
+    equal(gradients, expected("cg")[1])
+
+
+@pytest.mark.parametrize("kind", ["reduced", "of weights alone"])
+def test_a_loss_that_is_one_number_for_all_counts_once(two, kind):
+    def of(p, x, y):
+        own = loss(p, x, y, "cg")
+        if kind == "reduced":
+            return jax.lax.psum(own, "replica")
+        return jnp.sum(jnp.tanh(p["w"]))
+
+    def step(p, batch):
+        # The rows' solver makes each replica differentiate for itself.
+        return jax.grad(lambda p: of(p, *batch) + 0 * jax.lax.pmean(loss(p, *batch, "cg"), "replica"))(p)
+
+    [batch] = two.distribute_dataset([(X, Y)])
+    gradients = two.run(step, args=(two.replicate(W), batch))
+    plain = expected("cg")[1] if kind == "reduced" else jax.grad(lambda p: of(p, X, Y))(W)
+    equal(gradients, plain)
