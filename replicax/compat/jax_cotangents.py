@@ -1,4 +1,4 @@
-"""What the backward pass of a `jax.custom_vjp` returns, before JAX compares its types with those of the operands."""
+"""Cotangents that rules of `jax.custom_vjp` return, before JAX compares their types with those of the operands."""
 
 from __future__ import annotations
 

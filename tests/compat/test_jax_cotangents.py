@@ -27,7 +27,7 @@ def scaled(tree, rows):
 
 
 def backward(saved, g):
-    tree, rows = saved
+    _, rows = saved
     return {"w": jnp.sum(g * rows), "unused": None}, jnp.ones(rows.shape)
 
 
