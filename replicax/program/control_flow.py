@@ -211,7 +211,8 @@ def _converted(original: PyTreeFunction) -> PyTreeFunction:
     @functools.wraps(original)
     def closure_convert(fun: PyTreeFunction, *examples: PyTree) -> tuple[PyTreeFunction, list[jax.Array]]:
         if context.current().manual_replicas is None or not _differs(fun, *examples):
-            return original(fun, *examples)
+            converted, captured = original(fun, *examples)
+            return converted, captured
         converted, captured = original(fun, *_varying(examples))
         number = len(examples)
         return lambda *args: converted(*_varying(args[:number]), *args[number:]), captured

@@ -162,7 +162,7 @@ class _Apart:
         if not gives_value and self._has_aux:
             gradients, rest = result
         # Parts of a loss that is one number for all add up; the gradient of one that each has computed is whole.
-        combine = jax.lax.pmean if self._loss_is_equal else jax.lax.psum
+        combine: Any = jax.lax.pmean if self._loss_is_equal else jax.lax.psum
         gradients = jax.tree_util.tree_map(lambda g, flag: combine(g, REPLICA_AXIS) if flag else g, gradients, flags)
         if not self._is_inner:
             rest = jax.tree_util.tree_map(self._as_it_is, rest)
@@ -184,6 +184,7 @@ def _of_type(cotangent: jax.Array, kind: jax.core.AbstractValue) -> jax.Array:
         return cotangent
     found, wanted = REPLICA_AXIS in varying_axes(cotangent), REPLICA_AXIS in axes_of_type(kind)
     if found and not wanted:
-        return jax.lax.psum(cotangent, REPLICA_AXIS)
+        summed: jax.Array = jax.lax.psum(cotangent, REPLICA_AXIS)
+        return summed
     # Where each replica differentiates for itself a constant for a weight would be counted once per replica.
     return vary(cotangent, REPLICA_AXIS) if wanted and not current.differentiates_apart else cotangent

@@ -24,7 +24,7 @@ from jax.extend import core as jex_core
 
 from replicax.compat.jax import axes_of_type
 from replicax.compat.jax_names import CHEAP, PLACED
-from replicax.program.jaxprs import Atom, Values, evaluate, is_literal, is_mark, leading_to, read
+from replicax.program.jaxprs import Atom, Values, aval_of, evaluate, is_literal, is_mark, leading_to, read
 from replicax.program.min_cut import cheapest_cut
 from replicax.runtime.mesh import REPLICA_AXIS
 
@@ -120,7 +120,7 @@ class Split:
         if not any(atom in found for mark in marks for atom in mark.invars if not is_literal(atom)):
             return found
         # Updated weights meet rows there; what meets an update otherwise are numbers, such as a rate.
-        rows = {v for v in self._from_worker if v.aval.shape}
+        rows = {v for v in self._from_worker if aval_of(v).shape}
         found = set(gradients)
         for equation in equations:
             operands = {atom for atom in equation.invars if not is_literal(atom)}
