@@ -160,7 +160,7 @@ _C = TypeVar("_C", bound=Callable[..., object])
 def checked(named: _C) -> _C:
     """Decorates a public function or class: its arguments are compared with the annotations of its parameters.
 
-    What the annotations leave open (a range, a length) the function checks itself; a type that exists for type checkers
+    The function itself checks what annotations leave open (a range, a length); a type that exists for type checkers
     only is taken as it comes. It costs some microseconds a call, so steps do without it.
 
     Example:

@@ -126,7 +126,7 @@ class CheckpointManager(Advised):
         permanent = permanent_checkpoints(self.directory, keep_checkpoint_every_n_hours)
         self._folder = CheckpointFolder(self.directory, checked_name(checkpoint_name), max_to_keep, permanent)
         self._interval = SaveInterval(save_interval_steps, step_counter, checkpoint_interval)
-        # What is under way when the script ends could not be finished otherwise.
+        # Otherwise a save under way could not be finished when the script ends.
         self._async, self._timeout = async_ and STARTS_THREADS_AT_END, timeout
         self._init_fn = checked_init(init_fn)
         self._background: BackgroundSave | None = None

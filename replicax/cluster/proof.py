@@ -1,4 +1,4 @@
-"""Who comes to a port of ours: strangers, until they have proved that they know the job's token.
+"""Connections to a port of ours: they are strangers until they have proved that they know the job's token.
 
 Every listener keeps those who have not in `Strangers`: they have two seconds, and if they are too many the oldest goes.
 One that has proved it is never dropped.
@@ -113,7 +113,7 @@ class Session:
             self._told += 1
 
     def hear(self, deadline: float | None = None) -> dict[str, object]:
-        """Returns the next message; waits for it until `deadline` (`time.monotonic`), or for ever.
+        """Returns the next message; waits for it until `deadline` (`time.monotonic`), or without limit.
 
         Raises:
             OSError: The connection has ended, or nothing came in time.

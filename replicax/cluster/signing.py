@@ -98,8 +98,8 @@ def check_token(purpose: str) -> None:
         raise ClusterError(
             TOKEN,
             None,
-            f"is not set, and a Python object ({purpose}) comes from another process: without a token nobody knows "
-            "who wrote it",
+            f"is not set, and a Python object ({purpose}) comes from another process: without a token its "
+            "sender is unknown",
             f"Set {TOKEN} to the same secret text in all processes, or start them with `replicax run`.",
         )
 
