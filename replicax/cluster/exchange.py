@@ -30,6 +30,7 @@ import jax
 from replicax.cluster.joined import joined, separated
 from replicax.cluster.key_value_store import ServiceStore, Store, get_pieces, put_pieces
 from replicax.cluster.signing import checked, signed
+from replicax.compat.jax_processes import is_refusal
 from replicax.errors import BarrierTimeoutError, ContextError
 
 _T = TypeVar("_T")
@@ -306,9 +307,10 @@ class Exchange:
         try:
             return ask()
         except jax.errors.JaxRuntimeError as error:
+            said = "was refused by" if is_refusal(error) else "cannot reach"
             raise ContextError(
-                f"Process {self.process} cannot reach the coordination service, which runs in process 0, to exchange "
-                f"values with the other processes: {error}"
+                f"Process {self.process} {said} the coordination service, which runs in process 0, when it was to "
+                f"exchange values with the other processes: {error}"
             ) from error
 
 

@@ -302,10 +302,11 @@ def refused(greeting: Mapping[str, object], mine: Greeting, is_taken: Callable[[
         return f"its information is not a JSON object: {info!r:.100}"
     if is_taken(process):
         return f"another process has the index {process} already"
-    return _difference(info, mine["info"])
+    return difference(info, mine["info"])
 
 
-def _difference(theirs: Mapping[str, object], mine: Mapping[str, object]) -> str | None:
+def difference(theirs: Mapping[str, object], mine: Mapping[str, object]) -> str | None:
+    """Returns which information that must be the same differs between a process and process 0; None if none does."""
     keys: Sequence[str] = [key for key in mine if key.startswith("same ") and theirs.get(key) != mine[key]]
     if not keys:
         return None

@@ -45,7 +45,7 @@ def agree_on_addresses(
     ip: str,
     timeout_s: float,
     store: Store | None = None,
-    turn: int = -1,
+    turn: int | None = None,
 ) -> str:
     """Returns this machine's own address, after every process has connected with all others as collectives will.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import secrets
 import time
@@ -13,11 +14,14 @@ import jax
 from replicax.checks import is_real
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.config import ClusterConfig, check_synchronous
+from replicax.cluster.exchange import AbsentError, Exchange
+from replicax.cluster.gathering import difference
 from replicax.cluster.outages import outlast_outages
 from replicax.cluster.own_address import own_ip_of
 from replicax.cluster.reach import agree_on_addresses
 from replicax.cluster.rendezvous import SECONDS_TO_CONNECT, await_listener, meet
 from replicax.cluster.signing import job_token, keep_token
+from replicax.compat import jax_clusters as jax_clusters
 from replicax.compat.jax_cache import write_compilation_cache_from_every_process
 from replicax.compat.jax_processes import (
     backends_have_started,
@@ -55,7 +59,8 @@ def start(config: ClusterConfig, introduce: Callable[[str], Mapping[str, object]
         config: The cluster and the place of this process in it.
         introduce: Gets this machine's own address (empty if only the others know it), and returns what the others
             should know of this process, as JSON can hold it. Keys that begin with `"same "` must have the same value in
-            all processes. It is not called if JAX is connected already.
+            all processes. If JAX is connected already, it is called only where the job has a token: without one nobody
+            would know who wrote what he reads.
         timeout_s: How long to wait for the others, in seconds.
 
     Returns:
@@ -73,7 +78,7 @@ def start(config: ClusterConfig, introduce: Callable[[str], Mapping[str, object]
     if not is_real(timeout_s) or not 0 < timeout_s < math.inf:
         raise ClusterError("start_timeout", timeout_s, "must be a positive number of seconds", "Leave it out for 300.")
     if jax.distributed.is_initialized():
-        return _already_connected(config, timeout_s)
+        return _already_connected(config, introduce, timeout_s)
     _check_not_started(config)
     address = config.coordinator_address
     assert address is not None  # check_synchronous has checked it.
@@ -158,7 +163,9 @@ def _initialize(address: str, process: int, names: Sequence[str], timeout_s: flo
         outlast_outages(parse_address(address, "coordinator").port)
 
 
-def _already_connected(config: ClusterConfig, timeout_s: float) -> list[Member]:
+def _already_connected(
+    config: ClusterConfig, introduce: Callable[[str], Mapping[str, object]], timeout_s: float
+) -> list[Member]:
     """Uses a connection that an earlier strategy or the user has made."""
     found, wanted = connected_as(), (config.process_id, config.num_processes)
     if found != wanted:
@@ -167,12 +174,31 @@ def _already_connected(config: ClusterConfig, timeout_s: float) -> list[Member]:
             f"{config}. Make the strategy first, or initialise JAX with the same ids."
         )
     names = [_name(config, i) for i in range(config.num_processes)]
-    if not backends_have_started() and config.coordinator_address is not None:
+    infos: list[dict[str, object]] = [{} for _ in names]
+    if config.coordinator_address is not None:
         ip = own_ip_of(config, timeout_s)
-        let_collectives_listen_at(
-            agree_on_addresses(config.process_id, names, config.coordinator_address, ip, timeout_s)
-        )
-    return [Member(name.partition(" ")[0], {}) for name in names]
+        if not backends_have_started():
+            ip = agree_on_addresses(config.process_id, names, config.coordinator_address, ip, timeout_s)
+            let_collectives_listen_at(ip)
+        if job_token() and (info := introduce(ip)):
+            infos = _introduced(config.process_id, names, info, timeout_s)
+    return [Member(name.partition(" ")[0], info) for name, info in zip(names, infos, strict=True)]
+
+
+def _introduced(
+    process: int, names: Sequence[str], info: Mapping[str, object], timeout_s: float
+) -> list[dict[str, object]]:
+    """Returns what each process tells of itself: through JAX's service, since there is no rendezvous any more."""
+    exchange = Exchange("replicax/introduction", process, range(len(names)), timeout_s=timeout_s)
+    try:
+        infos = [json.loads(each) for each in exchange.exchange_through_first("all", json.dumps(info).encode())]
+    except AbsentError as error:
+        missing = [names[absent] for absent in error.missing]
+        raise ClusterTimeoutError(names[process], timeout_s, missing, missing[0], "; JAX had connected it") from None
+    for theirs, name in zip(infos, names, strict=True):
+        if problem := difference(theirs, infos[0]):
+            raise ClusterError("process", name, f"does not fit the others: {problem}", "Give all the same settings.")
+    return infos
 
 
 def _check_not_started(config: ClusterConfig) -> None:

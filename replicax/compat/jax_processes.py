@@ -12,6 +12,8 @@ from jax._src import config as jax_config, distributed as jax_distributed, xla_b
 from jax._src.lib import _jax as jaxlib
 
 _T = TypeVar("_T")
+# Others (UNAVAILABLE, CANCELLED, INTERNAL, ...) come from the way there, or from a client that has given up.
+_REFUSALS = ("ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED")
 
 
 def backends_have_started() -> bool:
@@ -117,6 +119,14 @@ def fetch_bytes(key: str, timeout_s: float) -> bytes | None:
         jax.errors.JaxRuntimeError: The service is gone.
     """
     return _found_in_time(_service().blocking_key_value_get_bytes, key, max(1, round(1000 * timeout_s)))
+
+
+def is_refusal(error: jax.errors.JaxRuntimeError) -> bool:
+    """Returns whether an error of the store is an answer of the service, such as that a key is taken.
+
+    Without the words: such an error says that the service cannot be reached, and then what JAX says of it.
+    """
+    return str(error).startswith(_REFUSALS)
 
 
 def delete_stored(key: str) -> None:

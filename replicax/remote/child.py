@@ -1,12 +1,13 @@
 """The first code in a task's process: it ties the process to its starter, then becomes the user's script or call.
 
 The starter (below: the launcher) is `replicax run`, or a worker's host. This code is started by its path and imports
-nothing of replicax or JAX, so that a script finds a plain Python process. It adds two things:
+nothing of replicax or JAX, so that a script finds a plain Python process. It adds three things:
 
 - The process dies with the launcher, even if SIGKILL ends that (Linux).
 - The launcher learns at once that the script has failed, and why. The process itself may take minutes to end, since JAX
   waits at its exit for all others at a barrier. The traceback goes to the launcher and not to standard error: the
   launcher writes it to the log, and shows only that of the first failure.
+- When the script imports JAX, JAX learns of the job's cluster, so that `jax.distributed.initialize()` finds it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _FAILED = 1
 _NEWS = "REPLICAX_NEWS"
 _INTERRUPTED = 130
 _MOST_NAMES = 8
+_JAX_CLUSTERS = "jax._src.clusters"
+_OF_JOB = os.path.join(os.path.dirname(os.path.dirname(__file__)), "compat", "jax_clusters.py")
 
 
 def main(arguments: list[str]) -> None:
@@ -45,6 +48,7 @@ def main(arguments: list[str]) -> None:
     os.environ[_NEWS] = f"{os.getpid()}:{news}"  # For the health monitor, which may end the process before this code.
     faulthandler.enable()  # A crash in compiled code shows where Python was.
     sys.argv = [target, *rest]
+    sys.meta_path.insert(0, _ClusterOfJob())
     try:
         {"module": _run_module, "file": _run_file, "call": _run_call}[kind](target)
         if kind == "call":
@@ -56,6 +60,26 @@ def main(arguments: list[str]) -> None:
         code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", _FAILED)
         _tell(int(news), code, _told_by_hook(_without_our_frames(error)))
         sys.exit(code)
+
+
+class _ClusterOfJob(importlib.abc.MetaPathFinder):
+    """Adds the job's cluster to those that JAX knows, when JAX is imported."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if name != _JAX_CLUSTERS:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _WithCluster(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _WithCluster(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: types.ModuleType) -> None:
+        super().exec_module(module)
+        with io.open_code(_OF_JOB) as file:
+            exec(compile(file.read(), _OF_JOB, "exec"), {"__name__": _OF_JOB})
 
 
 def _die_with(launcher: int) -> None:

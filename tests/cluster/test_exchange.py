@@ -246,6 +246,16 @@ def test_a_store_that_is_gone_is_an_error_that_says_so():
         Exchange("test", 0, range(2), store=Gone()).exchange("hello")
 
 
+def test_an_answer_of_the_store_is_not_called_out_of_reach():
+    class Taken(FakeStore):
+        def put(self, key: str, value: bytes) -> None:
+            raise jax.errors.JaxRuntimeError(f"ALREADY_EXISTS: Config key {key} already exists.")
+
+    with pytest.raises(ContextError, match=r"Process 0 was refused by the coordination service.*ALREADY_EXISTS") as got:
+        Exchange("test", 0, range(2), store=Taken()).tell("hello")
+    assert "cannot reach" not in str(got.value)
+
+
 def test_of_many_processes_the_first_collects_for_all():
     store = FakeStore()
     found = exchanging(12, lambda process, exchange: exchange.exchange("hello", b"%d" % process), store=store)

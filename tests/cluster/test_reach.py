@@ -22,13 +22,13 @@ def agree() -> Agree:
     """Lets processes agree, each with the address that it is given, and returns what came of it for each."""
     store = FakeStore()
 
-    def run(ips: list[str], timeout_s: float = 20.0) -> list[Any]:
+    def run(ips: list[str], timeout_s: float = 20.0, turn: int = 0) -> list[Any]:
         results: list[Any] = [None] * len(ips)
 
         def process(index: int) -> None:
             try:
                 names = NAMES[: len(ips)]
-                results[index] = reach.agree_on_addresses(index, names, "localhost:1", ips[index], timeout_s, store, 0)
+                results[index] = reach.agree_on_addresses(index, names, "localhost:1", ips[index], timeout_s, store, turn)
             except Exception as error:
                 results[index] = error
 
