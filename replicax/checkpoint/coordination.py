@@ -30,6 +30,7 @@ from replicax.cluster.key_value_store import Store
 from replicax.errors import CheckpointError, ReplicaxError
 
 _T = TypeVar("_T")
+_KIND = "checkpoint"
 
 
 class _Numbers:
@@ -58,6 +59,7 @@ class Coordination:
         count: Number of processes; by default as JAX counts.
         store: Where the processes leave messages for each other; by default JAX's coordination service.
         kind: What is counted: the processes may differ in how often they have done something of another kind.
+        called: What the script has called, for a report that only some processes have; by default `name`.
     """
 
     def __init__(
@@ -68,12 +70,15 @@ class Coordination:
         process: int | None = None,
         count: int | None = None,
         store: Store | None = None,
-        kind: str = "checkpoint",
+        kind: str = _KIND,
+        called: str = "",
     ):
         self._name, self._timeout_s = name, timeout_s
         self._number = _numbers.next(kind)
         self._place = health.place_in_program()  # Now: a thread may go on with it while the script trains.
         self._count = jax.process_count() if count is None else count
+        if kind == _KIND and self._count > 1:
+            health.note_outside(called or name)
         self._exchange = Exchange(
             f"replicax/{kind}",
             jax.process_index() if process is None else process,

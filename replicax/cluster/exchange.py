@@ -358,17 +358,23 @@ class NumberedExchanges:
         return messages
 
 
+def _nothing() -> None:
+    pass
+
+
 class _OfThisProcess:
     """The exchanges of this process; made when the first one is wanted, since JAX must be connected by then.
 
     Attributes:
         check: Raises an error if no thread of this process should wait for others any more.
+        begins: Called before each exchange of all processes.
     """
 
     def __init__(self) -> None:
         self._exchanges: NumberedExchanges | None = None
         self._closed: threading.Event | None = None
-        self.check: Callable[[], None] = lambda: None
+        self.check: Callable[[], None] = _nothing
+        self.begins: Callable[[], None] = _nothing
 
     def get(self) -> NumberedExchanges:
         if self._exchanges is None:
@@ -395,9 +401,14 @@ def begin_anew(closed: threading.Event) -> None:
     _of_this_process.begin_anew(closed)
 
 
-def check_while_waiting(check: Callable[[], None]) -> None:
-    """Lets all exchanges of this process call `check` while they wait: it raises an error if they should not."""
-    _of_this_process.check = check
+def accompany(check: Callable[[], None], begins: Callable[[], None]) -> None:
+    """Lets the exchanges of this process tell what they do.
+
+    Args:
+        check: Called by all of them while they wait; it raises an error if they should not.
+        begins: Called before each one of all processes (`exchanged`).
+    """
+    _of_this_process.check, _of_this_process.begins = check, begins
 
 
 def closing() -> threading.Event | None:
@@ -414,4 +425,5 @@ def exchanged(message: bytes) -> list[bytes]:
     """
     if jax.process_count() == 1:
         return [message]
+    _of_this_process.begins()
     return _of_this_process.get().all(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 
 from jax.sharding import Mesh
@@ -10,12 +11,15 @@ import replicax.membership.worlds as worlds
 from replicax.data.auto_shard import FunctionReading, choose_reading
 from replicax.data.dataset_base import DistributedDatasetBase
 from replicax.data.input_context import InputContext
-from replicax.data.input_options import InputOptions
+from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.receivers import Receivers
+from replicax.data.file_source import FileSource
 from replicax.data.sources import host_batches
 from replicax.data.worker_channel import InputWorkers
 from replicax.errors import ArgumentError
 from replicax.typing import PyTree
+
+_log = logging.getLogger(__name__)
 
 
 class DistributedDataset(DistributedDatasetBase):
@@ -69,6 +73,8 @@ class DistributedDataset(DistributedDatasetBase):
         self._batches = host_batches(source, batch_size)
         self._reading = choose_reading(source, self._batches, batch_size, self._options, self._readers())
         self._keeps_peeked_pass = self._batches.one_shot
+        if self._options.auto_shard_policy is AutoShardPolicy.OFF and batch_size is None:
+            _warn_of_own_batches(source, self._readers().count, self._seen.advice)
 
     def __len__(self) -> int:
         """Number of steps of a pass, where the source knows its number of batches.
@@ -93,6 +99,20 @@ class DistributedDataset(DistributedDatasetBase):
                 "position cannot be saved. Give something that starts anew: a list, a dataset, or a function that "
                 "makes an iterator."
             )
+
+
+def _warn_of_own_batches(source: PyTree, workers: int, advice: set[str]) -> None:
+    """Warns once for each strategy: whoever batches own data by what one worker gets would have too many steps."""
+    about = "batches of a worker's own"
+    if workers == 1 or isinstance(source, FileSource) or about in advice:
+        return
+    advice.add(about)
+    _log.warning(
+        "auto_shard_policy='off': this worker's batches are taken for global ones, so a step takes 1/%d of a batch from "
+        "each of the %d workers, and there are %d steps for each batch. If your batches are those of one worker, make "
+        "them %d times as large, or give those of one replica to distribute_datasets_from_function.",
+        workers, workers, workers, workers,
+    )  # fmt: skip
 
 
 class DistributedDatasetFromFunction(DistributedDatasetBase):

@@ -30,16 +30,17 @@ class SeenBatches:
 
     Attributes:
         spec: The shapes and dtypes that one replica gets in the first step; None before any.
+        advice: The argument.
     """
 
     def __init__(self, advice: set[str]):
         self.spec: PyTree = None
-        self._advice = advice
+        self.advice = advice
 
     def note(self, split: SplitBatch, receivers: Receivers) -> None:
         """Notes what the elements of a batch look like, and warns if replicas are idle."""
         self.spec = _component_spec(split)
-        _warn_of_idle_replicas(split, receivers.num_replicas, self._advice)
+        _warn_of_idle_replicas(split, receivers.num_replicas, self.advice)
 
     def whole(
         self,

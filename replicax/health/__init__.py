@@ -31,6 +31,7 @@ another program, `programs.ProgramComparison` would notice before the first call
 from replicax.health.calls import (
     Call as Call,
     Calls as Calls,
+    note_outside as note_outside,
     place_in_program as place_in_program,
     together as together,
 )

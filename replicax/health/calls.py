@@ -1,4 +1,8 @@
-"""The calls of a compiled program: each is noted, and before the first the workers compare their programs."""
+"""The calls of a compiled program: each is noted, and before the first the workers compare their programs.
+
+A call is noted before this worker waits for the others. So one that has come to something else is named within seconds,
+and not when the wait has taken too long.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +51,22 @@ class Calls:
         return _quiet(COMPILE) if was_new else _NOTHING
 
 
+def note_outside(what: str) -> None:
+    """Notes something that all processes do together outside of programs, and where each waits for the others.
+
+    Args:
+        what: What it is, for people; it may differ between processes, as the names of folders do.
+    """
+    running = monitor.running()
+    if running is not None:
+        running.note_outside(what)
+
+
 def together(name: str, what: str = "") -> Call:
     """Returns a context manager for a computation of all processes that is compiled operation by operation.
+
+    Before the first of each name the processes wait for each other: the connections of collectives between CPUs, which
+    the first one opens, wait 30 seconds for the others and no longer.
 
     Args:
         name: Its name.
@@ -79,8 +97,23 @@ class Call:
             now.called, now.calls = time_now, now.calls + 1
             now.at = (self._phase, time_now)
             if self._program is not None:
-                _note(monitor.running(), self._program)
+                self._begin(self._program)
         return self
+
+    def _begin(self, program: CallDescription) -> None:
+        """Notes a computation that is not compiled as a whole; before the first of its name, waits for the others."""
+        running = monitor.running()
+        _note(running, program)
+        if running is None or not running.programs.is_new(self._name):
+            return
+        index = running.programs.announce(AnnouncedProgram(self._name, program.what))
+        self._go_on(WAIT)
+        try:
+            running.programs.compare(index, running.peers, wait=True)
+        except BaseException:
+            self.__exit__(None, None, None)  # A block that is not entered is not left either.
+            raise
+        self._go_on(STEP)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -95,7 +128,7 @@ class Call:
     def prepare(
         self, lower: Callable[[], jax.stages.Lowered] | None, signature: Callable[[], Hashable] = tuple
     ) -> None:
-        """Notes the call. Before the first call of a program, compiles it and compares it with the other workers'.
+        """Notes the call. The first call of a program compiles it, and compares it with the other workers'.
 
         It only counts the call if no monitor runs.
 
@@ -114,7 +147,11 @@ class Call:
         key = signature()
         found = self._prepared.get(key)
         if found is None:
-            found = self._prepared[key] = self._compared(running, lower)
+            self._prepared[key] = self._compared(running, lower)
+        else:
+            self._note(running, found)
+
+    def _note(self, running: monitor.Monitor, found: _ComparedProgram) -> None:
         if self._before is not None:
             now.fingerprint = found.fingerprint
             _note(running, found.program)
@@ -122,8 +159,11 @@ class Call:
     def _compared(self, running: monitor.Monitor, lower: Callable[[], jax.stages.Lowered] | None) -> _ComparedProgram:
         with phase(COMPILE):
             lowered = lower() if lower is not None else None
-            found = fingerprint(lowered) if lowered is not None else ""
-            index = running.programs.announce(AnnouncedProgram(self._name, found))
+            printed = fingerprint(lowered) if lowered is not None else ""
+            index = running.programs.announce(AnnouncedProgram(self._name, printed))
+            # The index identifies the program, since a process that does not run it does not know its fingerprint.
+            found = _ComparedProgram(printed, CallDescription.of(self._name, f"program {index + 1}"))
+            self._note(running, found)
             running.programs.compare(index, running.peers, wait=False)
             if lowered is not None:
                 # Compiling is slow, so it comes before others wait. The call finds the result in JAX's cache.
@@ -131,8 +171,7 @@ class Call:
         self._go_on(WAIT)
         running.programs.compare(index, running.peers, wait=True)
         self._go_on(STEP)
-        # The index identifies the program, since a process that does not run it does not know its fingerprint.
-        return _ComparedProgram(found, CallDescription.of(self._name, f"program {index + 1}"))
+        return found
 
     def _go_on(self, phase: str) -> None:
         if self._before is not None:

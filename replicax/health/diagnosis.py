@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from replicax.exit_codes import ExitCode
@@ -13,6 +14,7 @@ from replicax.health.phases import SLOW_PHASES
 from replicax.health.status import Status
 
 _REFUSALS_OF_THE_DEAD = 2
+_OF_PROGRAM = re.compile(r"\(program \d+\)$")
 #: `Status.ended` of a script that has ended without an error.
 DONE = "done"
 
@@ -138,11 +140,29 @@ def diverged(
     number = next((noted.number for _, noted in pair if noted is not None), None)
     if number is None or (mine is not None and theirs is not None and mine.program == theirs.program):
         said = "have not run the same programs in the same order; where that began is too long ago to be known"
+        only = ""
     else:
+        only = _only(workers, pair)
         ran = [f"{workers[i].name} {noted.program if noted is not None else 'nothing more'}" for i, noted in pair]
         said = f"have run different programs: as call number {number}, {' and '.join(ran)}"
     said += "; all workers must call the same functions in the same order"
-    return _diagnosis(workers, ProblemKind.DIVERGED, [i for i, _ in pair], said)
+    found = _diagnosis(workers, ProblemKind.DIVERGED, [i for i, _ in pair], said)
+    return dataclasses.replace(found, reason=f"{only}{found.reason}")
+
+
+def _only(workers: Sequence[WorkerObservation], pair: Sequence[tuple[int, RecordedCall | None]]) -> str:
+    """Returns a sentence for the usual mistake, a call behind `if strategy.is_chief`; empty if it may be another one.
+
+    Of a computation or exchange outside of programs and a program, the first is what one worker does alone.
+    """
+    alone = [(i, call) for i, call in pair if call is not None and not _OF_PROGRAM.search(call.program)]
+    if len(alone) != 1:
+        alone = [(i, call) for i, call in pair if call is not None]
+    if len(alone) != 1:
+        return ""
+    (one, call), (other,) = alone[0], (i for i, _ in pair if i != alone[0][0])
+    who = "Only " if len(workers) == len(pair) else f"{workers[other].name} did not, but "
+    return f"{who}{workers[one].name} called {call.program}; call it on every worker. "
 
 
 def _gone(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnosis | None:
@@ -174,7 +194,8 @@ def _not_coming(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnos
     behind = {i: found for i in known if i not in waits and (found := _missed(i, known, waits)) is not None}
     ended = [i for i in behind if known[i].ended and behind[i].longest >= _patience(known[i], behind[i], limits)]
     if ended:
-        return _diagnosis(workers, ProblemKind.ENDED, ended, "has ended, and others wait for it")
+        said = f"has ended, and others wait for it{_never_called(workers, known[ended[0]], waits)}"
+        return _diagnosis(workers, ProblemKind.ENDED, ended, said)
     stuck = {i: min(known[i].seconds, behind[i].longest) for i in behind if not known[i].ended}
     absent = [i for i, age in stuck.items() if known[i].phase not in SLOW_PHASES and age >= limits.stall]
     if absent:
@@ -187,6 +208,15 @@ def _not_coming(workers: Sequence[WorkerObservation], limits: Limits) -> Diagnos
     if len(waits) == len(workers) and _stands_still(list(here.values()), limits):
         return _deadlock(workers)
     return None
+
+
+def _never_called(workers: Sequence[WorkerObservation], ended: Status, waits: Iterable[int]) -> str:
+    """Returns which call a worker waits in that another one has ended without; empty if that is not known."""
+    for i in waits:
+        status = workers[i].status
+        if status is not None and status.order[0] > ended.order[0] and (what := status.waits_at or status.program):
+            return f": {workers[i].name} called {what!r}; call it on every worker"
+    return ""
 
 
 def _stands_still(statuses: Sequence[Status], limits: Limits) -> bool:
@@ -223,11 +253,13 @@ class _Wait(NamedTuple):
         longest: The longest time that one of them has been waiting.
         shortest: The shortest time.
         calls: The largest number of the program that they wait in.
+        noted: The largest number of calls that they have noted, the one where they wait included.
     """
 
     longest: float
     shortest: float
     calls: int
+    noted: int
 
 
 def _missed(worker: int, known: Mapping[int, Status], waits: Mapping[int, float]) -> _Wait | None:
@@ -237,12 +269,13 @@ def _missed(worker: int, known: Mapping[int, Status], waits: Mapping[int, float]
         return None
     calls = max(known[i].calls for i in waiting)
     seconds = [waits[i] for i in waiting]
-    return _Wait(max(seconds), min(seconds), calls) if known[worker].calls <= calls else None
+    noted = max(known[i].order[0] for i in waiting)
+    return _Wait(max(seconds), min(seconds), calls, noted) if known[worker].calls <= calls else None
 
 
 def _patience(ended: Status, wait: _Wait, limits: Limits) -> float:
     """Returns how long to wait for a worker that has ended, depending on whether it had begun the others' step."""
-    never_came = ended.calls < wait.calls or wait.shortest < ended.seconds
+    never_came = ended.calls < wait.calls or ended.order[0] < wait.noted or wait.shortest < ended.seconds
     return min(limits.confirm, limits.stall) if never_came else limits.stall
 
 

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-from replicax.cluster.exchange import check_while_waiting
+from replicax.cluster.exchange import accompany
 from replicax.compat.jax_interrupts import explain_reads
 from replicax.exit_codes import ExitCode, from_signal
 from replicax.health.diagnosis import DONE, Diagnosis, Limits, WorkerObservation, diagnose, disagrees, diverged
 from replicax.health.observer import SECONDS_BETWEEN_LOOKS, SECONDS_FOR_A_LOOK, Observer
-from replicax.health.order import Order, order_from, recorded_call_from
+from replicax.health.order import OUTSIDE, CallDescription, Order, order_from, recorded_call_from
 from replicax.health.peers import Peer, tell
 from replicax.health.phases import LEAVE, now
 from replicax.health.programs import ProgramComparison
@@ -94,6 +94,12 @@ class Monitor:
 
     def call(self, number: int) -> tuple[int, int, str] | None:
         return self.order.get(number)
+
+    def note_outside(self, what: str = "") -> None:
+        """Notes that the script has come to something that all do together outside of programs."""
+        if threading.get_ident() == now.thread:
+            now.noted += 1
+            self.order.note(CallDescription(repr(what or now.wait[0] or "an exchange of values"), OUTSIDE))
 
     def on_alarm(self, document: Mapping[str, object]) -> None:
         self._told = self._told or document
@@ -324,7 +330,7 @@ def install(monitor: Monitor) -> None:
     _running = monitor
     now.check, now.explain = monitor.alarm.check, monitor.alarm.explain
     explain_reads(monitor.alarm.explain)
-    check_while_waiting(monitor.alarm.check)
+    accompany(monitor.alarm.check, monitor.note_outside)
     monitor.start()
     atexit.register(_at_exit, monitor)
 

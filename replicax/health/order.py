@@ -17,6 +17,8 @@ from typing import NamedTuple
 # A polynomial modulo a prime, since each call costs two operations on small integers.
 _PRIME = 2**61 - 1
 _FACTOR = 0x1B8736A1C3D5E7F9 % _PRIME
+#: The token of what all do together outside of programs. Its words are not compared: they may name a worker's own folder.
+OUTSIDE = 1
 _REMEMBERED = 2**14  # calls; a peer's answer is at most two seconds old
 
 
@@ -41,10 +43,12 @@ class CallDescription:
     Attributes:
         words: What it runs, for people.
         token: A number that identifies it, the same in all processes.
+        what: What distinguishes it from others of its name.
     """
 
     words: str
     token: int
+    what: str = ""
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
@@ -52,7 +56,7 @@ class CallDescription:
         """Returns what to note of a program called `name`; `what` distinguishes it from others of that name."""
         words = f"{name!r} ({what})" if what else repr(name)
         digest = hashlib.sha256(words.encode(errors="replace")).digest()
-        return cls(words, 1 + int.from_bytes(digest[:8], "big") % (_PRIME - 1))
+        return cls(words, 1 + int.from_bytes(digest[:8], "big") % (_PRIME - 1), what)
 
 
 class Order:

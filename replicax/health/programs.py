@@ -111,6 +111,13 @@ class ProgramComparison:
         self._index, self._name = index, name
         self._lock = threading.Lock()
         self._announced: list[AnnouncedProgram] = []
+        self._names = set[str]()
+
+    def is_new(self, name: str) -> bool:
+        """Returns whether this is the first time that it is asked about a name."""
+        before = len(self._names)
+        self._names.add(name)
+        return len(self._names) > before
 
     def announce(self, program: AnnouncedProgram) -> int:
         """Makes a program known to peers that ask; returns its index."""

@@ -162,7 +162,7 @@ def _in_global_view(original: Callable[..., Any]) -> Callable[..., Any]:
                     return _run_loop(original, self, given)
             if not has_workers(strategy) or original.__name__ not in _EPOCH_LOOPS:
                 return _run_loop(original, self, given)
-            with loop_of_workers(given, strategy, trains=original.__name__ == "fit"):
+            with loop_of_workers(given, strategy, original.__name__):
                 return _run_loop(original, self, given)
 
     return loop
@@ -295,7 +295,7 @@ def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
         is_spread = any(lies_in_several_processes(array_of(variable)) for variable in variables)
         if self._replicax.loops and not is_spread:  # A callback: those that write run on the chief only.
             return write() if strategy.placement.is_chief else None
-        return write_together(filepath, write, strategy.placement.is_chief, variables)
+        return write_together(filepath, write, strategy.placement.is_chief, variables, original.__name__)
 
     return save
 

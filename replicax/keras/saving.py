@@ -62,7 +62,13 @@ class _ServedReader:
         self._coordination.from_chief(f"shards {next(self._reads)}", what)
 
 
-def write_together(path: Any, write: Callable[[], Any], is_chief: bool, variables: Sequence[VariableLike] = ()) -> Any:
+def write_together(
+    path: Any,
+    write: Callable[[], Any],
+    is_chief: bool,
+    variables: Sequence[VariableLike] = (),
+    called: str = "",
+) -> Any:
     """Lets the chief `write` for all workers; all of them go on when it is done.
 
     Where workers hold shards of variables, they send them one variable at a time, as the chief comes to it: no worker
@@ -73,6 +79,7 @@ def write_together(path: Any, write: Callable[[], Any], is_chief: bool, variable
         write: Writes.
         is_chief: Whether this worker is the chief.
         variables: The variables that may have shards on several workers, in the same order on all of them.
+        called: What the script has called, for messages.
 
     Returns:
         What `write` returns; None on the other workers.
@@ -83,7 +90,7 @@ def write_together(path: Any, write: Callable[[], Any], is_chief: bool, variable
     from replicax.checkpoint.coordination import Coordination
     from replicax.checkpoint.writing import TIMEOUT_S
 
-    coordination = Coordination(f"Saving the model to {path}", TIMEOUT_S)
+    coordination = Coordination(f"Saving the model to {path}", TIMEOUT_S, called=called)
     spread = [variable for variable in variables if lies_in_several_processes(array_of(variable))]
     coordination.check_same_place()
     coordination.check_same("number of sharded variables", str(len(spread)))

@@ -25,29 +25,35 @@ from replicax.keras.writers import SAVERS, WRITERS, is_a
 
 
 @contextlib.contextmanager
-def loop_of_workers(given: inspect.BoundArguments, strategy: KerasHost, trains: bool) -> Iterator[None]:
+def loop_of_workers(given: inspect.BoundArguments, strategy: KerasHost, loop: str) -> Iterator[None]:
     """Prepares the arguments of a loop for this worker, and lets all workers draw the same random numbers in it.
 
     Every worker reads the same global batches, so shuffling and random augmentation must be the same everywhere: the
     global generators of NumPy and Python go on from the chief's state, and have advanced alike afterwards.
+
+    Args:
+        given: The arguments of the loop.
+        strategy: The strategy of the model.
+        loop: The loop, such as `"fit"`.
     """
+    trains = loop == "fit"
     if is_elastic(strategy):
         with elastic_callbacks(given, strategy, trains):
-            _go_on_as_the_chief(strategy)
+            _go_on_as_the_chief(strategy, loop)
             yield
         return
     if not strategy.placement.is_chief:
         given.arguments["verbose"] = 0
     if "callbacks" in given.signature.parameters:
         given.arguments["callbacks"] = _callbacks(given.arguments.get("callbacks"), strategy, trains)
-    _go_on_as_the_chief(strategy)
+    _go_on_as_the_chief(strategy, loop)
     yield
 
 
-def _go_on_as_the_chief(strategy: KerasHost) -> None:
+def _go_on_as_the_chief(strategy: KerasHost, loop: str) -> None:
     """Gives the generators of all workers the chief's state."""
     tells = is_elastic(strategy) or strategy.placement.is_chief  # The chief may be lost meanwhile.
-    set_told_generators(told_by_all("the random numbers of a loop of Keras", told_generators() if tells else None)[0])
+    set_told_generators(told_by_all(loop, told_generators() if tells else None)[0])
 
 
 def _callbacks(callbacks: Any, strategy: Host, trains: bool) -> Any:

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import jax
 
+import replicax.health as health
 from replicax.cluster import ClusterConfig, ClusterResolver, Task, cluster_of, detect_cluster
 from replicax.collectives import CommunicationOptions
+from replicax.compat.jax_processes import connected_as
 from replicax.errors import ArgumentError, ClusterError
 from replicax.health import DEFAULT_STALL_TIMEOUT_S, stall_timeout_from, start
 from replicax.membership.worlds import running
@@ -167,10 +169,10 @@ def own_devices(
         DeviceError: A device does not exist.
     """
     is_default = devices is None or (not isinstance(devices, int) and not len(devices))
-    if is_default and not strategy.waits_for_workers and not jax.distributed.is_initialized() and running() is None:
-        found = detect_cluster()
-        # Of a cluster with parameter servers the coordinator alone runs the script.
-        if "ps" not in found.config.spec.jobs and found.config.num_processes > 1:
+    # Beside a strategy of all workers, which watches them, this one is for something of this process.
+    if is_default and not strategy.waits_for_workers and health.running() is None and running() is None:
+        found = _one_of_several()
+        if found:
             name = type(strategy).__name__
             raise ClusterError(
                 f"{name}()",
@@ -180,6 +182,16 @@ def own_devices(
                 f"rx.{name}({argument}=jax.local_devices()).",
             )
     return chosen_devices(devices)
+
+
+def _one_of_several() -> str:
+    """Returns which one of several processes that train together this is; empty if it is the only one."""
+    if jax.distributed.is_initialized():  # By the script itself, perhaps with numbers that the environment does not have.
+        process, count = connected_as()
+        return f"process {process} of {count} that jax.distributed connects" if count > 1 else ""
+    found = detect_cluster()
+    # Of a cluster with parameter servers the coordinator alone runs the script.
+    return str(found) if "ps" not in found.config.spec.jobs and found.config.num_processes > 1 else ""
 
 
 def patience(stall_timeout: float | None, timeout_seconds: float | None) -> float | None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import collections
+import itertools
 import logging
 import threading
 from collections.abc import Callable
@@ -22,7 +24,7 @@ def agree() -> Agree:
     """Lets processes agree, each with the address that it is given, and returns what came of it for each."""
     store = FakeStore()
 
-    def run(ips: list[str], timeout_s: float = 20.0, turn: int = 0) -> list[Any]:
+    def run(ips: list[str], timeout_s: float = 20.0, turn: int | None = 0) -> list[Any]:
         results: list[Any] = [None] * len(ips)
 
         def process(index: int) -> None:
@@ -32,7 +34,7 @@ def agree() -> Agree:
             except Exception as error:
                 results[index] = error
 
-        threads = [threading.Thread(target=process, args=(i,)) for i, ip in enumerate(ips) if ip != ABSENT]
+        threads = [threading.Thread(target=process, args=(i,), name=f"process {i}") for i, ip in enumerate(ips) if ip != ABSENT]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -99,6 +101,21 @@ def test_who_is_gone_is_named(agree: Agree, monkeypatch: pytest.MonkeyPatch):
     assert "worker:1 at beta:1" in str(errors[0])
     assert isinstance(errors[2], ClusterTimeoutError)
     assert "worker:1 at beta:1" in str(errors[2])  # Process 0 has told it.
+
+
+def test_a_second_agreement_is_counted_by_itself(agree: Agree, monkeypatch: pytest.MonkeyPatch):
+    class OfEach:
+        """What `itertools.count` is in each process."""
+
+        def __init__(self) -> None:
+            self.counts = collections.defaultdict(itertools.count)
+
+        def __next__(self) -> int:
+            return next(self.counts[threading.current_thread().name])
+
+    monkeypatch.setattr(reach, "_turns", OfEach())
+    for _ in range(2):
+        assert agree(["127.0.0.1", "127.0.0.2"], turn=None) == ["127.0.0.1", "127.0.0.2"]
 
 
 def test_not_all_problems_are_shown():

@@ -56,6 +56,19 @@ def test_rows_that_the_data_has_twice_are_no_overlap():
     assert found == ["3 rows, 1 batches, overlap 0, missing 0"] * 2
 
 
+@pytest.mark.parametrize(
+    ("team", "batch_size", "policy", "warns"),
+    [([1, 1], None, "off", True), ([1, 1], 4, "off", False), ([1, 1], None, "data", False), ([2], None, "off", False)],
+)
+def test_batches_of_a_workers_own_are_told_to_be_divided(caplog, team, batch_size, policy, warns):
+    source = np.arange(8) if batch_size else [np.arange(4), np.arange(4)]
+    with caplog.at_level("WARNING"):
+        found = lines(reports(Team(team), lambda _: source, batch_size=batch_size, auto_shard_policy=policy))
+    assert ("takes 1/2 of a batch from each of the 2 workers, and there are 2 steps for each batch" in caplog.text) is warns
+    if warns:
+        assert all("8 rows, 4 batches" in line for line in found)  # The warning is right.
+
+
 def test_own_data_that_nobody_has_sharded():
     found = lines(reports(Team([1, 1]), lambda worker: [np.arange(4 + worker)], auto_shard_policy="off"))
     assert found == ["4 rows, 2 batches, overlap 4, missing unknown", "5 rows, 2 batches, overlap 4, missing unknown"]

@@ -52,6 +52,16 @@ def test_no_alarm(one: Status, other: Status | None):
     assert diagnose([seen(0, other), seen(1, one)], LIMITS) is None
 
 
+def test_a_call_that_a_worker_has_ended_without_is_named_soon():
+    waiting = dataclasses.replace(waits(9), phase="wait", waits_at="barrier 'data'", order=(3, 1))
+    ended = Status("leave", 5, 7, 7, ended="done", order=(2, 1))
+    found = diagnose([seen(0, waiting), seen(1, ended)], LIMITS)
+    assert found is not None
+    assert found.kind is ProblemKind.ENDED
+    assert """has ended, and others wait for it: worker:0 called "barrier 'data'"; call it on every""" in found.reason
+    assert diagnose([seen(0, waiting), seen(1, dataclasses.replace(ended, order=(3, 1)))], LIMITS) is None
+
+
 @pytest.mark.parametrize("phase", ["input", "callback", "idle"])
 @pytest.mark.parametrize("calls", [6, 7])
 def test_an_absent_worker_is_named_with_its_phase(phase: str, calls: int):

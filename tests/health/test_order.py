@@ -93,6 +93,23 @@ def test_the_alarm_is_of_different_programs():
     assert "where that began is too long ago" in diverged(0, 1, workers, None, None).reason
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs", "count", "said"),
+    [
+        ("'save'", "'step' (program 1)", 2, "Only worker:0 called 'save'; call it on every worker. worker:0 (address"),
+        ("'step' (program 1)", "'save'", 2, "Only worker:1 called 'save'; call it on every worker. "),
+        ("'step' (program 1)", None, 2, "Only worker:0 called 'step' (program 1); call it"),
+        ("'save'", "'step' (program 1)", 3, "worker:1 did not, but worker:0 called 'save'; call it on every worker. "),
+        ("'A' (program 1)", "'B' (program 2)", 2, "worker:0 (address unknown), worker:1"),
+        ("'save'", "'evaluate'", 2, "worker:0 (address unknown), worker:1"),
+    ],
+)
+def test_a_call_that_one_worker_makes_alone_comes_first(mine: str, theirs: str | None, count: int, said: str):
+    workers = [WorkerObservation(f"worker:{i}") for i in range(count)]
+    calls = [None if each is None else RecordedCall(1, 7, each) for each in (mine, theirs)]
+    assert diverged(0, 1, workers, *calls).reason.startswith(said)
+
+
 def test_what_is_too_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(order_module, "_REMEMBERED", 8)
     one, other = order_of([0] + [1] * 20), order_of([2] + [1] * 20)

@@ -177,3 +177,25 @@ def test_a_stall_timeout_is_a_number(given: Any):
 def test_without_a_cluster_the_report_is_of_this_process():
     assert rx.health.report().startswith("  worker:0   phase ")
     assert dataclasses.replace(status_of(), seconds=0.0).phase == "idle"
+
+
+def test_the_first_computation_of_a_name_outside_of_programs_waits_for_the_others(
+    workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+):
+    for worker in workers:
+        worker.monitor.peers[0].history.answered(status_of(), 0.0)
+    monkeypatch.setattr(monitor_module, "_running", workers[0].monitor)
+    other = workers[1].monitor.programs
+    timer = threading.Timer(0.3, lambda: other.announce(AnnouncedProgram("reduction", "float32(2,)")))
+    begun = time.monotonic()
+    timer.start()
+    with together("reduction", "float32(2,)"):
+        assert time.monotonic() - begun >= 0.3
+    with together("reduction", "float32(3,)"):  # The connections are there.
+        pass
+    timer.join()
+    other.announce(AnnouncedProgram("step", "abc"))
+    before = now.at[0]
+    with pytest.raises(ProgramMismatchError, match="to run 'gathering'"), together("gathering", "float32(2,)"):
+        pass
+    assert now.at[0] == before
