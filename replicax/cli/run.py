@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from replicax.cli.job_file import ARGUMENTS, MODULE, SCRIPT, read_job_file
-from replicax.errors import ClusterError, ClusterTimeoutError, LaunchError
+from replicax.errors import ClusterError, ClusterTimeoutError, LaunchError, RemoteWorkerError
 from replicax.exit_codes import ExitCode, from_signal
 from replicax.launch import (
     Elsewhere,
@@ -208,6 +208,9 @@ def run(
     except (LaunchError, ClusterError, ClusterTimeoutError) as error:
         typer.echo(f"replicax run: {error}", err=True)
         code = ExitCode.USAGE
+    except RemoteWorkerError as error:  # Between two attempts.
+        typer.echo(f"replicax run: {error}", err=True)
+        code = ExitCode.PEER_LOST
     except KeyboardInterrupt:  # While it waited for the workers' machines.
         code = from_signal(signal.SIGINT)
     raise typer.Exit(code)

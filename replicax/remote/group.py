@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets
 import time
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from replicax.cluster.addresses import join_address
-from replicax.errors import ClusterError
+from replicax.errors import ClusterError, RemoteWorkerError
 from replicax.ray_cluster.bounded import done_within
 from replicax.ray_cluster.deadline import Deadline
 from replicax.ray_cluster.ending_actors import end_actor
@@ -23,8 +22,11 @@ from replicax.remote.planned import PlannedTask, jax_environment
 from replicax.remote.processes import Outlets
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
     from ray.actor import ActorHandle
 
+#: How a worker has ended whose server is not there any more, whether that is noticed in a call or before it.
+SERVER_LOST = "its server or its host there was lost"
 LEASE_S = 60.0
 QUIET_S = 30.0
 _NAMESPACE, _NAME = "replicax", "replicax_worker_0"
@@ -94,8 +96,7 @@ class WorkerGroup:
             self._hosts = [self._host(number, lease_s) for number in range(len(self.places))]
             asked = [host.ask("about") for host in self._hosts]
             for host, ref in zip(self._hosts, asked, strict=True):
-                with _reachable(host):
-                    self._facts.append(cast(HostFacts, host.answer(ref, self._left())))
+                self._facts.append(self._about(host, ref))
         except BaseException:
             self.close()
             raise
@@ -124,9 +125,12 @@ class WorkerGroup:
         token = secrets.token_hex(_TOKEN_BYTES)
         asked = [host.ask("reserve_port", facts.ip) for host, facts in zip(self._hosts, self._facts, strict=True)]
         addresses = []
-        for host, facts, ref in zip(self._hosts, self._facts, asked, strict=True):
-            with _reachable(host):
+        for place, host, facts, ref in zip(self.places, self._hosts, self._facts, asked, strict=True):
+            try:
                 addresses.append(join_address(facts.ip, cast(int, host.answer(ref))))
+            except HostLostError as error:
+                name = f"{place.task.type} {place.task.index}"
+                raise RemoteWorkerError(name, SERVER_LOST, f"replicax: {host.name} {error}.") from error
         payload = None if job.payload is None else ray.put(job.payload)
         for number, host in enumerate(self._hosts):
             task = self._task(number, addresses, job)
@@ -207,6 +211,13 @@ class WorkerGroup:
         done_within(self._quiet_s, ask)
         return found[0] if found else None
 
+    def _about(self, host: RemoteHost, asked: ObjectRef[object]) -> HostFacts:
+        try:
+            return cast(HostFacts, host.answer(asked, self._left()))
+        except HostLostError as error:
+            cure = "Look at its server: is it running, and can this machine reach it?"
+            raise ClusterError(host.name, None, f"cannot run anything: it {error}", cure) from error
+
     def _host(self, number: int, lease_s: float) -> RemoteHost:
         import ray
 
@@ -215,13 +226,3 @@ class WorkerGroup:
         options = {**self._reservation.options(number), **named, "max_concurrency": _CALLS_AT_A_TIME}
         actor: ActorHandle[object] = ray.remote(WorkerHost).options(**options).remote(self._me, lease_s)  # type: ignore[assignment]
         return RemoteHost(actor, self.places[number].name, self._quiet_s, self._cluster.lost_head)
-
-
-@contextlib.contextmanager
-def _reachable(host: RemoteHost) -> Iterator[None]:
-    """Says what to do about a host that is gone."""
-    try:
-        yield
-    except HostLostError as error:
-        cure = "Look at its server: is it running, and can this machine reach it?"
-        raise ClusterError(host.name, None, f"cannot run anything: it {error}", cure) from error

@@ -15,7 +15,7 @@ from replicax.ray_cluster.workers import WorkerCluster
 from replicax.remote.call import Call, Returned, error_from, payload_of, result_of
 from replicax.remote.events import Event, Events, SignalReceived
 from replicax.remote.following import RemoteProcess
-from replicax.remote.group import QUIET_S, Job, WorkerGroup
+from replicax.remote.group import QUIET_S, SERVER_LOST, Job, WorkerGroup
 from replicax.remote.outlets import outlets_to
 from replicax.remote.output import NoLog, shortened
 from replicax.remote.revival import Failure
@@ -61,8 +61,8 @@ class Session:
         self.group = WorkerGroup(cluster, start_timeout=start_timeout, quiet_s=quiet_s)
         self._grace, self._environment, self._devices = grace, dict(environment or {}), devices
         self._turn = threading.Lock()
-        self._why_closed = "was closed"
         self._is_open = True
+        self._lost: RemoteWorkerError | None = None
 
     def call(self, call: Call, everyone: bool = False) -> tuple[object, ...]:
         """Calls a function on every worker, each in a fresh process, and shows here what they print.
@@ -79,7 +79,8 @@ class Session:
         Raises:
             ArgumentError: The call cannot be sent, or its result cannot.
             KeyboardInterrupt: Ctrl-C here.
-            RemoteWorkerError: A worker ended without an error of its own: it was killed, say, or its server was lost;
+            RemoteWorkerError: A worker ended without an error of its own: it was killed, say, or its server was lost,
+                in this call, before it or in an earlier one;
                 or it ended before the function returned, by `sys.exit` or `os._exit`, whatever its exit code.
             Exception: What the function raised on the worker that failed first; the cause has the traceback there.
         """
@@ -89,6 +90,10 @@ class Session:
         try:
             self._check_open()
             return self._run(payload, everyone)
+        except RemoteWorkerError as error:
+            if error.how == SERVER_LOST:
+                self._lose(error)
+            raise
         finally:
             self._turn.release()
 
@@ -110,12 +115,13 @@ class Session:
         with _interrupts(events):
             attempt, failure = Supervisor(len(self.group.places), start, self._grace, terminal, events).run()
         lost = next((process for process in started if process.is_lost), None)
-        if lost is not None:
-            self.close(f"was lost: {lost.last_words.removeprefix('replicax: ').rstrip('.')}")
+        error = None if lost is None else RemoteWorkerError(lost.task.name, SERVER_LOST, lost.last_words)
         if attempt.interrupted:
+            if error is not None:
+                self._lose(error)
             raise KeyboardInterrupt
-        if lost is not None:  # Others fail in its wake, perhaps before it is missed.
-            raise RemoteWorkerError(lost.task.name, "its server or its host there was lost", lost.last_words)
+        if error is not None:  # Others fail in its wake, perhaps before it is missed.
+            raise error
         if failure is not None:
             raise self._error(failure)
         return tuple(_value(process) for process in started)[: None if everyone else 1]
@@ -127,13 +133,21 @@ class Session:
         return error_from(process.task.name, how, shortened(process.last_words), process.result)
 
     def _check_open(self) -> None:
+        if self._lost is not None:
+            how = f"{SERVER_LOST} before this call; start it again, and make a new strategy"
+            raise RemoteWorkerError(self._lost.worker, how, self._lost.words)
         if not self._is_open:
-            raise ClusterError("The cluster", None, self._why_closed, "Make a new strategy.")
+            raise ClusterError("The cluster", None, "was closed", "Make a new strategy.")
 
-    def close(self, why: str = "was closed") -> None:
+    def _lose(self, error: RemoteWorkerError) -> None:
+        """Notes that a server was lost, without which nothing can run here any more."""
+        self._lost = error
+        self.close()
+
+    def close(self) -> None:
         """Ends the workers and gives the cluster back. A second call does nothing."""
         if self._is_open:
-            self._is_open, self._why_closed = False, why
+            self._is_open = False
             self.group.close()
 
     def __enter__(self) -> Session:

@@ -150,8 +150,16 @@ def test_a_host_that_is_lost_ends_the_call_and_the_session(session: Session, hos
     timer.start()
     with pytest.raises(RemoteWorkerError, match=r"worker:1 at 127.0.0.1:1001 is gone"):
         session.call(Call(time.sleep, (100,)))
-    with pytest.raises(ClusterError, match=r"was lost: worker:1 at .*is gone.*Make a new strategy"):
+    with pytest.raises(RemoteWorkerError, match=r"(?s)lost before this call.*make a new strategy.*worker:1 at .*is gone"):
         session.call(Call(print))
+
+
+def test_a_host_that_is_lost_between_two_calls_is_the_same_error(session: Session, hosts: RayOfHosts):
+    session.call(Call(print))
+    hosts.kill(hosts.actors[1])
+    for said in ("worker 1 failed: its server .* was lost. Its last words", "was lost before this call"):
+        with pytest.raises(RemoteWorkerError, match=rf"(?s){said}.*worker:1 at 127.0.0.1:1001 .*is gone"):
+            session.call(Call(print))
 
 
 def test_a_host_that_does_not_answer_is_lost_too(hosts: RayOfHosts, monkeypatch: pytest.MonkeyPatch):
@@ -179,7 +187,7 @@ def test_a_host_may_be_lost_in_any_phase(session: Session, hosts: RayOfHosts, mo
 
     monkeypatch.setattr(hosts.hosts[1], phase, lost)
     begin = time.monotonic()
-    with pytest.raises((RemoteWorkerError, ClusterError), match=r"worker:1 at 127.0.0.1:1001 .*is gone"):
+    with pytest.raises(RemoteWorkerError, match=r"worker:1 at 127.0.0.1:1001 .*is gone"):
         session.call(Call(print))
     assert time.monotonic() - begin < 30
 
