@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -38,12 +39,24 @@ class _Numbers:
 
     def __init__(self) -> None:
         self._world, self._next = worlds.number(), collections.Counter[str]()
+        self._ended: dict[tuple[str, bool], int] = {}
 
     def next(self, kind: str) -> int:
         if self._world != worlds.number():
-            self._world, self._next = worlds.number(), collections.Counter()
+            self._world, self._next, self._ended = worlds.number(), collections.Counter(), {}
         self._next[kind] += 1
         return self._next[kind] - 1
+
+    def ended(self, kind: str, number: int) -> int | None:
+        """Notes that a coordination has ended; returns the one that ended before it, which all processes have left.
+
+        The script makes one after the other, and so does the thread of saves. But a save may go on in that thread while
+        the script has long begun and ended the next coordination.
+        """
+        of_script = threading.current_thread() is threading.main_thread()
+        before = self._ended.get((kind, of_script))
+        self._ended[kind, of_script] = number
+        return before
 
 
 _numbers = _Numbers()
@@ -74,7 +87,7 @@ class Coordination:
         called: str = "",
     ):
         self._name, self._timeout_s = name, timeout_s
-        self._number = _numbers.next(kind)
+        self._kind, self._number = kind, _numbers.next(kind)
         self._place = health.place_in_program()  # Now: a thread may go on with it while the script trains.
         self._count = jax.process_count() if count is None else count
         if kind == _KIND and self._count > 1:
@@ -195,9 +208,9 @@ class Coordination:
         return self.run(stage, fail, failed)
 
     def end(self) -> None:
-        """Lets the chief remove the messages of the coordination before this one, which all have left."""
-        if self._count > 1 and self.is_chief and self._number:
-            self._exchange.forget(str(self._number - 1))
+        """Lets the chief remove the messages of a coordination before this one that all have left."""
+        if self._count > 1 and self.is_chief and (before := _numbers.ended(self._kind, self._number)) is not None:
+            self._exchange.forget(str(before))
 
     def _stage(self, stage: str) -> str:
         return f"{self._number}/{stage}"

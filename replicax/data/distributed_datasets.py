@@ -10,10 +10,10 @@ from jax.sharding import Mesh
 import replicax.membership.worlds as worlds
 from replicax.data.auto_shard import FunctionReading, choose_reading
 from replicax.data.dataset_base import DistributedDatasetBase
+from replicax.data.file_source import FileSource
 from replicax.data.input_context import InputContext
 from replicax.data.input_options import AutoShardPolicy, InputOptions
 from replicax.data.receivers import Receivers
-from replicax.data.file_source import FileSource
 from replicax.data.sources import host_batches
 from replicax.data.worker_channel import InputWorkers
 from replicax.errors import ArgumentError
@@ -108,9 +108,9 @@ def _warn_of_own_batches(source: PyTree, workers: int, advice: set[str]) -> None
         return
     advice.add(about)
     _log.warning(
-        "auto_shard_policy='off': this worker's batches are taken for global ones, so a step takes 1/%d of a batch from "
-        "each of the %d workers, and there are %d steps for each batch. If your batches are those of one worker, make "
-        "them %d times as large, or give those of one replica to distribute_datasets_from_function.",
+        "auto_shard_policy='off': this worker's batches are taken for global ones, so a step takes 1/%d of a batch "
+        "from each of the %d workers, and there are %d steps for each batch. If your batches are those of one worker, "
+        "make them %d times as large, or give those of one replica to distribute_datasets_from_function.",
         workers, workers, workers, workers,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 # A polynomial modulo a prime, since each call costs two operations on small integers.
 _PRIME = 2**61 - 1
 _FACTOR = 0x1B8736A1C3D5E7F9 % _PRIME
-#: The token of what all do together outside of programs. Its words are not compared: they may name a worker's own folder.
+#: The token of what all do together outside of programs. The words are not compared: they may name an own folder.
 OUTSIDE = 1
 _REMEMBERED = 2**14  # calls; a peer's answer is at most two seconds old
 

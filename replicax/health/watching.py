@@ -85,7 +85,7 @@ def start(config: ClusterConfig, timeout_s: float, stall_timeout: float | None) 
             server.server_close()
         raise
     if server is None:
-        _log.info("JAX was connected before the strategy was made, and there is no REPLICAX_TOKEN: nobody watches the workers.")
+        _log.info("JAX was connected before the strategy was made, and REPLICAX_TOKEN is not set: nobody watches.")
     else:
         _watch(config, server, workers, limits, seconds_to_end)
     return workers

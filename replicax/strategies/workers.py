@@ -186,7 +186,9 @@ def own_devices(
 
 def _one_of_several() -> str:
     """Returns which one of several processes that train together this is; empty if it is the only one."""
-    if jax.distributed.is_initialized():  # By the script itself, perhaps with numbers that the environment does not have.
+    if (
+        jax.distributed.is_initialized()
+    ):  # By the script itself, perhaps with numbers that the environment does not have.
         process, count = connected_as()
         return f"process {process} of {count} that jax.distributed connects" if count > 1 else ""
     found = detect_cluster()

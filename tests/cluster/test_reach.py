@@ -30,11 +30,15 @@ def agree() -> Agree:
         def process(index: int) -> None:
             try:
                 names = NAMES[: len(ips)]
-                results[index] = reach.agree_on_addresses(index, names, "localhost:1", ips[index], timeout_s, store, turn)
+                results[index] = reach.agree_on_addresses(
+                    index, names, "localhost:1", ips[index], timeout_s, store, turn
+                )
             except Exception as error:
                 results[index] = error
 
-        threads = [threading.Thread(target=process, args=(i,), name=f"process {i}") for i, ip in enumerate(ips) if ip != ABSENT]
+        threads = [
+            threading.Thread(target=process, args=(i,), name=f"process {i}") for i, ip in enumerate(ips) if ip != ABSENT
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -16,7 +16,9 @@ def _detect(monkeypatch: pytest.MonkeyPatch, **environ: str) -> object:
     from jax._src.clusters import ClusterEnv
 
     detect = needs(
-        "jax", "ClusterEnv.auto_detect_unset_distributed_params", lambda: ClusterEnv.auto_detect_unset_distributed_params
+        "jax",
+        "ClusterEnv.auto_detect_unset_distributed_params",
+        lambda: ClusterEnv.auto_detect_unset_distributed_params,
     )
     return detect(None, None, None, None, None, 10)
 
@@ -24,9 +26,7 @@ def _detect(monkeypatch: pytest.MonkeyPatch, **environ: str) -> object:
 def test_jax_finds_the_cluster_of_its_variables_before_any_other(monkeypatch: pytest.MonkeyPatch):
     for name, value in {"JOB_ID": "1", "STEP_NODELIST": "a", "NTASKS": "8", "PROCID": "7", "LOCALID": "7"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    found = _detect(
-        monkeypatch, JAX_COORDINATOR_ADDRESS="machine-a:2222", JAX_NUM_PROCESSES="2", JAX_PROCESS_ID="1"
-    )
+    found = _detect(monkeypatch, JAX_COORDINATOR_ADDRESS="machine-a:2222", JAX_NUM_PROCESSES="2", JAX_PROCESS_ID="1")
     assert found == ("machine-a:2222", 2, 1, None)
 
 

@@ -64,7 +64,9 @@ def test_batches_of_a_workers_own_are_told_to_be_divided(caplog, team, batch_siz
     source = np.arange(8) if batch_size else [np.arange(4), np.arange(4)]
     with caplog.at_level("WARNING"):
         found = lines(reports(Team(team), lambda _: source, batch_size=batch_size, auto_shard_policy=policy))
-    assert ("takes 1/2 of a batch from each of the 2 workers, and there are 2 steps for each batch" in caplog.text) is warns
+    assert (
+        "takes 1/2 of a batch from each of the 2 workers, and there are 2 steps for each batch" in caplog.text
+    ) is warns
     if warns:
         assert all("8 rows, 4 batches" in line for line in found)  # The warning is right.
 

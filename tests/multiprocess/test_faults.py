@@ -139,9 +139,7 @@ def test_different_programs_are_the_scripts_fault_and_not_tried_again(launch: Ca
         ("first_chief_saves_weights", r"and is ended. Only worker:0 called 'save_weights'; call it on every worker\. "),
     ],
 )
-def test_what_the_chief_calls_alone_while_others_go_on_is_named(
-    fault: str, said: str, launch: Callable[..., Launched]
-):
+def test_what_the_chief_calls_alone_while_others_go_on_is_named(fault: str, said: str, launch: Callable[..., Launched]):
     code, output = launch(fault, stall=60.0).end()  # Gloo's own limit is 30 s.
     assert code == ExitCode.DIVERGED, output
     assert re.search(said, output), output

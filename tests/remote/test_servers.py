@@ -198,7 +198,11 @@ def end_host(servers: Servers, client: subprocess.Popen[str]) -> None:
     [
         (end_workers(1), "RAISED RemoteWorkerError worker 1 failed: exit code 137: ended by SIGKILL", "AGAIN 2"),
         (end_workers(0, 1), "RAISED RemoteWorkerError worker", "AGAIN 2"),
-        (end_host, "RAISED RemoteWorkerError worker 1 failed: .*worker:1 at .* is gone", "AGAIN RemoteWorkerError .*lost"),
+        (
+            end_host,
+            "RAISED RemoteWorkerError worker 1 failed: .*worker:1 at .* is gone",
+            "AGAIN RemoteWorkerError .*lost",
+        ),
     ],
     ids=["a worker", "both workers", "a host"],
 )
@@ -243,7 +247,9 @@ def test_a_server_that_is_killed_is_named_and_nothing_stays(tmp_path: Path, inde
         out, err = client.communicate(timeout=LIMIT_S)
         assert client.returncode == 0, err
         assert re.search(rf"RAISED RemoteWorkerError worker {index} failed: its server .* was lost", out), out
-        assert re.search(rf"(?s)AGAIN RemoteWorkerError worker {index} failed: .*lost before .*worker:{index} at ", out), out
+        assert re.search(
+            rf"(?s)AGAIN RemoteWorkerError worker {index} failed: .*lost before .*worker:{index} at ", out
+        ), out
         wait_for(lambda: not servers.workers(), 60)
     finally:
         servers.close()

@@ -150,7 +150,9 @@ def test_a_host_that_is_lost_ends_the_call_and_the_session(session: Session, hos
     timer.start()
     with pytest.raises(RemoteWorkerError, match=r"worker:1 at 127.0.0.1:1001 is gone"):
         session.call(Call(time.sleep, (100,)))
-    with pytest.raises(RemoteWorkerError, match=r"(?s)lost before this call.*make a new strategy.*worker:1 at .*is gone"):
+    with pytest.raises(
+        RemoteWorkerError, match=r"(?s)lost before this call.*make a new strategy.*worker:1 at .*is gone"
+    ):
         session.call(Call(print))
 
 

@@ -99,7 +99,7 @@ def test_a_strategy_of_one_process_does_not_train_beside_others(monkeypatch, kin
 def test_nor_does_it_where_the_script_has_connected_jax(monkeypatch, kind):
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr("replicax.strategies.workers.connected_as", lambda: (1, 2))
-    with pytest.raises(rx.errors.ClusterError, match="process 1 of 2 that jax.distributed connects"):
+    with pytest.raises(rx.errors.ClusterError, match=r"process 1 of 2 that jax.distributed connects"):
         kind()
     assert kind(jax.local_devices()).num_replicas_in_sync == 8
     monkeypatch.setattr("replicax.health.running", object)  # Beside a strategy of all workers.
