@@ -28,7 +28,7 @@ from replicax.keras.parcel import ModelParcel, like_a_row
 from replicax.keras.progress import Progress
 from replicax.keras.saving import write_atomically, write_together
 from replicax.keras.steps import accept_state
-from replicax.keras.together import has_workers, is_elastic, written_by_chief
+from replicax.keras.together import check_same_file, has_workers, is_elastic, written_by_chief
 from replicax.keras.trainer import StepFunctions
 from replicax.keras.workers import loop_of_workers
 from replicax.program.function import ProgramCache
@@ -122,6 +122,7 @@ def install_trainer_hooks() -> None:
         setattr(keras.callbacks.CallbackList, name, noted)  # so that we can say why a worker does not go on
     for name in ("save", "save_weights"):
         setattr(keras.Model, name, _whole_or_not_at_all(getattr(keras.Model, name)))
+    keras.Model.load_weights = _of_the_same_file(keras.Model.load_weights)
 
 
 def _remembering_strategy(original: Callable[..., None]) -> Callable[..., None]:
@@ -298,6 +299,18 @@ def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
         return write_together(filepath, write, strategy.placement.is_chief, variables, original.__name__)
 
     return save
+
+
+def _of_the_same_file(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = strategy_of(self)
+        # In a loop a callback loads, which decides alike. Where workers come and go, they take the values of others.
+        if strategy is not None and has_workers(strategy) and not is_elastic(strategy) and not self._replicax.loops:
+            check_same_file("load_weights", filepath)
+        return original(self, filepath, *args, **kwargs)
+
+    return load_weights
 
 
 def _for_another_process(trainer: type[keras.Model]) -> Callable[[keras.Model], tuple[object, ...]]:

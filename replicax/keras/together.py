@@ -5,7 +5,9 @@ Where workers may be lost meanwhile, each of these is a call of all of them, mad
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ from replicax.host import Host
 from replicax.membership.worlds import Worlds, running
 from replicax.runtime.transfer import host_copy, put
 from replicax.variable_access import VariableLike, array_of, set_array
+
+_BLOCK = 1 << 20
 
 
 def is_elastic(strategy: Host) -> bool:
@@ -98,6 +102,33 @@ def check_same_names(names: list[str], worker: str) -> None:
     common = set(logged[0]).intersection(*logged[1:])
     odd = {other: sorted(set(own) - common) for other, own in told}
     raise WorkersDisagreeError("logs", {other: own for other, own in odd.items() if own})
+
+
+def check_same_file(what: str, path: str | os.PathLike[str]) -> None:
+    """Checks that all workers are about to read the same bytes; all of them call this together.
+
+    Raises:
+        CheckpointError: They are not, or only some of them have the file.
+    """
+    told = told_by_all(what, [str(path), _digest(path)])
+    if any(digest != told[0][1] for _, digest in told):
+        shown = "; ".join(f"process {i}: {name}, {digest}" for i, (name, digest) in enumerate(told))
+        raise CheckpointError(
+            f"{what}: the workers have different files ({shown}). All must read the same values, or they would train "
+            "models of their own: give all of them the same file, at a place that all of them see."
+        )
+
+
+def _digest(path: str | os.PathLike[str]) -> str:
+    """Returns words for the bytes of a file; they are the same for all that cannot be read, which is said elsewhere."""
+    found = hashlib.blake2b(digest_size=8)
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(_BLOCK):
+                found.update(block)
+    except (OSError, TypeError):
+        return "which cannot be read"
+    return f"of digest {found.hexdigest()}"
 
 
 def make_alike(strategy: Host, variables: Sequence[VariableLike]) -> None:

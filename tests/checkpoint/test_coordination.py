@@ -72,7 +72,7 @@ def test_a_model_is_on_disk_when_the_call_returns_on_any_worker(processes, tmp_p
 
     def save(process, coordination):
         monkeypatch.setattr(
-            "replicax.checkpoint.coordination.Coordination", lambda name, timeout_s: own[threading.get_ident()]
+            "replicax.checkpoint.coordination.Coordination", lambda *_, **__: own[threading.get_ident()]
         )
         own[threading.get_ident()] = coordination
         result = write_together(file, write, is_chief=process == 0)
@@ -90,7 +90,7 @@ def test_a_model_that_cannot_be_written_is_an_error_on_all_workers(processes, mo
 
     def save(process, coordination):
         monkeypatch.setattr(
-            "replicax.checkpoint.coordination.Coordination", lambda name, timeout_s: own[threading.get_ident()]
+            "replicax.checkpoint.coordination.Coordination", lambda *_, **__: own[threading.get_ident()]
         )
         own[threading.get_ident()] = coordination
         return write_together("model.keras", write, is_chief=process == 0)
@@ -167,7 +167,7 @@ def as_processes(processes, monkeypatch):
     def run(function):
         for module in ("checkpoint", "manager", "writing"):
             monkeypatch.setattr(
-                f"replicax.checkpoint.{module}.Coordination", lambda name, timeout_s: own[threading.get_ident()]
+                f"replicax.checkpoint.{module}.Coordination", lambda *_, **__: own[threading.get_ident()]
             )
 
         def one(process, coordination):
@@ -230,3 +230,26 @@ def test_a_manager_tells_the_others_what_failed_here(as_processes, tmp_path):
     assert "could not be written by process 1: OSError: the reader is closed" in str(first)
     assert "the reader is closed" in str(second)
     assert managers[0].all_steps() == [1, 2]
+
+
+def test_messages_are_removed_by_the_next_in_the_same_thread_and_by_no_other():
+    store = FakeStore()
+
+    def begun(number: int) -> Coordination:
+        made = Coordination("Saving", 30.0, process=0, count=2, store=store, kind="of this test")
+        made._number = number
+        made._exchange.tell(made._stage("written"))
+        return made
+
+    def left() -> list[int]:
+        return sorted(int(key.split("/")[2]) for key in store.values)
+
+    in_background, by_script, next_in_background, next_by_script = map(begun, range(4))
+    by_script.end()
+    next_by_script.end()
+    assert left() == [0, 2, 3]  # The first one still goes on: it needs what the others tell it.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(in_background.end).result()
+        assert left() == [0, 2, 3]
+        pool.submit(next_in_background.end).result()
+    assert left() == [2, 3]

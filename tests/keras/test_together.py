@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import replicax.keras.together as together
-from replicax.errors import WorkersDisagreeError
+from replicax.errors import CheckpointError, WorkersDisagreeError
 from replicax.health.status import status_of
 
 
@@ -51,3 +52,17 @@ def test_a_worker_that_is_elsewhere_is_an_error(hear: Callable[..., list[str]], 
         together.check_same_names(["loss"], "worker:0")
     assert raised.value.exit_code == 72
     assert raised.value.found["process 0"] == ["the names of logs"]
+
+
+def test_files_that_differ_are_told_on_all(hear: Callable[..., list[str]], tmp_path: Path):
+    own, same, other = (tmp_path / name for name in ("own", "same", "other"))
+    for path, content in ((own, b"1"), (same, b"1"), (other, b"2")):
+        path.write_bytes(content)
+    hear(told("load_weights", [str(same), together._digest(same)]))
+    together.check_same_file("load_weights", own)
+    for theirs in (other, tmp_path / "absent"):
+        hear(told("load_weights", [str(theirs), together._digest(theirs)]))
+        with pytest.raises(
+            CheckpointError, match=rf"different files \(process 0: .*own, of digest .*; process 1: {theirs}"
+        ):
+            together.check_same_file("load_weights", own)
