@@ -31,7 +31,7 @@ _FAILED = 1
 _NEWS = "REPLICAX_NEWS"
 _INTERRUPTED = 130
 _MOST_NAMES = 8
-_JAX_CLUSTERS = "jax._src.clusters"
+_JAX = "jax"
 _OF_JOB = os.path.join(os.path.dirname(os.path.dirname(__file__)), "compat", "jax_clusters.py")
 
 
@@ -66,7 +66,7 @@ class _ClusterOfJob(importlib.abc.MetaPathFinder):
     """Adds the job's cluster to those that JAX knows, when JAX is imported."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if name != _JAX_CLUSTERS:
+        if name != _JAX:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
