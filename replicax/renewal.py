@@ -11,6 +11,7 @@ from jax.sharding import SingleDeviceSharding
 
 import replicax.membership.worlds as worlds
 from replicax.cluster.key_value_store import ServiceStore, Store
+from replicax.cluster.signing import SignedStore
 from replicax.containers import flattened
 from replicax.errors import BatchError, ElasticError
 from replicax.typing import Leaf, PyTree
@@ -120,7 +121,7 @@ class Comparison:
     """
 
     def __init__(self, store: Store):
-        self._store = store
+        self._store = SignedStore(store)
         self._world, self._first = 0, 0
 
     def make(self, sources: Sequence[Source]) -> None:

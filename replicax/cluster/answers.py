@@ -19,6 +19,7 @@ class Answer(TypedDict, total=False):
         silent: With `ask`: the processes that came and do not answer any more. Of both only the first are named.
         absent: With `ask`: how many are missing or silent in all.
         go: All are there: the information of each process.
+        proof: With `go`: that it comes from a process that knows the token.
         no: Why the receiver does not belong to the job.
         over: The time is up: the processes that are missing.
         note: With `over`: what else is known of them.
@@ -30,6 +31,7 @@ class Answer(TypedDict, total=False):
     silent: list[int]
     absent: int
     go: list[dict[str, object]]
+    proof: str
     no: str
     over: list[int]
     note: str
@@ -52,7 +54,7 @@ def checked(line: bytes, processes: int) -> Answer:
         None: lambda: False,
         "through": lambda: message["through"] is True,
         "no": lambda: isinstance(message["no"], str),
-        "go": lambda: _are_infos(message["go"], processes),
+        "go": lambda: _are_infos(message["go"], processes) and isinstance(message.get("proof"), str),
         "over": lambda: _are_numbers(message["over"], processes) and isinstance(message.get("note"), str),
         "ask": lambda: (
             is_number(message["ask"], 1, 2**63)

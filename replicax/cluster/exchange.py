@@ -29,7 +29,7 @@ import jax
 
 from replicax.cluster.joined import joined, separated
 from replicax.cluster.key_value_store import ServiceStore, Store, get_pieces, put_pieces
-from replicax.cluster.signing import checked, signed
+from replicax.cluster.signing import SignedStore
 from replicax.compat.jax_processes import is_refusal
 from replicax.errors import BarrierTimeoutError, ContextError
 
@@ -144,7 +144,7 @@ class Exchange:
         self.process, self.processes = process, tuple(processes)
         self._waiting = waiting
         self._prefix, self._timeout_s, self._closed = prefix, timeout_s, closed
-        self._store = ServiceStore() if store is None else store
+        self._store = SignedStore(ServiceStore() if store is None else store)
 
     def tell(self, stage: str, value: bytes = b"") -> None:
         """Stores the value of this process at a stage; does not wait.
@@ -153,7 +153,7 @@ class Exchange:
             ContextError: The store cannot be reached.
         """
         key = self._key(stage, self.process)
-        self._reached(lambda: put_pieces(self._store, key, signed(key, value)))
+        self._reached(lambda: put_pieces(self._store, key, value))
 
     def collect(self, stage: str, processes: Sequence[int] | None = None, longer_s: float = 0.0) -> list[bytes]:
         """Waits for the values of processes at a stage, and returns them in the order of `processes`.
@@ -179,11 +179,7 @@ class Exchange:
         missing = [process for process, value in zip(whose, found, strict=True) if value is None]
         if missing:
             raise AbsentError(stage, missing)
-        return [
-            checked(self._key(stage, each), value)
-            for each, value in zip(whose, found, strict=True)
-            if value is not None
-        ]
+        return [value for value in found if value is not None]
 
     def exchange(self, stage: str, value: bytes = b"") -> list[bytes]:
         """Tells the value of this process and returns those of all, in their order.

@@ -36,7 +36,7 @@ class Greeting(TypedDict):
     Attributes:
         process: Its index.
         processes: The number of processes that it expects.
-        token: The job's secret.
+        token: What shows that it knows the job's secret.
         info: What the others should know of it.
     """
 

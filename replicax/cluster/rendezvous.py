@@ -12,10 +12,14 @@ go on: an error then names a process that stops or dies at that time too.
 from __future__ import annotations
 
 import contextlib
+import functools
+import hmac
+import json
 import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from replicax.cluster.addresses import parse_address
 from replicax.cluster.answers import LONGEST_ANSWER, NOT_OURS, Answer, checked
@@ -27,6 +31,7 @@ from replicax.cluster.gathering import (
     listening,
 )
 from replicax.cluster.lines import encoded
+from replicax.cluster.signing import shown
 from replicax.cluster.work import Work
 from replicax.errors import ClusterError, ClusterTimeoutError
 
@@ -39,7 +44,10 @@ _SECONDS_BETWEEN_GLANCES = 0.05  # at the work
 SECONDS_TO_CONNECT = 60.0  # at least, for the work while all are there
 _MOST_REPORTED = 20  # processes that a warning names
 _WHILE_CONNECTING = "; all had come, and JAX was connecting them"
+_GUEST, _HOST = "process", "process 0"  # for what the token is shown
 _FIRST_REPORT_AFTER, _SECONDS_BETWEEN_REPORTS = 3.0, 10.0
+
+Infos: TypeAlias = list[dict[str, object]]  # of all processes
 
 
 def meet(
@@ -49,7 +57,7 @@ def meet(
     info: Mapping[str, object],
     timeout_s: float,
     token: str = "",
-    work: Callable[[], None] = lambda: None,
+    work: Callable[[Infos], None] = lambda infos: None,
 ) -> list[dict[str, object]]:
     """Returns when all processes have called it and this one has done its work.
 
@@ -61,9 +69,10 @@ def meet(
         names: The name of each process in messages, such as `"worker:2 at 10.0.0.3:2222"`.
         info: What the others should know of this process, as JSON can hold it.
         timeout_s: How long to wait, in seconds.
-        token: A secret of the job; a process that does not know it is refused.
-        work: What to do, in a thread, once all are there; all do it at the same time. If a process has gone when the
-            time is up, the thread of the others goes on by itself.
+        token: A secret of the job; a process that does not know it is refused, and so is a process 0. It does not
+            travel.
+        work: What to do, in a thread, once all are there, with the `info` of each; all do it at the same time. If a
+            process has gone when the time is up, the thread of the others goes on by itself.
 
     Returns:
         The `info` of each process, in the order of `names`.
@@ -77,8 +86,9 @@ def meet(
         token.encode()
     except UnicodeEncodeError:
         raise ClusterError("REPLICAX_TOKEN", None, "has bytes that are not UTF-8", "Take letters and digits.") from None
-    waiting = _Waiting(address, process, list(names), timeout_s, work)
-    greeting: Greeting = {"process": process, "processes": len(names), "token": token, "info": dict(info)}
+    waiting = _Waiting(address, process, list(names), timeout_s, work, token)
+    own = shown(token, _GUEST)
+    greeting: Greeting = {"process": process, "processes": len(names), "token": own, "info": dict(info)}
     if process == 0:
         return _gather(waiting, greeting)
     return _join(waiting, greeting)
@@ -103,11 +113,27 @@ def await_listener(address: str, timeout_s: float) -> None:
 class _Waiting:
     """The wait of a process: its deadline, and the reports on it."""
 
-    def __init__(self, address: str, process: int, names: list[str], timeout_s: float, work: Callable[[], None]):
-        self.work = work
+    def __init__(
+        self,
+        address: str,
+        process: int,
+        names: list[str],
+        timeout_s: float,
+        work: Callable[[Infos], None],
+        token: str,
+    ):
+        self._work, self._token = work, token
         self.address, self.process, self.names, self.timeout_s = address, process, names, timeout_s
         self._start = time.monotonic()
         self._next_report = self._start + _FIRST_REPORT_AFTER
+
+    def begun(self, infos: Infos) -> Work:
+        """Begins the work."""
+        return Work(functools.partial(self._work, infos))
+
+    def proof(self, infos: Infos) -> str:
+        """Returns what shows that process 0 knows the token, and has told this."""
+        return shown(self._token, f"{_HOST} {json.dumps(infos)}")
 
     @property
     def deadline(self) -> float:
@@ -157,8 +183,8 @@ def _gather(waiting: _Waiting, mine: Greeting) -> list[dict[str, object]]:
             gathering.serve(waiting.soon())
         infos = [mine["info"], *(gathering.came[i].info for i in range(1, len(waiting.names)))]
         gathering.shut()  # The port must be free for JAX's service before the others try to connect with it.
-        gathering.tell({"go": infos})
-        _accompany(waiting, gathering)
+        gathering.tell({"go": infos, "proof": waiting.proof(infos)})
+        _accompany(waiting, gathering, infos)
     return infos
 
 
@@ -169,9 +195,9 @@ def _absent(waiting: _Waiting, gathering: RendezvousServer) -> tuple[list[int], 
     return sorted({*gathering.missing(), *silent}), _of_the_silent(names)
 
 
-def _accompany(waiting: _Waiting, gathering: RendezvousServer) -> None:
+def _accompany(waiting: _Waiting, gathering: RendezvousServer, infos: Infos) -> None:
     """Does this process's work, and watches meanwhile whether the others are still there."""
-    work, latest = Work(waiting.work), time.monotonic() + SECONDS_TO_CONNECT
+    work, latest = waiting.begun(infos), time.monotonic() + SECONDS_TO_CONNECT
     while not work.is_over():
         now = time.monotonic()
         if now >= waiting.soon():
@@ -199,7 +225,7 @@ def _join(waiting: _Waiting, greeting: Greeting) -> list[dict[str, object]]:
             with socket.create_connection((where.host, where.port), timeout=_remaining(waiting.soon())) as connection:
                 client = _RendezvousClient(waiting, connection)
                 infos = client.run(greeting)
-                work = client.accompany() if infos is not None else None
+                work = client.accompany(infos) if infos is not None else None
             if infos is not None and work is not None:
                 break
             missing, note = client.missing, client.note
@@ -247,21 +273,23 @@ class _RendezvousClient:
             line = self._line(min(self._end(), time.monotonic() + SECONDS_BETWEEN_QUESTIONS))
             message = None if line is None else checked(line, len(self._waiting.names))
             if message is not None and "go" in message:
-                return list(message["go"])
+                if not hmac.compare_digest(message["proof"].encode(), self._waiting.proof(message["go"]).encode()):
+                    raise ConnectionError(f"{NOT_OURS}: it does not know the job's token (REPLICAX_TOKEN)")
+                return message["go"]
             if message is not None:
                 self._hear(message)
             self._notice_silence(begun)
             self._waiting.report(self.missing, self.note, self.unnamed)
         return None
 
-    def accompany(self) -> Work:
+    def accompany(self, infos: Infos) -> Work:
         """Does this process's work, and answers process 0 meanwhile; returns the work when it is over.
 
         Raises:
             ClusterTimeoutError: Process 0 has given up, or the time is up and nothing comes from it.
         """
         waiting, begun = self._waiting, time.monotonic()
-        work, latest, lost = Work(waiting.work), begun + SECONDS_TO_CONNECT + _SECONDS_FOR_THE_LAST_WORD, ""
+        work, latest, lost = waiting.begun(infos), begun + SECONDS_TO_CONNECT + _SECONDS_FOR_THE_LAST_WORD, ""
         self.missing, self._heard_at = [], begun
         while not work.is_over(_SECONDS_BETWEEN_GLANCES if lost or self._alone else 0.0):
             try:

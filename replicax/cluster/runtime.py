@@ -19,8 +19,8 @@ from replicax.cluster.gathering import difference
 from replicax.cluster.outages import outlast_outages
 from replicax.cluster.own_address import own_ip_of
 from replicax.cluster.reach import agree_on_addresses
-from replicax.cluster.rendezvous import SECONDS_TO_CONNECT, await_listener, meet
-from replicax.cluster.signing import job_token, keep_token
+from replicax.cluster.rendezvous import SECONDS_TO_CONNECT, Infos, await_listener, meet
+from replicax.cluster.signing import begin_session, given_token
 from replicax.compat import jax_clusters as jax_clusters
 from replicax.compat.jax_cache import write_compilation_cache_from_every_process
 from replicax.compat.jax_processes import (
@@ -32,7 +32,7 @@ from replicax.compat.jax_processes import (
 )
 from replicax.errors import ClusterError, ClusterTimeoutError, ContextError
 
-_TOKEN = "token"  # of a job that was given none
+_SESSION = "session"  # a secret number of process 0's
 # JAX aborts the process when its time to connect is up. The wait here ends earlier, with an error that says why.
 _SECONDS_MORE = 30.0
 # JAX aborts all processes when it has not heard of one for this long. Our own reports must come first.
@@ -117,14 +117,14 @@ def connect(
         ContextError: JAX cannot connect them.
     """
     deadline = time.monotonic() + timeout_s
-    token = job_token()
     info = {**info, "same version of JAX": jax.__version__}
-    if process == 0 and not token:
-        info[_TOKEN] = secrets.token_hex(16)
+    if process == 0:
+        info[_SESSION] = secrets.token_hex(16)
     connected_at = ""
 
-    def connect_jax() -> None:
+    def connect_jax(infos: Infos) -> None:
         nonlocal connected_at
+        begin_session(str(infos[0].get(_SESSION)))
         seconds = max(SECONDS_TO_CONNECT, deadline - time.monotonic()) + _SECONDS_MORE
         if process != 0:
             await_listener(address, seconds)
@@ -132,12 +132,10 @@ def connect(
         connected_at = agree_on_addresses(process, names, address, ip, seconds)
 
     try:
-        infos = meet(address, process, names, info, timeout_s, token, connect_jax)
+        infos = meet(address, process, names, info, timeout_s, given_token(), connect_jax)
     except (ClusterTimeoutError, KeyboardInterrupt):
         give_up_connecting()
         raise
-    if not token:
-        keep_token(str(infos[0][_TOKEN]))
     let_collectives_listen_at(connected_at)
     return infos
 

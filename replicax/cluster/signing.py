@@ -1,12 +1,14 @@
 """Messages that only this job's processes can have written.
 
-JAX's coordination service stores what anybody who reaches its port sends, under any key. So each message of an exchange
-carries an HMAC-SHA256 of the job's token over its key, which names the exchange, the round and the sender, and over its
-bytes. Nothing that another process wrote is unpickled without one (`unpickled`): a pickle can run any code.
+JAX's coordination service stores what anybody who reaches its port sends, under any key. So all that processes tell
+each other there goes through a `SignedStore`: each value carries an HMAC-SHA256 of the job's token over its key, which
+names what it is, the round and the sender, and over its bytes. Nothing that another process wrote is unpickled without
+one (`unpickled`): a pickle can run any code.
 
-The token is `REPLICAX_TOKEN`, which `replicax run` sets. Where nobody has set it, process 0 makes one and tells it to
-the others at the rendezvous. Without either (the script has called `jax.distributed.initialize` itself) messages are
-not signed, and Python objects are refused.
+The token is `REPLICAX_TOKEN`, which `replicax run` sets. It never travels: a process shows what is derived from it for
+one purpose (`shown`). Process 0 adds a number of its own, which it tells the others at the rendezvous, so that messages
+of an earlier run do not count; where nobody has set a token, that number alone is the secret. Without either (the
+script has called `jax.distributed.initialize` itself) messages are not signed, and Python objects are refused.
 """
 
 from __future__ import annotations
@@ -15,25 +17,41 @@ import hashlib
 import hmac
 import os
 import pickle
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from replicax.errors import ClusterError, ContextError
+import jax
+
+from replicax.errors import ClusterError, ContextError, ReplicaxError
 
 TOKEN = "REPLICAX_TOKEN"
 _SIZE = hashlib.sha256().digest_size
+_AT_ONCE_S = 0.001
 
-_told: str = ""
+_session: str = ""
 
 
-def keep_token(token: str) -> None:
-    """Keeps the token that process 0 has made for this job."""
-    global _told
-    _told = token
+def given_token() -> str:
+    """Returns the token that this process was given; empty if there is none."""
+    return os.environ.get(TOKEN, "")
+
+
+def begin_session(number: str) -> None:
+    """Keeps the secret number that process 0 has told at the rendezvous."""
+    global _session
+    _session = number
 
 
 def job_token() -> str:
-    """Returns the job's token; empty if there is none."""
-    return os.environ.get(TOKEN, "") or _told
+    """Returns what only the processes of this run of the job know; empty if there is nothing."""
+    return given_token() + _session
+
+
+def shown(token: str, purpose: str) -> str:
+    """Returns what proves to another process that this one knows a token, of no use for another purpose.
+
+    It is empty if the token is.
+    """
+    return _signature(token, f"replicax {purpose}", b"").hex() if token else ""
 
 
 def signed(key: str, message: bytes) -> bytes:
@@ -42,22 +60,76 @@ def signed(key: str, message: bytes) -> bytes:
     return _signature(token, key, message) + message if token else message
 
 
-def checked(key: str, message: bytes) -> bytes:
+def checked(key: str, message: bytes, refusal: type[ReplicaxError] = ContextError) -> bytes:
     """Returns a message without its signature.
 
+    Args:
+        key: Where it was found.
+        message: The message.
+        refusal: The class of the error.
+
     Raises:
-        ContextError: It was not written for this key by a process of this job.
+        ReplicaxError: It was not written for this key by a process of this job; of the class `refusal`.
     """
     token = job_token()
     if not token:
         return message
     signature, own = message[:_SIZE], message[_SIZE:]
     if not hmac.compare_digest(signature, _signature(token, key, own)):
-        raise ContextError(
+        raise refusal(
             f"A message at {key!r} lacks the signature of this job: a stranger wrote it, or a process with another "
             f"{TOKEN}. Let all processes have the same one, and keep the job's ports in a private network."
         )
     return own
+
+
+class _Store(Protocol):
+    """What all stores have; see `key_value_store.Store`."""
+
+    def put(self, key: str, value: bytes) -> None: ...
+
+    def put_if_absent(self, key: str, value: bytes) -> bool: ...
+
+    def get(self, key: str, timeout_s: float) -> bytes | None: ...
+
+    def delete(self, key: str) -> None: ...
+
+
+_S = TypeVar("_S", bound=_Store)
+
+
+class SignedStore(Generic[_S]):
+    """A store in which only values count that this job's processes have written.
+
+    Args:
+        store: The store.
+        refusal: The class of the error that `get` raises for a stranger's value, and `put` where one is in the way.
+    """
+
+    def __init__(self, store: _S, refusal: type[ReplicaxError] = ContextError):
+        self._store, self._refusal = store, refusal
+
+    def put(self, key: str, value: bytes) -> None:
+        """Stores a value; see the store."""
+        try:
+            return self._store.put(key, signed(key, value))
+        except jax.errors.JaxRuntimeError as error:
+            failure = error
+        self.get(key, _AT_ONCE_S)  # If the key is taken, it may be a stranger's.
+        raise failure
+
+    def put_if_absent(self, key: str, value: bytes) -> bool:
+        """Stores a value unless the key is taken; returns whether it did. A stranger's value is found by `get`."""
+        return self._store.put_if_absent(key, signed(key, value))
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        """Waits for the value of a key; returns None if there is none in time."""
+        found = self._store.get(key, timeout_s)
+        return None if found is None else checked(key, found, self._refusal)
+
+    def delete(self, key: str) -> None:
+        """Removes a key, and all keys that begin with `key/`."""
+        self._store.delete(key)
 
 
 def pickled(purpose: str, value: object) -> bytes:

@@ -25,7 +25,7 @@ class Client:
     Args:
         host: The host of its server.
         port: The port of its server.
-        token: The job's secret.
+        token: What shows that it belongs to the job; not the job's secret itself, since another may listen there.
     """
 
     def __init__(self, host: str, port: int, token: str):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import replicax.cluster.runtime as runtime
 from replicax.cluster import ClusterConfig, parse_address
-from replicax.cluster.signing import job_token
+from replicax.cluster.signing import job_token, shown
 from replicax.errors import ArgumentError
 from replicax.health import monitor
 from replicax.health.client import Client
@@ -98,7 +98,7 @@ def _watch(
     limits: Limits,
     seconds_to_end: float,
 ) -> None:
-    token = job_token()
+    token = shown(job_token(), "health")
     peers = []
     for i, worker in enumerate(workers):
         if i != config.process_id:

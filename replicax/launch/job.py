@@ -80,7 +80,7 @@ def launch(options: Options, terminal: Terminal | None = None, environment: Mapp
             plan = make_plan(job, workers, attempt, ports, log_dir.absolute())
             if not options.goes_on:
                 return supervisor_of(plan, job, log_dir, terminal, guard, events).run()
-            with _meeting(meeting_address(options, ports), guard) as host:
+            with _meeting(meeting_address(options, ports), job.token, guard) as host:
                 log = _log(options, log_dir, attempt)
                 members = functools.partial(_members, options, revived, host, terminal, log)
                 outcome = supervisor_of(plan, job, log_dir, terminal, guard, events, members).run()
@@ -123,9 +123,9 @@ def _door(options: Options, job: Job, log_dir: Path, terminal: Terminal, events:
 
 
 @contextlib.contextmanager
-def _meeting(address: str, guard: Guard) -> Iterator[Host]:
+def _meeting(address: str, token: str, guard: Guard) -> Iterator[Host]:
     """Keeps the board of the islands' meeting while the block runs."""
-    host = Host(address)
+    host = Host(address, token)
     guard.watch([host.pid])
     try:
         yield host

@@ -26,6 +26,8 @@ import json
 from collections.abc import Iterable
 from typing import Protocol
 
+from replicax.cluster.signing import SignedStore, checked
+from replicax.errors import MeetingError
 from replicax.membership.decisions import AGAIN, Life, Sheet
 
 _AT_ONCE_S = 0.001
@@ -54,15 +56,24 @@ class Store(Protocol):
         """Removes a key, and all keys that begin with `key/`."""
 
 
+class _Signed(SignedStore[Store]):
+    """The store, with the job's signatures."""
+
+    def listing(self, prefix: str) -> dict[str, bytes]:
+        return {key: checked(key, value, MeetingError) for key, value in self._store.listing(prefix).items()}
+
+
 class Board:
     """Reads and writes the keys of a meeting.
+
+    Each method that reads raises `MeetingError` if it finds what no process of this job has written.
 
     Args:
         store: Where they are.
     """
 
     def __init__(self, store: Store):
-        self.store = store
+        self.store = _Signed(store, MeetingError)
 
     def enter(self, life: Life) -> None:
         """Tells that a life has begun."""

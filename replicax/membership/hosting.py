@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 
+from replicax.cluster.signing import TOKEN
 from replicax.membership.decisions import Life
 
 _MODULE = "replicax.membership.serving"
@@ -23,16 +24,17 @@ class Host:
 
     Args:
         address: `"host:port"` where the board is to be.
+        token: The job's secret, with which the board's messages are signed.
     """
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, token: str):
         self.address = address
         self._popen = subprocess.Popen(
             [sys.executable, "-m", _MODULE, address],
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the launcher.
             # Without the warning that recoverable tasks are experimental, at each service; JAX itself sets 1.
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu"},
+            env={**os.environ, TOKEN: token, "TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu"},
         )
 
     @property

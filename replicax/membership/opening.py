@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from replicax.cluster import ClusterConfig, parse_address
 from replicax.cluster.own_address import own_ip, own_ip_of
-from replicax.cluster.signing import check_token
+from replicax.cluster.signing import check_token, given_token
 from replicax.compat.jax_cliques import Clique, StoreClient
 from replicax.compat.jax_worlds import WorldClique, prepare_gpus
 from replicax.errors import ClusterTimeoutError, MeetingError
@@ -106,7 +106,7 @@ def _opened(
         )
     names = [_name(config, index) for index in range(size)]
     if MEETING not in environ and config.process_id == 0 and not _is_listening(address):
-        atexit.register(Host(address).let_go)
+        atexit.register(Host(address, given_token()).let_go)
     _await_listener(address, names[config.process_id], timeout_s)
     lookout = Lookout(address, names[config.process_id], stall_s)  # Before all else that waits for the board.
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from replicax.cluster.addresses import join_address, parse_address
 from replicax.compat.jax_cliques import Service, StoreClient
+from replicax.errors import MeetingError
 from replicax.exit_codes import ExitCode
 from replicax.membership.board import Board
 from replicax.membership.decisions import Life
@@ -20,6 +21,7 @@ _SECONDS_TO_CONNECT = 60.0
 _SECONDS_TO_WAIT = 3600.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 _TRIES = 5
+_STDERR = 2
 ENDING = "ending"
 
 
@@ -34,7 +36,7 @@ def serve(address: str, lines: Iterable[str]) -> None:
     # Two connections: one of them waits for rolls.
     boards = [Board(StoreClient(address, _SECONDS_TO_CONNECT)) for _ in range(2)]
     host = parse_address(address, "meeting").host
-    threading.Thread(target=_serve_cliques, args=(boards[0], host, services), daemon=True).start()
+    threading.Thread(target=_serve_cliques_or_end, args=(boards[0], host, services), daemon=True).start()
     for line in lines:
         what, *numbers = line.split()
         if what == ENDING:
@@ -43,6 +45,15 @@ def serve(address: str, lines: Iterable[str]) -> None:
             boards[1].end(Life(*map(int, numbers)))
     while any(service.is_used() for service in services):
         time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _serve_cliques_or_end(board: Board, host: str, services: list[Service]) -> None:
+    """Ends this process if a stranger has written to the board: nobody can go on."""
+    try:
+        _serve_cliques(board, host, services)
+    except MeetingError as error:
+        os.write(_STDERR, f"\nThe host of the meeting: {error}\n".encode())
+        os._exit(ExitCode.PEER_LOST)
 
 
 def _serve_cliques(board: Board, host: str, services: list[Service]) -> None:

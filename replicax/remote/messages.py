@@ -81,7 +81,7 @@ class Order:
     target: str = ""
     arguments: tuple[str, ...] = ()
     devices: int | None = None
-    token: str = ""
+    token: str = dataclasses.field(default="", repr=False)
     attempt: int = 0
     size: tuple[int, int] | None = None
 

@@ -72,7 +72,7 @@ class PlannedTask:
     type: str
     index: int
     port: int | None
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = dataclasses.field(repr=False)  # It has the job's token.
 
     @property
     def name(self) -> str:

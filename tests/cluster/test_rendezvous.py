@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import pickle
@@ -13,6 +14,7 @@ import time
 import pytest
 
 from replicax.cluster import gathering, proof, rendezvous
+from replicax.cluster.signing import shown
 from replicax.errors import ClusterError, ClusterTimeoutError
 
 
@@ -146,7 +148,7 @@ def test_strangers_and_the_dead_do_not_count():
 
 
 def greeting(**changes):
-    return {"process": 1, "processes": 3, "token": "secret", "info": {}, **changes}
+    return {"process": 1, "processes": 3, "token": shown("secret", "process"), "info": {}, **changes}
 
 
 HOSTILE = {
@@ -213,6 +215,28 @@ def test_a_forged_greeting_takes_no_place():
     assert all(isinstance(result, list) for result in (found | others).values()), found
 
 
+def test_who_listens_in_the_place_of_process_0_learns_no_token_and_is_not_believed():
+    infos, proofs = [{"number": 0, "session": "a stranger's"}, {}], itertools.cycle(["", "known", "signed"])
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        meeting(f"127.0.0.1:{server.getsockname()[1]}", 1, count=2, timeout_s=2.0, token="secret") as found,
+    ):
+        server.settimeout(1.0)
+        with contextlib.suppress(TimeoutError):  # It comes no more.
+            while True:
+                connection, _ = server.accept()
+                said = connection.recv(4096)
+                assert b"secret" not in said
+                known = json.loads(said)["token"]
+                forged = {"": "", "known": known, "signed": shown(known, f"process 0 {json.dumps(infos)}")}
+                answer = {"go": infos, "proof": forged[next(proofs)]}
+                with connection, contextlib.suppress(OSError):
+                    connection.sendall(json.dumps(answer).encode() + b"\n")
+                    connection.recv(1)
+    assert isinstance(found[1], ClusterTimeoutError)
+    assert "it does not know the job's token (REPLICAX_TOKEN)" in str(found[1])
+
+
 def test_those_who_say_nothing_delay_nobody():
     address = free_address()
     begun = time.monotonic()
@@ -252,7 +276,7 @@ def test_one_that_goes_on_in_time_is_waited_for(monkeypatch):
         assert found == {}
         slow.sendall(json.dumps({"here": last}).encode() + b"\n")
         said = [json.loads(line) for line in file]
-    assert said[-2:] == [{"go": [{"number": 0}, {}]}, {"through": True}]
+    assert said[-2:] == [{"go": [{"number": 0}, {}], "proof": ""}, {"through": True}]
     assert len(found[0]) == 2
 
 
@@ -312,7 +336,7 @@ def working(address, works, timeout_s=20.0):
 
     def run(process, work):
         try:
-            found[process] = rendezvous.meet(address, process, names(3), {}, timeout_s, work=work)
+            found[process] = rendezvous.meet(address, process, names(3), {}, timeout_s, work=lambda infos: work())
         except Exception as error:
             found[process] = error
 
@@ -384,7 +408,7 @@ def test_process_0_that_is_stopped_while_all_work_is_named(monkeypatch):
         address = f"127.0.0.1:{stopped.getsockname()[1]}"
         with working(address, {1: lambda: never.wait(60)}, timeout_s=2.0) as found:
             connection = stopped.accept()[0]
-            connection.sendall(json.dumps({"go": [{}] * 3}).encode() + b"\n")
+            connection.sendall(json.dumps({"go": [{}] * 3, "proof": ""}).encode() + b"\n")
         connection.close()
     never.set()
     assert found[1].missing == ("worker:0 at host0:1",)

@@ -7,12 +7,13 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 import replicax
 from replicax.cluster import ClusterConfig, ClusterSpec, Task, signing
 from replicax.cluster.exchange import Exchange
-from replicax.cluster.signing import checked, pickled, signed, unpickled
+from replicax.cluster.signing import checked, pickled, shown, signed, unpickled
 from replicax.errors import ClusterError, ContextError
 from replicax.membership.opening import open_worlds
 from tests.cluster.fake_store import FakeStore
@@ -25,6 +26,15 @@ UNPICKLING = {
     "remote/call.py": "the client, by a file that its own launcher hands over",
     "strategies/multi_worker.py": "this process: the client's arguments, within a call of `remote/call.py`",
 }
+
+
+class Taken(FakeStore):
+    """A store that refuses a key that is taken, as JAX's service does."""
+
+    def put(self, key: str, value: bytes) -> None:
+        if key in self.values:
+            raise jax.errors.JaxRuntimeError(f"ALREADY_EXISTS: Config key {key} already exists.")
+        super().put(key, value)
 
 
 class Bomb:
@@ -64,7 +74,7 @@ def test_a_signature_is_for_one_key_one_token_and_these_bytes(token: str, monkey
 
 def test_without_a_token_nothing_is_unpickled(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("REPLICAX_TOKEN", raising=False)
-    monkeypatch.setattr(signing, "_told", "")
+    monkeypatch.setattr(signing, "_session", "")
     assert checked("key", signed("key", b"value")) == b"value"
     with pytest.raises(ClusterError, match="REPLICAX_TOKEN is not set"):
         unpickled("results", pickle.dumps(Bomb()))
@@ -88,6 +98,38 @@ def test_a_stranger_in_the_store_is_refused(token: str):
     store.put("replicax/exchange/7/1/0", (1).to_bytes(4, "big") + b"a stranger's")
     with pytest.raises(ContextError, match=r"replicax/exchange/7/1.*lacks the signature"):
         mine.exchange("7", b"mine")
+
+
+def test_a_stranger_decides_nothing_and_takes_no_key(token: str):
+    store = Taken()
+    mine = Exchange("replicax/barrier/b", 0, range(2), store=store, timeout_s=5.0)
+    store.values["replicax/barrier/b/0/missing/decided"] = b"[0]"
+    store.values["replicax/barrier/b/0/here/0/0"] = b"a stranger's"
+    for ask in (
+        lambda: mine.decided("0/missing"),
+        lambda: mine.decide("0/missing", b"[]"),
+        lambda: mine.tell("0/here"),
+    ):
+        with pytest.raises(ContextError, match=r"replicax/barrier/b/0.*lacks the signature"):
+            ask()
+    mine.tell("1/here")
+    with pytest.raises(ContextError, match=r"cannot reach.*ALREADY_EXISTS"):
+        mine.tell("1/here")
+
+
+def test_what_is_shown_tells_no_token_and_is_for_one_purpose():
+    assert shown("", "health") == ""
+    assert "secret" not in shown("secret", "health")
+    assert len({shown("secret", "health"), shown("secret", "process"), shown("Secret", "health")}) == 3
+
+
+def test_messages_of_an_earlier_run_do_not_count(token: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(signing, "_session", "")
+    signing.begin_session("1")
+    old = signed("exchange/3/1", b"value")
+    signing.begin_session("2")
+    with pytest.raises(ContextError):
+        checked("exchange/3/1", old)
 
 
 def test_only_known_places_unpickle():

@@ -136,7 +136,7 @@ class Workers:
         rules = Rules(self.size, 1, renews=True, admits=_is_given_state)
         meeting = ElasticMeeting(Board(store), life, self.names, self.cliques.of(life), seconds, rules=rules)
         is_newcomer = meeting.has_begun()
-        sentry = Sentry(Board(self.store), life, meeting, seconds, lost=lambda: None)
+        sentry = Sentry(Board(self.store), life, meeting, seconds, lost=lambda why: None)
         worlds, count = ElasticWorlds(meeting, sentry, 1), self.counts[life]
         worlds.state = count
         try:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from replicax.errors import MeetingError
 from replicax.membership.board import Board, sheet_from, written
 from replicax.membership.decisions import AGAIN, DONE, Life, Sheet
 from tests.membership.fakes import MemoryStore
@@ -56,9 +57,9 @@ def test_old_rolls_are_forgotten(board):
         board.come(f"{number}/0", 0, "float32[2]")
         board.tell_end(f"{number}/0", 0, "")
         board.judge(f"{number}/0", DONE)
-    kept = {key.split("/")[1] for key, value in board.store.values.items() if "/" in key and value != b""}
+    kept = {key.split("/")[1] for key, value in board.store._store.values.items() if "/" in key and value != b""}
     assert kept == {str(number) for number in range(10, 60)}
-    assert {key for key, value in board.store.values.items() if value == b"" and "ended" not in key} == {
+    assert {key for key, value in board.store._store.values.items() if value == b"" and "ended" not in key} == {
         f"roll/{number}" for number in range(1, 10)
     }
 
@@ -84,3 +85,32 @@ def test_the_newest_roll_is_found_though_its_proposer_was_lost_before_it_told(bo
 def test_the_outcome_that_holds_is_told(board):
     assert board.judge("1/0", DONE) == DONE
     assert board.judge("1/0", AGAIN) == DONE
+
+
+READ = {
+    "life/1": lambda board: board.newest(),
+    "life/x": lambda board: board.newest(),
+    "beat/1": lambda board: board.beats(),
+    "note/1": lambda board: board.notes(),
+    "gone/1/x": lambda board: board.gone(),
+    "silent/1/1": lambda board: board.suspects(1),
+    "done/1/1": lambda board: board.done(1),
+    "passed/1": lambda board: board.passed(),
+    "ending": lambda board: board.is_ending(0.0),
+    "call/1": lambda board: board.called(1, 0.0),
+    "roll/1": lambda board: board.roll(1, 0.0),
+    "at": lambda board: board.latest(),
+    "here/1/0/1": lambda board: board.signatures("1/0"),
+    "ended/1/0/1": lambda board: board.ended("1/0"),
+    "outcome/1/0": lambda board: board.outcome("1/0", 0.0),
+    "service/1": lambda board: board.store.get("service/1", 0.0),
+}
+
+
+@pytest.mark.parametrize("key", READ)
+def test_what_a_stranger_has_written_is_told(key, monkeypatch):
+    monkeypatch.setenv("REPLICAX_TOKEN", "secret")
+    store = MemoryStore()
+    store.put(key, b"7")
+    with pytest.raises(MeetingError, match=f"'{key}' lacks the signature of this job: a stranger wrote it"):
+        READ[key](Board(store))

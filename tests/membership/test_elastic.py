@@ -31,7 +31,7 @@ def operations_of_a_job():
     meeting = islands.meeting(Life(2, 0))
     islands.train(meeting, ROUNDS)
     islands.join()
-    return meeting._board.store.operations
+    return meeting._board.store._store.operations
 
 
 def test_all_take_the_mean():

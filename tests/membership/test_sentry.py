@@ -82,3 +82,12 @@ def test_a_process_that_is_cut_off_from_the_board_ends(meeting):
     made = Sentry(Board(OutOfReach()), OWN, meeting, PATIENCE, lost.put)
     assert str(lost.get(timeout=20)) == "cut off"
     made.stop()
+
+
+def test_a_process_ends_where_a_stranger_has_written_to_the_board(meeting, monkeypatch):
+    monkeypatch.setenv("REPLICAX_TOKEN", "secret")
+    lost, store = SimpleQueue(), MemoryStore()
+    store.put("life/1", b"0")
+    made = Sentry(Board(store), OWN, meeting, PATIENCE, lost.put)
+    assert "a stranger wrote it" in str(lost.get(timeout=20))
+    made.stop()
