@@ -35,6 +35,7 @@ SETTINGS = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",  # A machine that is switched off is missed after some five of these.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # A node whose head has gone ends after so long.
+    "RAY_enable_metrics_collection": "0",  # Ray's pages of metrics answer anybody, without a token.
 }
 
 

@@ -3,18 +3,89 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import os
+import pickle
 import random
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from replicax.cluster.signing import shown
 
 TOKEN = "the-token-of-this-job"
+ENCODINGS = ("utf-8", "utf-16", "utf-7", "utf-32")
 _HELD = 100  # connections that stay open, per attacker
+
+_marks: list[Path] = []
+_numbers = itertools.count()
+
+
+def leave_marks_in(folder: Path) -> None:
+    """Lets each pickle that is sent from now on make a file in a folder, where somebody unpickles it."""
+    _marks[:] = [folder]
+
+
+class Bomb:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, mark: str):
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self._mark, "w")
+
+
+def bomb() -> bytes:
+    """Returns a pickle that makes a file of its own; without a folder for marks it does nothing."""
+    return pickle.dumps(Bomb(str(_marks[0] / f"mark-{os.getpid()}-{next(_numbers)}")) if _marks else None)
+
+
+def command() -> str:
+    """Returns a shell command that makes a file of its own."""
+    return f"touch {_marks[0] / f'mark-{os.getpid()}-{next(_numbers)}'}" if _marks else "true"
+
+
+def pickled(rng: random.Random) -> bytes:
+    body = bomb()
+    return rng.choice(
+        [
+            body,
+            body + b"\n",
+            len(body).to_bytes(8, rng.choice(["big", "little"])) + body,
+            b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body,
+        ]
+    )
+
+
+def joining(rng: random.Random) -> bytes:
+    """Asks as a worker that joins does, and proves what it does not know."""
+    lines = [{"join": rng.choice([1, 2, 3]), "nonce": rng.randbytes(16).hex()}, {"proof": rng.randbytes(32).hex()}]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def of_ray(rng: random.Random) -> bytes:
+    """Asks Ray's pages to run a command."""
+    path = rng.choice(
+        [
+            "/metrics",
+            "/api/jobs/",
+            "/api/version",
+            "/nodes",
+            "/get_or_create_runtime_env",
+            "/delete_runtime_env_if_possible",
+        ]
+    )
+    body = rng.choice([json.dumps({"entrypoint": command(), "runtime_env": {}}).encode(), bomb()])
+    method = rng.choice([b"GET", b"POST"])
+    return method + b" %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body
 
 
 def greeting(rng: random.Random) -> bytes:
     """A greeting with something wrong: whoever has the token and sends a right one is a worker."""
-    told = {"process": 1, "processes": 2, "token": TOKEN, "info": {"same stall_timeout": 120.0}}
+    told = {"process": 1, "processes": 2, "token": _SHOWN, "info": {"same stall_timeout": 120.0}}
     key = rng.choice([*told, "more"])
     told[key] = rng.choice(FORGED_TOKENS if key == "token" else WRONG)
     return json.dumps(told).encode() + b"\n"
@@ -24,7 +95,7 @@ def mutated(rng: random.Random) -> bytes:
     line = bytearray(greeting(rng))
     for _ in range(rng.randrange(1, 6)):
         line[rng.randrange(len(line) - 1)] = rng.randrange(256)
-    return bytes(line).replace(TOKEN.encode(), b"")
+    return bytes(line).replace(_SHOWN.encode(), b"")
 
 
 def nested(rng: random.Random) -> bytes:
@@ -41,7 +112,7 @@ def encoded(rng: random.Random) -> bytes:
     text = rng.choice(
         ['{"token": "\u00e9"}', '"\ud800"', "\ufeff{}", "\0" * 9, '"\\ud800"', '{"a": NaN}', '{"a": 1e999}']
     )
-    return text.encode(rng.choice(["utf-8", "utf-16", "utf-7", "utf-32"]), "surrogatepass") + b"\n"
+    return text.encode(rng.choice(ENCODINGS), "surrogatepass") + b"\n"
 
 
 def long_line(rng: random.Random) -> bytes:
@@ -85,7 +156,8 @@ def nothing(rng: random.Random) -> bytes:
     return b""
 
 
-FORGED_TOKENS = ["", "x", TOKEN[:-1], TOKEN.upper(), TOKEN + "\0", "\ud800", None, [TOKEN], True]
+_SHOWN = shown(TOKEN, "process")  # what a worker shows at the rendezvous
+FORGED_TOKENS = ["", "x", TOKEN, _SHOWN[:-1], _SHOWN.upper(), _SHOWN + "\0", "\ud800", None, [_SHOWN], True]
 WRONG = [
     None,
     True,
@@ -107,10 +179,15 @@ WRONG = [
 ]
 MESSAGES: Sequence[Callable[[random.Random], bytes]] = (
     greeting, mutated, nested, wrong_type, encoded, long_line, random_bytes, http_garbage, http_garbage,
-    of_another_protocol, nothing,
+    of_another_protocol, nothing, pickled, pickled, joining, of_ray,
 )  # fmt: skip
 
 _MOST_REFUSALS = 20
+
+
+def is_a_member_to_gloo(message: bytes) -> bool:
+    """Returns whether Gloo may take the sender for a member: it knows them by small numbers, of eight bytes."""
+    return message[2:8] == bytes(6)
 
 
 class Attacker:
@@ -126,6 +203,8 @@ class Attacker:
         goal, refusals = self.sent + count, 0
         while self.sent < goal and refusals < _MOST_REFUSALS:
             message = self._rng.choice(MESSAGES)(self._rng)
+            if is_a_member_to_gloo(message):
+                continue
             try:
                 connection = socket.create_connection(("127.0.0.1", port), timeout=2.0)
             except OSError:
