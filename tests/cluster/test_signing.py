@@ -85,7 +85,7 @@ def test_without_a_token_nothing_is_unpickled(monkeypatch: pytest.MonkeyPatch):
 def test_an_elastic_job_without_a_token_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch):
     # Later it would end whoever gives its state to the first newcomer.
     monkeypatch.delenv("REPLICAX_TOKEN", raising=False)
-    monkeypatch.setattr(signing, "_told", "")
+    monkeypatch.setattr(signing, "_session", "")
     addresses = ["127.0.0.1:2300", "127.0.0.1:2301"]
     config = ClusterConfig(ClusterSpec({"worker": addresses}), Task("worker", 1))
     with pytest.raises(ClusterError, match="REPLICAX_TOKEN is not set"):
