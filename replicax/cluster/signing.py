@@ -84,7 +84,7 @@ def checked(key: str, message: bytes, refusal: type[ReplicaxError] = ContextErro
 
 
 class _Store(Protocol):
-    """What all stores have; see `key_value_store.Store`."""
+    """The part that all stores have; see `key_value_store.Store`."""
 
     def put(self, key: str, value: bytes) -> None: ...
 

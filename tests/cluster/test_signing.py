@@ -113,7 +113,7 @@ def test_a_stranger_decides_nothing_and_takes_no_key(token: str):
         with pytest.raises(ContextError, match=r"replicax/barrier/b/0.*lacks the signature"):
             ask()
     mine.tell("1/here")
-    with pytest.raises(ContextError, match=r"cannot reach.*ALREADY_EXISTS"):
+    with pytest.raises(ContextError, match="ALREADY_EXISTS"):
         mine.tell("1/here")
 
 

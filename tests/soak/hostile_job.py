@@ -117,8 +117,9 @@ def island() -> Any:
 def of_servers(folder: Path, pause_s: float) -> None:
     """Lets the workers be on servers."""
     servers = json.loads((folder / "servers.json").read_text())
-    with rx.MultiWorkerMirroredStrategy(remote_cluster=servers, start_timeout=START_TIMEOUT_S) as strategy:
-        strategy.remote_all(train, in_step, folder, pause_s)
+    strategy = rx.MultiWorkerMirroredStrategy(remote_cluster=servers, start_timeout=START_TIMEOUT_S)
+    strategy.remote_all(train, in_step, folder, pause_s)
+    strategy.close()
 
 
 def with_parameter_servers(folder: Path, pause_s: float) -> None:
