@@ -20,7 +20,7 @@ from replicax.cluster.outages import outlast_outages
 from replicax.cluster.own_address import own_ip_of
 from replicax.cluster.reach import agree_on_addresses
 from replicax.cluster.rendezvous import SECONDS_TO_CONNECT, Infos, await_listener, meet
-from replicax.cluster.signing import begin_session, given_token
+from replicax.cluster.signing import begin_session, given_token, job_token
 from replicax.compat import jax_clusters as jax_clusters
 from replicax.compat.jax_cache import write_compilation_cache_from_every_process
 from replicax.compat.jax_processes import (
