@@ -96,13 +96,13 @@ def advise_of_total(strategy: Host | None, name: str, variable: VariableLike, fo
 
 
 def advise_of_changed_object(strategy: Host | None, name: str, where: str) -> None:
-    """Says that a function is compiled anew because an object that was passed to it holds another array now."""
+    """Says that a function is compiled anew because it would find another thing outside of its arguments."""
     advise(
         strategy,
-        f"the object of {name} at {where}",
-        f"{name} is compiled again for each array that {where} is: what is no array or container is fixed in the "
-        "program, with the arrays that it holds. Pass the array itself as an argument, or in a dict, list, tuple or "
-        "dataclass.",
+        f"what {name} finds at {where}",
+        f"{name} is compiled again each time that {where} is another one: what a step finds outside of its arguments, "
+        "or in an object among them that is no container, is fixed in its program. Pass it as an argument, or keep it "
+        "in an rx.Variable.",
     )
 
 
@@ -112,6 +112,6 @@ def advise_of_captured(strategy: Host | None, name: str) -> None:
         strategy,
         f"what {name} captures",
         f"{name} has captured a per-replica value (a batch, or what another step returned) instead of getting it as an "
-        "argument: it is a constant of the program, and stays the same in all calls. Pass it: strategy.run(step, "
-        "args=(value,)).",
+        "argument: it is a constant of the program, which is compiled again for another one. Pass it: "
+        "strategy.run(step, args=(value,)).",
     )

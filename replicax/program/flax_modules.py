@@ -21,7 +21,7 @@ import replicax.compat.flax as flax_door
 from replicax.containers import flattened_by_jax
 from replicax.context import StateFrame
 from replicax.errors import ProgramError
-from replicax.program.capturing import Captured, captured_by
+from replicax.program.capturing import found_outside
 from replicax.program.flax_variables import FlaxVariable, arrays_held_by, is_from_outside
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 
@@ -155,18 +155,17 @@ class UsedModules:
     def __init__(self, fn: PyTreeFunction, structure: _Arguments):
         self._seen: dict[int, _Seen] = {}
         self._variables: dict[int, tuple[FlaxVariable, ...]] = {}  # They have names as long as somebody keeps them.
-        self._captured: list[Captured] = []
         if flax_door.nnx() is None:
             return
         for module in (leaf.module for _, leaf in structure.static if isinstance(leaf, HeldModule)):
             self._look_at(module, type(module).__name__)
-        self._captured = list(captured_by(fn, _stops))
-        for each in self._captured:
-            self._look_at(each.value, each.name)
+        for each in found_outside(fn, (), _stops):
+            if _stops(each.value):
+                self._look_at(each.value, each.where)
 
     def changed(self) -> bool:
-        """Returns whether a module has changed otherwise than by its variables' values, or is another one."""
-        return any(each.changed() for each in self._captured) or any(seen.changed() for seen in self._seen.values())
+        """Returns whether a module has changed otherwise than by its variables' values."""
+        return any(seen.changed() for seen in self._seen.values())
 
     def note_in(self, frame: StateFrame) -> None:
         """Tells a frame, where its function begins, which modules are from outside."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
 import threading
@@ -32,6 +33,8 @@ _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _T = TypeVar("_T")
 _Cache = TypeVar("_Cache")
+#: How many programs are kept for what a step has found in earlier calls: it may be a flag that changes to and fro.
+_KEPT = 3
 
 
 class ProgramCache:
@@ -41,6 +44,7 @@ class ProgramCache:
         get_fn: Returns the function.
         donate_argnums: Positions of the arguments that the caller gives away.
         view: See `Program`.
+        get_users: See `Program`.
     """
 
     def __init__(
@@ -48,8 +52,10 @@ class ProgramCache:
         get_fn: Callable[[], PyTreeFunction],
         donate_argnums: Iterable[int] = (),
         view: GlobalView | None = None,
+        get_users: Callable[[], PyTreeFunction] | None = None,
     ):
-        self._get_fn, self._view = get_fn, view
+        self._get_fn, self._view, self._get_users = get_fn, view, get_users
+        self._changes: collections.Counter[str] = collections.Counter()
         self._donate_argnums = frozenset(donate_argnums)
         self._programs: dict[Hashable, list[Program]] = {}
         self._lock = threading.Lock()
@@ -80,31 +86,35 @@ class ProgramCache:
             with self._lock:
                 program = self._found(key, arrays, structure)
                 if program is None:
-                    self._advise_of_changes(key, structure)
+                    self._drop_outdated(key, structure)
                     program = self._compile(args, kwargs, arrays, structure)
                     self._programs.setdefault(key, []).append(program)
         return program, arrays
 
     def _found(self, key: Hashable, arrays: list[jax.Array], structure: Structure) -> Program | None:
         for program in self._programs.get(key, ()):
-            if (program.held and program.held.changed(structure) is not None) or program.modules.changed():
-                continue
-            if not program.asked or program.fits(arrays):
+            if program.changed(structure) is None and (not program.asked or program.fits(arrays)):
                 return program
         return None
 
-    def _advise_of_changes(self, key: Hashable, structure: Structure) -> None:
-        for program in self._programs.get(key, ()):
-            where = program.held.changed(structure)
-            if where is not None:
-                advise_of_changed_object(program.strategy, getattr(self._get_fn(), "__name__", "step"), where)
+    def _drop_outdated(self, key: Hashable, structure: Structure) -> None:
+        """Drops all but the newest programs of what has changed since; says so when the same changes again."""
+        outdated = [(each, where) for each in self._programs.get(key, ()) if (where := each.changed(structure))]
+        if not outdated:
+            return
+        last, where = outdated[-1]
+        self._changes[where] += 1
+        if self._changes[where] > 1:
+            advise_of_changed_object(last.strategy, getattr(self._get_fn(), "__name__", "step"), where)
+        dropped = {id(each) for each, _ in outdated[:-_KEPT]}
+        self._programs[key] = [each for each in self._programs[key] if id(each) not in dropped]
 
     def _compile(self, args: PyTree, kwargs: PyTree, arrays: list[jax.Array], structure: Structure) -> Program:
         _, replicas = per_replica_arrays((args, kwargs))
         donate = [False] * len(arrays)
         if self._donate_argnums:
             donate = _donated(args, kwargs, self._donate_argnums)
-        return Program(self._get_fn, structure, arrays, donate, replicas, self._view)
+        return Program(self._get_fn, structure, arrays, donate, replicas, self._view, self._get_users)
 
     def _key(self, arrays: list[jax.Array], structure: Structure) -> Hashable:
         return id(context.current().strategy), signature(arrays, structure)

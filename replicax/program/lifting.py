@@ -34,9 +34,10 @@ from replicax.program.frames import ProgramFrame
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import shown_names
 from replicax.program.jaxprs import constants_of
-from replicax.program.pytrees import HeldArrays, Structure, flatten_outputs
+from replicax.program.pytrees import Structure, flatten_outputs
 from replicax.program.results import Counts, marked_with
 from replicax.program.tracing import Pass, trace_function
+from replicax.program.watching import Watched
 from replicax.runtime.garbage import collected_later
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike
@@ -52,11 +53,10 @@ class Program:
         donate: Which of `arrays` the caller gives away.
         replicas: Number of replicas if the arguments tell; a partial batch runs on fewer than the strategy has.
         view: The strategy and the shardings of a function over global arrays; None for one that calls `strategy.run`.
+        get_users: Returns the user's function, where `get_fn` returns one that calls it.
 
     Attributes:
         asked: Arguments of which it matters how many replicas returned them, and the number that the program is for.
-        held: The arrays in arguments that are no arrays, which are constants of the program.
-        modules: The modules of flax that the function uses: the program is right for them as they were.
     """
 
     def __init__(
@@ -67,10 +67,12 @@ class Program:
         donate: Sequence[bool],
         replicas: int | None,
         view: GlobalView | None = None,
+        get_users: Callable[[], PyTreeFunction] | None = None,
     ):
         self._get_fn, self._structure, self._view = get_fn, structure, view
+        self._get_users = get_users or get_fn
         name = self._name()
-        self.modules = UsedModules(get_fn(), structure)
+        self._modules = UsedModules(self._get_users(), structure)
         with health.phase(health.COMPILE), collected_later():
             *first, last = [CompiledPass(name, traced, donate, view) for traced in self._trace(name, arrays, replicas)]
         self._last = last
@@ -78,7 +80,8 @@ class Program:
         self._first = first
         self.asked = last.returned.asked
         assert last.traced.function is not None
-        self.held = HeldArrays(structure, constants_of(last.traced.function.program) if structure.static else ())
+        objects = [leaf for _, leaf in structure.static]
+        self._watched = Watched(self._get_users(), objects, constants_of(last.traced.function.program))
 
     def _name(self) -> str:
         return getattr(self._get_fn(), "__name__", "program")
@@ -105,7 +108,7 @@ class Program:
         modules = PassedModules((args, kwargs))
         strategy = context.current().strategy if self._view is None else self._view.strategy
         with changes_taken_back(frame), flax_state(), context.entered(frame=frame, strategy=strategy):
-            self.modules.note_in(frame)
+            self._modules.note_in(frame)
             result = self._get_fn()(*args, **kwargs)
             frame.settle_at_end()
             modules.check_returned(result)
@@ -126,6 +129,12 @@ class Program:
     def fits(self, arrays: Arrays) -> bool:
         """Returns whether results of `run` among the arguments count as they did when the program was traced."""
         return all(marked_with(arrays[i]) == replicas for i, replicas in self.asked.items())
+
+    def changed(self, structure: Structure) -> str | None:
+        """Returns what the function would find outside of its arrays that is not what it was; None if all is."""
+        return (
+            "a module of flax" if self._modules.changed() else self._watched.changed(self._get_users, structure.static)
+        )
 
     @property
     def strategy(self) -> Host | None:

@@ -8,12 +8,12 @@ and comes back as the very object on the way out.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from replicax.containers import flattened, found_in, is_value, opened, settings_among, walked
+from replicax.containers import flattened, found_in, is_value, opened, settings_among
 from replicax.errors import ArgumentError, ReplicaShapeError
 from replicax.program.calls import check_result
 from replicax.program.flax_modules import held, released_leaf
@@ -102,52 +102,6 @@ def flatten_outputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:
     arrays = [leaf for leaf in leaves if is_array(leaf)]
     static = tuple((i, leaf) for i, leaf in enumerate(leaves) if not is_array(leaf))
     return arrays, Structure(treedef, static, len(leaves))
-
-
-class HeldArrays:
-    """The arrays that were found in arguments that are no arrays, when a program was made: it is right for them.
-
-    Of JAX's arrays, those that the program uses are meant. Numbers are settings, like those of Python.
-
-    Args:
-        structure: The arguments.
-        constants: The arrays that the program has captured.
-    """
-
-    def __init__(self, structure: Structure, constants: Iterable[jax.Array]):
-        used = set(map(id, constants))
-        found = (
-            (i, {where: v for where, v in _held_by(leaf).items() if _is_used(v, used)}) for i, leaf in structure.static
-        )
-        self._held = [(i, values) for i, values in found if values]
-
-    def __bool__(self) -> bool:
-        return bool(self._held)
-
-    def changed(self, structure: Structure) -> str | None:
-        """Returns where another array is held now than then, such as `"Trainer.batch"`; None if nowhere."""
-        static = dict(structure.static) if self._held else {}
-        for i, before in self._held:
-            now = _held_by(static[i])
-            for where, value in before.items():
-                if _array_of(now.get(where)) is not _array_of(value):
-                    return type(static[i]).__name__ + where
-        return None
-
-
-def _held_by(leaf: Leaf) -> dict[str, Leaf]:
-    return {where: each for where, each in walked(leaf) if is_value(each)}
-
-
-def _array_of(value: Leaf) -> Leaf:
-    return value.stacked if isinstance(value, PerReplica) else value
-
-
-def _is_used(value: Leaf, used: set[int]) -> bool:
-    array = _array_of(value)
-    if isinstance(array, jax.Array):
-        return id(array) in used
-    return isinstance(array, np.ndarray) and array.ndim > 0
 
 
 def per_replica_arrays(tree: PyTree) -> tuple[list[bool], int | None]:

@@ -171,7 +171,7 @@ class MeshStrategy(MeshInput):
             program.__name__ = getattr(fn, "__name__", "program")
             return program
 
-        return ProgramCache(get_program, donate)
+        return ProgramCache(get_program, donate, get_users=get_fn)
 
     def _traced(self, call: ReplicaCall) -> PyTree:
         result = call.traced()

@@ -16,10 +16,11 @@ from replicax.errors import VariableError
 from replicax.parameter_server.actors.messages import InputSource
 from replicax.parameter_server.compiling.recording import Recorder
 from replicax.parameter_server.variables.remote import Home
-from replicax.program.jaxprs import inlined
+from replicax.program.jaxprs import constants_of, inlined
 from replicax.program.lifting import Program
 from replicax.program.pytrees import Structure
 from replicax.program.split import Assigned, Split
+from replicax.program.watching import Watched
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike, array_of, name_of
 
@@ -85,7 +86,12 @@ class TracedStep:
         inputs = [*writes, *reads, *own, *recorder.inputs]
         position = {id(variable): i for i, variable in enumerate(self.variables)}
         assigned = [Assigned(i, position.get(id(variable))) for i, variable in enumerate(self.written)]
+        self._watched = Watched(fn, [leaf for _, leaf in structure.static], constants_of(traced))
         self.split = Split(inlined(traced, inputs), range(len(self.variables)), assigned)
+
+    def changed(self, fn: PyTreeFunction, structure: Structure) -> str | None:
+        """Returns what the function would find outside of its arrays that is not what it was; None if all is."""
+        return self._watched.changed(lambda: fn, structure.static)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ from replicax.parameter_server.scheduling.unused import UnusedObjects
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
 from replicax.parameter_server.variables.remote import home_of
+from replicax.program.advice import advise_of_changed_object
 from replicax.program.enclosing import enclosing_program
 from replicax.program.function import Function, WeakProgramCaches, signature
 from replicax.program.pytrees import Structure, flatten_inputs
@@ -166,9 +167,13 @@ class StepPrograms:
         batches = {id: d for id, d in batches.items() if self._described.get(("batch", id)) != d}
         cache = self._caches.get(closure.fn, None, lambda get_fn: {})
         kinds = tuple(sorted((id, described.specs) for id, described in batches.items()))
-        if (key, kinds) not in cache:
-            cache[key, kinds] = self._make(closure, batches)
-        return cache[key, kinds]
+        made = cache.get((key, kinds))
+        if made is not None and (where := made.traced.changed(closure.fn, closure.structure)) is not None:
+            advise_of_changed_object(self._strategy, closure.name, where)
+            made = None
+        if made is None:
+            made = cache[key, kinds] = self._make(closure, batches)
+        return made
 
     def _make(self, closure: Closure, batches: Mapping[int, PytreeSpec]) -> LoadedStep:
         used: dict[int, PytreeSpec] = {}

@@ -1,0 +1,326 @@
+"""What a step finds outside of its arguments: another array, number or object is noticed, and said when it goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import random
+import types
+import weakref
+
+import equinox
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import optax
+import pytest
+
+import replicax as rx
+from replicax.program.capturing import found_outside
+from tests.program import watched_names
+
+WEIGHT = jnp.float32(0.0)  # some tests bind it anew
+
+
+def run_in(strategy, fn):
+    return lambda *args: strategy.run(fn, args=args)
+
+
+@pytest.fixture(params=["run", "function", "run in a function"])
+def call(request, mirrored):
+    """Returns what makes a function of a step that compiles it, in each of the ways to do that."""
+    two = mirrored(2)
+    ways = {
+        "run": lambda fn: run_in(two, fn),
+        "function": rx.function,
+        "run in a function": lambda fn: rx.function(run_in(two, fn)),
+    }
+    return ways[request.param]
+
+
+class Trainer:
+    shared = 1.0
+
+    def __init__(self, w):
+        self.w, self.unused, self.items, self.calls = w, 0, {"w": w, "others": [w, w]}, 0
+
+    def step(self, x):
+        self.calls += 1
+        return x + self.w
+
+    def by_a_method(self, x):
+        return x + self._weight()
+
+    def _weight(self):
+        return self.weight * self.shared
+
+    @property
+    def weight(self):
+        return self.items["w"]
+
+    def in_a_list(self, x):
+        return x + self.items["others"][1]
+
+
+@dataclasses.dataclass
+class Settings:
+    rate: float = 1.0
+    seed: int = 0
+
+
+def numbers(f, change, values=(1.0, 5.0, 7.0)):
+    """Returns what a step of 0 gives after each change."""
+    found = []
+    for value in values:
+        change(value)
+        found.append(float(np.max(np.asarray(jax.tree.leaves(f(jnp.float32(0.0)))[0]))))
+    return found
+
+
+# An array, by each way on which a step can find it.
+
+
+def as_given(kind):
+    return {"jax": jnp.float32, "numpy": lambda x: np.full((), x, np.float32), "number": float}[kind]
+
+
+@pytest.mark.parametrize("kind", ["jax", "numpy", "number"])
+@pytest.mark.parametrize(
+    "where", ["cell", "global", "module", "attribute", "method", "dict", "slot", "class", "keyword", "inner", "partial"]
+)
+def test_another_value_is_noticed(call, where, kind):
+    of, trainer, w, cfg = as_given(kind), Trainer(None), None, {}
+    slots = type("Slots", (), {"__slots__": ("w",), "__module__": __name__})()
+    klass = type("Klass", (), {"w": 0.0, "__module__": __name__})
+    helper = lambda x: x + w  # noqa: E731
+    state = types.SimpleNamespace(w=None)
+    default = lambda x, *, w=None: x + w  # noqa: E731
+
+    def rebind(value):
+        nonlocal w
+        w = of(value)
+
+    steps = {
+        "cell": (lambda x: x + w, rebind),
+        "global": (lambda x: x + WEIGHT, lambda value: globals().update(WEIGHT=of(value))),
+        "module": (lambda x: x + watched_names.w, lambda value: setattr(watched_names, "w", of(value))),
+        "attribute": (trainer.step, lambda value: setattr(trainer, "w", of(value))),
+        "method": (trainer.by_a_method, lambda value: trainer.items.update(w=of(value))),
+        "dict": (lambda x: x + cfg["w"], lambda value: cfg.update(w=of(value))),
+        "slot": (lambda x: x + slots.w, lambda value: setattr(slots, "w", of(value))),
+        "class": (lambda x: x + klass.w, lambda value: setattr(klass, "w", of(value))),
+        "keyword": (default, lambda value: default.__kwdefaults__.update(w=of(value))),
+        "inner": (lambda x: jax.jit(lambda y: helper(y))(x), rebind),
+        "partial": (functools.partial(lambda s, x: x + s.w, state), lambda value: setattr(state, "w", of(value))),
+    }
+    step, change = steps[where]
+    change(0.0)
+    assert numbers(call(step), change) == [1.0, 5.0, 7.0]
+
+
+def test_arrays_in_lists_and_objects_without_a_name_are_noticed_where_the_program_uses_them(call):
+    trainer = Trainer(jnp.float32(0.0))
+    assert numbers(call(trainer.in_a_list), lambda x: trainer.items["others"].__setitem__(1, jnp.float32(x))) == [
+        1,
+        5,
+        7,
+    ]
+    held = [types.SimpleNamespace(w=None)]
+    take = lambda each: each.w  # noqa: E731
+    assert numbers(call(lambda x: x + take(held[0])), lambda x: setattr(held[0], "w", jnp.float32(x))) == [1, 5, 7]
+
+
+def test_modules_states_keys_and_variables_are_noticed(call):
+    layer = equinox.nn.Linear(1, 1, key=jax.random.key(0))
+    weight = lambda x: jnp.full((1, 1), x)  # noqa: E731
+    found = {"layer": layer, "state": optax.trace(0.9).init({"w": jnp.float32(0.0)}), "flag": None}
+    set_layer = lambda x: found.update(layer=equinox.tree_at(lambda m: m.weight, layer, weight(x)))  # noqa: E731
+    assert numbers(call(lambda x: found["layer"].weight[0, 0] + x), set_layer) == [1, 5, 7]
+    set_state = lambda x: found.update(state=optax.TraceState({"w": jnp.float32(x)}))  # noqa: E731
+    assert numbers(call(lambda x: found["state"].trace["w"] + x), set_state) == [1, 5, 7]
+
+    variable, key = None, None
+
+    def set_variable(x):
+        nonlocal variable
+        variable = rx.Variable(x)
+
+    def set_key(x):
+        nonlocal key
+        key = jax.random.key(int(x))
+
+    assert numbers(rx.function(lambda x: variable.value + x), set_variable) == [1, 5, 7]
+    plain = [float(jax.random.uniform(jax.random.key(i))) for i in (1, 5, 7)]
+    assert numbers(call(lambda x: jax.random.uniform(key) + x), set_key) == pytest.approx(plain)
+
+
+def test_a_number_of_a_module_is_noticed(call):
+    dropout = equinox.nn.Dropout(0.5, inference=True)
+
+    def rebind(x):
+        nonlocal dropout
+        dropout = equinox.tree_at(lambda m: m.p, dropout, x)
+
+    assert numbers(call(lambda x: x + dropout.p), rebind) == [1, 5, 7]
+
+
+def test_a_model_that_was_made_anew_is_the_one_that_is_used():
+    models = [keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(x)) for x in (1.0, 5.0)]
+    for each in models:
+        each.build((None, 1))
+    model = models[0]
+    f = rx.function(lambda x: model(x))
+    x = jnp.ones((1, 1))
+    assert float(f(x)[0, 0]) == 1.0
+    model = models[1]
+    assert float(f(x)[0, 0]) == 5.0
+
+
+def test_decorated_methods_notice_it_too(mirrored):
+    two = mirrored(2)
+
+    class Model:
+        def __init__(self):
+            self.rate = 1.0
+
+        @rx.function
+        def step(self, x):
+            return two.run(self.loss, args=(x,))
+
+        def loss(self, x):
+            return x + self.rate
+
+    model = Model()
+    assert numbers(model.step, lambda x: setattr(model, "rate", x)) == [1, 5, 7]
+
+
+def test_a_step_may_return_what_it_captures_the_next_time(mirrored):
+    two = mirrored(2)
+
+    class Sum:
+        def __init__(self):
+            self.w = jnp.float32(0.0)
+
+        def step(self, x):
+            return self.w + rx.get_replica_context().all_reduce("sum", x)
+
+    total = Sum()
+    for _ in range(4):
+        total.w = two.run(total.step, args=(1.0,))
+    assert float(np.max(np.asarray(total.w))) == 8.0
+
+
+# What makes no new program.
+
+
+def test_nothing_is_traced_again_for_what_a_step_does_not_ask_for(call):
+    trainer = Trainer(jnp.float32(1.0))
+    f = call(trainer.step)
+    for i in range(5):
+        f(jnp.float32(0.0))
+        trainer.unused = i
+        trainer.items = {"w": np.float32(i)}
+        trainer.other, trainer.shared = jnp.float32(i), float(i)
+    assert trainer.calls <= 2  # inner decisions may trace it twice
+
+
+def test_another_container_with_the_same_arrays_is_the_same(call):
+    state, traced = {"w": jnp.float32(2.0), "steps": [0]}, []
+
+    def step(x):
+        traced.append(1)
+        return x + state["w"]
+
+    f = call(step)
+    f(jnp.float32(0.0))
+    times = len(traced)
+    for _ in range(3):
+        state = dict(state, other=1)
+        traced.clear()
+        assert float(np.max(np.asarray(f(jnp.float32(0.0))))) == 2.0
+        assert not traced
+    assert times
+
+
+def test_lists_that_a_step_fills_are_no_reason(call):
+    seen, losses = [], []
+
+    def step(x):
+        seen.append("traced")
+        jax.debug.callback(lambda x: losses.append(np.asarray(x)), x)
+        return x
+
+    f = call(step)
+    f(jnp.float32(1.0))
+    jax.effects_barrier()
+    times = len(seen)
+    for _ in range(3):
+        f(jnp.float32(1.0))
+        jax.effects_barrier()
+    assert len(seen) == times
+
+
+def test_a_flag_that_changes_to_and_fro_makes_two_programs():
+    settings = Settings()
+    f = rx.function(lambda x: x * settings.rate)
+    for rate in (1.0, 2.0) * 4:
+        settings = Settings(rate, seed=random.randrange(10))
+        assert float(f(jnp.float32(1.0))) == rate
+    assert f.num_programs == 2
+
+
+# What is said.
+
+
+def test_it_is_said_from_the_second_time_on_and_once(caplog):
+    two = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    trainer = Trainer(jnp.float32(0.0))
+    for i in range(5):
+        assert ("self.w" in caplog.text) == (i > 2)
+        trainer.w = jnp.float32(i)
+        two.run(trainer.step, args=(1.0,))
+    assert caplog.text.count("step is compiled again each time that self.w is another one") == 1
+    assert "Pass it as an argument, or keep it in an rx.Variable." in caplog.text
+
+
+def test_outdated_programs_are_dropped():
+    trainer = Trainer(jnp.float32(0.0))
+    f = rx.function(trainer.step)
+    for i in range(10):
+        trainer.w = jnp.float32(i)
+        assert float(f(0.0)) == i
+    assert f.num_programs <= 4
+
+
+def test_programs_keep_neither_functions_nor_what_they_lead_to_alive(mirrored):
+    two = mirrored(2)
+
+    def make():
+        trainer = Trainer(jnp.float32(1.0))
+        trainer.inner = lambda x: x + trainer.w * trainer.shared
+        two.run(trainer.inner, args=(1.0,))
+        two.run(trainer.step, args=(1.0,))
+        return weakref.ref(trainer)
+
+    trainer = make()
+    gc.collect()
+    assert trainer() is None
+
+
+# Paths.
+
+
+def test_each_path_leads_to_what_was_found():
+    trainer = Trainer(jnp.float32(0.0))
+    fn = lambda x: trainer.step(x) + trainer.by_a_method(x) + WEIGHT  # noqa: E731
+    found = found_outside(fn, (Settings(),), lambda value: False)
+    for each in found:
+        value = (fn, Settings())
+        for get, key in each.path:
+            value = get(value, key)
+        assert value is each.value or each.where.startswith("Settings()"), each.where
+    names = {each.where for each in found if each.named}
+    assert {"trainer.w", "trainer.items['w']", "trainer.shared", "WEIGHT"} <= names
+    assert "trainer.unused" not in names

@@ -1,0 +1,3 @@
+"""Names that a test binds anew."""
+
+w: object = 0.0
