@@ -70,6 +70,29 @@ def in_which_means_add_up(dtype: np.dtype) -> np.dtype:
     return jnp.dtype(jnp.float32) if is_narrow else dtype
 
 
+def check_numbers(array: jax.Array, position: int) -> None:
+    """Checks that an array can be summed over replicas, however many there are.
+
+    Raises:
+        ReduceError: It is of bools or the like.
+    """
+    if not jnp.issubdtype(array.dtype, jnp.number):
+        raise ReduceError(
+            f"Only numbers can be summed, but value {position} (shape {array.shape}) is of dtype {array.dtype}. "
+            "Convert it first, for example with `.astype('int32')`."
+        )
+
+
+def as_mean(array: jax.Array) -> jax.Array:
+    """Returns what is the mean of one value, or of equal ones, in the dtype that the mean of others has."""
+    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(in_which_means_add_up(array.dtype))
+
+
+def as_sum(array: jax.Array) -> jax.Array:
+    """Returns what `strategy.reduce` gives for the sum of one value, in the dtype that the sum of others has."""
+    return array if jnp.issubdtype(array.dtype, jnp.inexact) else jnp.sum(array[None], axis=0)
+
+
 def mean_over(axis_name: str, value: jax.Array) -> jax.Array:
     """Returns the mean of a value over a mesh axis, inside `jax.shard_map`: a float for integers."""
     mean = jax.lax.pmean(value.astype(in_which_means_add_up(value.dtype)), axis_name)

@@ -15,7 +15,7 @@ from replicax.collectives.options import CommunicationOptions
 from replicax.compat.jax import vary, varying_axes
 from replicax.errors import ArgumentError, ContextError, ReduceError
 from replicax.migration import NAMES, AdvisedContract
-from replicax.reduce_op import ReduceOp, in_which_means_add_up
+from replicax.reduce_op import ReduceOp, check_numbers, in_which_means_add_up
 from replicax.runtime.packing import Packing, arrays_per_pack, packs_by_bytes, packs_by_number
 
 _TENSORFLOWS = "tf.distribute.CrossDeviceOps."
@@ -192,11 +192,7 @@ def _checked_array(position: int, value: object, axis_name: str, num_replicas: i
         array = jnp.asarray(value)
     except (TypeError, ValueError):
         raise ArgumentError(f"Value {position} must be an array, got {type(value).__name__}: {value!r}.") from None
-    if not jnp.issubdtype(array.dtype, jnp.number):
-        raise ReduceError(
-            f"Only numbers can be summed, but value {position} (shape {array.shape}) is of dtype {array.dtype}. "
-            "Convert it first, for example with `.astype('int32')`."
-        )
+    check_numbers(array, position)
     if num_replicas > 1 and axis_name not in varying_axes(array):
         raise ReduceError(
             f"Value {position} (shape {array.shape}, dtype {array.dtype}) is equal on all {num_replicas} replicas "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import Protocol
 
 from replicax.errors import VariableError
 from replicax.host import Host, host_of
@@ -14,9 +15,15 @@ from replicax.variable_access import VariableLike, name_of
 _log = logging.getLogger(__name__)
 
 
-def advise(strategy: Host | None, about: str, text: str) -> None:
+class _Advised(Protocol):
+    @property
+    def advice(self) -> set[str]:
+        """The advice that users have had."""
+
+
+def advise(strategy: _Advised | None, about: str, text: str) -> None:
     """Logs a warning, once for each strategy and `about`: a step is traced for each shape of its batches."""
-    said = host_of(strategy).advice
+    said = (strategy or host_of(None)).advice
     if about not in said:
         _log.warning("%s", text)
         said.add(about)
@@ -95,7 +102,7 @@ def advise_of_total(strategy: Host | None, name: str, variable: VariableLike, fo
     )
 
 
-def advise_of_changed_object(strategy: Host | None, name: str, where: str) -> None:
+def advise_of_changed_object(strategy: _Advised | None, name: str, where: str) -> None:
     """Says that a function is compiled anew because it would find another thing outside of its arguments."""
     advise(
         strategy,

@@ -25,9 +25,9 @@ from replicax.errors import ReplicaDivergenceError, VariableError
 from replicax.host import host_of
 from replicax.program.makers import note_makers
 from replicax.runtime.once import once
-from replicax.typing import PyTreeFunction
+from replicax.typing import Leaf, PyTreeFunction
 from replicax.variable_access import array_of, has_array, name_of, was_made
-from replicax.variables import as_numpy, lies_in_several_processes, lives_elsewhere
+from replicax.variables import as_numpy, check_not_traced, lies_in_several_processes, lives_elsewhere
 
 if TYPE_CHECKING:
     import keras
@@ -48,6 +48,7 @@ def install_keras_hooks() -> None:
     variable_class: type[keras.Variable] = keras_door.variable_class()
     variable_class.__init__ = _made_once(_with_makers(_with_late_values(variable_class.__init__)))
     variable_class.__new__ = _found_again(variable_class.__new__)
+    variable_class.assign = _refused_in_traces(variable_class.assign)
     variable_class.__array__ = _with_shards_of_others(variable_class.__array__)
     keras_door.wrap_first_values(_with_values_of_host)
     explain_variables_to_jax()
@@ -234,6 +235,20 @@ def _made_once(original: PyTreeFunction) -> PyTreeFunction:
             )
 
     return __init__
+
+
+def _refused_in_traces(original: PyTreeFunction) -> PyTreeFunction:
+    """Where no scope takes it, a value that JAX traces would stay in the variable when the trace has ended."""
+
+    @functools.wraps(original)
+    def assign(self: keras.Variable, value: Leaf) -> jax.Array:
+        was_made_outside = has_array(self) and not isinstance(array_of(self), jax.core.Tracer)
+        if was_made_outside and not keras_door.is_in_stateless_scope():
+            check_not_traced(name_of(self), value)
+        new: jax.Array = original(self, value)
+        return new
+
+    return assign
 
 
 def _with_shards_of_others(original: PyTreeFunction) -> PyTreeFunction:

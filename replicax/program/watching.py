@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -121,7 +122,7 @@ def _is_same(wanted: Leaf, now: Leaf) -> bool:
     before, structure = jax.tree_util.tree_flatten(wanted)
     leaves, new_structure = jax.tree_util.tree_flatten(now)
     try:
-        if structure != new_structure:
+        if operator.ne(structure, new_structure):
             return False
     except Exception:  # Classes compare their settings as they like; what cannot be compared is another one.
         return False

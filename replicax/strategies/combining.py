@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import replicax.context as context
 from replicax.equality import difference
@@ -15,7 +16,7 @@ from replicax.errors import ReduceError
 from replicax.program.enclosing import returned_by
 from replicax.program.pytrees import is_number_like
 from replicax.program.results import COMBINED
-from replicax.reduce_op import ReduceOp
+from replicax.reduce_op import ReduceOp, as_mean, as_sum
 from replicax.typing import Leaf, PyTree
 from replicax.values import EqualPerReplica, ManualPerReplica, Mirrored, PerReplica, is_per_replica, normalize_axes
 from replicax.variable_access import is_per_replica_variable, is_variable, name_of
@@ -114,6 +115,9 @@ def reduced_plain(op: ReduceOp, leaf: Leaf, axis: int | Sequence[int] | None, re
     value = value_of(leaf)
     if op is ReduceOp.SUM and replicas > 1 and (axis is None or _is_for_all(value)):
         raise ReduceError(_no_sum(leaf, value, replicas))
+    if axis is None and isinstance(value, (jax.Array, np.ndarray, np.generic)) and is_number_like(value):
+        # One of a single replica is a plain array: it comes out as one of several would.
+        return as_mean(jnp.asarray(value)) if op is ReduceOp.MEAN else as_sum(jnp.asarray(value))
     if axis is None:
         return value
     if not is_number_like(value):

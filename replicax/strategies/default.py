@@ -21,7 +21,8 @@ from replicax.host import NoPlacement
 from replicax.migration import called_as
 from replicax.program.calls import called, check_function
 from replicax.program.pytrees import is_number_like
-from replicax.reduce_op import ReduceOp
+from replicax.reduce_op import ReduceOp, as_mean, check_numbers
+from replicax.scattering import is_slices
 from replicax.runtime.devices import default_devices
 from replicax.strategies.base import Strategy
 from replicax.strategies.combining import values_of
@@ -132,10 +133,16 @@ class DefaultReplicaContext(ReplicaContext):
 
     @called_as("tf.distribute.ReplicaContext.all_reduce")
     def all_reduce(self, op: ReduceOp | str, value: PyTree, options: CommunicationOptions | None = None) -> PyTree:
-        """Returns `value`."""
+        """Returns `value`, of the dtype that it would have from several replicas."""
         CommunicationOptions().merge(options)  # Checks them.
-        ReduceOp.of(op)
-        return value
+        is_mean = ReduceOp.of(op) is ReduceOp.MEAN
+        leaves, treedef = jax.tree_util.tree_flatten(value, is_leaf=is_slices)
+        for i, leaf in enumerate(leaves):
+            if not is_slices(leaf):
+                check_numbers(jnp.asarray(leaf), i)
+                if is_mean and not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                    leaves[i] = as_mean(jnp.asarray(leaf))
+        return jax.tree_util.tree_unflatten(treedef, leaves)
 
     def all_gather(self, value: PyTree, axis: int = 0, options: CommunicationOptions | None = None) -> PyTree:
         """Returns `value`."""

@@ -26,7 +26,7 @@ from replicax.errors import ArgumentError, ContextError, ProgramError, ReduceErr
 from replicax.migration import called_as
 from replicax.program.calls import called, checked_call
 from replicax.program.components import without_per_replica
-from replicax.reduce_op import ReduceOp
+from replicax.reduce_op import ReduceOp, as_mean, check_numbers
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.scattering import check_no_slices, is_slices, reduce_slices
 from replicax.strategies.base import Strategy
@@ -139,6 +139,8 @@ class ReplicaContext:
 
     def _all_reduced(self, op: ReduceOp, leaves: Sequence[Leaf], options: CommunicationOptions) -> list[jax.Array]:
         arrays = [jnp.asarray(leaf) for leaf in leaves]
+        for i, array in enumerate(arrays):
+            check_numbers(array, i)
         sums = op is ReduceOp.SUM and self.num_replicas_in_sync > 1
         decided = [difference(array, refused_if_equal=sums) for array in arrays]
         arrays = [array for array, _ in decided]
@@ -152,7 +154,7 @@ class ReplicaContext:
         reduced = self._reduced(op, [arrays[i] for i in differing], options)
         for i, result in zip(differing, reduced, strict=True):
             arrays[i] = result
-        return arrays
+        return list(map(as_mean, arrays)) if op is ReduceOp.MEAN else arrays
 
     def reduce_gradients(
         self, op: ReduceOp, gradients: Sequence[jax.Array | None], variables: Sequence[VariableLike]

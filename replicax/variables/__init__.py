@@ -1,5 +1,6 @@
 """`rx.Variable`: how it is read (`reading`), assigned (`assigning`) and made. Objects that hold them: `rx.Module`."""
 
+from replicax.variables.assigning import check_not_traced
 from replicax.variables.module import Module
 from replicax.variables.reading import check_owner, lives_elsewhere
 from replicax.variables.variable import Variable
@@ -9,6 +10,7 @@ __all__ = [
     "Module",
     "Variable",
     "as_numpy",
+    "check_not_traced",
     "check_owner",
     "collected",
     "lies_in_several_processes",

@@ -151,14 +151,23 @@ class AssignableVariable(ReadableVariable, Scattered):
         frame = context.current().frame
         if frame is not None:
             return frame.write(self, raw)
-        if isinstance(jnp.copy(raw) if is_tracing() else raw, jax.core.Tracer):
-            raise ProgramError(
-                f"Variable {self.name!r} was assigned inside a function that JAX traces (jax.jit, jax.grad, ...). "
-                "Decorate that function with @rx.function, or differentiate with rx.value_and_grad."
-            )
+        check_not_traced(self.name, raw)
         # One buffer belongs to one variable: programs donate it.
         host_of(self.strategy).placement.initialize(self, raw)
         return raw
+
+
+def check_not_traced(name: str, value: Leaf) -> None:
+    """Checks that a variable is not assigned in a function that JAX traces, where no frame takes the value.
+
+    Raises:
+        ProgramError: It is: the value would be that of the trace, or the assignment would happen once for ever.
+    """
+    if isinstance(jnp.array(value) if is_tracing() else value, jax.core.Tracer):
+        raise ProgramError(
+            f"Variable {name!r} was assigned inside a function that JAX traces (jax.jit, jax.grad, ...). "
+            "Decorate that function with @rx.function, or differentiate with rx.value_and_grad."
+        )
 
 
 def as_numbers(value: Leaf, dtype: jax.typing.DTypeLike | None, name: str) -> jax.Array:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.errors import ProgramError
 
 ROWS = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
 SEQUENCES = np.random.default_rng(0).normal(size=(4, 5, 3)).astype("float32")
@@ -206,3 +208,35 @@ def test_a_layer_that_makes_a_variable_of_a_number_can_be_built_by_its_first_ste
     np.testing.assert_allclose(np.concatenate(two.experimental_local_results(result)), ROWS * [2, 3, 4], rtol=1e-6)
     assert layer.factor.dtype == (dtype or "float32")
     assert layer.factor.shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "assign", [lambda v, x: v.assign(x), lambda v, x: v.assign_add(x), lambda v, x: v.assign(x * 2)]
+)
+@pytest.mark.parametrize("transformed", [jax.jit, jax.grad, jax.vmap, lambda f: lambda x: jax.lax.map(f, x[None])[0]])
+def test_an_assignment_in_what_jax_traces_is_refused_and_leaves_no_traced_value(mirrored, assign, transformed):
+    with mirrored(2).scope():
+        variable = keras.Variable(3.0)
+        own = rx.Variable(3.0)
+
+    def f(x, v):
+        assign(v, x)
+        return x * 2.0
+
+    for v in (variable, own):
+        x = jnp.ones(1 if transformed is jax.vmap else ())
+        with pytest.raises(ProgramError, match=r"was assigned inside a function that JAX traces .* @rx.function"):
+            transformed(lambda x, v=v: f(x, v))(x)
+        assert float(v.numpy()) == 3.0
+    rx.function(lambda x: f(x, variable))(jnp.float32(4.0))  # is what the message says
+
+
+def test_layers_of_keras_go_through_jit_in_keras_own_ways():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
+    x = jnp.ones((2, 4))
+    state = [v.value for v in model.trainable_variables], [v.value for v in model.non_trainable_variables]
+    _, changed = jax.jit(lambda *state: model.stateless_call(*state, x, training=True))(*state)
+    assert len(changed) == len(state[1])
+    with pytest.raises(ProgramError, match="was assigned inside a function that JAX traces"):
+        jax.jit(lambda x: model(x, training=True))(x)
+    model(x, training=True)

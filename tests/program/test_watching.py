@@ -204,11 +204,11 @@ def test_a_step_may_return_what_it_captures_the_next_time(mirrored):
             self.w = jnp.float32(0.0)
 
         def step(self, x):
-            return self.w + rx.get_replica_context().all_reduce("sum", x)
+            return self.w + rx.get_replica_context().all_reduce("sum", jnp.sum(x))
 
     total = Sum()
-    for _ in range(4):
-        total.w = two.run(total.step, args=(1.0,))
+    for batch in two.distribute_dataset([np.ones(2, np.float32)] * 4):
+        total.w = two.run(total.step, args=(batch,))
     assert float(np.max(np.asarray(total.w))) == 8.0
 
 

@@ -34,6 +34,10 @@ class ServedStrategy(ScopedStrategy, Protocol):
     stall_timeout: float
     start_timeout: float
 
+    @property
+    def advice(self) -> set[str]:
+        """The advice that users have had about their steps."""
+
     def variables(self) -> Sequence[VariableLike]:
         """Returns all variables that are still in use."""
 
