@@ -316,7 +316,9 @@ def function(
     The function is traced when it is called with a new kind of arguments: its Python runs then, with abstract values,
     and what it does with arrays is compiled by XLA. Later calls run the compiled program only. Arrays and Python
     numbers are inputs of the program; a new shape or dtype makes a new program. Any other argument (a flag, a string,
-    a model, a number in a module of Equinox) is fixed when the program is made; another value makes a new program.
+    a model, a number in a module of Equinox) is fixed when the program is made; another value makes a new program. So
+    is what the function finds outside of its arguments: an array, number or model that has another one in its place at
+    a later call makes a new program, with a warning from the second time on.
 
     Python side effects (`print`, appending to a list) happen while tracing only: once for each kind of arguments. They
     happen once more where the function creates variables (a layer does on its first call), and where a value in

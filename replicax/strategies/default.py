@@ -22,8 +22,8 @@ from replicax.migration import called_as
 from replicax.program.calls import called, check_function
 from replicax.program.pytrees import is_number_like
 from replicax.reduce_op import ReduceOp, as_mean, check_numbers
-from replicax.scattering import is_slices
 from replicax.runtime.devices import default_devices
+from replicax.scattering import is_slices
 from replicax.strategies.base import Strategy
 from replicax.strategies.combining import values_of
 from replicax.strategies.replica_context import ReplicaContext

@@ -99,7 +99,8 @@ class ReplicaContext:
         Args:
             op: `"sum"` or `"mean"`. A sum keeps the dtype, as in `jax.lax.psum`, so small integers wrap around (100 +
                 100 + 100 is 44 in int8; `strategy.reduce` gives 300). A mean is that of `strategy.reduce`: a float for
-                integers, and it exists also where the sum does not fit in the dtype.
+                integers, and it exists also where the sum does not fit in the dtype. The dtype does not depend on the
+                number of replicas, and bools are refused on any number.
             value: Array that differs between replicas, or a pytree of them. `rx.IndexedSlices` become those of all
                 replicas, one after the other; for a mean their values are divided by the number of replicas.
             options: `CommunicationOptions` for this call. Compression as int8 or by PowerSGD, where the strategy's
