@@ -34,7 +34,7 @@ from replicax.placement_like import FirstValueLike, PlacementLike, WorldsLike
 from replicax.reduce_op import ReduceOp
 from replicax.runtime.devices import default_devices
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, array_of, set_array
+from replicax.variable_access import TreeLeaf, VariableLike, array_of, set_array
 
 #: Where the random numbers of a replica function come from: each replica draws its own, or each row has its own.
 PER_REPLICA, PER_ROW = "per_replica", "per_row"
@@ -173,6 +173,10 @@ class NoPlacement:
         del variable
         return None
 
+    def leaf_sharding(self, leaf: TreeLeaf) -> Sharding | None:
+        del leaf
+        return None
+
     def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
         del variable, replicas
         return None
@@ -200,6 +204,9 @@ class NoPlacement:
     def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
         del variables
         return list(values)
+
+    def moved(self, values: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[jax.Array]:
+        return [jax.device_put(value, sharding) for value, sharding in zip(values, shardings, strict=True)]
 
     def follow(self, variables: Sequence[VariableLike]) -> None:
         """Does nothing: there is one world."""

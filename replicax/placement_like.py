@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike
+from replicax.variable_access import TreeLeaf, VariableLike
 
 _T = TypeVar("_T")
 
@@ -140,6 +140,9 @@ class PlacementLike(ReplicaDevicesLike, Protocol):
     def variable_sharding(self, variable: VariableLike) -> Sharding | None:
         """Returns where a variable's value lives between steps; None leaves it where it is."""
 
+    def leaf_sharding(self, leaf: TreeLeaf) -> Sharding | None:
+        """Returns where `replicate` puts a leaf of a pytree; None leaves it where it is."""
+
     def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding | None:
         """Returns where its value is at the beginning and end of a program; None leaves it where it is."""
 
@@ -171,6 +174,9 @@ class PlacementLike(ReplicaDevicesLike, Protocol):
 
     def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns what a program on any number of replicas has computed for variables, as they hold it."""
+
+    def moved(self, values: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[jax.Array]:
+        """Returns what a program on any number of replicas has computed, with these shardings."""
 
     def make_alike(self, variables: Sequence[VariableLike]) -> None:
         """Gives variables that some process has changed on its own process 0's values; all call this together.

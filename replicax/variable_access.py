@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Protocol, TypeGuard
+from typing import Protocol, TypeGuard, cast
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +87,25 @@ def is_variable(value: object) -> TypeGuard[VariableLike]:
 def is_trained(variable: VariableLike) -> bool:
     """Returns whether optimizers train the variable: integers, such as a counter of steps, have no gradient."""
     return bool(getattr(variable, "trainable", False)) and jnp.issubdtype(dtype_of(variable), jnp.inexact)
+
+
+class TreeLeaf:
+    """An array or number in a pytree, such as a state of optax, as the rules for variables see it.
+
+    Args:
+        name: The keys that lead to it, such as `"0/params/Dense_0/kernel"`.
+        value: The array or number.
+
+    Attributes:
+        name: The name.
+        dtype: The dtype that it has on a device.
+        value: The array or number.
+    """
+
+    def __init__(self, name: str, value: jax.typing.ArrayLike):
+        self.name, self.value = name, cast(jax.Array, value)
+        self.dtype = self._dtype = jax.typeof(value).dtype
+        self._shape = np.shape(value)
 
 
 class StoredForm(Protocol):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from replicax.errors import LayoutError
 from replicax.layouts.decisions import Axes, Decision, whole
-from replicax.variable_access import VariableLike, name_of, shape_of
+from replicax.variable_access import TreeLeaf, VariableLike, name_of, shape_of
 
 if TYPE_CHECKING:
     import keras
@@ -63,6 +63,9 @@ class PatternRules:
         if pattern is None:
             return whole(shape, "no pattern matches its path")
         axes = self._layouts[pattern]
+        if isinstance(variable, TreeLeaf) and len(axes) != len(shape) and pattern in self._matched:
+            # Part of an optimizer's state, under the keys of its parameter: the rows and columns of Adafactor.
+            return whole(shape, f"pattern {pattern!r} is for arrays of {len(axes)} dimensions")
         self._check_fits(pattern, axes, path, shape)
         self._matched.add(pattern)
         rule = f"pattern {pattern!r}" if any(axes) else f"its pattern {pattern!r} cuts nothing"

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 import replicax.health as health
 from replicax.compat.jax_tracing import is_kept_by_jax, is_tracing
@@ -56,6 +57,7 @@ class Returned:
         passed: Which of them are arguments: pairs of the two positions.
         asked: Arguments of which it matters how many replicas returned them, and the number that the pass is for.
         changes: The attributes of flax's modules that the function sets.
+        layouts: How arrays are cut over the devices between calls, by their positions.
     """
 
     structure: Structure
@@ -63,6 +65,7 @@ class Returned:
     passed: list[tuple[int, int]]
     asked: dict[int, int | None]
     changes: list[ModuleChange]
+    layouts: dict[int, NamedSharding]
 
 
 class CompiledPass:
@@ -98,6 +101,8 @@ class CompiledPass:
         self._takes_part = not self._is_partial or placement.takes_part(self._replicas)
         self._host_calls = HostCalls(name, self._function.program)
         self._worlds = placement.worlds
+        #: How results are cut over the devices when the program ends; those of a partial batch are cut afterwards.
+        self._layouts = {} if self._is_partial or view is not None else self.returned.layouts
         self.variables = BoundVariables(
             self._function.read, self._function.written, self._host, self._replicas, self._view, frame.in_update
         )
@@ -145,7 +150,8 @@ class CompiledPass:
         # Where some devices belong to other processes, each of these must be able to read the results.
         is_read_everywhere = self._is_partial or self._view is not None or self._worlds is not None
         results = self._host.placement.result_sharding(self._replicas) if is_read_everywhere else None
-        out_shardings = ([variables.sharding(variable) for variable in variables.written], results)
+        leaves = [self._layouts.get(i, results) for i in range(self.returned.structure.num_arrays)]
+        out_shardings = ([variables.sharding(variable) for variable in variables.written], leaves)
         # A function of the host may fail when the program has begun: the old values are kept until it has ended.
         # Where workers may be lost, they are kept too, and so are the arguments: the program may run once more.
         keeps = self._is_partial or self._worlds is not None
@@ -343,7 +349,10 @@ class CompiledPass:
     def _stored_partial(self, leaves: list[jax.Array], new_values: list[jax.Array], arrays: Arrays) -> PyTree:
         placement = self._host.placement
         stored = placement.stored(self.variables.written, new_values)
-        leaves = list(placement.spread(leaves))
+        cut = self.returned.layouts
+        whole = iter(placement.spread([leaf for i, leaf in enumerate(leaves) if i not in cut]))
+        parts = iter(placement.moved([leaves[i] for i in cut], list(cut.values())))
+        leaves = [next(parts) if i in cut else next(whole) for i in range(len(leaves))]
         self._mark(leaves, arrays)
         result = around_modules(
             lambda tree: placement.rejoined(tree, self._replicas), self.returned.structure.rebuild(leaves)

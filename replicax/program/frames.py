@@ -27,6 +27,7 @@ from replicax.errors import ProgramError
 from replicax.host import Host
 from replicax.program.accesses import Accesses
 from replicax.program.decisions import Decisions
+from replicax.program.kept_layouts import KnownLayouts
 from replicax.program.placeholders import placeholder, placeholder_of_component, stacked_in_program
 from replicax.program.results import Counts
 from replicax.program.settlements import Settlements
@@ -230,6 +231,7 @@ class ProgramFrame(TracedFrame):
         strategy: The strategy that the program runs under, once known.
         replicas: Number of replicas that take part, once known.
         counts: Which arrays are results of a `strategy.run`.
+        layouts: Which arrays stay cut over the devices from call to call.
         in_update: The variables that only the updates after the replicas read, by their ids.
     """
 
@@ -239,6 +241,7 @@ class ProgramFrame(TracedFrame):
         self.strategy: Host | None = None
         self.replicas: int | None = None
         self.counts = Counts()
+        self.layouts = KnownLayouts()
         self.in_update: dict[int, VariableLike] = {}
         self._in_replicas: set[int] = set()
 

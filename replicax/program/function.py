@@ -93,7 +93,8 @@ class ProgramCache:
 
     def _found(self, key: Hashable, arrays: list[jax.Array], structure: Structure) -> Program | None:
         for program in self._programs.get(key, ()):
-            if program.changed(structure) is None and (not program.asked or program.fits(arrays)):
+            fits = not (program.asked or program.layouts) or program.fits(arrays)
+            if program.changed(structure) is None and fits:
                 return program
         return None
 

@@ -66,6 +66,7 @@ class Late:
         arrays: Sequence[Any],
         splits: Mapping[tuple[int, ...], ReplicaSplit],
         sum_together: SumTogether | None = None,
+        results: Sequence[ReplicaSplit | None] | None = None,
     ) -> tuple[list[Any], list[Any]]:
         """Evaluates the first part, inside `shard_map`.
 
@@ -74,6 +75,7 @@ class Late:
             arrays: The program's arguments.
             splits: See `sent_splits`.
             sum_together: Sums small values over the replicas as one; None: each by itself.
+            results: How each of the program's results is sharded over the replicas; by default none is.
 
         Returns:
             The program's results, None for the late ones, and the values of `sent`, sharded as `sent_splits` says.
@@ -85,12 +87,13 @@ class Late:
             evaluate_joined(self._early, values, sum_together)
         else:
             evaluate(self._early, values)
-        results = [
-            None if late else whole_value(read(atom, values))
-            for atom, late in zip(self._results, self.is_late, strict=True)
+        kept = results or [None] * len(self._results)
+        found = [
+            None if late else _sent(read(atom, values), split)
+            for atom, late, split in zip(self._results, self.is_late, kept, strict=True)
         ]
         shards = zip(self.sent, self.sent_splits(splits), strict=True)
-        return results, [_sent(values[var], split) for var, split in shards]
+        return found, [_sent(values[var], split) for var, split in shards]
 
     def sent_splits(self, splits: Mapping[tuple[int, ...], ReplicaSplit]) -> list[ReplicaSplit | None]:
         """Returns how each of `sent` is sharded over the replicas, None where they have all of it.

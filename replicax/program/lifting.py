@@ -25,7 +25,7 @@ import replicax.context as context
 import replicax.health as health
 from replicax.compat.jax_tracing import Trace
 from replicax.errors import ProgramError
-from replicax.host import CompiledStep, Host
+from replicax.host import CompiledStep, Host, host_of
 from replicax.program.advice import advise_of_zeros
 from replicax.program.compiled_pass import Arrays, CompiledPass, Returned
 from replicax.program.flax_modules import PassedModules, UsedModules
@@ -34,6 +34,7 @@ from replicax.program.frames import ProgramFrame
 from replicax.program.global_view import GlobalView
 from replicax.program.handover import shown_names
 from replicax.program.jaxprs import constants_of
+from replicax.program.kept_layouts import KnownLayouts, layout_in
 from replicax.program.pytrees import Structure, flatten_outputs
 from replicax.program.results import Counts, marked_with
 from replicax.program.tracing import Pass, trace_function
@@ -57,6 +58,7 @@ class Program:
 
     Attributes:
         asked: Arguments of which it matters how many replicas returned them, and the number that the program is for.
+        layouts: How the arguments are sharded over devices, where the strategy does that: the program is right for it.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class Program:
         #: The programs of the first calls, in which the function builds variables.
         self._first = first
         self.asked = last.returned.asked
+        shards = host_of(last.strategy).placement.shards_variables
+        self.layouts = list(map(layout_in, arrays)) if shards and view is None else None
         assert last.traced.function is not None
         objects = [leaf for _, leaf in structure.static]
         self._watched = Watched(self._get_users(), objects, constants_of(last.traced.function.program))
@@ -87,13 +91,14 @@ class Program:
         return getattr(self._get_fn(), "__name__", "program")
 
     def _trace(self, name: str, arrays: Sequence[jax.Array | jax.ShapeDtypeStruct], replicas: int | None) -> list[Pass]:
-        argument_counts = [marked_with(array) for array in arrays]
+        argument_counts, layouts = [marked_with(array) for array in arrays], list(map(layout_in, arrays))
 
         def new_frame(outside: Trace, arrays: Arrays) -> ProgramFrame:
             frame = ProgramFrame(outside)
             frame.replicas = replicas
             frame.strategy = context.current().strategy if self._view is None else self._view.strategy
             frame.counts = Counts(arrays, argument_counts)
+            frame.layouts = KnownLayouts(arrays, layouts)
             return frame
 
         passes = trace_function(name, self._call, arrays, new_frame)
@@ -115,7 +120,8 @@ class Program:
             changes = settled_changes(frame)
             leaves, structure = flatten_outputs(result)
         counted, passed = frame.counts.of_results(leaves)
-        frame.returned = Returned(structure, counted, passed, frame.counts.asked, changes)
+        layouts = frame.layouts.of_results(leaves) if host_of(frame.strategy).placement.shards_variables else {}
+        frame.returned = Returned(structure, counted, passed, frame.counts.asked, changes, layouts)
         return leaves
 
     def __call__(self, arrays: Arrays) -> PyTree:
@@ -127,7 +133,9 @@ class Program:
         return result
 
     def fits(self, arrays: Arrays) -> bool:
-        """Returns whether results of `run` among the arguments count as they did when the program was traced."""
+        """Returns whether the arguments count, and are cut, as they did and were when the program was traced."""
+        if self.layouts is not None and self.layouts != list(map(layout_in, arrays)):
+            return False
         return all(marked_with(arrays[i]) == replicas for i, replicas in self.asked.items())
 
     def changed(self, structure: Structure) -> str | None:

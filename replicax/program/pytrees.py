@@ -8,7 +8,7 @@ and comes back as the very object on the way out.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import jax
 import numpy as np
@@ -61,6 +61,19 @@ class Structure:
         for i in range(self.count):
             leaves[i] = released_leaf(fixed[i]) if i in fixed else next(remaining)
         return jax.tree_util.tree_unflatten(self.treedef, leaves)
+
+    @property
+    def num_arrays(self) -> int:
+        """Number of its arrays."""
+        return self.count - len(self.static)
+
+    def paths(self) -> list[tuple[Hashable, ...]]:
+        """Returns for each array the keys that lead to it."""
+        fixed = {i for i, _ in self.static}
+        found, _ = jax.tree_util.tree_flatten_with_path(
+            jax.tree_util.tree_unflatten(self.treedef, list(range(self.count)))
+        )
+        return [path for i, (path, _) in enumerate(found) if i not in fixed]
 
 
 def flatten_inputs(tree: PyTree) -> tuple[list[jax.Array], Structure]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex_core
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
 from replicax.compat.jax_tracing import current_trace, traced_apart
@@ -35,6 +35,7 @@ from replicax.program.flax_variables import changes_taken_back, flax_state, sett
 from replicax.program.frames import ReplicaFrame
 from replicax.program.handover import store_values
 from replicax.program.jaxprs import inlined, marked_as_gradient
+from replicax.program.kept_layouts import CutLayouts, layout_in, layouts_of_results
 from replicax.program.keras_state import repeat_while_variables_are_created
 from replicax.program.late import Late
 from replicax.program.mapped_axes import install_mapped_axes
@@ -45,12 +46,13 @@ from replicax.program.row_draws import RowDraws, with_rows_together
 from replicax.program.row_random import drawing
 from replicax.program.scales import Search, find_local_mean, scope_of
 from replicax.program.settlements import BY_HAND
-from replicax.program.sharded_replicas import ReplicaShard, sharded_in, spec_of_shard
+from replicax.program.sharded_replicas import ReplicaShard, ReplicaSplit, sharded_in, spec_of_shard, split_of
 from replicax.program.summed_means import find_summed_mean
 from replicax.program.tracing import explained_op_by_op
 from replicax.program.unequal_types import types_explained
 from replicax.program.unknown_axes import axes_explained
 from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime.transfer import put
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.values import PerReplica
 from replicax.variable_access import (
@@ -98,8 +100,26 @@ class ReplicaCall:
         else:
             self.replicas = count or self.strategy.num_replicas_in_sync
         self._specs = [_STACKED if stacked else _SHARED for stacked in self._stacked]
+        self._layouts = self._known_layouts(layout_in if program is None else program.layouts.of)
         self._result: Structure | None = None
         self._changes: list[ModuleChange] = []
+
+    def _known_layouts(self, layout_of: Callable[[jax.Array], NamedSharding | None]) -> list[NamedSharding | None]:
+        """Returns how arguments stay cut over the devices of all replicas, where the strategy cuts values."""
+        placement = self.strategy.placement
+        if not placement.shards_variables:
+            return [None] * len(self._arrays)
+        mesh = placement.mesh_for(placement.replicas)
+        found = [None if stacked else layout_of(a) for a, stacked in zip(self._arrays, self._stacked, strict=True)]
+        return [layout if layout is not None and layout.mesh == mesh else None for layout in found]
+
+    def _result_layouts(self, shapes: Sequence[tuple[int, ...]], varying: Sequence[bool]) -> list[NamedSharding | None]:
+        """Returns how results are cut that replace arguments which are."""
+        result = self._result
+        assert result is not None
+        equal = [None if differs else shape for shape, differs in zip(shapes, varying, strict=True)]
+        given = list(zip(map(np.shape, self._arrays), self._layouts, strict=True))
+        return layouts_of_results(given, equal, lambda: (self._structure.paths(), result.paths()))
 
     def _shard_map(self, body: PyTreeFunction, in_specs: PyTree, out_specs: PyTree) -> PyTreeFunction:
         mesh = self.strategy.placement.mesh_for(self.replicas)
@@ -114,8 +134,15 @@ class ReplicaCall:
         if not program.saw_new:
             self._look_at(site)
         values = [self._rows(variable, frame.read(variable)) for variable in site.inputs]
-        mapped = self._cut(site) if self.strategy.cuts_steps else self._mapped(site)
+        layouts = self._result_layouts(
+            [var.aval.shape for var in site.program.jaxpr.outvars[: len(site.varying)]], site.varying
+        )
+        mapped = self._cut(site) if self.strategy.cuts_steps else self._mapped(site, layouts)
         outputs, new_values = mapped(self._arrays, values)
+        if self.replicas == self.strategy.num_replicas_in_sync:
+            outputs = list(map(_constrained, outputs, layouts))
+        for output, layout in zip(outputs, layouts, strict=True):
+            program.layouts.note(output, layout)
         for variable, value in zip(site.outputs, new_values, strict=True):
             if has_split_rows(variable):
                 value = value[: shape_of(variable)[0]]
@@ -183,6 +210,8 @@ class ReplicaCall:
                 new_values[i] = np.concatenate([value, array_of(variable)[self.replicas :]])
         stored = self.strategy.placement.stored(written, new_values)
         outputs = [out if differs else out[0] for out, differs in zip(outputs, varying, strict=True)]
+        layouts = self._result_layouts([np.shape(out) for out in outputs], varying)
+        outputs = [out if layout is None else put(out, layout) for out, layout in zip(outputs, layouts, strict=True)]
         rejoined = functools.partial(self.strategy.placement.rejoined, replicas=self.replicas)
         result = around_modules(rejoined, self._wrapped(outputs, varying))
         store_values(written, stored)
@@ -239,14 +268,29 @@ class ReplicaCall:
     def _row_numbers(self) -> frozenset[int]:
         return frozenset(size for size in self._batch_rows() if size is not None)
 
-    def _mapped(self, site: ReplicaProgram) -> PyTreeFunction:
-        """Returns the function over global arrays: (arguments, variables read) -> (results, variables written)."""
-        if site.late is not None and any(site.late.is_late):
-            return functools.partial(self._in_two_parts, site, site.late)
+    def _mapped(self, site: ReplicaProgram, layouts: CutLayouts) -> PyTreeFunction:
+        """Returns the function over global arrays: (arguments, variables read) -> (results, variables written).
+
+        Args:
+            site: The function.
+            layouts: How each result is cut.
+        """
+        if site.late is not None and (any(site.late.is_late) or any(self._splits(self._layouts))):
+            return functools.partial(self._in_two_parts, site, site.late, self._splits(layouts))
         return self._shard_map(self._body(site), *self._specs_of(site))
 
+    def _splits(self, layouts: CutLayouts) -> list[ReplicaSplit | None]:
+        """Returns how values are sharded over the replicas of this call: of a partial batch each has all of them."""
+        takes_all = self.replicas == self.strategy.num_replicas_in_sync
+        return [split_of(layout) if takes_all else None for layout in layouts]
+
     def _in_two_parts(
-        self, site: ReplicaProgram, parts: Late, arrays: Sequence[jax.Array], values: Sequence[jax.Array]
+        self,
+        site: ReplicaProgram,
+        parts: Late,
+        kept: Sequence[ReplicaSplit | None],
+        arrays: Sequence[jax.Array],
+        values: Sequence[jax.Array],
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Does the same; what needs no replica any more comes after the map, which gets fewer variables for it."""
         in_specs, (output_specs, stored_specs) = self._specs_of(site)
@@ -258,8 +302,13 @@ class ReplicaCall:
         sharded = sharded_in(self.strategy, site.inputs, site.outputs, needed, self.replicas)
         if (program := enclosing_program()) is not None:
             program.note_replicas([site.inputs[number] for number in needed], sharded.in_update)
+        splits = self._splits(self._layouts)
+        shapes = dict(sharded.shapes)
+        shapes |= {np.shape(a): split for a, split in zip(arrays, splits, strict=True) if split is not None}
+        kept = [*kept, *[None] * len(site.outputs)]
+        array_specs = list(map(spec_of_shard, splits, in_specs[0]))
         given_specs = [spec_of_shard(sharded.variables[number], in_specs[1][number]) for number in needed]
-        sent_specs = [spec_of_shard(split, _SHARED) for split in parts.sent_splits(sharded.shapes)]
+        sent_specs = [spec_of_shard(split, _SHARED) for split in parts.sent_splits(shapes)]
 
         def body(arrays: Sequence[jax.Array], given: Sequence[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
             local: list[Any] = [None] * len(values)  # what is not needed stays None
@@ -271,12 +320,13 @@ class ReplicaCall:
                     local[number] = _component(value) if is_per_replica_variable(site.inputs[number]) else value
             inside = site.constants(local)
             constants_of_early = {i: inside[i] for i in parts.needed}
-            results, sent = parts.early(constants_of_early, arrays, sharded.shapes, self.strategy.sum_together)
+            own = [a if split is None else ReplicaShard(a, split) for a, split in zip(arrays, splits, strict=True)]
+            results, sent = parts.early(constants_of_early, own, shapes, self.strategy.sum_together, kept)
             results[:first_stored] = site.typed(results[:first_stored])
             return [results[i][None] if is_stacked[i] else results[i] for i in early], sent
 
-        out_specs = ([specs[i] for i in early], sent_specs)
-        mapped = self._shard_map(body, (in_specs[0], given_specs), out_specs)
+        out_specs = ([spec_of_shard(kept[i], specs[i]) for i in early], sent_specs)
+        mapped = self._shard_map(body, (array_specs, given_specs), out_specs)
         found, sent = mapped(arrays, [values[number] for number in needed])
         of_replicas, afterwards = iter(found), iter(parts.late(constants, list(map(jnp.asarray, arrays)), sent))
         results = [next(afterwards) if late else next(of_replicas) for late in parts.is_late]
@@ -393,6 +443,10 @@ class ReplicaCall:
 
 def _spec(variable: VariableLike) -> PartitionSpec:
     return _STACKED if is_per_replica_variable(variable) or has_split_rows(variable) else _SHARED
+
+
+def _constrained(value: jax.Array, layout: NamedSharding | None) -> jax.Array:
+    return value if layout is None else jax.lax.with_sharding_constraint(value, layout)
 
 
 def _component(stacked: jax.Array) -> jax.Array:

@@ -236,8 +236,11 @@ def sharded_in(
 
 def split_over_replicas(sharding: Sharding | None, variable: VariableLike) -> ReplicaSplit | None:
     """Returns how a variable is sharded over the replicas; None if each has all of it."""
-    if is_per_replica_variable(variable) or has_split_rows(variable):
-        return None
+    return None if is_per_replica_variable(variable) or has_split_rows(variable) else split_of(sharding)
+
+
+def split_of(sharding: Sharding | None) -> ReplicaSplit | None:
+    """Returns how a value with a sharding is sharded over the replicas; None if each has all of it."""
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None
     if REPLICA_AXIS not in sharding.spec:

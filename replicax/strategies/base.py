@@ -382,7 +382,10 @@ class Strategy(TFSpellings, Explaining, HostDefaults, AdvisedContract):
 
     @abc.abstractmethod
     def replicate(self, tree: PyTree) -> PyTree:
-        """Returns a copy of the arrays and numbers in `tree` that every device of the strategy holds in full."""
+        """Returns a copy of the arrays and numbers in `tree` on the devices of the strategy.
+
+        Every device holds them in full, unless the strategy shards variables: then its rule cuts them, too.
+        """
 
     @abc.abstractmethod
     def distribute_dataset(

@@ -8,16 +8,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 
+from replicax.compat.jax import is_random_key
+from replicax.containers import opened
 from replicax.errors import ArgumentError
 from replicax.placement_like import PlacementLike
 from replicax.program.function import Function
+from replicax.program.pytrees import is_number_like
 from replicax.runtime.transfer import beside_device
 from replicax.shown import Shown, html_table, in_columns, joined
 from replicax.strategies.showing import Showing
 from replicax.typing import PyTree
-from replicax.variable_access import VariableLike, dtype_of, is_per_replica_variable, name_of, shape_of
+from replicax.variable_access import (
+    TreeLeaf,
+    VariableLike,
+    dtype_of,
+    is_per_replica_variable,
+    is_variable,
+    name_of,
+    shape_of,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -63,12 +74,14 @@ class Explaining(Showing):
 
     def explain(
         self,
-        variables: Sequence[VariableLike] | keras.Model | Function[..., Any],
+        variables: Sequence[VariableLike] | keras.Model | Function[..., Any] | PyTree,
         *args: PyTree,
         step: PyTree = None,
         **kwargs: PyTree,
     ) -> Shown:
         """Returns a table, one line for each variable: its path, shape, layout, bytes on each device, and the rule.
+
+        An array in a pytree, such as a state that `replicate` has placed, has a line as well.
 
         With several variables the last line has their sum. A notebook shows the table as one. Where a step is compiled
         for it, a second table counts the collectives of the compiled program: how many there are of each kind, over
@@ -76,7 +89,7 @@ class Explaining(Showing):
 
         Args:
             variables: Variables; or a Keras model (whose optimizer's are listed too); or an `rx.function`, of which
-                the variables that it uses are listed, and the collectives counted.
+                the variables that it uses are listed, and the collectives counted; or a pytree of arrays and variables.
             args: The arguments of the `rx.function`, which is traced and compiled for them, and not run.
             step: With a compiled Keras model, a batch of its training, such as `(x, y)`: the collectives of the step
                 of `fit` are counted. True for a batch like those that the model has been trained on, with one row for
@@ -101,7 +114,7 @@ class Explaining(Showing):
         is_model = hasattr(variables, "variables")
         if step is not None and step is not False:
             return self._explained_step(variables, step, is_model)
-        return self._table(self._variables_of(variables) if is_model else variables)
+        return self._table(self._variables_of(variables) if is_model else variables_in(variables))
 
     def _explained_step(self, model: Any, step: PyTree, is_model: bool) -> Shown:
         if not is_model or getattr(model, "optimizer", None) is None:
@@ -120,11 +133,14 @@ class Explaining(Showing):
         return [*model.variables, *(optimizer.variables if optimizer is not None else ())]
 
     def _table(self, variables: Sequence[VariableLike]) -> Shown:
-        rows = [self._explained(variable) for variable in variables]
+        rows = [
+            self._explained_leaf(each) if isinstance(each, TreeLeaf) else self._explained(each) for each in variables
+        ]
         if len(rows) <= 1:
             return explanation(rows)
-        whole = sum(math.prod(shape_of(each)) * jnp.dtype(dtype_of(each)).itemsize for each in variables)
-        total = Explained("total", f"{len(rows)} variables", self._sum_of, sum(row.bytes for row in rows))
+        kind = "arrays" if any(isinstance(each, TreeLeaf) for each in variables) else "variables"
+        whole = sum(_bytes(each, None) for each in variables)
+        total = Explained("total", f"{len(rows)} {kind}", self._sum_of, sum(row.bytes for row in rows))
         why = f"of {whole} bytes in all" if self._shards else ""
         return explanation([*rows, total._replace(why=why)])
 
@@ -144,12 +160,28 @@ class Explaining(Showing):
 
     def _explained(self, variable: VariableLike) -> Explained:
         sharding, shape = self.placement.variable_sharding(variable), shape_of(variable)
-        part = shape if sharding is None or is_per_replica_variable(variable) else sharding.shard_shape(shape)
-        local = math.prod(part) * jnp.dtype(dtype_of(variable)).itemsize
+        local = _bytes(variable, None if is_per_replica_variable(variable) else sharding)
         where = self._layout_of(variable)
         if beside_device(sharding) is not None:
             where, local = f"{where}, on the host", 0
         return Explained(name_of(variable), str(shape), where, local, self._why(variable))
+
+    def _explained_leaf(self, leaf: TreeLeaf) -> Explained:
+        """Returns the line of an array: where it is, or if it is not on the devices yet, where `replicate` puts it."""
+        planned = self.placement.leaf_sharding(leaf)
+        held = leaf.value.sharding if isinstance(leaf.value, jax.Array) else None
+        if planned is None:
+            return Explained(leaf.name, str(shape_of(leaf)), "as JAX has it", _bytes(leaf, held))
+        is_whole = planned.is_fully_replicated
+        where = MIRRORED if is_whole else self._layout_of(leaf)
+        why = "" if not self._shards else "random keys stay whole" if is_random_key(leaf.value) else self._why(leaf)
+        row = Explained(leaf.name, str(shape_of(leaf)), where, _bytes(leaf, planned), why)
+        if held is None or held.device_set != planned.device_set:
+            return row._replace(where=f"{where}, after strategy.replicate")
+        if held.is_equivalent_to(planned, len(shape_of(leaf))):
+            return row
+        found = MIRRORED if held.is_fully_replicated else str(tuple(getattr(held, "spec", ())))
+        return row._replace(where=found, bytes=_bytes(leaf, held), why=f"after strategy.replicate: {where}")
 
     def _why(self, variable: VariableLike) -> str:
         """Returns the rule that decided about a variable's layout; empty where the strategy shards none."""
@@ -164,6 +196,32 @@ class Explaining(Showing):
             return MIRRORED
         assert isinstance(sharding, NamedSharding)
         return str(tuple(sharding.spec))
+
+
+def leaf_name(path: Sequence[Any]) -> str:
+    """Returns the name of a leaf of a pytree: the keys that lead to it."""
+    return jax.tree_util.keystr(tuple(path), simple=True, separator="/") or "value"
+
+
+def variables_in(tree: PyTree) -> list[VariableLike]:
+    """Returns the variables in a pytree, and the arrays and numbers as such with names.
+
+    Raises:
+        ArgumentError: There is something else in it.
+    """
+    paths, _ = jax.tree_util.tree_flatten_with_path(opened(tree), is_leaf=is_variable)
+    wrong = [leaf for _, leaf in paths if not is_variable(leaf) and not is_number_like(leaf)]
+    if wrong:
+        raise ArgumentError(f"Variables, arrays and numbers can be explained, got {wrong[0]!r:.100}.")
+    return [leaf if is_variable(leaf) else TreeLeaf(leaf_name(path), leaf) for path, leaf in paths]
+
+
+def _bytes(variable: VariableLike, sharding: Sharding | None) -> int:
+    """Returns the bytes that a device holds of a variable."""
+    shape = shape_of(variable)
+    part = shape if sharding is None else sharding.shard_shape(shape)
+    dtype = dtype_of(variable) if isinstance(variable, TreeLeaf) else jnp.dtype(dtype_of(variable))
+    return math.prod(part) * int(dtype.itemsize)  # type: ignore[union-attr]  # a dtype, NumPy's or of random keys
 
 
 def _name(function: Callable[..., object]) -> str:

@@ -30,13 +30,15 @@ from replicax.runtime.devices import device_name
 from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.runtime.transfer import host_copy
 from replicax.strategies.combining import Combine, Components, compiled, one_per_replica, value_of, values_of
+from replicax.strategies.explaining import leaf_name
 from replicax.strategies.gradient_memory import GradientMemory
 from replicax.strategies.mesh_input import MeshInput
 from replicax.strategies.placement import Placement
 from replicax.strategies.replica_context import ReplicaContext
+from replicax.strategies.replica_devices import placed_copies
 from replicax.typing import Leaf, PyTree, PyTreeFunction
 from replicax.values import Mirrored, PerReplica, is_per_replica
-from replicax.variable_access import VariableLike, dtype_of, shape_of
+from replicax.variable_access import TreeLeaf, VariableLike, dtype_of, shape_of
 
 
 class MeshStrategy(MeshInput):
@@ -253,13 +255,18 @@ class MeshStrategy(MeshInput):
         return known
 
     def replicate(self, tree: PyTree) -> PyTree:
-        """Returns a copy of the arrays and numbers in `tree` that every device of the strategy holds in full.
+        """Returns a copy of the arrays and numbers in `tree` on the devices of the strategy.
+
+        Every device holds them in full; under a strategy that shards variables each of them is cut by its rule, with
+        the keys that lead to it as its name (`"0/params/Dense_0/kernel"`). A step gathers such an array where it uses
+        it, and what it returns in its place is cut alike. Random keys stay whole. `explain(tree)` tells.
 
         On several workers it is the chief's. All of them call this together, with the same structure, shapes and
         dtypes.
 
         Raises:
             ValuesMismatchError: They differ.
+            LayoutError: A pattern of a user's layouts does not fit the array that it matches.
         """
         tree = opened(tree)
         paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
@@ -268,8 +275,10 @@ class MeshStrategy(MeshInput):
         arrays = [i for i, leaf in enumerate(leaves) if i not in settings and is_number_like(leaf)]
         names = [f"value{jax.tree_util.keystr(paths[i][0])}" for i in arrays]
         agreed = self._agreed([leaves[i] for i in arrays], names, "values given to strategy.replicate")
-        for i, value in zip(arrays, agreed, strict=True):
-            leaves[i] = self.placement.place(value)
+        named = [TreeLeaf(leaf_name(paths[i][0]), leaves[i]) for i in arrays]
+        placed = placed_copies(agreed, list(map(self.placement.leaf_sharding, named)))
+        for i, value in zip(arrays, placed, strict=True):
+            leaves[i] = value
         return jax.tree_util.tree_unflatten(treedef, leaves)
 
     def _agreed(

@@ -12,16 +12,19 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 import replicax.health as health
+from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import beside_traces
 from replicax.errors import WorkersDisagreeError
 from replicax.membership.worlds import Worlds
 from replicax.placement_like import FirstValueLike
 from replicax.program.handover import store_values
+from replicax.program.kept_layouts import layout_in
 from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible
 from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
 from replicax.strategies.replica_devices import ReplicaDevices, placed_copies, placed_copy
 from replicax.variable_access import (
+    TreeLeaf,
     VariableLike,
     array_of,
     has_split_rows,
@@ -102,6 +105,11 @@ class Placement(ReplicaDevices):
         sharding = NamedSharding(self.mesh_for(self.replicas), self._layout(variable))
         is_beside = self._lives_on_host is not None and self._lives_on_host(variable)
         return sharding.with_memory_kind(HOST_MEMORY) if is_beside else sharding
+
+    def leaf_sharding(self, leaf: TreeLeaf) -> Sharding:
+        """Returns where `replicate` puts a leaf of a pytree: by the rule for variables, and random keys whole."""
+        cuts = self.shards_variables and not is_random_key(leaf.value)
+        return self.variable_sharding(leaf) if cuts else self.sharding(stacked=False)
 
     def program_sharding(self, variable: VariableLike, replicas: int) -> Sharding:
         """Returns where a variable's value is at the beginning and end of a program on `replicas` replicas."""
@@ -266,10 +274,21 @@ class Placement(ReplicaDevices):
 
     def stored(self, variables: Sequence[VariableLike], values: Sequence[jax.Array]) -> list[jax.Array]:
         """Returns what a program on any number of replicas has computed for variables as they keep it."""
+        return self.moved(values, [self.variable_sharding(variable) for variable in variables])
+
+    def moved(self, values: Sequence[jax.Array], shardings: Sequence[Sharding]) -> list[jax.Array]:
+        """Returns what a program on any number of replicas has computed, with these shardings."""
         if self.spans_processes:
             with health.phase(health.WAIT, "variables of a partial batch"):
                 values = from_chief(values)  # type: ignore[assignment]  # In host memory: each process takes its shards.
-        return [put(value, self.variable_sharding(variable)) for variable, value in zip(variables, values, strict=True)]
+        return list(map(put, values, shardings))
+
+    def shrunk(self, array: jax.Array, replicas: int) -> jax.Array:
+        """Returns an argument that is on all devices as a program on `replicas` replicas needs it: whole."""
+        layout = layout_in(array)
+        if layout is not None and layout.mesh == self.mesh_for(self.replicas):
+            return self._shrunk_value(array, replicas)
+        return super().shrunk(array, replicas)
 
 
 def _own_or_empty(value: jax.Array) -> jax.Array | np.ndarray:
