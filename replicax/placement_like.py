@@ -80,7 +80,7 @@ class ReplicaDevicesLike(Protocol):
         """
 
     def shrunk(self, array: jax.Array, replicas: int) -> jax.Array:
-        """Returns an argument that is mirrored on all devices as a program on `replicas` replicas takes it."""
+        """Returns an argument that is on all devices, mirrored or cut, as a program on `replicas` replicas takes it."""
 
     def takes_part(self, replicas: int) -> bool:
         """Returns whether a device of the first `replicas` replicas belongs to this process."""

@@ -57,7 +57,7 @@ class Returned:
         passed: Which of them are arguments: pairs of the two positions.
         asked: Arguments of which it matters how many replicas returned them, and the number that the pass is for.
         changes: The attributes of flax's modules that the function sets.
-        layouts: How arrays are cut over the devices between calls, by their positions.
+        layouts: Where arrays are between calls, cut over the devices or whole, by their positions.
     """
 
     structure: Structure
@@ -349,7 +349,7 @@ class CompiledPass:
     def _stored_partial(self, leaves: list[jax.Array], new_values: list[jax.Array], arrays: Arrays) -> PyTree:
         placement = self._host.placement
         stored = placement.stored(self.variables.written, new_values)
-        cut = self.returned.layouts
+        cut = {i: layout for i, layout in self.returned.layouts.items() if not layout.is_fully_replicated}
         whole = iter(placement.spread([leaf for i, leaf in enumerate(leaves) if i not in cut]))
         parts = iter(placement.moved([leaves[i] for i in cut], list(cut.values())))
         leaves = [next(parts) if i in cut else next(whole) for i in range(len(leaves))]

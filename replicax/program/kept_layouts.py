@@ -31,7 +31,7 @@ def layout_in(value: Leaf) -> NamedSharding | None:
 
 
 class KnownLayouts:
-    """How arrays of a program are cut, as far as that is known while it is traced.
+    """How arrays of a program are cut, or that they are whole, as far as that is known while it is traced.
 
     Args:
         arguments: The program's arguments, as they are traced.
@@ -50,7 +50,7 @@ class KnownLayouts:
             self._known[id(array)] = array, layout
 
     def of(self, array: jax.Array) -> NamedSharding | None:
-        """Returns how `array` is cut, None if it is whole or nothing is known."""
+        """Returns how `array` is cut, None if nothing is known."""
         return self._known[id(array)][1] if id(array) in self._known else None
 
     def of_results(self, leaves: Sequence[jax.Array]) -> dict[int, NamedSharding]:

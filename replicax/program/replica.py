@@ -111,7 +111,10 @@ class ReplicaCall:
             return [None] * len(self._arrays)
         mesh = placement.mesh_for(placement.replicas)
         found = [None if stacked else layout_of(a) for a, stacked in zip(self._arrays, self._stacked, strict=True)]
-        return [layout if layout is not None and layout.mesh == mesh else None for layout in found]
+        return [
+            layout if layout is not None and layout.mesh == mesh and not layout.is_fully_replicated else None
+            for layout in found
+        ]
 
     def _result_layouts(self, shapes: Sequence[tuple[int, ...]], varying: Sequence[bool]) -> list[NamedSharding | None]:
         """Returns how results are cut that replace arguments which are."""
@@ -141,8 +144,10 @@ class ReplicaCall:
         outputs, new_values = mapped(self._arrays, values)
         if self.replicas == self.strategy.num_replicas_in_sync:
             outputs = list(map(_constrained, outputs, layouts))
-        for output, layout in zip(outputs, layouts, strict=True):
-            program.layouts.note(output, layout)
+        # What is equal and replaces nothing that is cut stays whole: XLA would cut it as it likes.
+        whole = self.strategy.placement.sharding(stacked=False) if self.strategy.placement.shards_variables else None
+        for output, layout, differs in zip(outputs, layouts, site.varying, strict=True):
+            program.layouts.note(output, None if differs else layout or whole)
         for variable, value in zip(site.outputs, new_values, strict=True):
             if has_split_rows(variable):
                 value = value[: shape_of(variable)[0]]

@@ -14,6 +14,7 @@ import replicax.context as context
 from replicax.equality import difference
 from replicax.errors import ReduceError
 from replicax.program.enclosing import returned_by
+from replicax.program.kept_layouts import layout_in
 from replicax.program.pytrees import is_number_like
 from replicax.program.results import COMBINED
 from replicax.reduce_op import ReduceOp, as_mean, as_sum
@@ -128,7 +129,7 @@ def reduced_plain(op: ReduceOp, leaf: Leaf, axis: int | Sequence[int] | None, re
 
 
 def _is_for_all(value: Leaf) -> bool:
-    return returned_by(value) == COMBINED or isinstance(value, Mirrored)
+    return returned_by(value) == COMBINED or isinstance(value, Mirrored) or layout_in(value) is not None
 
 
 def _no_sum(leaf: Leaf, value: Leaf, replicas: int) -> str:

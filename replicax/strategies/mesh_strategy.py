@@ -23,12 +23,13 @@ from replicax.membership.worlds import Worlds
 from replicax.program.components import without_per_replica
 from replicax.program.enclosing import enclosing_program, settle_strategy
 from replicax.program.function import ProgramCache, WeakProgramCaches
+from replicax.program.kept_layouts import layout_in
 from replicax.program.pytrees import is_number_like
 from replicax.program.replica import ReplicaCall
 from replicax.renewal import renewed
 from replicax.runtime.devices import device_name
-from replicax.runtime.mesh import REPLICA_AXIS
-from replicax.runtime.transfer import host_copy
+from replicax.runtime.mesh import REPLICA_AXIS, mirrored_sharding
+from replicax.runtime.transfer import host_copy, put
 from replicax.strategies.combining import Combine, Components, compiled, one_per_replica, value_of, values_of
 from replicax.strategies.explaining import leaf_name
 from replicax.strategies.gradient_memory import GradientMemory
@@ -295,12 +296,15 @@ class MeshStrategy(MeshInput):
         return worlds.attempt(lambda: worlds.executed(run, _itself, _itself))
 
     def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
-        """Returns the components of `value`, one for each replica of this process."""
+        """Returns the components of `value`, one for each replica of this process.
+
+        An array that is cut over the devices of several workers is gathered: all of them call this together then.
+        """
         leaves, treedef = jax.tree_util.tree_flatten(opened(value), is_leaf=is_per_replica)
         found = [self._of_this_process(one_per_replica(leaf)) for leaf in leaves]
         counts = {len(each.values) for each in found if each is not None and is_per_replica(each)}
         counts = counts or {_count_here(self, each.num_replicas) for each in found if each is not None}
-        if not counts and any(isinstance(leaf, Mirrored) for leaf in values_of(leaves)):
+        if not counts and any(isinstance(leaf, Mirrored) or layout_in(leaf) for leaf in values_of(leaves)):
             counts = {len(self.placement.processes.local)}
         if not counts:
             return (values_of(value),)
@@ -357,6 +361,9 @@ def _components(leaf: Leaf, each: Components | None, number: int) -> tuple[PyTre
     leaf = value_of(leaf)
     if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
         return (leaf,) * number
+    cut = layout_in(leaf)
+    if cut is not None:
+        leaf = put(leaf, mirrored_sharding(cut.mesh))
     # Copies: the shards are parts of an array that a program may be given to overwrite.
     if isinstance(leaf, Mirrored) and len(leaf.addressable_shards) >= number:
         return tuple(jax.numpy.copy(shard.data) for shard in leaf.addressable_shards)[:number]

@@ -18,7 +18,6 @@ from replicax.errors import WorkersDisagreeError
 from replicax.membership.worlds import Worlds
 from replicax.placement_like import FirstValueLike
 from replicax.program.handover import store_values
-from replicax.program.kept_layouts import layout_in
 from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible
 from replicax.runtime.transfer import HOST_MEMORY, from_chief, put
 from replicax.strategies.agreement import FIRST_VALUES, Agreement, described
@@ -155,12 +154,6 @@ class Placement(ReplicaDevices):
             return values
         return [self._shrunk_value(value, replicas) for value in values]
 
-    def _shrunk_value(self, value: jax.Array, replicas: int) -> jax.Array:
-        if not value.sharding.is_fully_replicated and not self.spans_processes:
-            return self.place(value, replicas=replicas)
-        # Between processes there is no way but over all devices: only they can run a program together.
-        return self._first(put(value, self.sharding(stacked=False)), replicas)
-
     @functools.cached_property
     def _first_values(self) -> FirstValues:
         from replicax.strategies.first_values import FirstValues
@@ -282,13 +275,6 @@ class Placement(ReplicaDevices):
             with health.phase(health.WAIT, "variables of a partial batch"):
                 values = from_chief(values)  # type: ignore[assignment]  # In host memory: each process takes its shards.
         return list(map(put, values, shardings))
-
-    def shrunk(self, array: jax.Array, replicas: int) -> jax.Array:
-        """Returns an argument that is on all devices as a program on `replicas` replicas needs it: whole."""
-        layout = layout_in(array)
-        if layout is not None and layout.mesh == self.mesh_for(self.replicas):
-            return self._shrunk_value(array, replicas)
-        return super().shrunk(array, replicas)
 
 
 def _own_or_empty(value: jax.Array) -> jax.Array | np.ndarray:

@@ -103,10 +103,16 @@ class ReplicaDevices:
         return self.sharding(stacked=False, replicas=replicas) if self.spans_processes else None
 
     def shrunk(self, array: jax.Array, replicas: int) -> jax.Array:
-        """Returns an argument that is mirrored on all devices as a program on `replicas` replicas needs it."""
-        if isinstance(array, jax.Array) and array.sharding == self.sharding(stacked=False):
-            return self._first(array, replicas)
+        """Returns an argument that is on all devices, mirrored or cut, as a program on `replicas` replicas needs it."""
+        if isinstance(array, jax.Array) and array.sharding.device_set == self.sharding(stacked=False).device_set:
+            return self._shrunk_value(array, replicas)
         return array
+
+    def _shrunk_value(self, value: jax.Array, replicas: int) -> jax.Array:
+        if not value.sharding.is_fully_replicated and not self.spans_processes:
+            return self.place(value, replicas=replicas)
+        # Between processes there is no way but over all devices: only they can run a program together.
+        return self._first(put(value, self.sharding(stacked=False)), replicas)
 
     def _first(self, mirrored: jax.Array, replicas: int) -> jax.Array:
         shards = {shard.device: shard.data for shard in mirrored.addressable_shards}
