@@ -113,6 +113,17 @@ def advise_of_changed_object(strategy: _Advised | None, name: str, where: str) -
     )
 
 
+def advise_of_whole_state(strategy: Host | None, name: str, elements: int) -> None:
+    """Says that a strategy that shards has nothing to shard: a state in plain JAX that every device holds whole."""
+    advise(
+        strategy,
+        f"the state of {name}",
+        f"{name} takes and returns arrays with {elements:,} elements that every device holds whole, though "
+        f"{type(strategy).__name__} shards. Place the state first: state = strategy.replicate(state) cuts it by the "
+        "strategy's rule, and each step keeps it so (strategy.explain(state)).",
+    )
+
+
 def advise_of_captured(strategy: Host | None, name: str) -> None:
     """Says that a step computes with a per-replica value that is no argument."""
     advise(

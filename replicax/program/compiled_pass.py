@@ -57,7 +57,7 @@ class Returned:
         passed: Which of them are arguments: pairs of the two positions.
         asked: Arguments of which it matters how many replicas returned them, and the number that the pass is for.
         changes: The attributes of flax's modules that the function sets.
-        layouts: Where arrays are between calls, cut over the devices or whole, by their positions.
+        layouts: Where arrays are between calls, sharded over the devices or whole, by their positions.
     """
 
     structure: Structure
@@ -101,7 +101,7 @@ class CompiledPass:
         self._takes_part = not self._is_partial or placement.takes_part(self._replicas)
         self._host_calls = HostCalls(name, self._function.program)
         self._worlds = placement.worlds
-        #: How results are cut over the devices when the program ends; those of a partial batch are cut afterwards.
+        #: How results are sharded over the devices when the program ends; those of a partial batch are cut afterwards.
         self._layouts = {} if self._is_partial or view is not None else self.returned.layouts
         self.variables = BoundVariables(
             self._function.read, self._function.written, self._host, self._replicas, self._view, frame.in_update
@@ -336,9 +336,7 @@ class CompiledPass:
 
     def _placeholders(self, inputs: Inputs) -> Outputs:
         """Returns what the program returns elsewhere, with other numbers; its real results are sent here."""
-        outputs: Outputs = jax.tree_util.tree_map(
-            lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(self.compiled, *inputs)
-        )
+        outputs: Outputs = jax.tree_util.tree_map(_placeholder, jax.eval_shape(self.compiled, *inputs))
         return outputs
 
     def _store_partial(self, leaves: list[jax.Array], new_values: list[jax.Array], arrays: Arrays) -> PyTree:
@@ -367,6 +365,11 @@ class CompiledPass:
             mark(leaves[i], replicas)
         for i, argument in self.returned.passed:
             mark(leaves[i], marked_with(arrays[argument]))
+
+
+def _placeholder(result: jax.ShapeDtypeStruct) -> jax.Array | np.ndarray:
+    is_key = jnp.issubdtype(result.dtype, jax.dtypes.prng_key)
+    return jnp.empty(result.shape, result.dtype) if is_key else np.zeros(result.shape, result.dtype)
 
 
 def _in_turn(program: Callable[..., PyTree]) -> Callable[..., PyTree]:

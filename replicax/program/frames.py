@@ -231,7 +231,7 @@ class ProgramFrame(TracedFrame):
         strategy: The strategy that the program runs under, once known.
         replicas: Number of replicas that take part, once known.
         counts: Which arrays are results of a `strategy.run`.
-        layouts: Which arrays stay cut over the devices from call to call.
+        layouts: Which arrays stay sharded over the devices from call to call.
         in_update: The variables that only the updates after the replicas read, by their ids.
     """
 

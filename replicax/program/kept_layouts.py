@@ -1,6 +1,6 @@
-"""Arrays that stay cut over the devices from step to step: the state of a loop in plain JAX, as `replicate` cuts it.
+"""Arrays that stay sharded from step to step: the state of a loop in plain JAX, as `replicate` cuts it.
 
-A program notes how each of its arguments is cut. What a step returns in the place of such an argument is cut alike.
+A program notes how each of its arguments is cut. A result that takes the place of such an argument is cut alike.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Path: TypeAlias = tuple[Hashable, ...]
 
 
 def layout_in(value: Leaf) -> NamedSharding | None:
-    """Returns how an array is cut over devices; None for one that each of them has in full, and any other value."""
+    """Returns how an array is sharded over devices; None for one that each of them has in full, and any other value."""
     if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array):
         return None
     sharding = value.sharding

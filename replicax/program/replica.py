@@ -19,12 +19,19 @@ from jax.extend import core as jex_core
 from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax.context as context
+from replicax.compat.jax import is_random_key
 from replicax.compat.jax_tracing import current_trace, traced_apart
 from replicax.errors import ReplicaDivergenceError, ReplicaShapeError
 from replicax.host import PER_ROW, Host
 from replicax.program.accesses import Accesses
 from replicax.program.accumulators import find_not_summable
-from replicax.program.advice import advise_of_captured, advise_of_local_mean, advise_of_total, advise_of_zeros
+from replicax.program.advice import (
+    advise_of_captured,
+    advise_of_local_mean,
+    advise_of_total,
+    advise_of_whole_state,
+    advise_of_zeros,
+)
 from replicax.program.components import without_per_replica
 from replicax.program.control_flow import install_control_flow
 from replicax.program.eager_frame import DIFFERS_NOW, EagerReplicaFrame, differs_now
@@ -51,7 +58,7 @@ from replicax.program.summed_means import find_summed_mean
 from replicax.program.tracing import explained_op_by_op
 from replicax.program.unequal_types import types_explained
 from replicax.program.unknown_axes import axes_explained
-from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.runtime.mesh import REPLICA_AXIS, longest_divisible
 from replicax.runtime.transfer import put
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.values import PerReplica
@@ -67,6 +74,7 @@ from replicax.variable_access import (
 _SHARED, _STACKED = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
 #: How arguments or results lie over the replicas: first those of the function, then those of variables.
 _Specs: TypeAlias = tuple[list[PartitionSpec], list[PartitionSpec]]
+_LARGE = 2**20  # elements of a state; from here on a copy on each device is told
 _AXES = {REPLICA_AXIS}  # A mesh may have more axes; those are XLA's to partition over.
 
 
@@ -105,22 +113,28 @@ class ReplicaCall:
         self._changes: list[ModuleChange] = []
 
     def _known_layouts(self, layout_of: Callable[[jax.Array], NamedSharding | None]) -> list[NamedSharding | None]:
-        """Returns how arguments stay cut over the devices of all replicas, where the strategy cuts values."""
+        """Returns how arguments stay sharded over the devices of all replicas, where the strategy cuts values."""
         placement = self.strategy.placement
         if not placement.shards_variables:
             return [None] * len(self._arrays)
         mesh = placement.mesh_for(placement.replicas)
-        found = [None if stacked else layout_of(a) for a, stacked in zip(self._arrays, self._stacked, strict=True)]
+        found = [
+            None if stacked or is_random_key(array) else layout_of(array)
+            for array, stacked in zip(self._arrays, self._stacked, strict=True)
+        ]
         return [
             layout if layout is not None and layout.mesh == mesh and not layout.is_fully_replicated else None
             for layout in found
         ]
 
-    def _result_layouts(self, shapes: Sequence[tuple[int, ...]], varying: Sequence[bool]) -> list[NamedSharding | None]:
-        """Returns how results are cut that replace arguments which are."""
+    def _result_layouts(self, types: Sequence[Any], varying: Sequence[bool]) -> list[NamedSharding | None]:
+        """Returns how results, of which the shapes and dtypes are given, are cut: those that replace cut arguments."""
         result = self._result
         assert result is not None
-        equal = [None if differs else shape for shape, differs in zip(shapes, varying, strict=True)]
+        equal = [
+            None if differs or jnp.issubdtype(each.dtype, jax.dtypes.prng_key) else each.shape
+            for each, differs in zip(types, varying, strict=True)
+        ]
         given = list(zip(map(np.shape, self._arrays), self._layouts, strict=True))
         return layouts_of_results(given, equal, lambda: (self._structure.paths(), result.paths()))
 
@@ -137,14 +151,12 @@ class ReplicaCall:
         if not program.saw_new:
             self._look_at(site)
         values = [self._rows(variable, frame.read(variable)) for variable in site.inputs]
-        layouts = self._result_layouts(
-            [var.aval.shape for var in site.program.jaxpr.outvars[: len(site.varying)]], site.varying
-        )
+        layouts = self._result_layouts(site.program.out_avals[: len(site.varying)], site.varying)
         mapped = self._cut(site) if self.strategy.cuts_steps else self._mapped(site, layouts)
         outputs, new_values = mapped(self._arrays, values)
         if self.replicas == self.strategy.num_replicas_in_sync:
             outputs = list(map(_constrained, outputs, layouts))
-        # What is equal and replaces nothing that is cut stays whole: XLA would cut it as it likes.
+        # Other results that are equal stay whole: XLA would cut them as it likes.
         whole = self.strategy.placement.sharding(stacked=False) if self.strategy.placement.shards_variables else None
         for output, layout, differs in zip(outputs, layouts, site.varying, strict=True):
             program.layouts.note(output, None if differs else layout or whole)
@@ -215,7 +227,7 @@ class ReplicaCall:
                 new_values[i] = np.concatenate([value, array_of(variable)[self.replicas :]])
         stored = self.strategy.placement.stored(written, new_values)
         outputs = [out if differs else out[0] for out, differs in zip(outputs, varying, strict=True)]
-        layouts = self._result_layouts([np.shape(out) for out in outputs], varying)
+        layouts = self._result_layouts(outputs, varying)
         outputs = [out if layout is None else put(out, layout) for out, layout in zip(outputs, layouts, strict=True)]
         rejoined = functools.partial(self.strategy.placement.rejoined, replicas=self.replicas)
         result = around_modules(rejoined, self._wrapped(outputs, varying))
@@ -259,9 +271,22 @@ class ReplicaCall:
         top, search = scope_of(site.program, site.placeholders), Search(self._batch_rows(), self.replicas)
         for total in find_not_summable(top) if site.accumulators else ():
             advise_of_total(self.strategy, site.name, site.accumulators[total.number], total)
+        whole = self._whole_elements(site)
+        if whole >= _LARGE:
+            advise_of_whole_state(self.strategy, site.name, whole)
         found = find_local_mean(top, search, self.replicas) or find_summed_mean(top, search, self.replicas)
         if found is not None:
             advise_of_local_mean(self.strategy, site.name, found, self.replicas)
+
+    def _whole_elements(self, site: ReplicaProgram) -> int:
+        """Returns how many elements of a state every device holds whole, where the strategy cuts and none is cut."""
+        if not self.strategy.placement.shards_variables or any(self._layouts):
+            return 0
+        results = zip(site.program.out_avals, site.varying, strict=False)
+        shapes = {aval.shape for aval, differs in results if not differs}
+        cut = {shape for shape in shapes if longest_divisible(shape, self.replicas) is not None}
+        given = zip(self._arrays, self._stacked, strict=True)
+        return sum(np.size(array) for array, stacked in given if not stacked and np.shape(array) in cut)
 
     def _batch_rows(self) -> list[int | None]:
         """Returns how many rows each argument has on one replica, None for what is no batch."""

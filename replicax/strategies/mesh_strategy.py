@@ -298,7 +298,7 @@ class MeshStrategy(MeshInput):
     def local_results(self, value: PyTree) -> tuple[PyTree, ...]:
         """Returns the components of `value`, one for each replica of this process.
 
-        An array that is cut over the devices of several workers is gathered: all of them call this together then.
+        An array that is sharded over the devices of several workers is gathered: all of them call this together then.
         """
         leaves, treedef = jax.tree_util.tree_flatten(opened(value), is_leaf=is_per_replica)
         found = [self._of_this_process(one_per_replica(leaf)) for leaf in leaves]

@@ -57,14 +57,14 @@ def fully_sharded() -> rx.Strategy:
     return rx.FullyShardedStrategy(min_size=8, start_timeout=60)
 
 
-def over_model_axis(shape: tuple[int, int], across: bool) -> rx.Strategy:
+def over_model_axis(shape: tuple[int, int], across: bool, layout: Any = None) -> rx.Strategy:
     """Cuts layers over the second axis of a mesh, whose devices lie in one process, or in all of them."""
     started = rx.MultiWorkerMirroredStrategy(start_timeout=60)
     devices = np.array(jax.devices()).reshape(shape)
     if across:
         devices = np.array(jax.devices()).reshape(started.num_workers, -1).T.reshape(shape)
     mesh = jax.sharding.Mesh(devices, ("batch", "model"))
-    return rx.LayoutStrategy(mesh, LAYOUT)
+    return rx.LayoutStrategy(mesh, layout or LAYOUT)
 
 
 def read(variables: Any) -> list[Any]:
