@@ -22,7 +22,7 @@ from replicax.typing import Leaf
 
 _MAX_VISITED = 1_000
 _LIBRARIES = ("keras", "jax", "jaxlib", "numpy", "optax", "flax", "replicax", "equinox", "builtins")
-#: What a step's Python may decide by; the program is right for it, as for such arguments.
+#: A step's Python may decide by these; the program is right for the value, as for such arguments.
 SETTINGS = (bool, int, float, complex, str, type(None), np.generic)
 #: One step on the way to something: what to call, with what was found until now, and with what.
 Step: TypeAlias = tuple[Callable[[Any, Any], Any], Any]
@@ -46,7 +46,7 @@ class Found:
 
     @property
     def called(self) -> str:
-        """What code calls it, `"state"`; "" where that may be anything, as for an item."""
+        """Its name in code, `"state"`; "" where that may be anything, as for an item."""
         last = self.where.rpartition(".")[2]
         return last if last.isidentifier() else ""
 
@@ -76,7 +76,7 @@ def found_outside(fn: object, objects: Sequence[object], stops: Callable[[object
 
 
 class _Reads:
-    """What the code of some functions asks for by name."""
+    """Names that the code of some functions asks for."""
 
     def __init__(self) -> None:
         self.codes: set[types.CodeType] = set()
@@ -115,7 +115,7 @@ def _read_by(code: types.CodeType, me: str = "") -> tuple[frozenset[str], frozen
     where = code.co_qualname.rpartition(".")[0]
     if where and not where.endswith("<locals>"):
         me = next(iter(code.co_varnames), "")
-    names, attributes, strings = set(), set(), set()
+    names, attributes, strings = set[str](), set[tuple[str, str]](), set[str]()
     before: object = None
     for instruction in dis.get_instructions(code):
         kind, now = instruction.opname, instruction.argval
@@ -128,8 +128,10 @@ def _read_by(code: types.CodeType, me: str = "") -> tuple[frozenset[str], frozen
         elif isinstance(now, str):
             strings.add(now)
         elif isinstance(now, types.CodeType):
-            for known, inner in zip((names, attributes, strings), _read_by(now, me), strict=True):
-                known |= inner
+            inner_names, inner_attributes, inner_strings = _read_by(now, me)
+            names |= inner_names
+            attributes |= inner_attributes
+            strings |= inner_strings
         before = now
     return frozenset(names), frozenset(attributes), frozenset(strings)
 

@@ -1,4 +1,4 @@
-"""What a program was made with besides the arrays that it is given: whether its function finds the same now."""
+"""Whether a function still finds, outside of its arguments, the things that its program was made with."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _WAY = object()
 
 
 class Watched:
-    """What a function found outside of its arguments, or in objects among them, when a program was made of it.
+    """The things that a function found outside of its arguments, or in objects among them, for a program.
 
     Watched are arrays that the program uses, wherever they are; and arrays, numbers and objects of libraries that the
-    function's code asks for by name. What is computed from elsewhere is out of reach.
+    function's code asks for by name. Values that are computed from elsewhere are out of reach.
 
     Args:
         fn: The function.
@@ -39,7 +39,7 @@ class Watched:
         self._looks: list[tuple[int, Callable[[Any, Any], Any], Any, object, str]] = []
         self._places: dict[tuple[int, Callable[[Any, Any], Any], Any], int] = {}
         for each in found:
-            # What is found by its name is not found once more by where else it happens to be.
+            # A thing that has a name is not watched at other places, too.
             if each.named or (uses(each.value) and id(_array_of(each.value)) not in named) or is_of_flax(each.value):
                 self._watch(each)
 

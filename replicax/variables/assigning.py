@@ -161,7 +161,7 @@ def check_not_traced(name: str, value: Leaf) -> None:
     """Checks that a variable is not assigned in a function that JAX traces, where no frame takes the value.
 
     Raises:
-        ProgramError: It is: the value would be that of the trace, or the assignment would happen once for ever.
+        ProgramError: It is: the value would be that of the trace, or the assignment would happen once and never again.
     """
     if isinstance(jnp.array(value) if is_tracing() else value, jax.core.Tracer):
         raise ProgramError(
