@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 
 import replicax.context as context
 from replicax.aggregation import VariableAggregation, aggregate
-from replicax.compat.jax import strongly_typed, vary
+from replicax.compat.jax import is_weak, strongly_typed, vary
 from replicax.compat.jax_tracing import is_tracing
 from replicax.errors import ProgramError, VariableError
 from replicax.host import host_of
@@ -83,7 +83,11 @@ class AssignableVariable(ReadableVariable, Scattered):
         current = context.current()
         if current.manual_replicas is None and self.per_replica:
             return self._assign_sum_components(value, combine)
-        change = jnp.broadcast_to(self._as_array(value), self._shape)
+        change = self._as_array(value)
+        if change.shape != self._shape:
+            if not _broadcasts(change.shape, self._shape):
+                raise VariableError(f"Variable {self.name!r} has shape {self._shape}, was given shape {change.shape}.")
+            change = jnp.broadcast_to(change, self._shape)
         if current.replica is not None and not self.per_replica:
             # The changes are aggregated, not the sums: each replica would count the old value again.
             change = aggregate(change, self.aggregation, current.manual_replicas or 1, self.name)
@@ -139,7 +143,9 @@ class AssignableVariable(ReadableVariable, Scattered):
         return self._store(new)
 
     def _as_array(self, value: Leaf) -> jax.Array:
-        return as_numbers(component_here(value, self.name), self._dtype, self.name)
+        component = component_here(value, self.name)
+        _check_digits(component, self._dtype, self.name)
+        return as_numbers(component, self._dtype, self.name)
 
     def _converted(self, value: Leaf) -> jax.Array:
         new = self._as_array(value)
@@ -170,6 +176,34 @@ def check_not_traced(name: str, value: Leaf) -> None:
         )
 
 
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
+
+
+def _check_digits(value: Leaf, dtype: np.dtype, name: str) -> None:
+    """Checks that a variable of integers does not lose digits of what it is given, as in TensorFlow.
+
+    Raises:
+        VariableError: It is given a fraction, or a number that does not fit; or values of such a dtype in a trace.
+    """
+    if not jnp.issubdtype(dtype, jnp.integer) or not isinstance(value, (float, int, np.ndarray, np.generic, jax.Array)):
+        return
+    given = np.dtype(type(value)) if isinstance(value, (float, int)) else value.dtype
+    if np.can_cast(given, dtype):
+        return
+    if isinstance(value, jax.core.Tracer) or not getattr(value, "is_fully_addressable", True):
+        fits = given.kind in "iub" and (is_weak(value) or given.itemsize <= dtype.itemsize)
+    else:
+        numbers, bounds = np.asarray(value), np.iinfo(dtype)
+        whole = numbers.dtype.kind in "iuO" or numbers == np.floor(numbers)  # `10**30` is an object.
+        fits = bool(np.all((numbers >= bounds.min) & (numbers <= bounds.max) & whole))
+    if not fits:
+        raise VariableError(
+            f"Variable {name!r} is of {dtype} and was given {value!r:.60} ({given}), of which it would lose digits. "
+            f"Round or clip it first, `.astype({str(dtype)!r})` if that is what you mean, or make the variable of {given}."
+        )
+
+
 def as_numbers(value: Leaf, dtype: jax.typing.DTypeLike | None, name: str) -> jax.Array:
     """Returns what a variable is given as an array.
 
@@ -180,7 +214,7 @@ def as_numbers(value: Leaf, dtype: jax.typing.DTypeLike | None, name: str) -> ja
         return strongly_typed(value, dtype)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise VariableError(
             f"Variable {name!r} takes an array of numbers{'' if dtype is None else f' of dtype {dtype}'}, got "
             f"{type(value).__name__}: {value!r:.100}. ({error})"

@@ -319,7 +319,7 @@ def test_assigning_another_shape_is_refused():
 
 def test_a_change_broadcasts_and_takes_the_variables_dtype():
     v = rx.Variable([1, 2])
-    v.assign_add(1.7)
+    v.assign_add(1.0)
     np.testing.assert_array_equal(v.numpy(), [2, 3])
     assert v.dtype == "int32"
 
@@ -364,3 +364,55 @@ def test_a_deep_copy_has_its_own_value_and_the_same_strategy(two):
     copied.assign(5.0)
     assert copied.strategy is two
     assert (float(v.value), float(copied.value)) == (10.0, 5.0)
+
+
+@pytest.mark.parametrize("method", ["assign", "assign_add", "assign_sub"])
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("int32", 2.7),
+        ("int32", np.float64(0.5)),
+        ("int8", 300),
+        ("int8", np.int64(-129)),
+        ("int8", np.uint8(200)),
+        ("uint8", -1),
+        ("int32", np.nan),
+    ],
+)
+def test_integers_do_not_lose_digits(method, dtype, value):
+    variable = rx.Variable(np.zeros((), dtype))
+    with pytest.raises(VariableError, match=f"is of {dtype} and was given .* of which it would lose digits"):
+        getattr(variable, method)(value)
+    assert variable.numpy() == 0
+
+
+@pytest.mark.parametrize("traced", [jnp.float32(2.0), jnp.int32(2)])
+def test_integers_do_not_lose_digits_in_steps(traced):
+    variable = rx.Variable(np.int8(1))
+    with pytest.raises(VariableError, match="lose digits"):
+        rx.function(lambda x: variable.assign(x))(traced)
+    rx.function(lambda x: variable.assign(x.astype("int8")))(traced)
+    assert variable.numpy() == 2
+    rx.function(lambda x: variable.assign_add(x))(1)
+
+
+def test_integers_take_what_they_hold_exactly():
+    variable = rx.Variable(np.int32(0))
+    for value in (2.0, np.int64(7), np.uint8(3), True, np.float32(4.0), jnp.int8(-1)):
+        variable.assign(value)
+        assert variable.numpy() == value
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 2, 1), (2, 3)])
+def test_a_change_that_does_not_broadcast_says_so(shape):
+    variable = rx.Variable(np.zeros((2, 2), np.float32))
+    for method in (variable.assign_add, variable.assign_sub):
+        with pytest.raises(VariableError, match=r"has shape \(2, 2\), was given shape"):
+            method(np.ones(shape, np.float32))
+
+
+def test_a_number_that_no_array_holds_is_told():
+    with pytest.raises(VariableError, match="takes an array of numbers"):
+        rx.Variable(1.0).assign(10**400)
+    with pytest.raises(VariableError, match="lose digits"):
+        rx.Variable(1).assign(10**30)
