@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import replicax as rx
-from replicax.errors import DeviceError, ProgramError
+from replicax.errors import DeviceError
 from tests.strategies.places import PLACES
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import ProgramError
 from tests.strategies.test_central_storage import BATCHES, batch_of, lives_at, model_and_optimizer, variable
 
 # Everything else that replicas do.
