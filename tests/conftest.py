@@ -8,6 +8,7 @@ import gc
 import importlib.metadata
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # Or each process would compile
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).with_name("children")), os.environ.get("PYTHONPATH")])
 )
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and all processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Compiling is half of what the tests do, and without optimizations takes a fifth of the time. `make test-all` sets an
 # empty XLA_FLAGS, so that it runs what users run.
 os.environ.setdefault(
