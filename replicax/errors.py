@@ -396,12 +396,13 @@ class MeetingError(ReplicaxError, RuntimeError):
         exit_code: As below.
 
     Attributes:
+        message: Why.
         exit_code: The exit code of a process that does not catch it: 71, `rx.exit_codes.ExitCode.PEER_LOST`; 70
             (`STALLED`) if it is this process that is cut off, and the others go on.
     """
 
     def __init__(self, message: str = "", exit_code: int = 71):
-        self.exit_code = exit_code
+        self.message, self.exit_code = message, exit_code
         super().__init__(message)
 
 

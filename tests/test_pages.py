@@ -75,7 +75,7 @@ def _sources(cls: type) -> list[str]:
     return [inspect.getsource(base) for base in cls.__mro__ if base.__module__.startswith("replicax")]
 
 
-_ADVICE = re.compile(r"TensorFlow|tf\.|instead|use ")
+_ADVICE = re.compile(r"TensorFlow|tf\.|instead|use | is rx\.| is not in replicax")
 
 
 def undone_in(text: str) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -370,8 +371,8 @@ def build_otherwise(trainer: Any, build: Callable[[keras.Model, PyTree], bool]) 
 
         def noted() -> Iterator[tuple[Any, Any, list[PyTree]]]:
             for begin, end, data in iterator:
-                seen.append(data[0] if isinstance(data, list | tuple) else next(data))
-                yield begin, end, seen[-1:]
+                seen.extend(itertools.islice(data, 1))  # There may be none: Keras says so.
+                yield begin, end, iter(seen)
 
         try:
             original(self, None if iterator is None else noted(), data_batch)

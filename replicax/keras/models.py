@@ -103,6 +103,7 @@ def install_trainer_hooks() -> None:
 
     from replicax.program.keras_remat import install_keras_remat  # A step without Keras needs none of it.
     from replicax.weights.hooks import install_weight_hooks
+    from replicax.weights.keras_files import explained
 
     check_keras_backend()
     install_weight_hooks()
@@ -122,7 +123,7 @@ def install_trainer_hooks() -> None:
         setattr(keras.callbacks.CallbackList, name, noted)  # so that we can say why a worker does not go on
     for name in ("save", "save_weights"):
         setattr(keras.Model, name, _whole_or_not_at_all(getattr(keras.Model, name)))
-    keras.Model.load_weights = _of_the_same_file(keras.Model.load_weights)
+    keras.Model.load_weights = explained(keras.Model.load_weights, _check_file)
 
 
 def _remembering_strategy(original: Callable[..., None]) -> Callable[..., None]:
@@ -301,16 +302,11 @@ def _whole_or_not_at_all(original: Callable[..., Any]) -> Callable[..., Any]:
     return save
 
 
-def _of_the_same_file(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def load_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = strategy_of(self)
-        # In a loop a callback loads, which decides alike. Where workers come and go, they take the values of others.
-        if strategy is not None and has_workers(strategy) and not is_elastic(strategy) and not self._replicax.loops:
-            check_same_file("load_weights", filepath)
-        return original(self, filepath, *args, **kwargs)
-
-    return load_weights
+def _check_file(model: Any, path: str) -> None:
+    strategy = strategy_of(model)
+    # In a loop a callback loads, which decides alike. Where workers come and go, they take the values of others.
+    if strategy is not None and has_workers(strategy) and not is_elastic(strategy) and not model._replicax.loops:
+        check_same_file("load_weights", path)
 
 
 def _for_another_process(trainer: type[keras.Model]) -> Callable[[keras.Model], tuple[object, ...]]:

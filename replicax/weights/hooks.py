@@ -12,20 +12,17 @@ from replicax.runtime.once import once
 from replicax.weights.assigning import in_pieces
 from replicax.weights.gathering import on_host
 from replicax.weights.h5 import opened_member
-from replicax.weights.keras_files import explained, load_state_in_pieces, tensor_or_array
+from replicax.weights.keras_files import load_state_in_pieces, tensor_or_array
 
 
 @once
 def install_weight_hooks() -> None:
     """Wraps what reads and writes files of weights, once; what belongs to no strategy is read as before."""
-    import keras
-
     variable_class: Any = keras_door.variable_class()
     variable_class.assign = in_pieces(variable_class.assign)
     keras_files.wrap_load_state(load_state_in_pieces)
     keras_files.wrap_stores(tensor_or_array, on_host)
     keras_files.wrap_archives(_belongs_to_strategy, lambda: context.current().strategy is not None, opened_member)
-    keras.Model.load_weights = explained(keras.Model.load_weights)
 
 
 def _belongs_to_strategy(model: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,11 +150,17 @@ def _stored(store: object) -> dict[str, Entry]:
     return {name: entry for name, entry in found.items() if not name.startswith(_OF_TRAINING)}
 
 
-def explained(original: PyTreeFunction) -> PyTreeFunction:
-    """Wraps `Model.load_weights`: a file that is damaged is an error that names it, and says that nothing changed."""
+def explained(original: PyTreeFunction, check: Callable[[keras.Model, str], None]) -> PyTreeFunction:
+    """Wraps `Model.load_weights`: a file that is damaged is an error that names it, and says that nothing changed.
+
+    Args:
+        original: The method.
+        check: Is called before it, with the model and the path.
+    """
 
     @functools.wraps(original)
-    def load_weights(self: keras.Model, filepath: object, *args: object, **kwargs: object) -> None:
+    def load_weights(self: keras.Model, filepath: str, *args: object, **kwargs: object) -> None:
+        check(self, filepath)
         if not any(map(_has_home, self.variables)):
             original(self, filepath, *args, **kwargs)
             return
