@@ -81,7 +81,7 @@ def refuse_as_argument(kind: type, error_of: Callable[[Any], Exception]) -> None
         register(kind, refuse)
 
 
-def is_weak(array: jax.Array) -> bool:
+def is_weak(array: object) -> bool:
     """Returns whether an array's dtype is weak; those of random keys never are."""
     return getattr(array, "weak_type", False)
 

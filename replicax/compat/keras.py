@@ -369,7 +369,7 @@ def build_otherwise(trainer: Any, build: Callable[[keras.Model, PyTree], bool]) 
     def symbolic_build(self: keras.Model, iterator: Any = None, data_batch: PyTree = None) -> None:
         seen = [] if data_batch is None else [data_batch]
 
-        def noted() -> Iterator[tuple[Any, Any, list[PyTree]]]:
+        def noted() -> Iterator[tuple[Any, Any, Iterator[PyTree]]]:
             for begin, end, data in iterator:
                 seen.extend(itertools.islice(data, 1))  # There may be none: Keras says so.
                 yield begin, end, iter(seen)
