@@ -255,9 +255,13 @@ class HostDefaults:
     sum_together: Callable[[list[jax.Array]], list[jax.Array]] | None = None
     placement: PlacementLike
 
-    @functools.cached_property
+    @property
     def advice(self) -> set[str]:
         """The advice that users have had about their steps, so that each is given once."""
+        return self._advice
+
+    @functools.cached_property
+    def _advice(self) -> set[str]:
         return set()
 
     def replica_context(self, replicas: int, batch_rows: frozenset[int] = frozenset()) -> RunningReplica:

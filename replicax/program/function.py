@@ -33,7 +33,7 @@ _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _T = TypeVar("_T")
 _Cache = TypeVar("_Cache")
-#: How many programs are kept for what a step has found in earlier calls: it may be a flag that changes to and fro.
+#: How many programs are kept for what a step has found in earlier calls: it may be a flag that changes back and forth.
 _KEPT = 3
 
 
