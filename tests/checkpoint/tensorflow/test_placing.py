@@ -1,19 +1,40 @@
 from __future__ import annotations
 
+import gc
 import tracemalloc
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.checkpoint.tensorflow.reader import TensorFlowCheckpoint
 from replicax.errors import CheckpointError
 from tests.checkpoint.tensorflow.small import numbers
 from tests.migrate.bundles import write_bundle
 
 SIZE = 1024  # A tensor of 4 MiB.
+_JAX_KEEPS = 64  # JAX keeps a NumPy array whose address is a multiple of this, and copies any other.
 
 
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has what is read lie where JAX copies it. What JAX kept would be a variable's value, and not the reader's."""
+    read = TensorFlowCheckpoint.read
+
+    def read_aside(self: TensorFlowCheckpoint, *args: Any) -> np.ndarray:
+        found = read(self, *args)
+        room = np.empty(found.nbytes + 2 * _JAX_KEEPS, np.uint8)
+        begin = -room.ctypes.data % _JAX_KEEPS + found.itemsize
+        aside = room[begin : begin + found.nbytes].view(found.dtype).reshape(found.shape)
+        aside[...] = found
+        return aside
+
+    monkeypatch.setattr(TensorFlowCheckpoint, "read", read_aside)
+
+
+@pytest.mark.usefixtures("copied")
 def test_no_more_than_one_tensor_is_in_host_memory(tmp_path):
     tensors = {f"v{i}": np.full((SIZE, SIZE), float(i), "float32") for i in range(8)}
     write_bundle(tmp_path / "large", tensors)
@@ -21,6 +42,7 @@ def test_no_more_than_one_tensor_is_in_host_memory(tmp_path):
     variables = {f"v{i}": rx.Variable(np.zeros((SIZE, SIZE), "float32")) for i in range(8)}
     checkpoint = rx.Checkpoint(**variables)
     checkpoint.restore(tmp_path / "large")  # JAX compiles what it needs.
+    gc.collect()
     tracemalloc.start()
     try:
         checkpoint.restore(tmp_path / "large")
@@ -28,7 +50,8 @@ def test_no_more_than_one_tensor_is_in_host_memory(tmp_path):
     finally:
         tracemalloc.stop()
     one = SIZE * SIZE * 4
-    assert peak < 2.5 * one, f"{peak / one:.1f} tensors at once"
+    # The one before, which JAX may still copy; one that is read; and the same one aside.
+    assert peak < 3.5 * one, f"{peak / one:.1f} tensors at once"
     assert [float(np.asarray(v.value)[0, 0]) for v in variables.values()] == list(range(8))
 
 
