@@ -469,7 +469,13 @@ class WorkerLostError(ReplicaxError, RuntimeError):
 
 
 class ParameterServerLost(ReplicaxError, RuntimeError):
-    """A parameter server was lost, and with it the variables that it had."""
+    """A parameter server was lost, and with it the variables that it had; or the cluster's head, and with it all.
+
+    Attributes:
+        exit_code: The exit code of a process that does not catch it: 71, `rx.exit_codes.ExitCode.PEER_LOST`.
+    """
+
+    exit_code = 71
 
 
 class RemoteError(ReplicaxError, RuntimeError):

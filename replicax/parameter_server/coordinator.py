@@ -26,6 +26,7 @@ from replicax.parameter_server.scheduling.watch import Timeouts
 from replicax.parameter_server.scheduling.worker_actors import WorkerActors
 from replicax.parameter_server.scheduling.worker_objects import WorkerObjects
 from replicax.parameter_server.variables.remote import home_of
+from replicax.ray_cluster.head import HeadWatch
 from replicax.typing import PyTree, PyTreeFunction
 from replicax.variable_access import VariableLike
 
@@ -104,6 +105,10 @@ class ClusterCoordinator:
         if manager is not None:
             servers.recover = self._scheduler.recover_servers
         self._scheduler.start()
+        head = strategy.cluster.head
+        self._head_watch = None if head is None else HeadWatch(head, self._scheduler.fail)
+        if self._head_watch is not None:
+            self._head_watch.start()
 
     # Scheduling.
 
@@ -249,6 +254,8 @@ class ClusterCoordinator:
     def close(self) -> None:
         """Ends the workers and cancels what is queued, as the strategy's `close` does; a second call does nothing."""
         self._is_closed = True
+        if self._head_watch is not None:
+            self._head_watch.stop()
         self._scheduler.close()
         self._workers.close()
 

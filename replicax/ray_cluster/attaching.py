@@ -17,11 +17,11 @@ from replicax.ray_cluster.authentication import optional_token, own_token, share
 from replicax.ray_cluster.bounded import done_within
 from replicax.ray_cluster.deadline import Deadline, wait_for
 from replicax.ray_cluster.folder import Folder
+from replicax.ray_cluster.head import limit, outliving
 from replicax.ray_cluster.memory import object_store_memory
-from replicax.ray_cluster.nodes import SETTINGS, Node, answers, head_ip, node_ip, visitor_arguments
+from replicax.ray_cluster.nodes import HEAD_LIMIT, SETTINGS, Node, answers, head_ip, node_ip, visitor_arguments
 from replicax.ray_cluster.ray_environment import leave_unfinished, starting
 from replicax.ray_cluster.tasks import (
-    CLIENT,
     COORDINATOR,
     describe,
     head_address,
@@ -36,8 +36,6 @@ _SECONDS_TO_DISCONNECT = 10.0
 # Gradients go through the object store at every step: its pages are made at the start, and not while they wait.
 _READY_MEMORY = {"RAY_preallocate_plasma_memory": "1"}
 _SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-# Ray ends a process whose head is gone. A client has to learn of it before, and say so.
-_PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "300"}
 _CONNECTION = {"logging_level": logging.WARNING, "log_to_driver": True}
 
 
@@ -76,7 +74,11 @@ def _embed(dashboard: bool, start_timeout: float) -> contextlib.ExitStack:
         ending.callback(folder.close)
         defaults = {**SETTINGS, **_SHARED_GPU, **_READY_MEMORY}
         with (
-            starting({**own_token(os.environ), **folder.environment}, defaults, LOOPBACK) as ray,
+            starting(
+                {**own_token(os.environ), **folder.environment, **outliving(limit(default=HEAD_LIMIT))},
+                defaults,
+                LOOPBACK,
+            ) as ray,
             waiting_for_node(start_timeout),
         ):
             _disconnect_by(ending, ray, folder)
@@ -103,7 +105,7 @@ def attach(address: str) -> contextlib.ExitStack:
         ClusterError: Ray is not installed, there is no such cluster, or it refuses the token.
     """
     with contextlib.ExitStack() as ending:
-        with starting(optional_token(os.environ)) as ray:
+        with starting({**optional_token(os.environ), **outliving(limit())}) as ray:
             _disconnect_by(ending, ray)
             _init(ray, address)
         return ending.pop_all()
@@ -152,7 +154,7 @@ def _connect_with_head(spec: ClusterSpec, ending: contextlib.ExitStack, deadline
         node = Node(who, visitor_arguments(spec), own, token, deadline.left)
         ending.callback(node.stop)
         own_node = node_options(node.folder.path)
-    with starting(token, {**SETTINGS, **_PATIENT} if who == CLIENT else SETTINGS, own) as ray:
+    with starting({**token, **outliving(limit(default=HEAD_LIMIT))}, SETTINGS, own) as ray:
         _disconnect_by(ending, ray)
         _init(ray, join_address(ip, parse_address(head, "address").port), **own_node)
 

@@ -15,8 +15,11 @@ from replicax.ray_cluster.actor_placement import ActorOptions, ActorPlacement, B
 from replicax.ray_cluster.attaching import attach, attach_to_tasks, embed
 from replicax.ray_cluster.deadline import Deadline
 from replicax.ray_cluster.ending_actors import end_process
+from replicax.ray_cluster.head import Head, head_of_connection, limit
+from replicax.ray_cluster.nodes import HEAD_LIMIT
 from replicax.ray_cluster.task_counts import SERVERS, WORKERS, TaskCounts, given_counts, told_counts
 from replicax.ray_cluster.tasks import SERVER, WORKER, check_cluster, check_coordinator, own_task
+from replicax.runtime.ending import keep_exit_codes
 
 _WAYS = (
     "Run the script with `replicax run --ps 1 --workers 2`, pass the numbers of workers and servers, set TF_CONFIG or "
@@ -36,8 +39,10 @@ class RayCluster:
         is_local: Whether it is one that this process has started for itself.
         ending: What `close` does.
         resolver: The resolver that named the tasks, if one did.
+        head: What holds it together, where it can be looked at.
 
     Attributes:
+        head: As given.
         resolver: The resolver that named the tasks; None if counts did.
         workers: How many workers there are.
         servers: How many parameter servers.
@@ -51,9 +56,11 @@ class RayCluster:
         is_local: bool = False,
         ending: contextlib.ExitStack | None = None,
         resolver: ClusterResolver | None = None,
+        head: Head | None = None,
     ):
         self.workers, self.servers = counts
-        self.resolver = resolver
+        self.resolver, self.head = resolver, head
+        keep_exit_codes()
         self.is_local = is_local
         self._placement = placement
         self._ending = ending or contextlib.ExitStack()
@@ -149,7 +156,9 @@ def connect(
             raise ClusterError("resolver", None, "tells all of it", "Leave workers, servers and address out.")
         return _by_tasks(resolver, deadline)
     if address is None and _shared:
-        return RayCluster(counts or TaskCounts(_shared[-1].workers, _shared[-1].servers), _shared[-1]._placement, True)
+        shared = _shared[-1]
+        counts = counts or TaskCounts(shared.workers, shared.servers)
+        return RayCluster(counts, shared._placement, True, head=shared.head)
     if address is None and counts:
         address = text(os.environ, "RAY_ADDRESS")
     counts = counts or told_counts(os.environ)
@@ -165,10 +174,13 @@ def connect(
 
 def _by_counts(counts: TaskCounts, address: str | None, dashboard: bool, start_timeout: float) -> RayCluster:
     if _is_connected():
-        return RayCluster(counts, Spread(counts))
+        return RayCluster(counts, Spread(counts), head=head_of_connection(limit()))
     if address is not None:
-        return RayCluster(counts, Spread(counts), ending=attach(address))
-    return RayCluster(counts, OneNode(counts), is_local=True, ending=embed(dashboard, start_timeout))
+        ending = attach(address)
+        return RayCluster(counts, Spread(counts), ending=ending, head=head_of_connection(limit()))
+    ending = embed(dashboard, start_timeout)
+    head = head_of_connection(limit(default=HEAD_LIMIT))
+    return RayCluster(counts, OneNode(counts), is_local=True, ending=ending, head=head)
 
 
 def _by_tasks(config: ClusterResolver | ClusterConfig, deadline: Deadline) -> RayCluster:
@@ -177,9 +189,9 @@ def _by_tasks(config: ClusterResolver | ClusterConfig, deadline: Deadline) -> Ra
     check_coordinator(spec, job, index)
     ending = attach_to_tasks(spec, deadline, connected=_is_connected())
     resolver = config if isinstance(config, ClusterResolver) else None
-    return RayCluster(
-        TaskCounts(spec.num_tasks(WORKER), spec.num_tasks(SERVER)), ByTask(), ending=ending, resolver=resolver
-    )
+    counts = TaskCounts(spec.num_tasks(WORKER), spec.num_tasks(SERVER))
+    head = head_of_connection(limit(default=HEAD_LIMIT))
+    return RayCluster(counts, ByTask(), ending=ending, resolver=resolver, head=head)
 
 
 def _is_connected() -> bool:

@@ -14,7 +14,7 @@ from replicax.ray_cluster.attaching import attach, attach_to_tasks
 from replicax.ray_cluster.bounded import done_within
 from replicax.ray_cluster.deadline import Deadline
 from replicax.ray_cluster.ending_actors import end_process
-from replicax.ray_cluster.nodes import answers
+from replicax.ray_cluster.head import Head
 from replicax.ray_cluster.tasks import (
     CLIENT,
     WORKER,
@@ -47,18 +47,6 @@ class Place(NamedTuple):
     bundle: dict[str, float]
 
 
-class Head(NamedTuple):
-    """The server with Ray's head.
-
-    Attributes:
-        name: Its name in messages.
-        address: Where it listens.
-    """
-
-    name: str
-    address: str
-
-
 class WorkerCluster:
     """A Ray cluster that this process is connected with, and the workers that it may place there.
 
@@ -79,9 +67,7 @@ class WorkerCluster:
 
     def lost_head(self) -> str | None:
         """Returns the name of the server with Ray's head if nobody listens there any more, at two looks; else None."""
-        if self.head is None or any(answers(self.head.address) for _ in range(2)):
-            return None
-        return self.head.name
+        return self.head.name if self.head is not None and self.head.is_gone() else None
 
     def reserve(self) -> Reservation:
         """Asks for the places of all workers at once; `Reservation.is_ready` says when they are there."""

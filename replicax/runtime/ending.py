@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 
 from replicax.compat.interpreter import call_when_script_ends
 from replicax.errors import CheckpointError
@@ -31,6 +31,8 @@ _lock = threading.RLock()  # The handler of SIGTERM may interrupt whoever has it
 _watches = False
 _has_ended = False
 _failed = False
+_keeps_codes = False
+_code: int | None = None
 
 
 def finish_at_end(key: object, finish: Callable[[], object]) -> None:
@@ -49,7 +51,6 @@ def finish_at_end(key: object, finish: Callable[[], object]) -> None:
             del _unfinished[ended]
         if not _watches:
             _watches = True
-            atexit.register(_exit_if_failed)  # Functions that are registered from now on run before it.
             try:
                 call_when_script_ends(_finish_all)
             except RuntimeError:
@@ -129,12 +130,40 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
     os.kill(os.getpid(), number)
 
 
+def keep_exit_codes() -> None:
+    """Has the process end with the `exit_code` of an uncaught error that has one, or that an error with one caused."""
+    global _keeps_codes
+    with _lock:
+        if _keeps_codes:
+            return
+        _keeps_codes = True
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        global _code
+        _code = _code_of(error) if _code is None else _code
+        previous(kind, error, traceback)
+
+    sys.excepthook = hook
+
+
+def _code_of(error: BaseException | None) -> int | None:
+    while error is not None:
+        if isinstance(code := getattr(error, "exit_code", None), int):
+            return code
+        error = error.__cause__
+    return None
+
+
 def _exit_if_failed() -> None:
     """Ends the process: only here, near the end of `atexit`, the exit code can still be chosen."""
-    if not _failed:
+    if not _failed and _code is None:
         return
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # The script has closed it.
             stream.flush()
-    os._exit(ExitCode.FAILED)
+    os._exit(ExitCode.FAILED if _code is None else _code)
+
+
+atexit.register(_exit_if_failed)  # Functions that are registered from now on run before it.

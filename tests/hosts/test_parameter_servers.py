@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from replicax.exit_codes import ExitCode
 from tests.hosts.conftest import MakeLan
 from tests.hosts.host import Host, Process
 from tests.hosts.lan import Lan
@@ -97,6 +98,7 @@ def test_without_the_machine_of_the_first_server_the_coordinator_ends(make_lan: 
     lan = make_lan("alpha", "beta")
     coordinator = start_counting(lan, [("worker", 0), ("ps", 0)], rounds=FOREVER)
     lan.hosts[1].cable.lose()
-    assert coordinator.wait(4 * STALL_S + SECONDS_TO_LEAVE + ROOM_S) == 1, coordinator.log
+    assert coordinator.wait(4 * STALL_S + SECONDS_TO_LEAVE + ROOM_S) == ExitCode.PEER_LOST, coordinator.log
     assert "ps:0 has not answered for 4 s" in coordinator.log
     assert re.search(r"^[\w.]*ParameterServerLost: A parameter server was lost", coordinator.log, re.MULTILINE)
+    assert re.search(r"^[\w.]*ParameterServerLost: Ray's head at \S+ is gone", coordinator.log, re.MULTILINE)

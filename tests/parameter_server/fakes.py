@@ -174,7 +174,7 @@ def _wait(refs: list[Ref], num_returns: int, timeout: float) -> tuple[list[Ref],
 class FakeCluster:
     """A cluster of actors in this process."""
 
-    is_local = True
+    is_local, head = True, None
 
     def __init__(self, workers: int, servers: int):
         self.workers, self.servers, self.resolver = workers, servers, None

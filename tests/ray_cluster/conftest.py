@@ -46,3 +46,15 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, env={**clean, **environment}, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
+
+
+def heads(folder: str) -> list[int]:
+    """Returns the processes that hold a cluster together, among those of a node."""
+    return [pid for pid in keeper.marked(folder) if "gcs_server" in _program(pid)]
+
+
+def _program(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
+    except OSError:
+        return ""

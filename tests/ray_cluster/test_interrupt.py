@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from replicax.ray_cluster import keeper
-from tests.ray_cluster.conftest import LIMIT_S, OF_CLUSTERS, assert_nothing_left, wait_for
+from tests.ray_cluster.conftest import LIMIT_S, OF_CLUSTERS, assert_nothing_left, heads, wait_for
 
 pytest.importorskip("ray")
 pytestmark = [
@@ -50,7 +50,7 @@ def test_one_interrupt_ends_a_job_whose_head_is_stopped(tmp_path: Path):
             assert job.stdout is not None
             folder = job.stdout.readline().strip()
             assert folder, job.stderr.read() if job.stderr else ""
-            (head,) = [pid for pid in keeper.marked(folder) if "gcs_server" in program(pid)]
+            (head,) = heads(folder)
             os.kill(head, signal.SIGSTOP)
             time.sleep(1)
             begin = time.monotonic()
@@ -64,11 +64,3 @@ def test_one_interrupt_ends_a_job_whose_head_is_stopped(tmp_path: Path):
     assert seconds < ENDS_WITHIN_S, said
     wait_for(lambda: not keeper.marked(folder), 30)
     assert_nothing_left(folder)
-
-
-def program(pid: int) -> str:
-    """Returns what a process has been started as."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
-    except OSError:
-        return ""

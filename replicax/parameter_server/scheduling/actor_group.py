@@ -108,6 +108,10 @@ class RayActorGroup:
                 raise no_checkpoint(reason)
             Recovery(self._strategy, self._workers, self._manager, starting, self._servers_replaced)(reason)
         except Exception as error:
+            head = self._strategy.cluster.head
+            if head is not None and head.is_gone():  # Then no other server can be had, whatever the error says.
+                self._servers.failure = head.lost()
+                raise self._servers.failure from error
             self._servers.failure = error  # Nor shall a value be read that this process happens to have kept.
             raise
 

@@ -316,4 +316,8 @@ class _Transition:
 
 
 def _cancelled_by(error: BaseException) -> CancelledError:
-    return error if isinstance(error, CancelledError) else CancelledError(f"Training cannot go on: {error!r}")
+    if isinstance(error, CancelledError):
+        return error
+    cancelled = CancelledError(f"Training cannot go on: {error!r}")
+    cancelled.__cause__ = error
+    return cancelled

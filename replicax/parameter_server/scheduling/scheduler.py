@@ -112,6 +112,11 @@ class Scheduler:
                 raise ParameterServerLost(f"{reason} The strategy was closed before it could be replaced.")
         return True
 
+    def fail(self, error: BaseException) -> None:
+        """Ends all: whoever waits for anything raises the error."""
+        with self._changed:
+            self._apply(SchedulerFailed(error))
+
     def is_idle(self) -> bool:
         """Returns whether nothing is queued or under way."""
         return self._state.is_idle
@@ -203,8 +208,7 @@ class Scheduler:
                     del call  # It may hold a closure, and so what its caller holds.
                 self._beat = time.monotonic()
         except BaseException as error:
-            with self._changed:
-                self._apply(SchedulerFailed(error))
+            self.fail(error)
 
     def _observe(self) -> list[Event]:
         """Returns what has happened, as soon as something has, or it is time to look at the clock."""
