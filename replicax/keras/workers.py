@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from replicax.compat.keras import stop_writing
 from replicax.errors import ArgumentError
@@ -29,7 +32,8 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: KerasHost, loop: st
     """Prepares the arguments of a loop for this worker, and lets all workers draw the same random numbers in it.
 
     Every worker reads the same global batches, so shuffling and random augmentation must be the same everywhere: the
-    global generators of NumPy and Python go on from the chief's state, and have advanced alike afterwards.
+    global generators of NumPy and Python go on from the chief's state, and have advanced alike afterwards. Where
+    workers come and go they are seeded alike for the loop: the chief may have come after it began.
 
     Args:
         given: The arguments of the loop.
@@ -38,8 +42,7 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: KerasHost, loop: st
     """
     trains = loop == "fit"
     if is_elastic(strategy):
-        with elastic_callbacks(given, strategy, trains):
-            _go_on_as_the_chief(strategy, loop)
+        with elastic_callbacks(given, strategy, trains), _seeded_alike(loop):
             yield
         return
     if not strategy.placement.is_chief:
@@ -52,8 +55,22 @@ def loop_of_workers(given: inspect.BoundArguments, strategy: KerasHost, loop: st
 
 def _go_on_as_the_chief(strategy: KerasHost, loop: str) -> None:
     """Gives the generators of all workers the chief's state."""
-    tells = is_elastic(strategy) or strategy.placement.is_chief  # The chief may be lost meanwhile.
-    set_told_generators(told_by_all(loop, told_generators() if tells else None)[0])
+    own = told_generators() if strategy.placement.is_chief else None
+    set_told_generators(told_by_all(loop, own)[0])
+
+
+@contextlib.contextmanager
+def _seeded_alike(loop: str) -> Iterator[None]:
+    """Seeds the generators of all workers alike for a `with` block."""
+    numpys, pythons = np.random.get_state(), random.getstate()
+    seed = told_by_all(loop, int(np.random.randint(2**32, dtype=np.uint64)))[0]
+    np.random.seed(seed)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(numpys)
+        random.setstate(pythons)
 
 
 def _callbacks(callbacks: Any, strategy: Host, trains: bool) -> Any:

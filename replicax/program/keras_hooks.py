@@ -20,6 +20,7 @@ import replicax.context as context
 from replicax.aggregation import VariableAggregation
 from replicax.array_like import not_an_array
 from replicax.compat.jax import refuse_as_argument
+from replicax.compat.jax_tracing import is_tracing
 from replicax.equality import difference
 from replicax.errors import ReplicaDivergenceError, VariableError
 from replicax.host import host_of
@@ -242,8 +243,10 @@ def _refused_in_traces(original: PyTreeFunction) -> PyTreeFunction:
 
     @functools.wraps(original)
     def assign(self: keras.Variable, value: Leaf) -> jax.Array:
-        was_made_outside = has_array(self) and not isinstance(array_of(self), jax.core.Tracer)
-        if was_made_outside and not keras_door.is_in_stateless_scope():
+        # Asking a variable for its array may compute its first value.
+        is_traced = is_tracing() or isinstance(value, jax.core.Tracer)
+        takes_it = is_traced and has_array(self) and not isinstance(array_of(self), jax.core.Tracer)
+        if takes_it and not keras_door.is_in_stateless_scope():
             check_not_traced(name_of(self), value)
         new: jax.Array = original(self, value)
         return new

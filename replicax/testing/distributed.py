@@ -6,12 +6,12 @@ import functools
 import inspect
 from collections.abc import Callable
 
-from replicax.checks import checked
+from replicax.checks import explained
 from replicax.errors import ArgumentError
 from replicax.testing.workers import call
 
 
-@checked
+@explained
 def distributed(
     workers: int = 2, devices: int = 1, timeout: float = 120
 ) -> Callable[[Callable[..., object]], Callable[..., None]]:

@@ -97,7 +97,8 @@ def is_in_keras(target: str) -> bool:
         if folder is None:
             return True  # Another package, or no Keras to look at.
         if not (folder / part / "__init__.py").is_file():
-            return re.search(rf"\bas {re.escape(part)}\b", (folder / "__init__.py").read_text()) is not None
+            names = (folder / "__init__.py").read_text(encoding="utf-8")
+            return re.search(rf"\bas {re.escape(part)}\b", names) is not None
         folder /= part
     return True
 
