@@ -218,7 +218,7 @@ def main(folder: Path, faults: Sequence[str]) -> None:
     def after_step(step: int) -> None:
         manager.save(step)
         struck.strike("step")
-        if step == WAITS_AT:
+        if step >= WAITS_AT:  # A newcomer that dies while it takes was a member for a moment.
             wait_for_all(strategy)
 
     found = training.run(after_step)
