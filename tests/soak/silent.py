@@ -41,8 +41,6 @@ from tests.outside.forms import original
 from tests.soak.silent_programs import Program, drawn
 
 DEVICES = 4
-#: How far an array may be off, relative to its largest number: float32, several steps.
-TOLERANCE = 3e-5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +80,7 @@ def judged(program: Program) -> Verdict:
             return Verdict(program, "refused", f"{type(error).__name__}: {error}")
         except Exception as error:
             return Verdict(program, "raw", "".join(traceback.format_exception(error)[-4:]))
-    difference = _difference(expected, found)
+    difference = _difference(expected, found, program.tolerance)
     if not difference:
         return Verdict(program, "equal", "; ".join(words))
     return Verdict(program, "warned" if words else "wrong", "; ".join([difference, *words]))
@@ -133,7 +131,7 @@ def _value(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def _difference(expected: list[tuple[str, Any]], found: list[tuple[str, Any]]) -> str:
+def _difference(expected: list[tuple[str, Any]], found: list[tuple[str, Any]], tolerance: float) -> str:
     if [path for path, _ in expected] != [path for path, _ in found]:
         return f"other leaves: {sorted({p for p, _ in expected} ^ {p for p, _ in found})[:5]}"
     for (path, a), (_, b) in zip(expected, found, strict=True):
@@ -148,7 +146,7 @@ def _difference(expected: list[tuple[str, Any]], found: list[tuple[str, Any]]) -
     ]
     for path, a, b in floats:
         largest = max(1e-2, float(np.max(np.abs(a), initial=0.0)))
-        if not np.allclose(a, b, rtol=0, atol=TOLERANCE * largest, equal_nan=True):
+        if not np.allclose(a, b, rtol=0, atol=tolerance * largest, equal_nan=True):
             return (
                 f"{path}: {np.ravel(b)[:4]}, should be {np.ravel(a)[:4]} (off by {np.max(np.abs(a - b)) / largest:.2g})"
             )
