@@ -220,6 +220,8 @@ def methods(folder) -> Iterator[tuple[str, Callable[..., object], int]]:
         yield f"scatter_nd_{op}", getattr(variable, f"scatter_nd_{op}"), 2
     manager = rx.CheckpointManager(rx.Checkpoint(w=variable), folder, max_to_keep=2)
     yield "path", manager.path, 1
+    strategy = rx.MirroredStrategy(["cpu:0", "cpu:1"])
+    yield "options", lambda each: strategy.distribute_dataset([np.ones(2)], options=each), 1
     yield "restore", manager.restore, 1
 
 

@@ -143,13 +143,15 @@ class Coordination:
     def check_same_place(self) -> None:
         """Checks that all processes have come here after the same calls of programs.
 
-        Else one of them saves alone, and what it is paired with is another's later save, of other values.
+        Else one of them saves alone, and what it is paired with is another's later save, of other values. Then all
+        refuse it, and go on from where they are.
 
         Raises:
             CheckpointError: They have not, or some process did not come in time.
         """
         places = [json.loads(each) for each in self.all_values("the same calls before it", json.dumps(self._place))]
         if any(place != places[0] for place in places):
+            health.take_back(self._place)
             told = by_value(range(self._count), [f"after {number} steps and other calls" for number, _ in places])
             raise CheckpointError(
                 f"{self._name}: all processes must save together, but they came to it after different calls of "

@@ -43,7 +43,7 @@ class DistributedDatasetBase(Iterable[PyTree], abc.ABC):
         if options is not None and not isinstance(options, InputOptions):
             raise ArgumentError(f"`options` is an rx.InputOptions, got {options!r}.")
         self._receivers = ReceiversByWorld(receivers, anew)
-        self._options = options or InputOptions()
+        self._options = InputOptions() if options is None else options
         self._seen = SeenBatches(set() if advice is None else advice)
         self._passes = 0
         self._peeked: BegunPass | None = None

@@ -33,6 +33,7 @@ from replicax.health.calls import (
     Calls as Calls,
     note_outside as note_outside,
     place_in_program as place_in_program,
+    take_back as take_back,
     together as together,
 )
 from replicax.health.monitor import running

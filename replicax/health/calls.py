@@ -198,6 +198,13 @@ def place_in_program() -> tuple[int, int]:
     return (now.noted, 0) if running is None else running.order.last
 
 
+def take_back(place: tuple[int, int]) -> None:
+    """Takes back the call after `place`, if it was the last: all processes have refused it, and go on from there."""
+    running = monitor.running()
+    if running is not None and threading.get_ident() == now.thread and running.order.take_back(place[0] + 1):
+        now.noted -= 1
+
+
 def _note(running: monitor.Monitor | None, program: CallDescription) -> None:
     now.noted += 1
     if running is not None:

@@ -138,7 +138,8 @@ class Monitor:
         other = disagrees(self.order, self._index, workers)
         if other is not None:
             peer = next(peer for peer in self.peers if peer.index == other)
-            self._alarm(_divergence(self.order, self._index, peer, workers))
+            if not _has_taken_back(peer, workers[other].status):
+                self._alarm(_divergence(self.order, self._index, peer, workers))
         else:
             diagnosis = diagnose(workers, self._limits)
             if diagnosis is not None and self.observer.is_sparse:  # Some answers may be from a while ago.
@@ -304,6 +305,17 @@ def _divergence(order: Order, me: int, peer: Peer, workers: Sequence[WorkerObser
             status.order, lambda number: recorded_call_from(peer.client.call(number, peer.seconds_to_answer))
         )
     return diverged(me, peer.index, workers, mine, theirs)
+
+
+def _has_taken_back(peer: Peer, told: Status | None) -> bool:
+    """Returns whether a peer has taken back the last call that it told of (`calls.take_back`)."""
+    if told is None or told.ended:
+        return False
+    number, digest = told.order
+    with contextlib.suppress(OSError, ValueError):  # It may be gone. The workers differ all the same.
+        call = recorded_call_from(peer.client.call(number, peer.seconds_to_answer))
+        return call is None or call.digest != digest
+    return False
 
 
 def _exit_code(error: BaseException | None, me: int, code: int, culprits: Sequence[int]) -> int:

@@ -80,6 +80,15 @@ class Order:
         )
         self._last = noted
 
+    def take_back(self, number: int) -> bool:
+        """Takes a call back in which nothing has been done; returns whether it was the last one."""
+        before = self.get(number - 1)
+        if self._last.number != number or before is None:
+            return False
+        self._last = before
+        self._ring[number % _REMEMBERED] = RecordedCall(0, 0, "")
+        return True
+
     def get(self, number: int) -> RecordedCall | None:
         """Returns the `number`-th call; None if it has not been made yet, or was too long ago."""
         noted = self._ring[number % _REMEMBERED]

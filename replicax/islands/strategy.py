@@ -123,7 +123,7 @@ class IslandStrategy(SynchronizingMethods, MirroredStrategy):
         self, dataset: PyTree, options: InputOptions | None = None, *, batch_size: int | None = None
     ) -> DistributedDataset:
         """Deals the batches of `dataset` to the islands, and splits each over the replicas of its island."""
-        options = options or InputOptions()
+        options = InputOptions() if options is None else options
         source, batch_size = dealt(dataset, options, batch_size, self.island_index, self.num_islands)
         return super().distribute_dataset(source, dealt_options(options), batch_size=batch_size)
 

@@ -29,7 +29,7 @@ class MeshInput(ValuesFromFunction):
             dataset,
             num_replicas=self.num_replicas_in_sync,
             mesh_for=self.placement.mesh_for,
-            options=options or InputOptions(),
+            options=options,
             batch_size=batch_size,
             workers=self._input_workers(),
             advice=self.advice,
@@ -49,7 +49,7 @@ class MeshInput(ValuesFromFunction):
             dataset_fn,
             num_replicas=self.num_replicas_in_sync,
             mesh_for=self.placement.mesh_for,
-            options=options or InputOptions(),
+            options=options,
             workers=self._input_workers(),
             anew=self._receivers,
         )

@@ -200,7 +200,8 @@ def _check_digits(value: Leaf, dtype: np.dtype, name: str) -> None:
     if not fits:
         raise VariableError(
             f"Variable {name!r} is of {dtype} and was given {value!r:.60} ({given}), of which it would lose digits. "
-            f"Round or clip it first, with `.astype({str(dtype)!r})` if you mean that, or make the variable of {given}."
+            f"Round or clip it first, with `np.asarray(...).astype({str(dtype)!r})` if you mean that, or make the "
+            f"variable of {given}."
         )
 
 

@@ -66,17 +66,18 @@ def _agree(what: str, kind: str) -> None:
     with health.phase(
         health.WAIT, f"the {what}, of which other workers hold shards: all workers must read it together"
     ):
-        calls, digest = health.place_in_program()
+        calls, digest = place = health.place_in_program()
         own = f"{what} {kind}\n{calls} steps and other calls before it\n{digest}"
         told = [message.decode(errors="replace").partition("\n") for message in exchanged(own.encode())]
     # One that reads alone must not be paired with another worker's later read: the collectives of the steps between
     # the two are on their way already.
-    if len({_without_numbers(read) for read, _, _ in told}) > 1 or len({place for _, _, place in told}) > 1:
+    if len({_without_numbers(read) for read, _, _ in told}) > 1 or len({after for _, _, after in told}) > 1:
+        health.take_back(place)
         raise WorkersDisagreeError(
             "reads of sharded variables, after the same steps",
             {
-                f"process {index}": [f"{read[:200]}, {place.partition(chr(10))[0][:80]}"]
-                for index, (read, _, place) in enumerate(told)
+                f"process {index}": [f"{read[:200]}, {after.partition(chr(10))[0][:80]}"]
+                for index, (read, _, after) in enumerate(told)
             },
         )
 
