@@ -44,7 +44,7 @@ def _in_replicas(original: PyTreeFunction) -> PyTreeFunction:
         @functools.wraps(differentiated)
         def call(*operands: PyTree, **named: PyTree) -> PyTree:
             current = context.current()
-            if (current.manual_replicas or 1) == 1 or current.frame is None:
+            if current.manual_replicas is None or current.frame is None:
                 return differentiated(*operands, **named)
             frame = cast(ReplicaFrame, current.frame)
             if is_batching() and _is_of_rows(fun, operands, named):

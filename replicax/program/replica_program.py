@@ -127,11 +127,13 @@ def trace_replica(
                 traced = _trace(name, call, arrays, shard_map, decisions, found)
         finally:
             accesses.add(found)
-        if replicas == 1:
+        if replicas == 1 and not decisions.taken:
             return traced
         if draws is None or draws.are_right(traced.saw_new):
             divergence = find_divergence(traced.program)
             corrected = decisions.checked(divergence.names)
+            if replicas == 1 and corrected is None:
+                return traced
             if corrected is None and (apart or not decisions.plain_gradients or not divergence.splits_gradients):
                 return _checked(traced, divergence)
             if corrected is None:
