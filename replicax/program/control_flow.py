@@ -10,6 +10,7 @@ varies by its type only is none that differs: `program/divergence.py` goes by th
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ import replicax.context as context
 from replicax.compat.jax import axes_of_type, lax_modules, vary, varying_axes
 from replicax.compat.jax_errors import differ_in_axis_only
 from replicax.compat.jax_polynomial import retype_polynomials
+from replicax.compat.jax_solves import constants_keep_their_types, let_constants_keep_their_types
 from replicax.equality import OWN_DATA
 from replicax.program.divergence import find_divergence
 from replicax.program.eager_frame import may_differ
@@ -38,6 +40,7 @@ def install_control_flow() -> None:
     Polynomials, which JAX may compute by a loop, are retyped too.
     """
     retype_polynomials()
+    let_constants_keep_their_types()
     source_info_util.register_exclusion(__file__)  # A loop stands where the user has written it.
     lax: Any = jax.lax
     wrapped = {
@@ -196,13 +199,18 @@ def _branches(original: PyTreeFunction, take_apart: PyTreeFunction) -> PyTreeFun
 
 
 def _alike(original: PyTreeFunction) -> PyTreeFunction:
+    signature = inspect.signature(original)
+
     @functools.wraps(original)
     def solve(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        if context.current().manual_replicas is not None and len(args) > 1:
-            function, start, *rest = args
-            if _differs(function, start):
-                args = function, _varying(start), *rest
-        return original(*args, **kwargs)
+        if context.current().manual_replicas is None:
+            return original(*args, **kwargs)
+        given = signature.bind(*args, **kwargs)
+        (_, function), (name, start), (_, solver), *_ = given.arguments.items()
+        if any(_differs(each, start) for each in (function, functools.partial(solver, function))):
+            given.arguments[name] = _varying(start)
+        with constants_keep_their_types():
+            return original(*given.args, **given.kwargs)
 
     return solve
 
@@ -222,8 +230,9 @@ def _converted(original: PyTreeFunction) -> PyTreeFunction:
 
 def _differs(function: PyTreeFunction, *operands: PyTree) -> bool:
     """Returns whether operands or results of a function are typed as varying."""
-    types = [*jax.make_jaxpr(function)(*operands).out_avals, *map(jax.typeof, jax.tree_util.tree_leaves(operands))]
-    return any(REPLICA_AXIS in axes_of_type(each) for each in types)
+    if any(REPLICA_AXIS in varying_axes(leaf) for leaf in jax.tree_util.tree_leaves(operands)):
+        return True
+    return any(REPLICA_AXIS in axes_of_type(each) for each in jax.make_jaxpr(function)(*operands).out_avals)
 
 
 def _varying(tree: PyTree) -> PyTree:

@@ -43,6 +43,24 @@ product = ruled(lambda x, w: (x @ w, (x, w)), lambda s, g: (g @ s[1].T, s[0].T @
 constant = ruled(lambda x, w: (x @ w, x.shape), lambda shape, g: (jnp.ones(shape), jnp.ones((8, 8))))
 
 
+def walked(p, x):
+    """One step of what `odeint` does."""
+    f, captured = jax.closure_convert(lambda h, t: jnp.tanh(h @ p["w"]) * t, x, 1.0)
+
+    def forward(x, *captured):
+        return x + f(x, 0.5, *captured), (x, *captured)
+
+    def backward(saved, g):
+        of = lambda *operands: jax.vjp(lambda x, *captured: f(x, 0.5, *captured), *operands)[1](g)  # noqa: E731
+        converted, more = jax.closure_convert(of, *saved)
+        of_x, *of_captured = converted(*saved, *more)
+        return g + of_x, *of_captured
+
+    rule = jax.custom_vjp(lambda x, *captured: forward(x, *captured)[0])
+    rule.defvjp(forward, backward)
+    return rule(x, *captured)
+
+
 def row_by_cond(p, r):
     return jax.lax.cond(r[0] > 0, lambda: jnp.tanh(r @ p["w"]), lambda: jnp.sin(r @ p["w"] @ p["w"]))
 
@@ -51,6 +69,7 @@ FORMS = {
     "odeint": path,
     "odeint to a weight": lambda p, x: path(p, x, p["t"]),
     "odeint in rows": lambda p, x: jax.vmap(lambda r: path(p, r))(x),
+    "closure_convert": walked,
     "cg": lambda p, x: jax.scipy.sparse.linalg.cg(lambda v: v @ regular(p), x, tol=1e-8)[0],
     "cg in rows": lambda p, x: jax.vmap(lambda r: jax.scipy.sparse.linalg.cg(lambda v: regular(p) @ v, r, tol=1e-7)[0])(
         x
@@ -97,9 +116,9 @@ def loss(p, x, y, form):
     return jnp.sum(jnp.square(FORMS[form](p, x) @ p["v"] - y)) / len(X)
 
 
-def expected(form, rows=len(X)):
+def expected(form, rows=12):
     whole = jax.jit(jax.value_and_grad(lambda p: loss(p, X[:rows], Y[:rows], form)))
-    if form != OWN_BRANCH or rows < len(X):
+    if form != OWN_BRANCH or rows == 1:
         return whole(W)
     parts = [jax.value_and_grad(loss)(W, X[i : i + 6], Y[i : i + 6], form) for i in (0, 6)]
     return jax.tree.map(jnp.add, *parts)
@@ -133,7 +152,7 @@ def test_a_gradient_is_that_of_plain_jax(two, form, weights):
 
 
 # One replica has all rows of a batch that cannot be cut evenly. What JAX says of types is the same there.
-@pytest.mark.parametrize("form", ["cg in rows", "custom_linear_solve", "custom_root", "custom_vjp with constants"])
+@pytest.mark.parametrize("form", ["closure_convert", "cg in rows", "custom_root", "custom_vjp with constants"])
 def test_a_gradient_on_one_replica_is_that_of_plain_jax(two, form):
     def step(p, batch):
         def of(p):
@@ -143,7 +162,8 @@ def test_a_gradient_on_one_replica_is_that_of_plain_jax(two, form):
 
     [batch] = two.distribute_dataset([(X[:1], Y[:1])])
     (value, aux), gradients = two.run(step, args=(two.replicate(W), batch))
-    assert isinstance(value, rx.PerReplica) and isinstance(aux["rows"], rx.PerReplica)
+    assert isinstance(value, rx.PerReplica)
+    assert isinstance(aux["rows"], rx.PerReplica)
     np.testing.assert_allclose(aux["norm"], np.sum(np.square(W["w"])), rtol=1e-5)
     equal((two.reduce("sum", value, axis=None), gradients), expected(form, 1))
 

@@ -1,0 +1,47 @@
+"""`jax.lax.custom_linear_solve` in programs of replicas.
+
+JAX traces its functions with constants as they are (weights that all replicas have alike, say), and types these as
+varying afterwards, where the right-hand side varies. What derivatives and compilers then make of the functions is
+refused: for a type that no longer fits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from jax._src import core
+from jax._src.lax.control_flow import solves
+
+#: How JAX's versions call what types all of some values as varying: first 0.10.0's name.
+RETYPING = ("standard_insert_pvary", "auto_insert_reshard")
+
+_kept: contextvars.ContextVar[bool] = contextvars.ContextVar("constants_keep_their_types", default=False)
+
+
+def let_constants_keep_their_types() -> None:
+    """Makes `constants_keep_their_types` work, in this process. Without the names: JAX's errors about types."""
+
+    def as_they_are(retyped: Any) -> Any:
+        return lambda *values: values if _kept.get() else retyped(*values)
+
+    seen: Any = types.ModuleType(core.__name__)
+    seen.__getattr__ = lambda name: getattr(core, name)
+    for name in RETYPING:
+        if hasattr(core, name):
+            setattr(seen, name, as_they_are(getattr(core, name)))
+    if getattr(solves, "core", None) is core:
+        solves.core = seen
+
+
+@contextlib.contextmanager
+def constants_keep_their_types() -> Iterator[None]:
+    """Lets `custom_linear_solve` take operands as they are: parts of the right-hand side vary all, or none does."""
+    token = _kept.set(True)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
