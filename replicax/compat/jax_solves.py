@@ -1,8 +1,8 @@
 """`jax.lax.custom_linear_solve` in programs of replicas.
 
 JAX traces its functions with constants as they are (weights that all replicas have alike, say), and types these as
-varying afterwards, where the right-hand side varies. What derivatives and compilers then make of the functions is
-refused: for a type that no longer fits.
+varying afterwards, where the right-hand side varies. The functions no longer fit their operands then: JAX refuses to
+differentiate or to compile them.
 """
 
 from __future__ import annotations
