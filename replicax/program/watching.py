@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,7 @@ from replicax.typing import Leaf
 from replicax.values import PerReplica
 
 _WAY = object()
+_COMPARED = 1024  # bytes of a NumPy array, which may be changed in place; more would take too long before each step
 
 
 class Watched:
@@ -40,11 +42,12 @@ class Watched:
         self._places: dict[tuple[int, Callable[[Any, Any], Any], Any], int] = {}
         for each in found:
             # A thing that has a name is not watched at other places, too.
-            if each.named or (uses(each.value) and id(_array_of(each.value)) not in named) or is_of_flax(each.value):
-                self._watch(each)
+            used = uses(each.value)
+            if each.named or (used and id(_array_of(each.value)) not in named) or is_of_flax(each.value):
+                self._watch(each, used)
 
-    def _watch(self, found: Found) -> None:
-        wanted = _wanted(found.value)
+    def _watch(self, found: Found, used: bool) -> None:
+        wanted = _wanted(found.value, used)
         if wanted is _WAY:
             return
         place = 0
@@ -99,14 +102,25 @@ def _array_of(value: Leaf) -> Leaf:
     return value.stacked if isinstance(value, PerReplica) else value
 
 
-def _wanted(value: Leaf) -> object:
+def _wanted(value: Leaf, used: bool) -> object:
     """Returns how to remember what was found; a program must not keep objects alive that may lead to its function."""
+    # A NumPy array that no program uses may be a buffer that callbacks fill; one number is used as a literal.
+    if isinstance(value, np.ndarray) and (used or not value.ndim) and value.nbytes <= _COMPARED:
+        return _Contents(value, value.tobytes())
     if is_value(value) or isinstance(value, SETTINGS) or _is_pytree(value):
         return value
     try:
         return weakref.ref(value)
     except TypeError:
         return _WAY
+
+
+@dataclasses.dataclass(frozen=True)
+class _Contents:
+    """A NumPy array and what is in it."""
+
+    array: np.ndarray
+    contents: bytes
 
 
 def _is_pytree(value: Leaf) -> bool:
@@ -117,6 +131,8 @@ def _is_same(wanted: Leaf, now: Leaf) -> bool:
     """Returns whether something that was found counts as what was found before."""
     if isinstance(wanted, weakref.ref):
         return wanted() is now
+    if isinstance(wanted, _Contents):
+        return wanted.array is now and wanted.array.tobytes() == wanted.contents
     if is_value(wanted) or isinstance(wanted, SETTINGS):
         return _is_same_leaf(wanted, now)
     before, structure = jax.tree_util.tree_flatten(wanted)

@@ -132,6 +132,14 @@ def test_arrays_in_lists_and_objects_without_a_name_are_noticed_where_the_progra
     assert numbers(call(lambda x: x + take(held[0])), lambda x: setattr(held[0], "w", jnp.float32(x))) == [1, 5, 7]
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (16, 16)])
+@pytest.mark.parametrize("how", ["operand", "asarray"])
+def test_a_numpy_array_that_is_changed_in_place_is_noticed(call, shape, how):
+    w = np.zeros(shape, np.float32)
+    step = {"operand": lambda x: x + w, "asarray": lambda x: x + jnp.asarray(w)}[how]
+    assert numbers(call(step), lambda value: w.fill(value)) == [1.0, 5.0, 7.0]
+
+
 def test_modules_states_keys_and_variables_are_noticed(call):
     layer = equinox.nn.Linear(1, 1, key=jax.random.key(0))
     weight = lambda x: jnp.full((1, 1), x)  # noqa: E731
@@ -244,12 +252,16 @@ def test_another_container_with_the_same_arrays_is_the_same(call):
     assert times
 
 
-def test_lists_that_a_step_fills_are_no_reason(call):
-    seen, losses = [], []
+def test_lists_and_buffers_that_a_step_fills_are_no_reason(call):
+    seen, losses, last = [], [], np.zeros(3)
+
+    def keep(x):
+        losses.append(np.asarray(x))
+        last[:] = len(losses)
 
     def step(x):
         seen.append("traced")
-        jax.debug.callback(lambda x: losses.append(np.asarray(x)), x)
+        jax.debug.callback(keep, x)
         return x
 
     f = call(step)
