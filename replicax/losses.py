@@ -7,8 +7,10 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.checks import checked_array, is_int
+from replicax.compat.jax import vary
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.advice import advise
+from replicax.runtime.mesh import REPLICA_AXIS
 from replicax.strategies.ambient import get_replica_context, in_cross_replica_context
 from replicax.typing import Leaf, PyTree
 
@@ -56,17 +58,16 @@ def compute_average_loss(
         _advise_of_size(size, losses.shape[0])
     total = jnp.sum(losses)
     if isinstance(size, jax.Array):
-        return jnp.where(size == 0, jnp.zeros_like(total), total / jnp.where(size == 0, 1, size).astype(total.dtype))
-    return total / size if size else jnp.zeros_like(total)
+        mean = total / jnp.where(size == 0, 1, size).astype(total.dtype)
+        return _share(jnp.where(size == 0, jnp.zeros_like(total), mean))
+    return _share(total / size if size else jnp.zeros_like(total))
 
 
 def scale_regularization_loss(regularization_loss: PyTree) -> jax.Array:
     """Sums a regularization loss and divides it by the number of replicas, each of which adds it once.
 
-    Add it to the loss of the data and differentiate the sum: then the replicas' shares add up to the penalty.
-    `jax.grad` of the penalty alone is too small by the number of replicas, since JAX adds up the gradients only of what
-    differs between replicas; `rx.grad` adds them up in any case. In a micro-batch of `rx.accumulate_gradients` it is
-    that micro-batch's share, too.
+    The replicas' shares, and their gradients, add up to the penalty. In a micro-batch of `rx.accumulate_gradients` it
+    is that micro-batch's share, too.
 
     Raises:
         ContextError: Called in cross-replica context.
@@ -82,7 +83,12 @@ def scale_regularization_loss(regularization_loss: PyTree) -> jax.Array:
     total = sum(
         jnp.sum(checked_array("regularization_loss", part)) for part in jax.tree_util.tree_leaves(regularization_loss)
     )
-    return jnp.asarray(total) * float(context.current().part_of_rows) / _replicas()
+    return _share(jnp.asarray(total) * float(context.current().part_of_rows) / _replicas())
+
+
+def _share(part: jax.Array) -> jax.Array:
+    """Returns a replica's part of a sum over replicas, typed as its own: one that is equal on all counts on each."""
+    return vary(part, REPLICA_AXIS) if (context.current().manual_replicas or 1) > 1 else part
 
 
 def _global_rows(rows: int) -> int:

@@ -73,9 +73,9 @@ def test_in_cross_replica_context_the_size_must_be_given(mirrored):
 def test_a_regularization_loss_counts_once_over_all_replicas(mirrored):
     strategy = mirrored(2)
     assert float(rx.scale_regularization_loss([1.0, jnp.array([2.0, 3.0])])) == 6.0
-    share = strategy.run(lambda: rx.scale_regularization_loss([1.0, jnp.array([2.0, 3.0])]))
-    assert float(share) == 3.0
-    assert float(strategy.run(lambda: rx.scale_regularization_loss([]))) == 0.0
+    for parts, total in (([1.0, jnp.array([2.0, 3.0])], 6.0), ([], 0.0)):
+        share = strategy.run(lambda parts=parts: rx.scale_regularization_loss(parts))
+        assert float(strategy.reduce("sum", share)) == total
     with strategy.scope(), pytest.raises(ContextError, match=r"strategy\.run"):
         rx.scale_regularization_loss([1.0])
 
@@ -119,6 +119,27 @@ def test_a_penalty_in_one_loss_with_the_data_is_counted_once_by_each_kind_of_gra
     plain = two.run(lambda rows, w: jax.grad(loss)(w, rows), args=(rows, jnp.float32(2.0)))
     of_variable = two.run(lambda rows: rx.grad(lambda: loss(variable, rows), variable)(), args=(rows,))
     assert float(plain) == float(of_variable) == 2.5 + 4.0
+
+
+@pytest.mark.parametrize("where", ["argument", "captured", "jitted"])
+def test_shares_that_are_equal_on_all_replicas_add_up_in_each_kind_of_gradient(mirrored, where):
+    two, x, w = mirrored(2), np.arange(8, dtype="float32").reshape(4, 2), jnp.array([1.0, 2.0])
+    with two.scope():
+        variable = rx.Variable(w)
+    losses = {
+        "mean": (lambda w, x: rx.compute_average_loss(jnp.square(x @ w)), lambda w: jnp.mean(jnp.square(x @ w))),
+        "penalty": (lambda w, x: rx.scale_regularization_loss(jnp.sum(w * w)), lambda w: jnp.sum(w * w)),
+    }
+    for loss, plain in losses.values():
+        loss = jax.jit(loss) if where == "jitted" else loss
+        args = () if where == "captured" else (x,)
+        of_array = two.run(lambda w, x=x, loss=loss: jax.value_and_grad(loss)(w, x), args=(w, *args))
+        of_variable = two.run(
+            lambda x=x, loss=loss: rx.value_and_grad(lambda: loss(variable.value, x), variable)(), args=args
+        )
+        for value, gradient in (of_array, of_variable):
+            np.testing.assert_allclose(two.reduce("sum", value), plain(w), rtol=1e-6)
+            np.testing.assert_allclose(gradient, jax.grad(plain)(w), rtol=1e-6)
 
 
 def test_a_batch_that_was_not_distributed_is_refused():
