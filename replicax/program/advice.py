@@ -65,8 +65,20 @@ def advise_of_uncompressed(strategy: Host | None, compression: object) -> None:
     )
 
 
-def advise_of_local_mean(strategy: Host | None, name: str, found: LocalMean, replicas: int) -> None:
+def advise_of_local_mean(
+    strategy: Host | None, name: str, found: LocalMean, replicas: int, is_distributed: bool
+) -> None:
     """Says that the gradients of a step are too large by the number of replicas."""
+    if not is_distributed:
+        advise(
+            strategy,
+            f"the rows of {name}",
+            f"The gradients in {name} are {replicas} times too large: none of its arguments is a distributed batch, so "
+            f"each of {replicas} replicas computes the mean over all rows, and rx.value_and_grad sums their gradients. "
+            "Pass batches of strategy.distribute_dataset(...), and divide by the global number of rows: "
+            "rx.compute_average_loss.",
+        )
+        return
     how = "the number that it computes from its own rows" if found.divisor is None else f"{found.divisor:g}"
     advise(
         strategy,

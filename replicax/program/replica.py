@@ -268,7 +268,10 @@ class ReplicaCall:
         """Looks for what the traced function computes, but is hardly meant."""
         if self.replicas == 1 or not self.in_replica_context:
             return
-        top, search = scope_of(site.program, site.placeholders), Search(self._batch_rows(), self.replicas)
+        batches = self._batch_rows()
+        is_distributed = any(rows is not None for rows in batches)
+        rows = batches if is_distributed else [next(iter(np.shape(array)), None) for array in self._arrays]
+        top, search = scope_of(site.program, site.placeholders), Search(rows, self.replicas)
         for total in find_not_summable(top) if site.accumulators else ():
             advise_of_total(self.strategy, site.name, site.accumulators[total.number], total)
         whole = self._whole_elements(site)
@@ -276,7 +279,7 @@ class ReplicaCall:
             advise_of_whole_state(self.strategy, site.name, whole)
         found = find_local_mean(top, search, self.replicas) or find_summed_mean(top, search, self.replicas)
         if found is not None:
-            advise_of_local_mean(self.strategy, site.name, found, self.replicas)
+            advise_of_local_mean(self.strategy, site.name, found, self.replicas, is_distributed)
 
     def _whole_elements(self, site: ReplicaProgram) -> int:
         """Returns how many elements of a state every device holds whole, where the strategy cuts and none is cut."""

@@ -21,7 +21,7 @@ def new():
     return lambda count: rx.MirroredStrategy([f"cpu:{i}" for i in range(count)])
 
 
-def gradients_of(strategy, loss_of, rows=16, columns=3, runs=True, **options):
+def gradients_of(strategy, loss_of, rows=16, columns=3, runs=True, distributes=True, **options):
     """Differentiates a loss of predictions and targets of shape `(rows, columns)`; returns dL/dw."""
     with strategy.scope():
         w = rx.Variable(jnp.ones((2, columns)))
@@ -36,7 +36,7 @@ def gradients_of(strategy, loss_of, rows=16, columns=3, runs=True, **options):
 
     rng = np.random.default_rng(0)
     data = rng.normal(size=(rows, 2)).astype("float32"), rng.normal(size=(rows, columns)).astype("float32")
-    (batch,) = strategy.distribute_dataset([data])
+    (batch,) = strategy.distribute_dataset([data]) if distributes else [data]
     if runs:
         return np.asarray(strategy.run(step, args=(batch,))[0])
     return rx.function(lambda batch: strategy.run(step, args=(batch,))).lower(batch)  # traced, not compiled
@@ -128,6 +128,24 @@ def test_a_mean_over_the_replicas_rows_is_told_with_the_factor_and_the_cure(new,
     assert record.levelno == logging.WARNING
     for text in ("gradients_of.<locals>.step", "2 times too large", "compute_average_loss", 'aggregation="mean"'):
         assert text in record.getMessage()
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if name != "masked"])
+def test_a_mean_over_rows_that_all_replicas_have_is_told(new, caplog, name):
+    alone = gradients_of(rx.OneDeviceStrategy("cpu:0"), WRONG[name], distributes=False)
+    assert not caplog.records
+    summed = gradients_of(new(2), WRONG[name], distributes=False)
+    np.testing.assert_allclose(summed, 2 * alone, rtol=2e-2, atol=1e-4)
+    (record,) = caplog.records
+    for text in ("gradients_of.<locals>.step", "2 times too large", "distribute_dataset"):
+        assert text in record.getMessage()
+
+
+def test_right_losses_of_rows_that_all_replicas_have_are_not_complained_about(new, caplog):
+    for name, loss in right(2 * 16, 2).items():
+        if name != "masked":  # It sums what is equal already, and is refused.
+            gradients_of(new(2), loss, distributes=False, runs=False)
+    assert not caplog.records
 
 
 def mean_over_replicas(gradient):
