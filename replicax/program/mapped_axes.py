@@ -46,7 +46,7 @@ def _over_axes(original: PyTreeFunction, over_rows: Callable[..., PyTree]) -> Py
     @functools.wraps(original)
     def call(x: PyTree, axis_name: Hashable, *args: PyTree, **kwargs: PyTree) -> PyTree:
         mapped, others = _kinds(axis_name)
-        if not mapped or args or kwargs:
+        if not mapped or args or _asks_for_more(kwargs):
             return original(x, axis_name, *args, **kwargs)
         rest = functools.partial(original, axis_name=others) if others else lambda x: x
         return over_rows(x, mapped, others, rest)
@@ -97,7 +97,7 @@ def _gathered(original: PyTreeFunction) -> PyTreeFunction:
         x: PyTree, axis_name: Hashable, *args: PyTree, axis: int = 0, tiled: bool = False, **kwargs: PyTree
     ) -> PyTree:
         mapped, others = _kinds(axis_name)
-        if len(mapped) != 1 or others or kwargs:
+        if len(mapped) != 1 or others or _asks_for_more(kwargs):
             return original(x, axis_name, axis=axis, tiled=tiled, **kwargs)
 
         def gathered(leaf: jax.typing.ArrayLike) -> jax.Array:
@@ -107,6 +107,11 @@ def _gathered(original: PyTreeFunction) -> PyTreeFunction:
         return jax.tree_util.tree_map(gathered, x)
 
     return all_gather
+
+
+def _asks_for_more(options: dict[str, PyTree]) -> bool:
+    """Returns whether a collective is given options; flax spells out that there are no `axis_index_groups`."""
+    return any(value is not None for value in options.values())
 
 
 def _kinds(axis_name: Hashable) -> tuple[tuple[Hashable, ...], tuple[Hashable, ...]]:

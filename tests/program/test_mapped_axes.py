@@ -27,6 +27,7 @@ COLLECTIVES = {
     "psum": lambda h: h - jax.lax.psum(h, "t"),
     "pmean": lambda h: h - jax.lax.pmean(h, "t"),
     "pmean of a tree": lambda h: h - jax.lax.pmean({"a": (h, 2 * h)}, axis_name="t")["a"][1],
+    "pmean as flax calls it": lambda h: h - jax.lax.pmean(h, axis_name="t", axis_index_groups=None),
     "pmax": lambda h: h / (1 + jnp.abs(jax.lax.stop_gradient(jax.lax.pmax(jax.lax.stop_gradient(h), "t")))),
     "pmin": lambda h: h + jax.lax.pmin(jax.lax.stop_gradient(h), "t"),
     "all_gather": lambda h: h + jnp.tanh(jax.lax.all_gather(h, "t")).sum(0),
@@ -60,8 +61,10 @@ def test_rows_and_replicas_together_are_all_rows(mirrored, name):
     expected = jax.vmap(lambda x: x + getattr(jax.lax, name)(x, "rows"), axis_name="rows")(X)
     [batch] = three.distribute_dataset([X])
 
+    axes = ("rows", "replica")
+
     def step(x):
-        return jax.vmap(lambda x: x + getattr(jax.lax, name)(x, ("rows", "replica")), axis_name="rows")(x)
+        return jax.vmap(lambda x: x + getattr(jax.lax, name)(x, axes, axis_index_groups=None), axis_name="rows")(x)
 
     found = three.gather(three.run(step, args=(batch,)), axis=0)
     np.testing.assert_allclose(found, expected, rtol=1e-5)

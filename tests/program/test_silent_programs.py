@@ -12,7 +12,7 @@ for package in ("equinox", "flax", "optax"):  # Those that the programs import.
     pytest.importorskip(package)
 
 #: Of each framework, and with each mistake.
-SEEDS = (100, 101, 103, 105, 106, 120, 125, 140, 142, 303)
+SEEDS = (100, 101, 103, 105, 106, 109, 112, 121, 129, 132, 185, 319)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_many_programs_do(first):
 
 
 def test_the_judge_finds_what_is_wrong():
-    program = drawn(101)
+    program = drawn(100)
     text = program.text.replace("rx.compute_average_loss(", "2 * rx.compute_average_loss(")
     assert text != program.text
     assert judged(dataclasses.replace(program, text=text)).is_silent

@@ -125,7 +125,9 @@ def _outcome(program: Program, text: str) -> list[tuple[str, Any]]:
         exec(compile(text, f"<program {program.seed}>", "exec"), module.__dict__)
         found = module.main()
         leaves = jax.tree_util.tree_flatten_with_path(found, is_leaf=lambda leaf: isinstance(leaf, rx.PerReplica))[0]
-        return [(jax.tree_util.keystr(path), _value(leaf)) for path, leaf in leaves if not callable(leaf)]
+        named = [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves if not callable(leaf)]
+        # The axes of a layer are others in replicas.
+        return [(path, _value(leaf)) for path, leaf in named if ".axis_name" not in path]
     finally:
         del sys.modules[module.__name__]
 

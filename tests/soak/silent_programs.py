@@ -106,6 +106,16 @@ class _Draw:
         self.mistake = self.named(mistake)
         return True
 
+    def batches(self) -> str:
+        """Returns what the loop takes its batches from; perhaps those that nobody has distributed.
+
+        Other averages would be right, of a loss that is reported too large: every replica's counts.
+        """
+        averages = {"global size", "default size", "weighted", "weighted rows", "reduced"}
+        if averages & set(self.names) and self.wrong("not distributed", 0.2):
+            return "batches"
+        return "strategy.distribute_dataset(batches)"
+
     def head(self) -> str:
         """Returns what stands above each program."""
         fields = {
@@ -229,6 +239,13 @@ _BODIES: dict[str, tuple[str, str]] = {
     ),
     "tied": ("[(8, 6), (6, 3)]", "return jnp.tanh(jnp.tanh(x @ w[0]) @ w[0].T) @ w[0] @ w[1], extra"),
     "frozen": (_SMALL, "return jnp.tanh(x @ jax.lax.stop_gradient(w[0]) + w[1]) @ w[2] + w[3], extra"),
+    "frozen by a branch": (
+        _SMALL,
+        """
+        frozen = jax.lax.cond(extra["step"] % 2 == 0, lambda: jax.lax.stop_gradient(w[0]), lambda: w[0])
+        return jnp.tanh(x @ frozen + w[1]) @ w[2] + w[3], extra
+        """,
+    ),
     "rows by vmap": (_SMALL, "return jax.vmap(lambda r: jnp.tanh(r @ w[0] + w[1]) @ w[2] + w[3])(x), extra"),
     "rows by vmap with an axis": (
         _SMALL,
@@ -480,6 +497,13 @@ _LINEN = {
         x = nn.BatchNorm(use_running_average=False, momentum=0.9, epsilon=1e-2, axis_name=axis)(nn.Dense(6, use_bias=False)(x))
         x = nn.Dense(3)(jnp.tanh(x))
     """,
+    "BatchNorm of single rows": """
+        axis = "rows"
+        axis = ("rows", "replica")  # +
+        axis = None if self.is_initializing() else axis
+        x = nn.BatchNorm(use_running_average=False, momentum=0.9, epsilon=1e-2, axis_name=axis)(nn.Dense(6, use_bias=False)(x))
+        x = nn.Dense(3)(jnp.tanh(x))
+    """,
     "remat": "x = nn.Dense(3)(nn.remat(nn.Dense)(6)(x))",
     "scan": """
         layer = nn.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
@@ -507,7 +531,15 @@ def _linen_model(draw: _Draw) -> str:
         return out, {**extra, "stats": new["batch_stats"]}
     return net.apply({"params": params}, x), extra
 """
-    if mutable and name != "BatchNorm":
+    if name == "BatchNorm of single rows":
+        apply = """
+    def row(r):
+        return net.apply({"params": params, "batch_stats": extra["stats"]}, r, mutable=["batch_stats"])
+
+    out, new = jax.vmap(row, out_axes=(0, None), axis_name="rows")(x)
+    return out, {**extra, "stats": new["batch_stats"]}
+"""
+    elif mutable and name != "BatchNorm":
         apply = "\n    return net.apply(dict(params=params), x), extra\n"
     return f"""
 class Layer(nn.Module):
@@ -572,6 +604,10 @@ _EQUINOX = {
         "net[1](jax.vmap(net[0])(jnp.clip(jnp.abs(x) * 3, 0, 4).astype(jnp.int32)).mean(0))",
     ),
     "PReLU": ("[eqx.nn.PReLU(0.2), eqx.nn.Linear(8, 3, key=key)]", "net[1](net[0](x))"),
+    "BatchNorm": (
+        "[eqx.nn.Linear(8, 6, use_bias=False, key=key), eqx.nn.BatchNorm(6, AXES, 1e-2, mode='batch'), eqx.nn.Linear(6, 3, key=key)]",
+        "net[2](jnp.tanh(normalised))",
+    ),
     "stacked": (
         "[eqx.filter_vmap(lambda k: eqx.nn.Linear(8, 8, key=k))(jax.random.split(key, 3)), eqx.nn.Linear(8, 3, key=key)]",
         "net[1](through(net[0], x))",
@@ -593,13 +629,41 @@ _EQUINOX_FIELDS = {
 
 
 def _equinox_model(draw: _Draw) -> str:
-    layer, call = _EQUINOX[draw.named(draw.of(list(_EQUINOX)))]
+    name = draw.named(draw.of(list(_EQUINOX)))
+    layer, call = _EQUINOX[name]
     fields = draw.chance.sample(list(_EQUINOX_FIELDS), draw.chance.randint(0, 3))
     out = call.replace("net", "self.net")
-    for name in fields:
-        draw.named(f"field {name}")
-        out = _EQUINOX_FIELDS[name][1].format(f"({out})")
-    declared = "\n".join(f"    {_EQUINOX_FIELDS[name][0]}" for name in fields)
+    for field in fields:
+        draw.named(f"field {field}")
+        out = _EQUINOX_FIELDS[field][1].format(f"({out})")
+    declared = "\n".join(f"    {_EQUINOX_FIELDS[field][0]}" for field in fields)
+    if name == "BatchNorm":
+        return f"""
+AXES = "rows"
+AXES = ("rows", "replica")  # +
+
+
+class Net(eqx.Module):
+    net: Any
+{declared}
+
+    def __call__(self, x, state):
+        normalised, state = self.net[1](self.net[0](x), state)
+        return {out}, state
+
+
+key = jax.random.key(0)
+MODEL, STATS = eqx.nn.make_with_state(lambda: Net({layer}))()
+
+
+def init():
+    return MODEL
+
+
+def forward(model, extra, x):
+    out, state = jax.vmap(model, axis_name="rows", in_axes=(0, None), out_axes=(0, None))(x, extra["stats"])
+    return out, {{**extra, "stats": state}}
+"""
     return f"""
 def through(layers, x):
     arrays, static = eqx.partition(layers, eqx.is_array)
@@ -805,6 +869,13 @@ _AFTER = {
     whether = jax.lax.pmax(whether.astype(jnp.int8), "replica") > 0  # +
     grads = jax.lax.cond(whether, lambda: grads, lambda: jax.tree.map(lambda g: 0.5 * g, grads))
     new = {**new, "whether": whether}""",
+    "mean of integers": """
+    hits = jnp.sum(jnp.argmax(out, -1) == fields(batch)[2])
+    # - hits = hits.astype(jnp.float32)
+    hits = rx.get_replica_context().all_reduce("mean", hits) * jax.lax.psum(1, "replica")  # +
+    new = {**new, "mean of integers": hits}""",
+    "no steps at first": """
+    grads = jax.lax.cond(extra["step"] < 1, lambda: jax.tree.map(jnp.zeros_like, grads), lambda: grads)""",
     "skipped where not finite": """
     finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(g)) for g in floats(grads)]))
     grads = jax.tree.map(lambda g: jnp.where(finite, g, 0.0), grads)""",
@@ -845,12 +916,18 @@ def _step(draw: _Draw, is_equinox: bool) -> str:
     trained = "eqx.filter(params, eqx.is_inexact_array)" if is_equinox else "params"
     if numbers:
         draw.named("a number in the tree")
-    stats = '\n    if STATS is not None:\n        extra["stats"] = STATS' if draw.names[3] == "linen" else ""
+    stats = (
+        '\n    if STATS is not None:\n        extra["stats"] = STATS'
+        if {"linen", "BatchNorm"} & set(draw.names)
+        else ""
+    )
     mean = ', "mean": jnp.zeros(6)' if "batch statistics" in draw.names else ""
     if after == "average of weights":
         mean += ', "average": floats(params)'
     elif after.startswith("hits"):
         mean += ', "hits": jnp.int32(0)'
+    elif after == "mean of integers":
+        mean += ', "mean of integers": jnp.float32(0)'
     elif after == "largest":
         mean += ', "largest": jnp.float32(0)'
     elif after == "whether":
@@ -1049,9 +1126,9 @@ def _main(draw: _Draw, is_equinox: bool) -> str:
     before, setup, plain, ours = _FORMS[form]
     if form in _CAPTURED and not draw.mistake:
         draw.mistake = "captured"
-    data = "strategy.distribute_dataset(batches)"
-    if "global size" in draw.names and draw.wrong("not distributed", 0.2):
-        data = "batches"
+    data = draw.batches()
+    if data == "batches":
+        pass
     elif draw.chance.random() < 0.2:
         data = "strategy.distribute_dataset(iter(batches))"
     elif draw.chance.random() < 0.1:
@@ -1106,7 +1183,7 @@ def _of_linen(draw: _Draw) -> str:
     model = _linen_model(draw)
     return (
         model
-        + _loss(draw, "jax.grad", "BatchNorm" in draw.names)
+        + _loss(draw, "jax.grad", any("BatchNorm" in name for name in draw.names))
         + _optimizer(draw)
         + _step(draw, False)
         + _main(draw, False)
@@ -1115,7 +1192,8 @@ def _of_linen(draw: _Draw) -> str:
 
 def _of_equinox(draw: _Draw) -> str:
     model = _equinox_model(draw)
-    return model + _loss(draw, "eqx.filter_grad") + _optimizer(draw) + _step(draw, True) + _main(draw, True)
+    loss = _loss(draw, "eqx.filter_grad", "BatchNorm" in draw.names)
+    return model + loss + _optimizer(draw) + _step(draw, True) + _main(draw, True)
 
 
 _NNX = {
@@ -1189,11 +1267,7 @@ def _of_nnx(draw: _Draw) -> str:
     how = "mean" if "reported as a mean" in draw.names else "sum"
     row = _ROW_LOSSES[draw.named(draw.of(list(_ROW_LOSSES)))]
     optimizer = draw.named(draw.of(["optax.sgd(0.1, momentum=0.9)", "optax.adam(1e-2, eps=1e-2)"]))
-    data = (
-        "batches"
-        if "global size" in draw.names and draw.wrong("not distributed", 0.2)
-        else "strategy.distribute_dataset(batches)"
-    )
+    data = draw.batches()
     count = "\n        self.calls[...] += 1" if counts else ""
     return f"""
 
@@ -1325,11 +1399,7 @@ def _of_keras_loop(draw: _Draw) -> str:
         "rx.function": "outer(batch)",
         "self": "strategy.run(trainer.step, args=(batch,))",
     }[form]
-    data = (
-        "batches"
-        if "global size" in draw.names and draw.wrong("not distributed", 0.2)
-        else "strategy.distribute_dataset(batches)"
-    )
+    data = draw.batches()
     extra_before = extra = ""
     if draw.wrong("varying variable", 0.06):
         extra_before = '    seen = rx.Variable(0.0, name="seen")  # +\n'
