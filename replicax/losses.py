@@ -7,10 +7,9 @@ import jax.numpy as jnp
 
 import replicax.context as context
 from replicax.checks import checked_array, is_int
-from replicax.compat.jax import vary
 from replicax.errors import ArgumentError, ContextError
 from replicax.program.advice import advise
-from replicax.runtime.mesh import REPLICA_AXIS
+from replicax.program.scales import share_of_sum
 from replicax.strategies.ambient import get_replica_context, in_cross_replica_context
 from replicax.typing import Leaf, PyTree
 
@@ -59,8 +58,8 @@ def compute_average_loss(
     total = jnp.sum(losses)
     if isinstance(size, jax.Array):
         mean = total / jnp.where(size == 0, 1, size).astype(total.dtype)
-        return _share(jnp.where(size == 0, jnp.zeros_like(total), mean))
-    return _share(total / size if size else jnp.zeros_like(total))
+        return share_of_sum(jnp.where(size == 0, jnp.zeros_like(total), mean))
+    return share_of_sum(total / size if size else jnp.zeros_like(total))
 
 
 def scale_regularization_loss(regularization_loss: PyTree) -> jax.Array:
@@ -83,12 +82,7 @@ def scale_regularization_loss(regularization_loss: PyTree) -> jax.Array:
     total = sum(
         jnp.sum(checked_array("regularization_loss", part)) for part in jax.tree_util.tree_leaves(regularization_loss)
     )
-    return _share(jnp.asarray(total) * float(context.current().part_of_rows) / _replicas())
-
-
-def _share(part: jax.Array) -> jax.Array:
-    """Returns a replica's part of a sum over replicas, typed as its own: one that is equal on all counts on each."""
-    return vary(part, REPLICA_AXIS) if (context.current().manual_replicas or 1) > 1 else part
+    return share_of_sum(jnp.asarray(total) * float(context.current().part_of_rows) / _replicas())
 
 
 def _global_rows(rows: int) -> int:

@@ -19,7 +19,8 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 
-from replicax.compat.jax import axes_of_type, is_random_key
+import replicax.context as context
+from replicax.compat.jax import axes_of_type, is_random_key, vary
 from replicax.compat.jax_equations import bind
 from replicax.compat.jax_names import (
     ARITHMETIC,
@@ -59,6 +60,11 @@ def marked_as_summed_loss(loss: jax.Array) -> jax.Array:
     """Returns `loss` so that the program shows that its gradients are summed over replicas. It costs nothing."""
     marked: jax.Array = checkpoint_name(loss, _SUMMED_LOSS)
     return marked
+
+
+def share_of_sum(part: jax.Array) -> jax.Array:
+    """Returns a replica's part of a sum over replicas, typed as its own: one that is equal on all counts on each."""
+    return vary(part, REPLICA_AXIS) if (context.current().manual_replicas or 1) > 1 else part
 
 
 def scope_of(program: jex_core.ClosedJaxpr, placeholders: Sequence[jax.Array]) -> ProgramScope:
